@@ -1,0 +1,45 @@
+# Every target sets the machine up first: scripts/setup.sh does nothing when that is done already.
+BIN = JAVA_HOME="$$(cat .venv/java-home)" .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast test-all check bench bench-full zip clean
+
+help: ## Show this help
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+
+setup: ## Set the machine up: .venv, pinned packages, jars
+	@scripts/setup.sh
+
+demo: setup ## Start a real Kafka, simulate games, land them in Delta tables, show what landed where
+	@$(BIN)/python -m router_demo
+
+test: setup ## Run the tests, all but the slow ones
+	@$(BIN)/pytest -m "not slow"
+
+test-fast: setup ## Run the tests that need no Java: seconds
+	@$(BIN)/pytest -m "not spark and not slow"
+
+test-all: setup ## Run all tests, the slow ones too
+	@$(BIN)/pytest
+
+check: setup ## Check style, formatting, types and the direction of imports
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: setup ## Measure a short version of the benchmarks: under ten minutes
+	@$(BIN)/python -m benchmarks
+
+bench-full: setup ## Measure everything, baselines included
+	@$(BIN)/python -m benchmarks --full
+
+zip: setup ## Build dist/*.whl and the same as spark_event_router.zip for spark-submit --py-files
+	@rm -rf dist
+	@$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+	@cp dist/*.whl dist/spark_event_router.zip
+	@ls -l dist
+
+clean: ## Remove what can be made again; .venv and the fetched jars stay
+	@rm -rf artifacts build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache spark-warehouse
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,86 @@
+"""What is measured: a cell is one contender on one topic in one way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["warm", "cold", "single"]
+Sample = Literal["", "workers", "driver"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Name one thing to measure; equal cells of several measurements run once.
+
+    `mode` says how: `warm` runs 1 + `repeat` times in one session and its figure leaves the first out, `cold` starts
+    `repeat` fresh processes, `single` is one run in one process, for what is sampled rather than timed.
+    `rows_per_batch` of 0 means that all events come in one batch.
+    """
+
+    subject: str
+    mode: Mode
+    events: int
+    games: int
+    partitions: int = 4
+    repeat: int = 1
+    rows_per_batch: int = 0
+    sample: Sample = ""
+    feed: str = "json"
+    options: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Return the name of this cell in results; `repeat` is no part of it."""
+        parts = [self.mode, self.subject, self.feed, f"{self.events}ev", f"{self.games}t", f"{self.partitions}p"]
+        parts += [f"{self.rows_per_batch}rows"] if self.rows_per_batch else []
+        parts += [self.sample] if self.sample else []
+        parts += [f"{name}={value}" for name, value in self.options]
+        return "/".join(parts)
+
+    @property
+    def processes(self) -> int:
+        """Return how many processes this cell starts, one after the other."""
+        return self.repeat if self.mode == "cold" else 1
+
+    @property
+    def runs(self) -> int:
+        """Return how often one process of this cell does the work."""
+        return 1 + self.repeat if self.mode == "warm" else 1
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Say how much is measured: the short version or everything."""
+
+    events: int
+    repeat: int
+    full: bool
+    timeout: float
+
+    def of_size(self, short: tuple[int, ...], full: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the points of a measurement at this scale."""
+        return full if self.full else short
+
+    def warm(self, subject: str, games: int, partitions: int = 4) -> Cell:
+        """Return the usual warm cell: all events in one batch."""
+        # One warm run is enough where a single one takes ten minutes: its relative noise is small.
+        repeat = 1 if subject != "router" and games >= 1000 else self.repeat
+        return Cell(subject, "warm", self.events, games, partitions, repeat)
+
+    def cold(self, subject: str, games: int) -> Cell:
+        """Return the usual cold cell: a fresh process each time."""
+        return Cell(subject, "cold", self.events, games, repeat=self.repeat)
+
+
+SHORT = Scale(events=300_000, repeat=1, full=False, timeout=300)
+FULL = Scale(events=1_000_000, repeat=3, full=True, timeout=5400)
+
+
+def distinct(cells: list[Cell]) -> list[Cell]:
+    """Return each cell once, in order of first mention, with the largest `repeat` asked for."""
+    chosen: dict[str, Cell] = {}
+    for cell in cells:
+        known = chosen.get(cell.key)
+        chosen[cell.key] = cell if known is None or cell.repeat > known.repeat else known
+    return list(chosen.values())

@@ -1,0 +1,23 @@
+"""The events of a benchmark topic: one module per kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Describe a kind of event.
+
+    `values(events, games, seed)` yields each value with the name of its table; `schema` is the DDL of the decoded
+    event; `decode` is what the router's configuration says under `decode:`.
+    """
+
+    name: str
+    schema: str
+    values: Callable[[int, int, int], Iterator[tuple[bytes, str]]]
+    decode: dict[str, Any] = field(default_factory=dict)

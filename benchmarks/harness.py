@@ -1,0 +1,95 @@
+"""Measure one cell: produce its topic, start its processes, count what they left, note who disturbed."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.checkpoints import batches_done, processing_seconds
+from benchmarks.discovery import feeds, modules, subjects
+from benchmarks.machine import Neighbours
+from benchmarks.processes import run_command
+from benchmarks.results import CellResult
+from benchmarks.runs import Job, Run, Task, read_runs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.cells import Cell
+    from benchmarks.processes import Ended
+    from benchmarks.topics import Topics
+
+
+def measure(cell: Cell, topics: Topics, timeout: float, logs: Path) -> CellResult:
+    """Return the runs of a cell, each verified.
+
+    `timeout` is in seconds and per process. What a process said is kept in `logs` when a run has a problem.
+    """
+    topic = topics.of(cell)
+    feed = feeds()[cell.feed]
+    runs: list[Run] = []
+    with Neighbours() as neighbours:
+        for _ in range(cell.processes):
+            with tempfile.TemporaryDirectory(prefix="router-benchmark-", ignore_cleanup_errors=True) as folder:
+                source = (topics.servers, topic.name, feed.schema, feed.decode)
+                numbers = (cell.events, cell.games, cell.partitions, cell.rows_per_batch or cell.events)
+                task = Task(*source, *numbers, topic.expected, folder, dict(cell.options))
+                done = _process(cell, task, timeout)
+                _keep_output(cell, done, Path(folder), logs)
+                runs += done
+    return CellResult(cell, tuple(runs), neighbours.load, neighbours.foreign_cores)
+
+
+def _keep_output(cell: Cell, runs: list[Run], folder: Path, logs: Path) -> None:
+    if any(run.problem for run in runs):
+        logs.mkdir(parents=True, exist_ok=True)
+        for output in folder.rglob("output.log"):
+            shutil.copy(output, logs / f"{cell.key.replace('/', '_')}.log")
+
+
+def _process(cell: Cell, task: Task, timeout: float) -> list[Run]:
+    command = subjects()[cell.subject].command if cell.mode == "cold" else None
+    return [_by_command(cell, task.nth(0), command, timeout)] if command else _by_worker(cell, task, timeout)
+
+
+def _by_command(cell: Cell, task: Task, command: Callable[[Task], list[str]], timeout: float) -> Run:
+    Path(task.folder).mkdir(parents=True)
+    ended = run_command(command(task), Path(task.folder, "output.log"), timeout)
+    seconds = processing_seconds(task.checkpoint) or ended.seconds
+    run = Run(seconds, process_seconds=ended.seconds, batches=batches_done(task.checkpoint), problem=ended.problem())
+    return verified(cell, task, run)
+
+
+def _by_worker(cell: Cell, task: Task, timeout: float) -> list[Run]:
+    folder = Path(task.folder)
+    job = Job(cell.subject, modules()[cell.subject], task, cell.runs, cell.sample, str(folder / "runs.jsonl"))
+    job.write(folder / "job.json")
+    command = [sys.executable, "-m", "benchmarks.worker", str(folder / "job.json")]
+    ended = run_command(command, folder / "output.log", timeout)
+    runs = [verified(cell, task.nth(number), run) for number, run in enumerate(read_runs(Path(job.results)))]
+    runs += _missing(cell, len(runs), ended)
+    alone = ended.seconds if cell.mode == "cold" else None
+    for number in range(cell.runs):
+        shutil.rmtree(task.nth(number).folder, ignore_errors=True)
+    return [replace(run, process_seconds=alone) for run in runs]
+
+
+def _missing(cell: Cell, done: int, ended: Ended) -> list[Run]:
+    """Return a run with the reason in place of those that a process did not come to."""
+    problem = ended.problem() or ("it ended too early" if done < cell.runs else "")
+    return [Run(0.0, first=False, problem=problem)] if problem else []
+
+
+def verified(cell: Cell, task: Task, run: Run) -> Run:
+    """Return the run with a problem in it when its result is wrong or cannot be counted."""
+    if run.problem:
+        return run
+    try:
+        wrong = subjects()[cell.subject].verify(task, run)
+    except Exception as error:  # whatever a broken lake makes the readers raise is the finding
+        wrong = f"the result cannot be counted: {type(error).__name__}: {error}"[:600]
+    return replace(run, problem=wrong and f"wrong result: {wrong}")

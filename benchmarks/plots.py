@@ -1,0 +1,78 @@
+"""Draw the charts of a report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+
+    from benchmarks.measurements import Chart
+
+COLOURS = ("#0b6e99", "#d9730d", "#6c6a66", "#8a4fa8")
+INK = "#37352f"
+FAINT = "#dedcd7"
+
+
+def draw(chart: Chart, path: Path) -> None:
+    """Write a chart as PNG."""
+    figure = Figure(figsize=(8, 4.5), dpi=150)
+    FigureCanvasAgg(figure)  # pyplot would look for a screen
+    axes = figure.subplots()
+    for (label, points), colour in zip(chart.lines.items(), COLOURS, strict=False):
+        _line(axes, chart, label, points, colour)
+    _axes(axes, chart)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _line(axes: Axes, chart: Chart, label: str, points: list[tuple[int, float]], colour: str) -> None:
+    if not points:
+        return
+    across, values = zip(*points, strict=True)
+    axes.plot(across, values, color=colour, marker="o", markersize=6, linewidth=2.2, clip_on=False, zorder=3)
+    for x, y in points:
+        shift = (0, 9) if _room_above(chart, x, y) else (0, -16)
+        _text(axes, _thousands(y), (x, y), shift, ha="center", fontsize=9, color=colour)
+    _text(axes, label, points[-1], (14, 0), va="center", fontsize=10.5, fontweight="bold", color=colour)
+
+
+def _room_above(chart: Chart, x: int, y: float) -> bool:
+    """Say whether a figure goes above its point: on the highest line, and where the axis is too near below."""
+    every = [value for points in chart.lines.values() for _, value in points]
+    here = [value for points in chart.lines.values() for place, value in points if place == x]
+    return y == max(here) or y < 0.1 * max(every)
+
+
+def _text(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **look: Any) -> None:
+    axes.annotate(text, at, xytext=shift, textcoords="offset points", annotation_clip=False, **look)
+
+
+def _axes(axes: Axes, chart: Chart) -> None:
+    ticks = sorted({x for points in chart.lines.values() for x, _ in points})
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [f"{tick:,}".replace(",", " ") for tick in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _thousands(value)))
+    highest = max(y for points in chart.lines.values() for _, y in points)
+    axes.set_ylim(0, highest * 1.18)
+    # Room to the right of the last point for the names of the lines, which take the place of a legend.
+    axes.set_xlim(ticks[0] / 1.15, ticks[-1] * (ticks[-1] / ticks[0]) ** 0.32 if len(ticks) > 1 else ticks[-1] * 2)
+    axes.set_xlabel(f"{chart.across} (log scale)", color=INK)
+    axes.set_ylabel("events per second", color=INK)
+    axes.set_title(chart.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=14)
+    axes.grid(axis="y", color=FAINT, linewidth=0.8)
+    axes.tick_params(colors=INK, length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(FAINT)
+
+
+def _thousands(value: float) -> str:
+    return f"{value / 1000:.0f}k" if value >= 10_000 else f"{value / 1000:.1f}k" if value >= 100 else f"{value:.0f}"

@@ -1,0 +1,83 @@
+"""Run a command in a process session of its own, with a time limit, and leave nothing of it behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Waits for the end of its standard input, which comes however this process ends, even by SIGKILL.
+_WATCHDOG = 'read -r _; kill -9 -- "-$0" 2>/dev/null'
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Say how a command ended: `code` is None when its time was up."""
+
+    seconds: float
+    code: int | None
+    output: Path
+
+    def problem(self) -> str:
+        """Return what went wrong, with the last line of the output, or ""."""
+        if self.code == 0:
+            return ""
+        how = "the time was up" if self.code is None else f"ended with code {self.code}"
+        lines = [line.strip() for line in self.output.read_text(errors="replace").splitlines() if line.strip()]
+        return f"{how} after {self.seconds:.0f} s: {lines[-1][:300] if lines else 'it said nothing'}"
+
+
+def run_command(command: list[str], output: Path, timeout: float) -> Ended:
+    """Run a command with its output in a file; kill it and all it started when it ends or `timeout` seconds are up."""
+    os.sync()  # what was written before must not go to disk on this command's time
+    began = time.perf_counter()
+    with output.open("wb") as lines, _session(command, lines.fileno()) as process:
+        try:
+            code: int | None = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            code = None
+        seconds = time.perf_counter() - began
+    return Ended(seconds, code, output)
+
+
+@contextmanager
+def _session(command: list[str], output: int) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT, start_new_session=True
+    )
+    watchdog = subprocess.Popen(
+        ["sh", "-c", _WATCHDOG, str(process.pid)], stdin=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        watchdog.kill()
+        watchdog.wait()
+        if watchdog.stdin:
+            watchdog.stdin.close()
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill every process of the session: Spark's Python daemon leaves the group, but not the session."""
+    members = []
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
+            if os.getsid(pid) == process.pid:
+                members.append(psutil.Process(pid))
+                os.kill(pid, signal.SIGKILL)
+    process.wait()
+    psutil.wait_procs(members, timeout=10)  # a big Java takes a moment to go, and the next cell wants its memory

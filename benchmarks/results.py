@@ -1,0 +1,130 @@
+"""Every run of every cell, kept in one JSON file that grows cell by cell."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.cells import Cell, Scale
+from benchmarks.machine import NOISY
+from benchmarks.runs import Run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """Hold the runs of a cell and what disturbed them."""
+
+    cell: Cell
+    runs: tuple[Run, ...]
+    load: float = 0.0
+    foreign_cores: float = 0.0
+
+    @property
+    def problem(self) -> str:
+        """Return why this cell has no figure, or ""."""
+        return next((run.problem for run in self.runs if run.problem), "" if self.counted else "no run was finished")
+
+    @property
+    def counted(self) -> list[Run]:
+        """Return the runs that make the figure: of a warm cell all but the first."""
+        return [run for run in self.runs if not (self.cell.mode == "warm" and run.first)]
+
+    @property
+    def first(self) -> Run | None:
+        """Return the first run of the process of a warm cell: its cold batch."""
+        return next((run for run in self.runs if run.first), None)
+
+    @property
+    def noisy(self) -> bool:
+        """Say whether other processes took so much of the machine that the cell should be repeated."""
+        return self.foreign_cores > NOISY
+
+
+@dataclass
+class Results:
+    """Keep results by cell; `add` saves the file at once, so that an interrupted session can go on."""
+
+    path: Path
+    scale: Scale
+    date: str
+    command: str
+    machine: dict[str, str]
+    cells: dict[str, CellResult] = field(default_factory=dict)
+
+    def add(self, result: CellResult) -> None:
+        """Keep a result, in place of an older one of the same cell."""
+        self.cells[result.cell.key] = result
+        self.save()
+
+    def of(self, cell: Cell) -> CellResult | None:
+        """Return the result of a cell; None when it was not measured."""
+        return self.cells.get(cell.key)
+
+    def complete(self, cell: Cell) -> bool:
+        """Say whether a cell was measured without a problem, as often as it asks."""
+        result = self.of(cell)
+        return result is not None and not result.problem and len(result.counted) >= cell.repeat
+
+    def save(self, findings: dict[str, Any] | None = None) -> None:
+        """Write everything so that a crash leaves the old file or the new one."""
+        content = {
+            "date": self.date,
+            "command": self.command,
+            "machine": self.machine,
+            "scale": asdict(self.scale),
+            "cells": [
+                {"key": key, "median_seconds": median(result), "problem": result.problem, **asdict(result)}
+                for key, result in self.cells.items()
+            ],
+            **({"findings": findings} if findings is not None else {}),
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps(content, indent=1))
+        part.replace(self.path)
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        """Return the results in a file."""
+        content = json.loads(path.read_text())
+        cells = [_cell_result(item) for item in content["cells"]]
+        return cls(
+            path,
+            Scale(**content["scale"]),
+            content["date"],
+            content["command"],
+            content["machine"],
+            {result.cell.key: result for result in cells},
+        )
+
+
+def median(result: CellResult | None, value: str = "seconds") -> float | None:
+    """Return the median of a field of the counted runs; None when there is no valid figure."""
+    if result is None or result.problem:
+        return None
+    values = [number for run in result.counted if (number := getattr(run, value)) is not None]
+    return statistics.median(values) if values else None
+
+
+def median_steps(runs: list[Run]) -> dict[str, float]:
+    """Return the median seconds of each step over runs, in the order of the first run."""
+    names = dict.fromkeys(name for run in runs for name in run.steps)
+    return {name: statistics.median(run.steps.get(name, 0.0) for run in runs) for name in names}
+
+
+def ratio(slower: float | None, faster: float | None) -> float | None:
+    """Return how many times longer the first took; None when one of the two has no figure."""
+    return slower / faster if slower is not None and faster else None
+
+
+def _cell_result(item: dict[str, Any]) -> CellResult:
+    known = {name.name for name in fields(Cell)}
+    cell = {name: value for name, value in item["cell"].items() if name in known}
+    cell["options"] = tuple((name, value) for name, value in cell.get("options", ()))
+    runs = tuple(Run.of(run) for run in item["runs"])
+    return CellResult(Cell(**cell), runs, item["load"], item["foreign_cores"])

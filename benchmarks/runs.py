@@ -1,0 +1,107 @@
+"""What passes between the harness and the processes it starts: a job out, runs back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from benchmarks.cells import Sample
+
+
+@dataclass(frozen=True)
+class Task:
+    """Say what one run does and where it writes.
+
+    `schema` and `decode` describe the events as their feed does; `expected` is the number of events by table.
+    """
+
+    servers: str
+    topic: str
+    schema: str
+    decode: dict[str, Any]
+    events: int
+    games: int
+    partitions: int
+    rows_per_batch: int
+    expected: dict[str, int]
+    folder: str
+    options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def lake(self) -> Path:
+        """Return the folder of the tables."""
+        return Path(self.folder, "lake")
+
+    @property
+    def checkpoint(self) -> Path:
+        """Return the folder below which Spark's checkpoints are."""
+        return Path(self.folder, "checkpoint")
+
+    def nth(self, number: int) -> Task:
+        """Return the same task with fresh folders of its own."""
+        return replace(self, folder=f"{self.folder}/run-{number}")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Ask one process to do a task `runs` times in one session, and to append each run to `results`.
+
+    `module` is where the subject is defined: a cold process must not pay for importing the other contenders.
+    """
+
+    subject: str
+    module: str
+    task: Task
+    runs: int
+    sample: Sample
+    results: str
+
+    def write(self, path: Path) -> None:
+        """Write this job for the process that will do it."""
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> Job:
+        """Return the job in a file."""
+        content = json.loads(path.read_text())
+        return cls(**{**content, "task": Task(**content["task"])})
+
+
+@dataclass(frozen=True)
+class Run:
+    """Hold one run: `seconds` from the start of the query to the end of its last batch, `read` in records.
+
+    `process_seconds` is the life of the whole process where that is part of the question; `steps` are seconds,
+    `peaks` and `samples` whatever was sampled; `problem` says why the figures must not be used.
+    """
+
+    seconds: float
+    first: bool = True
+    process_seconds: float | None = None
+    read: int = 0
+    batches: int = 0
+    tables: int = 0
+    steps: dict[str, float] = field(default_factory=dict)
+    peaks: dict[str, float] = field(default_factory=dict)
+    samples: list[dict[str, float]] = field(default_factory=list)
+    problem: str = ""
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> Run:
+        """Return a run from JSON; fields of another version are left out."""
+        known = {item.name for item in fields(cls)}
+        return cls(**{name: value for name, value in content.items() if name in known})
+
+
+def append_run(path: Path, run: Run) -> None:
+    """Add a run to a file of JSON lines, so that what was done survives a killed process."""
+    with path.open("a") as lines:
+        lines.write(json.dumps(asdict(run)) + "\n")
+
+
+def read_runs(path: Path) -> list[Run]:
+    """Return the runs of a file of JSON lines; none when it is not there."""
+    return [Run.of(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []

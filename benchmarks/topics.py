@@ -1,0 +1,84 @@
+"""Topics of the benchmark: produced once, read by every cell that asks for the same events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from benchmarks.discovery import feeds
+
+if TYPE_CHECKING:
+    from benchmarks.cells import Cell
+    from router_demo.kafka import EmbeddedKafka
+
+SEED = 7
+
+
+@dataclass(frozen=True)
+class Topic:
+    """Hold a topic's name and how many events each table must get from it."""
+
+    name: str
+    expected: dict[str, int]
+
+
+class Topics:
+    """Produce topics into a broker on first use."""
+
+    def __init__(self, broker: EmbeddedKafka) -> None:
+        self._broker = broker
+        self._made: dict[str, Topic] = {}
+
+    @property
+    def servers(self) -> str:
+        """Return the broker's address."""
+        return str(self._broker.servers)
+
+    def of(self, cell: Cell) -> Topic:
+        """Return the topic of a cell; produce its events first when no cell has used them yet."""
+        name = f"{cell.feed}-{cell.events}-{cell.games}-{cell.partitions}"
+        if name not in self._made:
+            self._broker.create_topic(name, cell.partitions)
+            expected = self._produce(name, cell)
+            self._check(name, cell)
+            self._made[name] = Topic(name, expected)
+        return self._made[name]
+
+    def _produce(self, name: str, cell: Cell) -> dict[str, int]:
+        # Idempotent, or a retried request would put events twice into the topic and every count would be wrong.
+        producer = Producer(
+            {
+                "bootstrap.servers": self.servers,
+                "linger.ms": 50,
+                "batch.size": 1 << 20,
+                "enable.idempotence": True,
+                "log_level": 3,
+            }
+        )
+        expected: Counter[str] = Counter()
+        for index, (value, table) in enumerate(feeds()[cell.feed].values(cell.events, cell.games, SEED)):
+            _send(producer, name, value, index % cell.partitions)
+            expected[table] += 1
+        producer.flush()
+        return dict(expected)
+
+    def _check(self, name: str, cell: Cell) -> None:
+        consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "benchmarks"})
+        try:
+            ends = [consumer.get_watermark_offsets(TopicPartition(name, part))[1] for part in range(cell.partitions)]
+        finally:
+            consumer.close()
+        if sum(ends) != cell.events:
+            raise RuntimeError(f"topic {name} holds {sum(ends)} records, {cell.events} were sent: run again")
+
+
+def _send(producer: Producer, topic: str, value: bytes, partition: int) -> None:
+    while True:
+        try:
+            producer.produce(topic, value, partition=partition)
+            return
+        except BufferError:
+            producer.poll(0.1)

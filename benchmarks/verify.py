@@ -1,0 +1,84 @@
+"""Count what a run left behind: a figure of a run that lost or doubled an event is no figure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from benchmarks.runs import Run, Task
+
+BRONZE = "bronze/game_events"
+DEAD_LETTERS = "ops/dead_letters"
+TABLES = "silver"
+
+
+def bronze_and_tables(task: Task, run: Run) -> str:
+    """Say what is wrong where every event must be in bronze and in its game's table, and none is a dead letter."""
+    return compare({"bronze": task.events, "dead letters": 0, **task.expected}, _lake(task.lake))
+
+
+def tables_only(task: Task, run: Run) -> str:
+    """Say what is wrong where every event must be in its game's table."""
+    return compare(task.expected, _tables(task.lake))
+
+
+def one_partitioned_table(task: Task, run: Run) -> str:
+    """Say what is wrong where every event must be in its game's partition of one table."""
+    actions = _actions(task.lake / TABLES / "all_games")
+    games, rows = actions["partition.game"].to_pylist(), actions["num_records"].to_pylist()
+    counted: dict[str, int] = {}
+    for game, count in zip(games, rows, strict=True):
+        counted[game] = counted.get(game, 0) + count
+    return compare(task.expected, counted)
+
+
+def records_read(task: Task, run: Run) -> str:
+    """Say what is wrong where nothing is written: every record must have been read once."""
+    return compare({"records read": task.events}, {"records read": run.read})
+
+
+def compare(expected: dict[str, int], counted: dict[str, int]) -> str:
+    """Return "" or the first differences between what must be there and what is."""
+    wrong = [
+        f"{name}: {counted.get(name, 0)} rows, {expected.get(name, 0)} expected"
+        for name in sorted(expected.keys() | counted.keys())
+        if counted.get(name, 0) != expected.get(name, 0)
+    ]
+    return "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+
+
+def count_rows(table: Path) -> int:
+    """Return the rows of a Delta table by its log; raise ValueError when its files hold another number."""
+    import pyarrow.parquet as pq  # noqa: PLC0415  a cold contender must not pay for what counts it afterwards
+
+    logged = int(sum(_actions(table)["num_records"].to_pylist()))
+    # A writer that makes its own statistics could log what it never wrote: the footers do not lie.
+    held = sum(pq.read_metadata(file).num_rows for file in _files(table))
+    if logged != held:
+        raise ValueError(f"{table.name}: the log says {logged} rows, the files hold {held}")
+    return logged
+
+
+def _lake(lake: Path) -> dict[str, int]:
+    dead_letters = lake / DEAD_LETTERS
+    dead = count_rows(dead_letters) if (dead_letters / "_delta_log").is_dir() else 0
+    return {"bronze": count_rows(lake / BRONZE), "dead letters": dead, **_tables(lake)}
+
+
+def _tables(lake: Path) -> dict[str, int]:
+    return {log.parent.name: count_rows(log.parent) for log in (lake / TABLES).glob("*/_delta_log")}
+
+
+def _files(table: Path) -> list[Path]:
+    return [table / path for path in _actions(table)["path"].to_pylist()]
+
+
+def _actions(table: Path) -> pa.Table:
+    import pyarrow as pa  # noqa: PLC0415  as above
+    from deltalake import DeltaTable  # noqa: PLC0415  as above
+
+    return pa.table(DeltaTable(str(table)).get_add_actions(flatten=True))

@@ -1,0 +1,91 @@
+"""Describe the games: what an event of each holds beside the fields all have in common.
+
+Every event carries `game`, `gamer_id`, `ts`, `session_id`, `type` and `amount`; the fields here come after them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+GAMES = ("rummy", "spades", "euchre", "go_fish", "uno", "hearts", "poker")
+TYPES = ("deal", "play", "play", "play", "win", "chat", "leave")
+
+_RANKS = "23456789TJQKA"
+_SUITS = "SHDC"
+_COLORS = ("red", "green", "blue", "yellow")
+_UNO_CARDS = ("skip", "reverse", "draw_two", "wild", "0", "5", "9")
+LARGEST_AMOUNT = 10_000
+
+Fields = dict[str, object]
+
+
+def _cards(random: Random, count: int) -> list[str]:
+    return [random.choice(_RANKS) + random.choice(_SUITS) for _ in range(count)]
+
+
+def _rummy(random: Random) -> Fields:
+    hand = {"size": random.randint(1, 10), "deadwood": random.randint(0, 60)}
+    return {"melds": [_cards(random, 3)], "hand": hand}
+
+
+def _spades(random: Random) -> Fields:
+    bags = {"ours": random.randint(0, 9), "theirs": random.randint(0, 9)}
+    return {"bid": random.randint(0, 13), "tricks": random.randint(0, 13), "bags": bags}
+
+
+def _euchre(random: Random) -> Fields:
+    score = [random.randint(0, 10), random.randint(0, 10)]
+    return {"trump": random.choice(("spades", "hearts", "clubs")), "alone": random.random() < 0.1, "score": score}
+
+
+def _go_fish(random: Random) -> Fields:
+    books = random.sample(_RANKS, random.randint(0, 4))
+    return {"asked": random.choice(_RANKS), "got": random.randint(0, 3), "books": books}
+
+
+def _uno(random: Random) -> Fields:
+    players = [{"seat": seat, "cards": random.randint(1, 9)} for seat in (1, 2)]
+    return {"color": random.choice(_COLORS), "card": random.choice(_UNO_CARDS), "players": players}
+
+
+def _hearts(random: Random) -> Fields:
+    return {"passed": _cards(random, 3), "points": random.randint(0, 26), "moon": random.random() < 0.02}
+
+
+def _poker(random: Random) -> Fields:
+    small = random.choice((1, 2, 5, 10))
+    blinds = {"small": small, "big": 2 * small}
+    return {"pot": random.randint(100, 900_000) / 100, "board": _cards(random, 3), "blinds": blinds}
+
+
+_FIELDS: tuple[Callable[[Random], Fields], ...] = (_rummy, _spades, _euchre, _go_fish, _uno, _hearts, _poker)
+
+
+def game_names(count: int) -> list[str]:
+    """Return `count` names: the seven games, then generated ones that borrow the fields of the seven in turn."""
+    return [*GAMES[:count], *(f"game_{number:04d}" for number in range(len(GAMES) + 1, count + 1))]
+
+
+def render_amounts(count: int, random: Random) -> list[str]:
+    """Render amounts: most of them small, one in a hundred above 9000."""
+    return [f"{0.01 + round((LARGEST_AMOUNT - 0.01) * random.random() ** 10, 2):.2f}" for _ in range(count)]
+
+
+def event_tail(game: int, version: int, random: Random) -> str:
+    """Render the end of an event of the game at this place: its type, its own fields and the columns of a version.
+
+    Schema version v has the columns col_foo_1 to col_foo_v: whole numbers, texts and fractions in turn.
+    """
+    fields: Fields = {"type": random.choice(TYPES)} | _FIELDS[game % len(_FIELDS)](random)
+    fields |= {f"col_foo_{number}": _further(number, random) for number in range(1, version + 1)}
+    return json.dumps(fields, separators=(",", ":"))[1:]
+
+
+def _further(number: int, random: Random) -> object:
+    value = random.randint(0, 9999)
+    return (value / 100, value, f"foo-{value}")[number % 3]

@@ -1,0 +1,49 @@
+"""Route the events of a stream to hundreds of tables and services in one Spark job."""
+
+from router.errors import (
+    BatchError,
+    ConfigError,
+    PluginError,
+    Problem,
+    RouterError,
+    SinkError,
+    StartError,
+    TableError,
+)
+from router.hookspecs import hookimpl
+from router.parts import (
+    RAW_SCHEMA,
+    ApplyingSink,
+    Batch,
+    BatchReport,
+    Decoder,
+    Outcome,
+    Part,
+    Preparation,
+    Rule,
+    Sink,
+    TableSink,
+)
+
+__all__ = [
+    "RAW_SCHEMA",
+    "ApplyingSink",
+    "Batch",
+    "BatchError",
+    "BatchReport",
+    "ConfigError",
+    "Decoder",
+    "Outcome",
+    "Part",
+    "PluginError",
+    "Preparation",
+    "Problem",
+    "RouterError",
+    "Rule",
+    "Sink",
+    "SinkError",
+    "StartError",
+    "TableError",
+    "TableSink",
+    "hookimpl",
+]

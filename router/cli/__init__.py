@@ -1,0 +1,86 @@
+"""The command line: `router COMMAND`.
+
+A command is imported when it is called, so that checking a file does not wait for what running a stream needs.
+"""
+
+from __future__ import annotations
+
+import difflib
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import click
+from typing_extensions import override
+
+from router.errors import ConfigError, RouterError
+
+COMMANDS = {
+    "check": ("router.cli.check:check", "Find every mistake in a configuration."),
+    "ledger": ("router.cli.ledger:ledger", "Print the last batches and their balance."),
+    "plugins": ("router.cli.plugins:plugins", "List decoders, rules and sinks, or show the page of one."),
+    "run": ("router.cli.run:run", "Run a configuration."),
+    "schema": ("router.cli.schema:schema", "Print the configuration's JSON Schema, for editors."),
+    "simulate": ("router_demo.cli:simulate", "Write game events to a Kafka topic."),
+}
+"""Command -> where it is, and its line in the help: `router --help` imports none of them."""
+
+
+class Commands(click.Group):
+    """Import a command when it is called, and print the router's own errors without a traceback."""
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    @override
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        try:
+            command = getattr(import_module(module), name)
+        except ModuleNotFoundError as error:
+            raise click.ClickException(f"`{cmd_name}` needs the module {error.name}, which is not installed") from error
+        assert isinstance(command, click.Command)
+        return command
+
+    @override
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+        if near and args[0] not in COMMANDS:
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{near[0]}'?")
+        return super().resolve_command(ctx, args)
+
+    @override
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in sorted(COMMANDS.items())])
+
+    @override
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RouterError as error:
+            click.echo(str(error) if isinstance(error, ConfigError) else f"router: {error}", err=True)
+            ctx.exit(1)
+
+
+def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        try:
+            click.echo(f"router {version('spark-event-router')}")
+        except PackageNotFoundError:
+            click.echo("router, not installed: run from a checkout")
+        ctx.exit()
+
+
+@click.group(cls=Commands)
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Print it.")
+def commands() -> None:
+    """Route the events of a stream to hundreds of tables and services."""
+
+
+def main() -> None:
+    """Run the command line."""
+    commands(prog_name="router")

@@ -1,0 +1,81 @@
+"""`router plugins`: what a configuration can name, and the manual page of each part."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING, Literal, get_args, get_origin
+
+import click
+from pydantic_core import PydanticUndefined
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from router.cli.options import plugin_option
+from router.registry import Registry, load_registry
+from router.resolve import Entry, suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pydantic.fields import FieldInfo
+
+
+@click.command(short_help="List decoders, rules and sinks, or show the page of one.")
+@click.argument("name", required=False)
+@plugin_option
+def plugins(name: str | None, plugin_files: tuple[Path, ...]) -> None:
+    """List every decoder, rule and sink on offer with its provider, or show the manual page of NAME."""
+    registry = load_registry(plugin_files)
+    if name is None:
+        Console().print(_overview(registry))
+        return
+    found = [family[name] for family in registry.entries.values() if name in family]
+    if not found:
+        known = (known for family in registry.entries.values() for known in family)
+        raise click.BadParameter(f"there is no part `{name}`; {suggestion(name, known)}", param_hint="NAME")
+    click.echo("\n\n".join("\n".join(_page(entry)) for entry in found))
+
+
+def _overview(registry: Registry) -> Table:
+    table = Table("kind", "name", "what it does", "provider", box=None, header_style="bold", pad_edge=False)
+    for kind, family in registry.entries.items():
+        for name, entry in family.items():
+            summary = Text((_manual(entry).splitlines() or [""])[0])
+            table.add_row(kind, Text(name), summary, Text(entry.provider))
+    return table
+
+
+def _page(entry: Entry) -> Iterator[str]:
+    yield f"{entry.name} - {entry.kind} of {entry.provider}"
+    yield ""
+    yield _manual(entry)
+    yield ""
+    yield "Options:" if entry.part.model_fields else "No options."
+    for name, field in entry.part.model_fields.items():
+        main = "; the main option, for a bare value" if name == entry.part.main_option else ""
+        yield f"  {field.alias or name}: {kind_text(field.annotation)}{_default(field)}{main}"
+        if field.description:
+            yield f"      {field.description}"
+
+
+def _manual(entry: Entry) -> str:
+    return inspect.cleandoc(entry.part.__doc__ or "")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return ", required"
+    default = field.get_default(call_default_factory=True)
+    return "" if default is PydanticUndefined else f", default {default!r}"
+
+
+def kind_text(annotation: object) -> str:
+    """Return a type as short words."""
+    if get_origin(annotation) is Literal:
+        return " | ".join(map(repr, get_args(annotation)))
+    if isinstance(annotation, type) and not get_args(annotation):
+        return annotation.__name__
+    return re.sub(r"\b[A-Za-z_][\w.]*\.(?=\w)", "", str(annotation)).replace("NoneType", "None")

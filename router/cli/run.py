@@ -1,0 +1,107 @@
+"""`router run`: start a configuration and keep it going."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from router.cli.options import config_argument, plugin_option
+from router.config.intervals import interval
+from router.config.loader import load
+from router.config.models import Trigger
+from router.registry import load_registry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import FrameType
+
+from contextlib import contextmanager
+
+
+@click.command(short_help="Run a configuration.")
+@config_argument
+@click.option("--once", is_flag=True, help="Take what is there, then end.")
+@click.option("--every", metavar="INTERVAL", help="Start a batch at this interval: 10 s, 5 min.")
+@click.option("--continuous", is_flag=True, help="Start the next batch as soon as the last is done.")
+@click.option("--engine", type=click.Choice(["arrow", "spark"]), help="In place of the configuration's `engine`.")
+@click.option("--master", help="Spark master of a local run; spark-submit brings its own.")
+@click.option("--refresh-schema", is_flag=True, help="Infer schemas again and show what changed.")
+@click.option(
+    "--accept",
+    type=click.Choice(["lost-checkpoint", "lost-lake", "duplicates"]),
+    default=None,
+    help="Start although lake and checkpoint do not belong together; the refusal says which one fits.",
+)
+@click.option("--json-logs", is_flag=True, help="Log one JSON object per line.")
+@plugin_option
+def run(
+    file: Path,
+    once: bool,
+    every: str | None,
+    continuous: bool,
+    engine: str | None,
+    master: str | None,
+    refresh_schema: bool,
+    accept: str | None,
+    json_logs: bool,
+    plugin_files: tuple[Path, ...],
+) -> None:
+    """Run the configuration FILE until its source is drained (--once), or until Ctrl-C or SIGTERM.
+
+    A signal ends the run after the batch at hand. Exit code 1: it could not start or a batch could not be finished;
+    the next start takes up where this one ended.
+    """
+    registry = load_registry(plugin_files)
+    loaded = load(file, registry)
+    overrides: dict[str, Any] = {"engine": engine} if engine else {}
+    loaded = loaded.changed(**overrides)
+    stream, session = import_module("router.engine.stream"), import_module("router.engine.session")
+    watching = import_module("router.cli.watching")
+    stop = threading.Event()
+    with _signals(stop), watching.Watcher(loaded.config.name, json_lines=json_logs) as watcher:
+        spark = session.build_session(loaded.config, master)
+        options = stream.Options(
+            trigger=_trigger(once, every, continuous),
+            refresh=refresh_schema,
+            accept=accept or "",
+            watch=watcher.step,
+            finished=watcher.finished,
+            stop=stop,
+        )
+        try:
+            stream.run(loaded, registry, spark, options)
+        finally:
+            session.stop_session(spark)
+
+
+def _trigger(once: bool, every: str | None, continuous: bool) -> Trigger | None:
+    if sum((once, every is not None, continuous)) > 1:
+        raise click.UsageError("give one of --once, --every and --continuous")
+    if every is not None:
+        try:
+            interval(every)
+        except ValueError as error:
+            raise click.BadParameter(f"{every!r} {error}", param_hint="--every") from None
+    return Trigger(once=once, every=every, continuous=continuous) if once or every or continuous else None
+
+
+@contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C end the run after the batch at hand; a second Ctrl-C ends it at once."""
+
+    def order(number: int, frame: FrameType | None) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.set()
+
+    former = {number: signal.signal(number, order) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

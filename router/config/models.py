@@ -1,0 +1,140 @@
+"""The configuration as frozen models: what people write, checked."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, StringConstraints
+
+from router.config.intervals import interval, moment
+from router.parts import Decoder, Rule, Sink
+
+NAME_PATTERN = r"^[a-z][a-z0-9_]{0,63}$"
+TABLE_PATTERN = r"^[a-z][a-z0-9_]{0,63}\.[a-z0-9][a-z0-9_]{0,127}$"
+
+
+def _interval(text: str) -> str:
+    interval(text)
+    return text
+
+
+def _moment(text: str) -> str:
+    moment(text)
+    return text
+
+
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+TableName = Annotated[str, StringConstraints(pattern=TABLE_PATTERN)]
+Interval = Annotated[str, AfterValidator(_interval)]
+Moment = Annotated[str, AfterValidator(_moment)]
+
+
+class Model(BaseModel):
+    """Be a frozen piece of configuration that refuses unknown keys and shows no value in an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True)
+
+
+class KafkaSource(Model):
+    """Read Kafka topics. Offsets live in the checkpoint, not in a consumer group."""
+
+    servers: str = Field(description="host:port, several with commas")
+    topics: tuple[str, ...] = Field(default=(), description="topics to read; or give `pattern`")
+    pattern: str | None = Field(default=None, description="regular expression of topics to read")
+    start: Literal["earliest", "latest"] | dict[str, dict[int, int]] = Field(
+        default="earliest", description="where a new checkpoint begins: also {topic: {partition: offset}}"
+    )
+    start_time: Moment | dict[str, dict[int, Moment]] | None = Field(
+        default=None, description="begin at records of this time (ISO 8601), for all or per topic and partition"
+    )
+    rows_per_batch: int = Field(default=500_000, ge=1, description="records per micro-batch at most")
+    options: dict[str, SecretStr] = Field(
+        default_factory=dict, description="passed to Spark's Kafka source as they are: kafka.security.protocol, ..."
+    )
+
+
+class FilesSource(Model):
+    """Read text files (JSON lines or any lines) as they arrive in a folder, each file once, each line a record."""
+
+    path: str = Field(description="folder or glob; new files are picked up")
+    files_per_batch: int = Field(default=100, ge=1)
+    whole_files: bool = Field(default=False, description="a file is one record")
+    options: dict[str, str] = Field(default_factory=dict, description="passed to Spark's text source")
+
+
+class FormatSource(Model):
+    """Read anything Spark can stream that has a `value` column (string or binary)."""
+
+    name: str = Field(description="Spark's name of the format: delta, rate, kinesis, ...")
+    options: dict[str, SecretStr] = Field(default_factory=dict)
+    columns: dict[str, str] = Field(
+        default_factory=dict, description='SQL expressions for raw columns: {value: "to_json(struct(*))"}'
+    )
+
+
+class Source(Model):
+    """Say where records come from: exactly one of the kinds."""
+
+    kafka: KafkaSource | None = None
+    files: FilesSource | None = None
+    format: FormatSource | None = None
+
+
+class Expectation(Model):
+    """State what must hold for the events of a route; null counts as a violation."""
+
+    name: Name
+    sql: str
+    otherwise: Literal["dead_letter", "warn", "drop", "fail"] = "dead_letter"
+
+
+class Route(Model):
+    """Join a rule, a projection, expectations and sinks."""
+
+    name: Name
+    match: Rule
+    select: tuple[str, ...] = Field(default=("event.*",), description="SQL expressions; the columns of the route")
+    expect: tuple[Expectation, ...] = ()
+    sinks: tuple[Sink, ...] = Field(min_length=1)
+
+
+class Trigger(Model):
+    """Say when batches run: one of the three."""
+
+    once: bool = Field(default=False, description="take what is there, in batches, and end")
+    every: Interval | None = Field(default=None, description="an interval: 10 s, 5 min")
+    continuous: bool = Field(default=False, description="the next batch as soon as the last is done (default)")
+
+
+class Landing(Model):
+    """Tune how files are written."""
+
+    file_bytes: int = Field(default=128 << 20, ge=1 << 10, description="bytes at which a file is closed")
+    buffer_bytes: int = Field(default=64 << 20, ge=1 << 20, description="Arrow bytes a task holds before it writes")
+    spread: Literal["auto", "keep", "by_table"] = Field(
+        default="auto", description="`by_table` shuffles so that a table's rows meet in one task: fewer small files"
+    )
+
+
+class Config(Model):
+    """Be one router: a source, a decoder, routes and where everything goes."""
+
+    name: Name
+    lake: str = Field(description="folder or URI; the table layer.table lives at lake/layer/table")
+    storage_options: dict[str, SecretStr] = Field(default_factory=dict)
+    checkpoint: str | None = Field(default=None, description="default: LAKE/_router/NAME")
+    source: Source
+    decode: Decoder
+    bronze: TableName | None = Field(default=None, description="table of every record as received")
+    routes: tuple[Route, ...] = ()
+    dead_letters: TableName
+    unmatched: Literal["dead_letters", "drop"] = "dead_letters"
+    ledger: TableName = "ops.ledger"
+    engine: Literal["arrow", "spark"] = "arrow"
+    trigger: Trigger = Trigger(continuous=True)
+    landing: Landing = Landing()
+    spark: dict[str, str] = Field(default_factory=dict, description="Spark settings of the session")
+
+    def checkpoint_path(self) -> str:
+        """Return where Spark's checkpoint and the router's manifests are kept."""
+        return self.checkpoint or f"{self.lake.rstrip('/')}/_router/{self.name}"

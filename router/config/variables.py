@@ -1,0 +1,121 @@
+"""Replace `${NAME}`, `${NAME:-default}` and `${file:/run/secrets/x}` in the values of a configuration.
+
+Keys stay as they are. `$${` is a plain `${`. A value with anything replaced is tainted from then on: no message shows
+it, not even in part. A value that is one variable and nothing else, without quotes, takes the type of its text, so
+`port: ${PORT}` is a number.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from router.config.tree import Entry, Items, Keys, Node, Scalar, printable, typed
+from router.errors import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+MAX_FILE_BYTES = 1 << 20
+
+_TOKEN = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")
+_NAMED = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-.*)?", re.DOTALL)
+_FORMS = "known forms: ${NAME}, ${NAME:-default}, ${file:/path}; a plain `${` is written `$${`"
+
+
+class _UnresolvedError(Exception):
+    """Say why a reference has no value: what, and the next step."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(what, hint)
+        self.what = what
+        self.hint = hint
+
+
+def substitute(root: Node, environ: Mapping[str, str], folder: Path, file: str) -> tuple[Node, list[Problem]]:
+    """Return the tree with all references replaced, and those that could not be; `folder` is for relative files."""
+    substitution = _Substitution(environ, folder, file)
+    return substitution.of(root, ()), substitution.problems
+
+
+class _Substitution:
+    """Walk a tree once; a node that aliases share stays shared."""
+
+    def __init__(self, environ: Mapping[str, str], folder: Path, file: str) -> None:
+        self.problems: list[Problem] = []
+        self._environ = environ
+        self._folder = folder
+        self._file = file
+        self._done: dict[int, Node] = {}
+
+    def of(self, node: Node, path: tuple[str, ...]) -> Node:
+        if id(node) not in self._done:
+            self._done[id(node)] = self._replaced(node, path)
+        return self._done[id(node)]
+
+    def _replaced(self, node: Node, path: tuple[str, ...]) -> Node:
+        if isinstance(node, Keys):
+            entries = node.entries.items()
+            return replace(node, entries={key: self._entry(entry, (*path, key)) for key, entry in entries})
+        if isinstance(node, Items):
+            return replace(node, items=tuple(self.of(item, (*path, str(i))) for i, item in enumerate(node.items)))
+        return self._scalar(node, path) if "${" in node.text else node
+
+    def _entry(self, entry: Entry, path: tuple[str, ...]) -> Entry:
+        return replace(entry, value=self.of(entry.value, path))
+
+    def _scalar(self, node: Scalar, path: tuple[str, ...]) -> Scalar:
+        tainted = any(token[0] != "$${" for token in _TOKEN.finditer(node.text))
+        try:
+            text = _TOKEN.sub(self._value, node.text)
+        except _UnresolvedError as unknown:
+            place = printable(".".join(path))
+            self.problems.append(Problem(self._file, node.line, node.column, place, unknown.what, unknown.hint))
+            return replace(node, value="", tainted=tainted, broken=True)
+        alone = tainted and node.plain and _TOKEN.fullmatch(node.text)
+        return replace(node, text=text, value=typed(text) if alone else text, tainted=tainted)
+
+    def _value(self, token: re.Match[str]) -> str:
+        if token[0] == "$${":
+            return "${"
+        reference, closed = token.groups()
+        if not closed:
+            raise _UnresolvedError("a `${` is not closed", _FORMS)
+        if "${" in reference:
+            raise _UnresolvedError("a variable stands inside another one", "give the inner one a variable of its own")
+        if reference.startswith("file:"):
+            return _content(self._folder / reference.removeprefix("file:"))
+        return self._variable(reference)
+
+    def _variable(self, reference: str) -> str:
+        named = _NAMED.fullmatch(reference)
+        if named is None:
+            raise _UnresolvedError("this is not a variable", _FORMS)
+        name, default = named["name"], named["default"]
+        value = self._environ.get(name)
+        if default is not None:
+            return value or default.removeprefix(":-")
+        if value is None:
+            raise _UnresolvedError(f"the variable {name} is not set", f"set it, or give a default: ${{{name}:-...}}")
+        return value
+
+
+def _content(path: Path) -> str:
+    """Return the text of a file without the line break at its end."""
+    shown = printable(str(path))
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise _UnresolvedError(f"{shown} is not a regular file", "name a file that holds the value")
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise _UnresolvedError(f"{shown} is larger than {MAX_FILE_BYTES} bytes", "name a file with only the value")
+        return content.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError:
+        raise _UnresolvedError(f"{shown} is not UTF-8 text", "name a file that holds the value as text") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) else "not a path"
+        raise _UnresolvedError(f"{shown} cannot be read: {reason}", "check the path and who may read it") from None

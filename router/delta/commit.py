@@ -1,0 +1,185 @@
+"""Commit landed files to a table with delta-rs, once per transaction id."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    Field,
+    PostCommitHookProperties,
+    Schema,
+    Transaction,
+    write_deltalake,
+)
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, create_table_with_add_actions
+
+from router.delta.lake import Lake
+from router.errors import TableError
+
+# Features delta-rs would accept although it does not keep their promise (checks, generated values, physical names).
+UNKEPT = {"columnMapping", "checkConstraints", "generatedColumns", "invariants", "identityColumns"}
+# Writer features it refuses: Delta on Spark commits to such tables.
+REFUSED = {"typeWidening", "rowTracking", "clustering", "domainMetadata", "inCommitTimestamp", "allowColumnDefaults",
+           "variantShredding", "vacuumProtocolCheck", "icebergCompatV2", "catalogManaged", "checkpointProtection"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LandedFile:
+    """Describe one Parquet file written into a table's folder and referenced by nothing yet.
+
+    `target` is `route/sink`, or `/bronze` and `/dead_letters`; `path` is relative to the lake; `statistics` is the
+    add action's JSON.
+    """
+
+    target: str
+    table: str
+    path: str
+    bytes: int
+    rows: int
+    columns: tuple[str, ...]
+    statistics: str
+
+
+@dataclass(frozen=True)
+class TableCommit:
+    """Be the work of one table in one batch: its files, its new columns, and the transaction id.
+
+    `columns` is the Delta schema (JSON) of all columns with values; `added` of those that the table lacked when the
+    batch was decided.
+    """
+
+    target: str
+    table: str
+    app_id: str
+    version: int
+    files: tuple[LandedFile, ...]
+    columns: str
+    added: str | None = None
+    widened: str | None = None
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows in the files."""
+        return sum(file.rows for file in self.files)
+
+
+def to_delta(schema: pa.Schema) -> str:
+    """Return a schema as Delta's JSON."""
+    return Schema.from_arrow(schema).to_json()
+
+
+def to_arrow_schema(columns: str) -> pa.Schema:
+    """Return Delta's JSON of a schema in Arrow types."""
+    return pa.schema(Schema.from_json(columns).to_arrow())
+
+
+def to_arrow(table: DeltaTable) -> pa.Schema:
+    """Return a table's schema in Arrow types."""
+    return pa.schema(table.schema().to_arrow())
+
+
+def unsupported(table: DeltaTable) -> set[str]:
+    """Return the table's features that keep delta-rs from writing it correctly."""
+    protocol = table.protocol()
+    features = set(protocol.writer_features or ()) | set(protocol.reader_features or ())
+    found = features & (UNKEPT | REFUSED)
+    configuration = table.metadata().configuration
+    if configuration.get("delta.columnMapping.mode", "none") != "none":
+        found.add("columnMapping")
+    if any(key.startswith("delta.constraints.") for key in configuration):
+        found.add("checkConstraints")
+    return found - ({"invariants", "checkConstraints", "generatedColumns"} if not _enforced(table) else set())
+
+
+def _enforced(table: DeltaTable) -> bool:
+    """Say whether checks or generated columns are really in use: old protocols merely allow them."""
+    marked = ("delta.invariants", "delta.generationExpression")
+    return any(key.startswith("delta.constraints.") for key in table.metadata().configuration) or any(
+        mark in (field.metadata or {}) for field in table.schema().fields for mark in marked
+    )
+
+
+def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTable | None = None) -> bool:
+    """Add the files to the table in one Delta commit; return False where the transaction id was there already.
+
+    `table` may be a handle opened in this batch. delta-rs accepts a replayed id and validates nothing, so the id is
+    read first, on the same handle the commit goes through: two writers with one id then conflict.
+    """
+    handle = table or lake.open(work.table)
+    properties = CommitProperties(custom_metadata=notes, app_transactions=[Transaction(work.app_id, work.version)])
+    actions = [_add(file) for file in work.files]
+    try:
+        if handle is None:
+            return _create(lake, work, actions, properties)
+        if done(handle, work):
+            return False
+        if work.added:
+            _add_columns(handle, work.added)
+        handle.create_write_transaction(
+            actions, mode="append", schema=handle.schema(), partition_by=[], commit_properties=properties
+        )
+    except (DeltaError, OSError) as error:
+        raise TableError(work.table, f"the commit failed: {error}; it is tried again from the manifest") from error
+    return True
+
+
+def done(table: DeltaTable, work: TableCommit) -> bool:
+    """Say whether this batch is in the table already."""
+    version = table.transaction_version(work.app_id)
+    return version is not None and version >= work.version
+
+
+def _create(lake: Lake, work: TableCommit, actions: list[AddAction], properties: CommitProperties) -> bool:
+    create_table_with_add_actions(
+        lake.address(work.table),
+        Schema.from_json(work.columns),
+        actions,
+        mode="append",
+        partition_by=[],
+        commit_properties=properties,
+        storage_options=lake.options or None,
+    )
+    return True
+
+
+def _add_columns(table: DeltaTable, added: str) -> None:
+    """Add columns and nested fields in one commit of their own; those already there change nothing."""
+    empty = to_arrow_schema(added).empty_table()
+    hooks = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+    write_deltalake(table, empty, mode="append", schema_mode="merge", post_commithook_properties=hooks)
+    table.update_incremental()
+
+
+def _add(file: LandedFile) -> AddAction:
+    name = file.path.rsplit("/", 1)[-1]
+    return AddAction(
+        path=name,
+        size=file.bytes,
+        partition_values={},
+        modification_time=int(time.time() * 1000),
+        data_change=True,
+        stats=file.statistics,
+    )
+
+
+def fields(schema: str) -> list[Field]:
+    """Return the columns of a Delta schema JSON."""
+    return list(Schema.from_json(schema).fields)
+
+
+def rows(table: DeltaTable) -> int:
+    """Return the number of rows a table's current version states in its file statistics."""
+    actions: Any = pa.table(table.get_add_actions())
+    return sum(actions.column("num_records").to_pylist())
+
+
+def names(schema: str) -> list[str]:
+    """Return the column names of a Delta schema JSON, in order."""
+    return [column["name"] for column in json.loads(schema)["fields"]]

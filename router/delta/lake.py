@@ -1,0 +1,86 @@
+"""Where tables live: names to addresses, and the file system beneath them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+from pyarrow import fs
+
+
+@dataclass(frozen=True)
+class Lake:
+    """Be a folder or URI of tables: the table `layer.name` lives at `root/layer/name`.
+
+    `options` are delta-rs storage options; the same ones feed the file writer, so a table and its files are always
+    reached with the same rights. They may hold secrets and stay out of `repr`.
+    """
+
+    root: str
+    options: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def at(cls, place: str, options: dict[str, str] | None = None) -> Lake:
+        """Return the lake at a path (made absolute) or URI."""
+        root = place.rstrip("/") if "://" in place else str(Path(place).resolve())
+        return cls(root.removeprefix("file://"), options or {})
+
+    @property
+    def local(self) -> bool:
+        """Say whether the lake is on a mounted file system."""
+        return "://" not in self.root
+
+    def address(self, table: str) -> str:
+        """Return the path or URI of `layer.name`. The name must have passed the naming rule."""
+        return f"{self.root}/{table.replace('.', '/')}"
+
+    @cached_property
+    def files(self) -> fs.FileSystem:
+        """Return a file system whose paths are relative to the root. Works on driver and executors."""
+        if self.local:
+            Path(self.root).mkdir(parents=True, exist_ok=True)
+            return fs.SubTreeFileSystem(self.root, fs.LocalFileSystem())
+        from deltalake.fs import DeltaStorageHandler
+
+        return fs.PyFileSystem(DeltaStorageHandler.from_uri(self.root, self.options))
+
+    def open(self, table: str) -> DeltaTable | None:
+        """Return the Delta table of that name, or None where there is none."""
+        try:
+            return DeltaTable(self.address(table), storage_options=self.options or None)
+        except TableNotFoundError:
+            return None
+
+    def tables(self, layer: str) -> list[str]:
+        """Return the names of the Delta tables of a layer, sorted."""
+        found = self.files.get_file_info(fs.FileSelector(layer, allow_not_found=True))
+        names = [os.path.basename(entry.path) for entry in found if entry.type is not fs.FileType.File]
+        logs = self.files.get_file_info([f"{layer}/{name}/_delta_log" for name in names])
+        return sorted(
+            f"{layer}.{name}" for name, log in zip(names, logs, strict=True) if log.type is fs.FileType.Directory
+        )
+
+    def layers(self) -> list[str]:
+        """Return the names of the folders that may hold tables, sorted."""
+        found = self.files.get_file_info(fs.FileSelector("", allow_not_found=True))
+        names = [os.path.basename(entry.path) for entry in found if entry.type is fs.FileType.Directory]
+        return sorted(name for name in names if not name.startswith(("_", ".")))
+
+    def read(self, path: str) -> bytes | None:
+        """Return the content of a file below the root, or None where there is none."""
+        try:
+            with self.files.open_input_stream(path) as stream:
+                return cast("bytes", stream.read())
+        except FileNotFoundError:
+            return None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"root": self.root, "options": self.options}  # a live file system does not travel to executors
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)

@@ -1,0 +1,145 @@
+"""Hold the schema of incoming rows against a table's: what to add, to widen, to cast, and what cannot be.
+
+The widening pairs are those of the Delta protocol's "Type Widening" that never lose a value; a table column already
+wider than the rows needs no change, the rows are cast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+_INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Say how rows fit a table, by top-level column.
+
+    `added`: columns (or columns with new nested fields) for the table; `widened`: columns whose type in the table
+    has to grow; `cast`: columns whose rows have to be cast to the table's type; `conflicts`: why a column's values
+    cannot go into the table.
+    """
+
+    added: tuple[pa.Field, ...] = ()
+    widened: tuple[pa.Field, ...] = ()
+    cast: dict[str, pa.DataType] = field(default_factory=dict)
+    conflicts: dict[str, str] = field(default_factory=dict)
+
+
+def compare(table: pa.Schema, rows: pa.Schema) -> Difference:
+    """Return how `rows` (the columns that hold values) fit `table`. Names differ by more than case, or conflict."""
+    folded = {name.lower(): name for name in table.names}
+    added, widened, cast, conflicts = [], [], {}, {}
+    for column in rows:
+        known = folded.get(column.name.lower())
+        if known is None:
+            added.append(column.with_nullable(True))
+        elif known != column.name:
+            conflicts[column.name] = f"column {column.name} differs from the table's {known} by case only"
+        elif column.type != (have := plain(table.field(known).type)):
+            merged = merge(have, plain(column.type))
+            if merged is None:
+                conflicts[column.name] = f"column {column.name} is {have} in the table and {column.type} in the event"
+                continue
+            if shape(merged) != shape(have):
+                grown = pa.field(column.name, merged)
+                (widened if _leaves_grow(have, merged) else added).append(grown)
+            if cut(merged, column.type) != column.type:
+                cast[column.name] = cut(merged, column.type)
+    return Difference(tuple(added), tuple(widened), cast, conflicts)
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    """Return a type as Delta keeps it: UTC microseconds, no views, dictionaries or large offsets."""
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz and "UTC")
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(child.name, plain(child.type)) for child in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(plain(kind.key_type), plain(kind.item_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(pa.field("element", plain(kind.value_type)))
+    return kind
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Return a schema in Delta's types, every column nullable."""
+    return pa.schema([pa.field(column.name, plain(column.type)) for column in schema])
+
+
+def merge(have: pa.DataType, come: pa.DataType) -> pa.DataType | None:
+    """Return the type that holds the values of both without loss, or None."""
+    if have == come:
+        return have
+    if pa.types.is_struct(have) and pa.types.is_struct(come):
+        return _merge_structs(have, come)
+    if pa.types.is_map(have) and pa.types.is_map(come):
+        key, item = merge(have.key_type, come.key_type), merge(have.item_type, come.item_type)
+        return pa.map_(key, item) if key and item else None
+    if pa.types.is_list(have) and pa.types.is_list(come):
+        item = merge(have.value_type, come.value_type)
+        return pa.list_(pa.field("element", item)) if item else None
+    return _merge_leaves(have, come)
+
+
+def _merge_structs(have: pa.DataType, come: pa.DataType) -> pa.DataType | None:
+    fields = {child.name: child.type for child in have}
+    folded = {name.lower() for name in fields}
+    for child in come:
+        if child.name in fields:
+            merged = merge(fields[child.name], child.type)
+            if merged is None:
+                return None
+            fields[child.name] = merged
+        elif child.name.lower() in folded:
+            return None
+        else:
+            fields[child.name] = child.type
+    return pa.struct([pa.field(name, kind) for name, kind in fields.items()])
+
+
+def _merge_leaves(have: pa.DataType, come: pa.DataType) -> pa.DataType | None:
+    if have in _INTEGERS and come in _INTEGERS:
+        return max(have, come, key=_INTEGERS.index)
+    if {have, come} == {pa.float32(), pa.float64()}:
+        return pa.float64()
+    if pa.types.is_decimal(have) and pa.types.is_decimal(come):
+        whole = max(have.precision - have.scale, come.precision - come.scale)
+        scale = max(have.scale, come.scale)
+        return pa.decimal128(whole + scale, scale) if whole + scale <= 38 else None
+    return None
+
+
+def cut(merged: pa.DataType, rows: pa.DataType) -> pa.DataType:
+    """Return `merged` without the nested fields that `rows` lacks: what a file of these rows holds."""
+    if pa.types.is_struct(merged):
+        kinds = {child.name: child.type for child in merged}
+        return pa.struct([pa.field(child.name, cut(kinds[child.name], child.type)) for child in rows])
+    if pa.types.is_map(merged):
+        return pa.map_(cut(merged.key_type, rows.key_type), cut(merged.item_type, rows.item_type))
+    if pa.types.is_list(merged):
+        return pa.list_(pa.field("element", cut(merged.value_type, rows.value_type)))
+    return merged
+
+
+def shape(kind: pa.DataType) -> str:
+    """Return a type as text, without the names and nullability that say nothing about values."""
+    return str(plain(kind))
+
+
+def _leaves_grow(have: pa.DataType, merged: pa.DataType) -> bool:
+    """Say whether a leaf that the table has becomes wider, beyond new nested fields."""
+    if pa.types.is_struct(have):
+        kinds = {child.name: child.type for child in merged}
+        return any(_leaves_grow(child.type, kinds[child.name]) for child in have)
+    if pa.types.is_map(have):
+        return _leaves_grow(have.key_type, merged.key_type) or _leaves_grow(have.item_type, merged.item_type)
+    if pa.types.is_list(have):
+        return _leaves_grow(have.value_type, merged.value_type)
+    return bool(have != merged)

@@ -1,0 +1,123 @@
+"""The balance of a batch: where every record went, and the proof that none is missing.
+
+Per source partition: read = decoded + failed + bare; decoded = matched somewhere + unmatched. Per route and sink:
+matched = landed + refused + dropped. Per table: the rows its sink counted = the rows in the footers of its files.
+Bronze holds what was read; dead letters hold what was failed, unmatched and refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from router.delta.commit import LandedFile
+from router.engine.layout import Layout
+
+SUMS = ("read", "failed", "bare", "unmatched")
+KEYED = ("matched", "refused", "dropped", "warned", "failing", "landed", "turned")
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Count one source partition of a batch. Keyed counts are by route, `route/expectation` or `route/sink`."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    read: int
+    failed: int
+    bare: int
+    unmatched: int
+    matched: dict[str, int]
+    refused: dict[str, int]
+    dropped: dict[str, int]
+    warned: dict[str, int]
+    failing: dict[str, int]
+    landed: dict[str, int]
+    turned: dict[str, int]
+
+    @property
+    def decoded(self) -> int:
+        """Return the records that became events."""
+        return self.read - self.failed - self.bare
+
+
+def partitions(counts: Iterable[dict[str, Any]]) -> tuple[Partition, ...]:
+    """Add up the counts of tasks by source partition, sorted."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for count in counts:
+        place = {name: count[name] for name in ("topic", "partition", "first", "last")}
+        blank = {**place, **{name: Counter() for name in KEYED}, **dict.fromkeys(SUMS, 0)}
+        have = found.setdefault((count["topic"], count["partition"]), blank)
+        have["first"] = min(have["first"], count["first"])
+        have["last"] = max(have["last"], count["last"])
+        for name in SUMS:
+            have[name] += count[name]
+        for name in KEYED:
+            have[name].update(count[name])
+    return tuple(
+        Partition(**{**found[key], **{name: dict(found[key][name]) for name in KEYED}}) for key in sorted(found)
+    )
+
+
+def total(counted: Iterable[Partition], kind: str) -> int:
+    """Return a sum over source partitions."""
+    return sum(getattr(partition, kind) for partition in counted)
+
+
+def keyed(counted: Iterable[Partition], kind: str) -> Counter[str]:
+    """Return the keyed sums over source partitions."""
+    sums: Counter[str] = Counter()
+    for partition in counted:
+        sums.update(getattr(partition, kind))
+    return sums
+
+
+def imbalances(
+    layout: Layout, counted: tuple[Partition, ...], files: Iterable[LandedFile], unmatched_are_dead: bool
+) -> list[str]:
+    """Return what does not add up, one sentence each; nothing when the batch balances.
+
+    The two sides of each comparison come from different places: labels of the plan, counts made while rows are
+    sorted, and the footers of the files.
+    """
+    in_files: Counter[str] = Counter()
+    for file in files:
+        in_files[file.target] += file.rows
+    found = [sentence for partition in counted for sentence in _partition(layout, partition)]
+    landed, turned, refused = (keyed(counted, kind) for kind in ("landed", "turned", "refused"))
+    expected = {target.key: landed[target.key] for target in layout.targets}
+    if layout.bronze:
+        expected["/bronze"] = total(counted, "read")
+    dead = total(counted, "failed") + sum(turned.values()) + sum(refused.values())
+    expected["/dead_letters"] = dead + (total(counted, "unmatched") if unmatched_are_dead else 0)
+    for key in sorted(expected.keys() | in_files.keys()):
+        if expected.get(key, 0) != in_files[key]:
+            found.append(f"{key}: {expected.get(key, 0)} rows counted, {in_files[key]} rows in its files")
+    return found
+
+
+def _partition(layout: Layout, partition: Partition) -> list[str]:
+    where = f"{partition.topic}/{partition.partition}"
+    found = []
+    if len(layout.routes) == 1:  # with several routes a record may match more than once
+        matched = sum(partition.matched.values())
+        if partition.decoded != matched + partition.unmatched:
+            found.append(f"{where}: {partition.decoded} decoded, {matched} matched and {partition.unmatched} unmatched")
+    elif layout.routes:
+        matched = max((partition.matched.get(route.name, 0) for route in layout.routes), default=0)
+        if not matched <= partition.decoded - partition.unmatched <= sum(partition.matched.values()):
+            found.append(f"{where}: {partition.decoded} decoded do not fit {partition.unmatched} unmatched")
+    for route in layout.routes:
+        lost = partition.refused.get(route.name, 0) + partition.dropped.get(route.name, 0)
+        for target in route.targets:
+            went = partition.landed.get(target.key, 0) + partition.turned.get(target.key, 0)
+            if partition.matched.get(route.name, 0) != went + lost:
+                found.append(
+                    f"{where}, {target.key}: {partition.matched.get(route.name, 0)} matched, {went} landed or refused "
+                    f"there, {lost} refused or dropped by the route"
+                )
+    return found

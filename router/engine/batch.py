@@ -1,0 +1,191 @@
+"""Run one batch from raw records to its report: plan, land, manifest, commit, apply, ledger."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+from router.delta.commit import LandedFile
+from router.delta.lake import Lake
+from router.engine import ledger
+from router.engine.arrow import ArrowEngine
+from router.engine.apply import Applier
+from router.engine.balance import Partition, imbalances, keyed, partitions, total
+from router.engine.fit import Fitter
+from router.engine.layout import Layout, Ruling, Target
+from router.engine.manifest import Manifest, Shelf
+from router.engine.plan import Plan, plan, sink_names
+from router.engine.spark import SparkEngine
+from router.engine.steps import Steps, Watch
+from router.errors import BatchError
+from router.parts import ApplyingSink, Batch, BatchReport
+
+if TYPE_CHECKING:
+    from router.config.models import Config
+
+log = logging.getLogger("router")
+RULINGS = 5
+"""Times a batch is landed again because tables turned out otherwise, before it stops the stream."""
+
+
+@dataclass
+class Batches:
+    """Run the batches of one query.
+
+    `run` is the id of the query's checkpoint. What is kept between batches (rulings, known names, the size of files)
+    only saves work: a new process does without.
+    """
+
+    config: Config
+    fingerprint: str
+    run: str
+    spark: SparkSession
+    lake: Lake
+    shelf: Shelf
+    watch: Watch | None = None
+    ruling: Ruling = field(default_factory=Ruling)
+
+    def __post_init__(self) -> None:
+        self.query = f"{self.config.name}:{self.run}"
+        self.fitter = Fitter(self.lake, self.query)
+        self.applier = Applier(self.lake, self.shelf, self.config.dead_letters)
+        spark = self.config.engine == "spark"
+        self.engine: ArrowEngine | SparkEngine = (
+            SparkEngine(self.spark, self.lake) if spark else ArrowEngine(self.spark, self.lake, self.config.landing)
+        )
+
+    def process(self, raw: DataFrame, batch: int) -> BatchReport:
+        """Take one batch of raw records to the end. Calling it again with the same batch id changes nothing."""
+        try:
+            return self._process(raw, Steps(batch, self.watch))
+        finally:
+            self.engine.release()
+
+    def _process(self, raw: DataFrame, steps: Steps) -> BatchReport:
+        with steps.step("plan"):
+            manifest = self.shelf.read(steps.batch)
+            planned = plan(self.config, raw)
+        handles, replay = None, manifest is not None
+        if manifest is None:
+            manifest, handles = self._decide(planned, steps)
+        commits = manifest.commits
+        with steps.step("commit", len(commits)):
+            handles = handles or self.fitter.open({work.table for work in commits})
+            tell = partial(steps.tell, "commit", of=len(commits))
+            self.engine.commit(planned, manifest, handles, self._notes(manifest), tell)
+            self.fitter.committed(work.table for work in commits)
+        with steps.step("apply"):
+            applied = self._apply(planned, manifest, replay=replay)
+        with steps.step("ledger"):
+            found = ledger.rows(self.config.name, self.run, steps.batch, planned.layout, manifest.partitions, applied)
+            ledger.append(self.lake, self.config.ledger, self.query, steps.batch, found)
+        return report(self.config.name, planned.layout, manifest, steps)
+
+    def _decide(self, planned: Plan, steps: Steps) -> tuple[Manifest, dict[str, DeltaTable | None]]:
+        batch = steps.batch
+        for _ in range(RULINGS):
+            with steps.step("land"):
+                files, counts = self.engine.land(planned, self.ruling, batch)
+            counted = partitions(counts)
+            self._stop_on(planned.layout, counted, files, batch)
+            with steps.step("fit"):
+                fit = self.fitter.fit(planned.layout, files, self.ruling, batch)
+            settled = not _changes(self.ruling, fit.ruling, files)
+            self.ruling = fit.ruling
+            if settled:
+                allowed = {key: sorted(names) for key, names in self.ruling.allowed.items()}
+                manifest = Manifest(
+                    batch, self.fingerprint, fit.commits, counted, self.ruling.conflicts, allowed
+                )
+                with steps.step("manifest"):
+                    self.shelf.write(manifest)
+                return manifest, fit.handles
+            self.engine.discard(files)
+            log.info("%s, batch %d: landing again, tables ask for it", self.config.name, batch)
+        raise BatchError(self.config.name, batch, f"tables changed {RULINGS} times while the batch was landed; who else writes them?")
+
+    def _stop_on(self, layout: Layout, counted: tuple[Partition, ...], files: list[LandedFile], batch: int) -> None:
+        """Stop before anything is committed: a batch that does not balance, or an expectation that says so."""
+        broken = keyed(counted, "failing")
+        if broken:
+            self.engine.discard(files)
+            named = ", ".join(f"{key} on {count} rows" for key, count in sorted(broken.items()))
+            raise BatchError(self.config.name, batch, f"expectations do not hold: {named}; nothing was committed")
+        wrong = imbalances(layout, counted, files, self.config.unmatched == "dead_letters")
+        if wrong:
+            raise BatchError(self.config.name, batch, f"the batch does not balance: {'; '.join(wrong)}; nothing was committed")
+
+    def _apply(self, planned: Plan, manifest: Manifest, *, replay: bool) -> dict[str, tuple[int, int]]:
+        lanes = {target.key: target for target in planned.layout.targets if target.lane}
+        applied: dict[str, tuple[int, int]] = {}
+        for work in manifest.commits:
+            if target := lanes.get(work.target):
+                done = self.shelf.applied(work.version).get(target.key)
+                batch = Batch(self.config.name, work.version, target.route, target.sink, replay)
+                applied[target.key] = done or self.applier.apply(
+                    self._sink(target), target, work, self.engine.events(planned, manifest, target, work), batch
+                )
+        return applied
+
+    def _sink(self, target: Target) -> ApplyingSink:
+        route = next(route for route in self.config.routes if route.name == target.route)
+        sink = dict(zip(sink_names(route.sinks), route.sinks, strict=True))[target.sink]
+        assert isinstance(sink, ApplyingSink)
+        return sink
+
+    def _notes(self, manifest: Manifest) -> dict[str, str]:
+        """Return what every commit says about its batch: whose, which, and from which offsets."""
+        spans = {f"{p.topic}/{p.partition}": [p.first, p.last] for p in manifest.partitions}
+        return {
+            "router.query": self.query,
+            "router.batch": str(manifest.batch),
+            "router.configuration": manifest.config,
+            "router.offsets": str(spans),
+        }
+
+
+def _changes(before: Ruling, after: Ruling, files: list[LandedFile]) -> bool:
+    """Say whether the files of this batch would have landed otherwise under the new ruling."""
+    tables = {file.table for file in files}
+    for table in tables:
+        if before.casts.get(table, {}) != after.casts.get(table, {}):
+            return True
+        if not set(after.conflicts.get(table, {})) <= set(before.conflicts.get(table, {})):
+            return True
+    return before.allowed != after.allowed
+
+
+def report(query: str, layout: Layout, manifest: Manifest, steps: Steps) -> BatchReport:
+    """Return the report of a finished batch."""
+    counted, commits = manifest.partitions, manifest.commits
+    by = {kind: keyed(counted, kind) for kind in ("matched", "refused", "dropped", "landed", "turned", "warned")}
+    routes = {
+        route.name: {
+            "matched": by["matched"][route.name],
+            "landed": sum(by["landed"][target.key] for target in route.targets),
+            "refused": by["refused"][route.name] + sum(by["turned"][target.key] for target in route.targets),
+            "dropped": by["dropped"][route.name],
+            **{f"warned {name}": by["warned"][f"{route.name}/{name}"] for name in route.warned},
+        }
+        for route in layout.routes
+    }
+    read, failed = total(counted, "read"), total(counted, "failed")
+    return BatchReport(
+        query=query,
+        batch=manifest.batch,
+        read=read,
+        decoded=read - failed - total(counted, "bare"),
+        failed=failed,
+        unmatched=total(counted, "unmatched"),
+        dead_letters=sum(work.rows for work in commits if work.target == "/dead_letters"),
+        tables=len({work.table for work in commits}),
+        files=sum(len(work.files) for work in commits),
+        seconds={name: round(seconds, 4) for name, seconds in steps.seconds.items()},
+        routes=routes,
+    )
+

@@ -1,0 +1,129 @@
+"""Hold landed files against the tables they are for: what to add, and what must land differently.
+
+Tables are opened here once per batch; the same handles commit. Where a table's schema or the number of tables says
+that rows must land otherwise, the new ruling says how, and the batch is landed again. That is rare: a ruling is kept
+for the batches that follow.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from router.delta.commit import LandedFile, TableCommit, to_arrow, to_delta
+from router.delta.lake import Lake
+from router.delta.schema import Difference, compare, cut, plain_schema
+from router.engine.layout import BRONZE_SCHEMA, DEAD_SCHEMA, Layout, Ruling
+
+THREADS = 8
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Be the outcome: the commits to make, the open tables, and the ruling the files should have landed under."""
+
+    commits: tuple[TableCommit, ...]
+    handles: dict[str, DeltaTable | None]
+    ruling: Ruling
+
+
+@dataclass
+class Fitter:
+    """Fit batches of one query; remembers only the names of tables that exist."""
+
+    lake: Lake
+    query: str
+    known: dict[str, set[str]] = field(default_factory=dict)
+
+    def fit(self, layout: Layout, files: Iterable[LandedFile], ruling: Ruling, batch: int) -> Fit:
+        """Return the commits for landed files, and the ruling that the tables ask for."""
+        by_table: dict[str, dict[str, list[LandedFile]]] = defaultdict(lambda: defaultdict(list))
+        for file in files:
+            by_table[file.table][file.target].append(file)
+        handles = self.open(by_table)
+        schemas = {"/bronze": BRONZE_SCHEMA, "/dead_letters": DEAD_SCHEMA, **{t.key: t.schema for t in layout.targets}}
+        casts, conflicts = dict(ruling.casts), dict(ruling.conflicts)
+        commits: list[TableCommit] = []
+        for table, targets in sorted(by_table.items()):
+            have = _schema(handles[table])
+            casts[table], conflicts[table] = {}, {}
+            for target, landed in sorted(targets.items()):
+                present = {name for file in landed for name in file.columns}
+                present |= set(ruling.conflicts.get(table, {}))
+                come = pa.schema([column for column in schemas[target] if column.name in present])
+                difference = compare(have, come) if have is not None else Difference()
+                casts[table] |= difference.cast
+                conflicts[table] |= difference.conflicts
+                come = _written(come, difference)
+                commits.append(self._commit(table, target, tuple(landed), come, difference, batch))
+                have = pa.unify_schemas([have, come], promote_options="permissive") if have is not None else come
+        allowed = self._allowed(layout, by_table)
+        found = Ruling(_filled(casts), _filled(conflicts), {**ruling.allowed, **allowed})
+        return Fit(tuple(commits), handles, found)
+
+    def open(self, tables: Iterable[str]) -> dict[str, DeltaTable | None]:
+        """Open tables in parallel; None where there is none yet."""
+        names = sorted(tables)
+        with ThreadPoolExecutor(THREADS) as pool:
+            return dict(zip(names, pool.map(self.lake.open, names), strict=True))
+
+    def committed(self, tables: Iterable[str]) -> None:
+        """Remember that tables exist now."""
+        for table in tables:
+            layer = table.split(".")[0]
+            if layer in self.known:
+                self.known[layer].add(table)
+
+    def _commit(
+        self, table: str, target: str, files: tuple[LandedFile, ...], come: pa.Schema, found: Difference, batch: int
+    ) -> TableCommit:
+        return TableCommit(
+            target=target,
+            table=table,
+            app_id=f"{self.query}{'' if target.startswith('/') else '/'}{target}/{table}",
+            version=batch,
+            files=files,
+            columns=to_delta(come),
+            added=to_delta(pa.schema(list(found.added))) if found.added else None,
+            widened=to_delta(pa.schema(list(found.widened))) if found.widened else None,
+        )
+
+    def _allowed(self, layout: Layout, by_table: dict[str, dict[str, list[LandedFile]]]) -> dict[str, frozenset[str]]:
+        """Return the allowed names of the targets that named more tables than they may have."""
+        found = {}
+        fixed = {target.table for target in layout.targets} | {layout.bronze, layout.dead_letters}
+        for target in layout.targets:
+            named = {table for table, targets in by_table.items() if target.key in targets}
+            if target.table is not None or not named:
+                continue
+            existing = set().union(*(self._tables(layer) for layer in {name.split(".")[0] for name in named})) - fixed
+            new = sorted(named - existing)
+            if len(existing) + len(new) > target.at_most:
+                room = max(0, target.at_most - len(existing))
+                found[target.key] = frozenset(existing | set(new[:room]))
+        return found
+
+    def _tables(self, layer: str) -> set[str]:
+        if layer not in self.known:
+            self.known[layer] = set(self.lake.tables(layer))
+        return self.known[layer]
+
+
+def _schema(table: DeltaTable | None) -> pa.Schema | None:
+    return None if table is None else plain_schema(to_arrow(table))
+
+
+def _written(come: pa.Schema, difference: Difference) -> pa.Schema:
+    kept = [column for column in come if column.name not in difference.conflicts]
+    return pa.schema([pa.field(c.name, cut(difference.cast.get(c.name, c.type), c.type)) for c in kept])
+
+
+def _filled(rulings: dict[str, dict[str, V]]) -> dict[str, dict[str, V]]:
+    return {table: found for table, found in rulings.items() if found}

@@ -1,0 +1,112 @@
+"""What the labelled frame of a batch looks like: columns, routes and targets. Travels to executors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pyarrow as pa
+
+RAW_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp_type", "headers")
+COORDINATES = {"_topic": "topic", "_partition": "partition", "_offset": "offset", "_timestamp": "timestamp", "_key": "key"}
+"""Columns that a lane has beside its route's: where each event came from."""
+
+BRONZE_SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("timestamp_type", pa.int32()),
+        ("headers", pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))),
+        ("batch_id", pa.int64()),
+    ]
+)
+DEAD_SCHEMA = pa.schema(
+    [*[("stage", pa.string()), ("reason", pa.string()), ("route", pa.string()), ("sink", pa.string())], *BRONZE_SCHEMA]
+)
+"""A dead letter: why, and the whole record as received."""
+
+Stage = Literal["decode", "match", "expect", "select", "name", "schema", "apply"]
+"""Where a record was refused."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Be one sink of one route: which rows go there, and into which table.
+
+    `goes` is a boolean column when `table` is fixed, else a string column with the table's name (null: not there).
+    `rows` is the struct column with the table's columns; `schema` its plain Arrow schema. `misnamed` is the boolean
+    column of rows whose name was refused.
+    """
+
+    route: str
+    sink: str
+    goes: str
+    rows: str
+    schema: pa.Schema
+    table: str | None = None
+    misnamed: str | None = None
+    at_most: int = 1
+    seen: bool = False
+    lane: bool = False
+
+    @property
+    def key(self) -> str:
+        """Return the part of transaction ids that names this target."""
+        return f"{self.route}/{self.sink}"
+
+
+@dataclass(frozen=True)
+class RouteLabels:
+    """Name the boolean columns that say what became of a row on a route."""
+
+    name: str
+    matched: str
+    refused: str
+    dropped: str
+    warned: dict[str, str] = field(default_factory=dict)
+    failing: dict[str, str] = field(default_factory=dict)
+    targets: tuple[Target, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Describe the labelled frame.
+
+    Columns: RAW_COLUMNS; `_failed`, `_bare`, `_unmatched` (boolean); `_dead` (array of stage, reason, route, sink;
+    null when none); and those the routes name.
+    """
+
+    bronze: str | None
+    dead_letters: str
+    routes: tuple[RouteLabels, ...]
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """Return every route's targets, in order."""
+        return tuple(target for route in self.routes for target in route.targets)
+
+    def columns(self) -> list[str]:
+        """Return the columns of the labelled frame that landing needs, each once."""
+        names = [*RAW_COLUMNS, "_failed", "_bare", "_unmatched", "_dead"]
+        for route in self.routes:
+            names += [route.matched, route.refused, route.dropped, *route.warned.values(), *route.failing.values()]
+            for target in route.targets:
+                names += [target.goes, target.rows, *([target.misnamed] if target.misnamed else [])]
+        return list(dict.fromkeys(names))
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """Say what is known of existing tables that changes how rows land.
+
+    `casts`: table -> column -> type to write; `conflicts`: table -> column -> why its values cannot be written;
+    `allowed`: target key -> the only names it may still use (absent: no limit reached).
+    """
+
+    casts: dict[str, dict[str, pa.DataType]] = field(default_factory=dict)
+    conflicts: dict[str, dict[str, str]] = field(default_factory=dict)
+    allowed: dict[str, frozenset[str]] = field(default_factory=dict)

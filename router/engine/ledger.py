@@ -1,0 +1,120 @@
+"""The ledger: one row per batch, source partition, route and sink, saying what became of every record."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from router.delta.commit import LandedFile, TableCommit, commit, to_delta
+from router.delta.lake import Lake
+from router.delta.file_statistics import statistics
+from router.engine.balance import Partition
+from router.engine.layout import Layout
+
+if TYPE_CHECKING:
+    from router.config.models import Config
+
+SCHEMA = pa.schema(
+    [
+        ("query", pa.string()),
+        ("run", pa.string()),
+        ("batch_id", pa.int64()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("from_offset", pa.int64()),
+        ("to_offset", pa.int64()),
+        ("route", pa.string()),
+        ("sink", pa.string()),
+        ("read", pa.int64()),
+        ("decoded", pa.int64()),
+        ("failed", pa.int64()),
+        ("bare", pa.int64()),
+        ("unmatched", pa.int64()),
+        ("matched", pa.int64()),
+        ("landed", pa.int64()),
+        ("refused", pa.int64()),
+        ("dropped", pa.int64()),
+        ("applied", pa.int64()),
+        ("dead", pa.int64()),
+        ("finished", pa.timestamp("us", "UTC")),
+    ]
+)
+"""Rows without a route count the source: read = decoded + failed + bare. Rows with a route and sink count what
+matched: matched = landed + refused + dropped; for an applying sink landed = applied + dead."""
+
+
+SUMMED = ("matched", "landed", "refused", "dropped", "applied", "dead")
+
+
+def rows(
+    query: str, run: str, batch: int, layout: Layout, counted: tuple[Partition, ...], applied: dict[str, tuple[int, int]]
+) -> list[dict[str, Any]]:
+    """Return the ledger rows of a batch. `applied` has (applied, dead) of each applying sink by key.
+
+    What a sink applied is known for the batch, not per source partition: it stands in a row of its own, without one.
+    """
+    found: list[dict[str, Any]] = []
+    base = {"query": query, "run": run, "batch_id": batch}
+    for part in counted:
+        where = {**base, "topic": part.topic, "partition": part.partition, "from_offset": part.first, "to_offset": part.last}
+        source = {name: getattr(part, name) for name in ("read", "decoded", "failed", "bare", "unmatched")}
+        found.append({**where, **source})
+        for route in layout.routes:
+            for target in route.targets:
+                refused = part.refused.get(route.name, 0) + part.turned.get(target.key, 0)
+                found.append({
+                    **where, "route": target.route, "sink": target.sink, "matched": part.matched.get(route.name, 0),
+                    "landed": part.landed.get(target.key, 0), "refused": refused,
+                    "dropped": part.dropped.get(route.name, 0),
+                })  # fmt: skip
+    if not counted:
+        found.append({**base, **dict.fromkeys(("read", "decoded", "failed", "bare", "unmatched"), 0)})
+    for key, (done, dead) in applied.items():
+        route_name, sink = key.split("/", 1)
+        found.append({**base, "route": route_name, "sink": sink, "applied": done, "dead": dead})
+    return found
+
+
+def append(lake: Lake, table: str, query: str, batch: int, found: list[dict[str, Any]]) -> None:
+    """Append the rows of a batch to the ledger table, once."""
+    folder = table.replace(".", "/")
+    now = int(time.time() * 1_000_000)
+    content = pa.Table.from_pylist([{**row, "finished": now} for row in found], SCHEMA)
+    path = f"{folder}/part-{batch:010d}-{time.time_ns()}.parquet"
+    lake.files.create_dir(folder, recursive=True)
+    footers: list[pq.FileMetaData] = []
+    with lake.files.open_output_stream(path) as stream:
+        pq.write_table(content, stream, store_schema=False, metadata_collector=footers)
+        size = stream.tell()
+    file = LandedFile("/ledger", table, path, size, len(found), tuple(SCHEMA.names), statistics(footers[0]))
+    work = TableCommit("/ledger", table, f"{query}/ledger", batch, (file,), to_delta(SCHEMA))
+    if not commit(lake, work, {}):
+        lake.files.delete_file(path)
+
+
+def last(config: Config, batches: int) -> list[dict[str, Any]]:
+    """Return the ledger rows of a query's last batches, oldest first, events of a sink summed over partitions."""
+    lake = Lake.at(config.lake, {key: value.get_secret_value() for key, value in config.storage_options.items()})
+    table = lake.open(config.ledger)
+    if table is None:
+        return []
+    found = table.to_pyarrow_table(filters=[("query", "=", config.name)]).to_pylist()
+    order = {row["run"]: row["finished"] for row in sorted(found, key=lambda row: row["finished"], reverse=True)}
+    keys = sorted({(order[row["run"]], row["run"], row["batch_id"]) for row in found})[-batches:]
+    wanted = {(run, batch) for _, run, batch in keys}
+    chosen = [row for row in found if (row["run"], row["batch_id"]) in wanted]
+    return sorted(_summed(chosen), key=lambda row: (row["finished"], row["route"] or "", row["topic"] or "", row["partition"] or 0))
+
+
+def _summed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add up the rows of each batch, route and sink; rows of the source stay as they are."""
+    sources = [row for row in rows if row["route"] is None]
+    sums: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in (row for row in rows if row["route"] is not None):
+        key = (row["run"], row["batch_id"], row["route"], row["sink"])
+        have = sums.setdefault(key, {**row, **dict.fromkeys(SUMMED)})
+        have |= {name: (have[name] or 0) + row[name] for name in SUMMED if row[name] is not None}
+    return [*sources, *sums.values()]

@@ -1,0 +1,83 @@
+"""Build a Spark session with the settings that many small tables need."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyspark
+from delta.pip_utils import configure_spark_with_delta_pip
+from pyspark.sql import SparkSession
+
+if TYPE_CHECKING:
+    from router.config.models import Config
+
+LOCAL_MASTER = "local[*,4]"
+"""All cores, and a task that fails is tried again: plain local mode would fail the batch at once."""
+
+SETTINGS = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.session.timeZone": "UTC",
+    # one small state job per table and snapshot instead of 50 tasks
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 << 20),
+    "spark.python.worker.reuse": "true",
+    # a driver that runs for months must not keep the history of every batch
+    "spark.sql.streaming.numRecentProgressUpdates": "20",
+    "spark.ui.retainedJobs": "50",
+    "spark.ui.retainedStages": "50",
+    "spark.ui.retainedTasks": "1000",
+    "spark.sql.ui.retainedExecutions": "20",
+    "spark.worker.ui.retainedExecutors": "20",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def build_session(config: Config, master: str | None = None) -> SparkSession:
+    """Return the session of a configuration; under spark-submit what was submitted wins.
+
+    `spark:` of the configuration overrides the router's settings.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(f"router {config.name}")
+    submitted = "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
+    if not submitted:
+        cores = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2)
+        builder = builder.master(master or LOCAL_MASTER)
+        builder = builder.config("spark.sql.shuffle.partitions", cores).config("spark.ui.enabled", "false")
+        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+        builder = configure_spark_with_delta_pip(builder, extra_packages=packages())
+    for key, value in {**SETTINGS, **config.spark}.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def stop_session(session: SparkSession) -> None:
+    """Stop a session and remove the empty folders that Spark 4 leaves under ./artifacts for every session."""
+    session.stop()
+    artifacts = Path("artifacts")
+    if artifacts.is_dir():
+        for folder in artifacts.glob("spark-*"):
+            with suppress(OSError):  # not empty: somebody's
+                folder.rmdir()
+        with suppress(OSError):
+            artifacts.rmdir()
+
+
+def packages() -> list[str]:
+    """Return the Maven coordinates of Spark's connectors that fit the installed pyspark."""
+    version = pyspark.__version__
+    return [f"org.apache.spark:{name}_2.13:{version}" for name in ("spark-sql-kafka-0-10", "spark-avro")]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that decide how a batch is written."""
+    return {name: importlib.metadata.version(name) for name in ("pyspark", "delta-spark", "deltalake", "pyarrow")}

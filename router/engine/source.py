@@ -1,0 +1,121 @@
+"""Open the source as a stream (or a sample) of raw records."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from router.errors import StartError
+from router.parts import RAW_SCHEMA
+
+if TYPE_CHECKING:
+    from router.config.models import Config, FilesSource, FormatSource, KafkaSource
+
+Offsets = dict[str, dict[int, int]]
+"""topic -> partition -> the next offset to read."""
+
+
+def stream(spark: SparkSession, config: Config, resume: Offsets | None = None) -> DataFrame:
+    """Return the source as a streaming frame with the columns of `RAW_SCHEMA`.
+
+    `resume` overrides where a new checkpoint of a Kafka source begins.
+    """
+    source = config.source
+    if source.kafka:
+        options = kafka_options(source.kafka, resume)
+        return _kafka_columns(spark.readStream.format("kafka").options(**options).load())
+    if source.files:
+        files = source.files
+        reader = spark.readStream.format("text").options(**_file_options(files))
+        return _file_columns(reader.option("maxFilesPerTrigger", files.files_per_batch).load(files.path))
+    assert source.format
+    options = {key: value.get_secret_value() for key, value in source.format.options.items()}
+    return _any_columns(spark.readStream.format(source.format.name).options(**options).load(), source.format)
+
+
+def sample(spark: SparkSession, config: Config, rows: int) -> DataFrame:
+    """Return up to `rows` raw records of the source as a static frame, from its beginning."""
+    source = config.source
+    if source.kafka:
+        options = {**kafka_options(source.kafka), "startingOffsets": "earliest", "endingOffsets": "latest"}
+        for streaming in ("maxOffsetsPerTrigger", "startingTimestamp", "startingOffsetsByTimestamp"):
+            options.pop(streaming, None)
+        return _kafka_columns(spark.read.format("kafka").options(**options).load()).limit(rows)
+    if source.files:
+        return _file_columns(spark.read.format("text").options(**_file_options(source.files)).load(source.files.path)).limit(rows)
+    raise StartError("a sample can be taken from kafka and files only; give the decoder a schema")
+
+
+def kafka_options(kafka: KafkaSource, resume: Offsets | None = None) -> dict[str, str]:
+    """Return the options of Spark's Kafka source. Source: Structured Streaming + Kafka Integration Guide."""
+    options = {key: value.get_secret_value() for key, value in kafka.options.items()}
+    options["kafka.bootstrap.servers"] = kafka.servers
+    options["includeHeaders"] = "true"
+    options["maxOffsetsPerTrigger"] = str(kafka.rows_per_batch)
+    options.update({"subscribePattern": kafka.pattern} if kafka.pattern else {"subscribe": ",".join(kafka.topics)})
+    if resume is not None:
+        options["startingOffsets"] = json.dumps(resume)
+    elif isinstance(kafka.start_time, str):
+        options["startingTimestamp"] = str(_millis(kafka.start_time))
+        options.setdefault("startingOffsetsByTimestampStrategy", "latest")
+    elif kafka.start_time:
+        stamps = {t: {p: _millis(at) for p, at in by.items()} for t, by in kafka.start_time.items()}
+        options["startingOffsetsByTimestamp"] = json.dumps(stamps)
+        options.setdefault("startingOffsetsByTimestampStrategy", "latest")
+    else:
+        options["startingOffsets"] = kafka.start if isinstance(kafka.start, str) else json.dumps(kafka.start)
+    return options
+
+
+def _millis(moment: str) -> int:
+    at = datetime.fromisoformat(moment.replace("Z", "+00:00"))
+    return int((at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp() * 1000)
+
+
+def _kafka_columns(frame: DataFrame) -> DataFrame:
+    return frame.select(
+        "key", "value", "topic", "partition", "offset", "timestamp", F.col("timestampType").alias("timestamp_type"), "headers"
+    )  # fmt: skip
+
+
+def _file_options(files: FilesSource) -> dict[str, str]:
+    return {"wholetext": str(files.whole_files).lower(), **files.options}
+
+
+def _file_columns(frame: DataFrame) -> DataFrame:
+    """Take the file as topic; the offset orders the records of one batch and file."""
+    known = {
+        "value": F.col("value").cast("binary"),
+        "topic": F.col("_metadata.file_path"),
+        "partition": F.lit(0),
+        "offset": F.monotonically_increasing_id(),
+        "timestamp": F.col("_metadata.file_modification_time"),
+    }
+    return frame.select(_raw(known))
+
+
+def _any_columns(frame: DataFrame, source: FormatSource) -> DataFrame:
+    known: dict[str, Column] = {name: F.col(name) for name in _kinds() if name in frame.columns}
+    known |= {name: F.expr(sql) for name, sql in source.columns.items()}
+    if "value" not in known:
+        have = ", ".join(frame.columns)
+        raise StartError(f"the source {source.name} has no column value (it has {have}); map one under source.format.columns")
+    known["value"] = known["value"].cast("binary")
+    known.setdefault("topic", F.lit(source.name))
+    known.setdefault("partition", F.lit(0))
+    known.setdefault("offset", F.monotonically_increasing_id())
+    return frame.select(_raw(known))
+
+
+def _raw(known: dict[str, Column]) -> list[Column]:
+    return [known.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in _kinds().items()]
+
+
+def _kinds() -> dict[str, Any]:
+    from pyspark.sql.types import StructType
+
+    return {field.name: field.dataType for field in StructType.fromDDL(RAW_SCHEMA)}

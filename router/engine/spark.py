@@ -1,0 +1,221 @@
+"""The spark engine: the same batch with Delta on Spark only, for storage and table features Python cannot reach.
+
+The labelled frame is persisted; one aggregate counts it, one job per sink with tables named by data finds the names,
+and a pool of threads appends each table. What `LandedFile` describes here is the share of a table in the batch: rows
+and columns without a path. A replay plans the batch again from the source, and Delta skips what it has.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_type
+
+from router.delta.commit import LandedFile, TableCommit, to_arrow_schema
+from router.engine.commit import widen
+from router.engine.fit import THREADS
+from router.engine.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, RAW_COLUMNS, Layout, Ruling, Target
+from router.engine.plan import DEAD_TYPE, Plan
+from router.errors import TableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from deltalake import DeltaTable
+
+    from router.delta.lake import Lake
+    from router.engine.manifest import Manifest
+
+
+@dataclass
+class SparkEngine:
+    """Count a batch, then append each table in a thread of its own."""
+
+    spark: SparkSession
+    lake: Lake
+    held: DataFrame | None = None
+
+    def land(self, planned: Plan, ruling: Ruling, batch: int) -> tuple[list[LandedFile], list[dict[str, Any]]]:
+        """Persist and count the batch; nothing is written yet."""
+        frame = self._hold(planned, ruling)
+        counts = [_counts(row.asDict(), planned.layout) for row in _counted(frame, planned.layout).collect()]
+        files = [*self._shares(frame, planned.layout, counts)]
+        return [file for file in files if file.rows], counts
+
+    def discard(self, files: list[LandedFile]) -> None:
+        """Forget a batch that is not committed; it wrote nothing."""
+        self.release()
+
+    def commit(
+        self,
+        planned: Plan,
+        manifest: Manifest,
+        handles: dict[str, DeltaTable | None],
+        notes: dict[str, str],
+        tell: Callable[[int], None],
+    ) -> None:
+        """Append every table in parallel; Delta skips those that have this batch."""
+        frame = self._hold(planned, manifest.ruling)
+        by_key = {target.key: target for target in planned.layout.targets}
+        errors: list[TableError] = []
+        with ThreadPoolExecutor(THREADS) as pool:
+            waiting = [
+                pool.submit(self._append, self._rows(frame, by_key.get(work.target), work), work) for work in manifest.commits
+            ]
+            for index, future in enumerate(waiting):
+                try:
+                    future.result()
+                except Exception as error:  # noqa: BLE001 - whatever Spark raises belongs to this table only
+                    errors.append(TableError(manifest.commits[index].table, f"the append failed: {error}"))
+                tell(index + 1)
+        if errors:
+            raise errors[0]
+
+    def events(self, planned: Plan, manifest: Manifest, target: Target, work: TableCommit) -> DataFrame:
+        """Return the rows that a lane got in this batch."""
+        return self._rows(self._hold(planned, manifest.ruling), target, work)
+
+    def release(self) -> None:
+        """Drop the persisted frame."""
+        if self.held is not None:
+            self.held.unpersist()
+        self.held = None
+
+    def _hold(self, planned: Plan, ruling: Ruling) -> DataFrame:
+        if self.held is None:
+            self.held = _ruled(planned, ruling).persist(StorageLevel.MEMORY_AND_DISK)
+        return self.held
+
+    def _shares(self, frame: DataFrame, layout: Layout, counts: list[dict[str, Any]]) -> Iterator[LandedFile]:
+        def share(target: str, table: str, rows: int, columns: list[str]) -> LandedFile:
+            return LandedFile(target, table, "", 0, rows, tuple(columns), "")
+
+        if layout.bronze:
+            yield share("/bronze", layout.bronze, sum(count["read"] for count in counts), BRONZE_SCHEMA.names)
+        yield share("/dead_letters", layout.dead_letters, sum(count["letters"] for count in counts), DEAD_SCHEMA.names)
+        for target in layout.targets:
+            for table, rows, present in self._tables(frame, target, counts):
+                every = [name for name in target.schema.names if name in present or not target.seen]
+                yield share(target.key, table, rows, every)
+
+    def _tables(
+        self, frame: DataFrame, target: Target, counts: list[dict[str, Any]]
+    ) -> Iterator[tuple[str, int, set[str]]]:
+        """Return (table, rows, columns with a value) of a target; only named tables and `seen` need a job."""
+        if target.table is not None and not target.seen:
+            yield target.table, sum(count["landed"].get(target.key, 0) for count in counts), set()
+            return
+        names = [name for name in target.schema.names if target.seen]
+        valued = [F.count(F.col(target.rows).getField(name)).alias(f"c{i}") for i, name in enumerate(names)]
+        table = F.lit(target.table) if target.table else F.col(target.goes)
+        goes = F.col(target.goes) if target.table else F.col(target.goes).isNotNull()
+        grouped = frame.filter(goes).groupBy(table.alias("table")).agg(F.count(F.lit(1)).alias("rows"), *valued)
+        for row in grouped.orderBy("table").collect():  # as many rows as tables, which `at_most` bounds
+            yield row["table"], row["rows"], {name for i, name in enumerate(names) if row[f"c{i}"]} or set(names[:1])
+
+    def _rows(self, frame: DataFrame, target: Target | None, work: TableCommit) -> DataFrame:
+        if target is None and work.target == "/bronze":
+            return frame.select(*RAW_COLUMNS, F.lit(work.version).cast("long").alias("batch_id"))
+        if target is None:
+            letters = frame.filter(F.col("_dead").isNotNull()).select(*RAW_COLUMNS, F.explode("_dead").alias("_why"))
+            return letters.select("_why.*", *RAW_COLUMNS, F.lit(work.version).cast("long").alias("batch_id"))
+        goes = F.col(target.goes) if target.table else F.col(target.goes) == work.table
+        return frame.filter(goes).select(*_columns(target, work))
+
+    def _append(self, rows: DataFrame, work: TableCommit) -> None:
+        address = self.lake.address(work.table)
+        if work.widened:
+            widen(self.spark.newSession(), address, work.widened)
+        writer = rows.write.format("delta").mode("append").option("mergeSchema", "true")
+        writer.option("txnAppId", work.app_id).option("txnVersion", work.version).save(address)
+
+
+def _columns(target: Target, work: TableCommit) -> list[Column]:
+    found = []
+    for column in to_arrow_schema(work.columns):
+        if target.lane and column.name in COORDINATES:
+            found.append(F.col(COORDINATES[column.name]).alias(column.name))
+        else:
+            kind = from_arrow_type(column.type)
+            found.append(F.col(target.rows).getField(column.name).cast(kind).alias(column.name))
+    return found
+
+
+def _ruled(planned: Plan, ruling: Ruling) -> DataFrame:
+    """Return the labelled frame with the ruling applied: who goes nowhere, and why."""
+    frame, changed, letters = planned.frame, {}, []
+    for target in planned.layout.targets:
+        reason = _ruled_out(target, ruling)
+        if reason is None:
+            continue
+        stage = F.when(reason.startswith("cap:"), F.lit("name")).otherwise(F.lit("schema"))
+        why = F.struct(stage.alias("stage"), F.substring(reason, 5, 10_000).alias("reason"),
+                       F.lit(target.route).alias("route"), F.lit(target.sink).alias("sink"))  # fmt: skip
+        letters.append(F.when(reason.isNotNull(), F.array(why)).otherwise(F.array().cast(DEAD_TYPE)))
+        changed[target.goes] = F.when(reason.isNull(), F.col(target.goes))
+        changed[f"_turned_{target.goes}"] = reason.isNotNull()
+    if letters:
+        every = F.concat(F.coalesce(F.col("_dead"), F.array().cast(DEAD_TYPE)), *letters)
+        changed["_dead"] = F.when(F.size(every) > 0, every)
+    return frame.withColumns(changed) if changed else frame
+
+
+def _ruled_out(target: Target, ruling: Ruling) -> Column | None:
+    table = F.lit(target.table) if target.table else F.col(target.goes)
+    goes = F.col(target.goes) if target.table else F.col(target.goes).isNotNull()
+    reasons = []
+    if (allowed := ruling.allowed.get(target.key)) is not None:
+        text = F.concat(F.lit("cap:table "), table, F.lit(f": the sink may have {target.at_most} tables and has them"))
+        reasons.append(F.when(goes & ~table.isin(*allowed), text))
+    for name, columns in ruling.conflicts.items():
+        for column, why in columns.items():
+            if column in target.schema.names:
+                hit = goes & (table == name) & F.col(target.rows).getField(column).isNotNull()
+                reasons.append(F.when(hit, F.lit(f"typ:table {name}: {why}")))
+    return F.coalesce(*reasons) if reasons else None
+
+
+def _counted(frame: DataFrame, layout: Layout) -> DataFrame:
+    def total(condition: Column) -> Column:
+        return F.sum(condition.cast("long"))
+
+    sums = {"first": F.min("offset"), "last": F.max("offset"), "read": F.count(F.lit(1))}
+    sums |= {name: total(F.col(f"_{name}")) for name in ("failed", "bare", "unmatched")}
+    sums["letters"] = F.sum(F.when(F.col("_dead").isNull(), 0).otherwise(F.size("_dead")))
+    for key, condition in _keyed(frame, layout):
+        sums[key] = total(condition)
+    return frame.groupBy("topic", "partition").agg(*[column.alias(name) for name, column in sums.items()])
+
+
+def _keyed(frame: DataFrame, layout: Layout) -> Iterator[tuple[str, Column]]:
+    """Return the keyed counters as (kind:key, condition)."""
+    for route in layout.routes:
+        yield f"matched:{route.name}", F.col(route.matched)
+        yield f"refused:{route.name}", F.col(route.refused)
+        yield f"dropped:{route.name}", F.col(route.dropped)
+        for kind, columns in (("warned", route.warned), ("failing", route.failing)):
+            for name, column in columns.items():
+                yield f"{kind}:{route.name}/{name}", F.col(column)
+        for target in route.targets:
+            goes = F.col(target.goes) if target.table else F.col(target.goes).isNotNull()
+            yield f"landed:{target.key}", F.coalesce(goes, F.lit(False))
+            turned = F.col(target.misnamed) if target.misnamed else F.lit(False)
+            ruled = f"_turned_{target.goes}"
+            yield f"turned:{target.key}", turned | F.col(ruled) if ruled in frame.columns else turned
+
+
+def _counts(row: dict[str, Any], layout: Layout) -> dict[str, Any]:
+    kinds = ("matched", "refused", "dropped", "warned", "failing", "landed", "turned")
+    found: dict[str, Any] = {kind: {} for kind in kinds}
+    for name, value in row.items():
+        kind, _, key = name.partition(":")
+        if not key:
+            found[name] = value
+        elif value:
+            found[kind][key] = value
+    return found

@@ -1,0 +1,229 @@
+"""Run a configuration as a streaming query until it is done or told to stop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from tenacity import Retrying, retry_if_exception, stop_when_event_set, wait_exponential_jitter
+from tenacity.nap import sleep_using_event
+
+from router.delta.lake import Lake
+from router.engine import source
+from router.engine.batch import Batches
+from router.engine.manifest import Shelf
+from router.engine.start import Checkpoint, alone, examine, resume
+from router.engine.steps import Watch
+from router.errors import RouterError, StartError, TableError
+from router.parts import BatchReport, Preparation
+
+if TYPE_CHECKING:
+    from router.config.loader import Loaded
+    from router.config.models import Config, Trigger
+    from router.registry import Registry
+
+log = logging.getLogger("router")
+POLL_SECONDS = 0.2
+KEPT_REPORTS = 1_000
+Accept = Literal["", "lost-checkpoint", "lost-lake", "duplicates"]
+
+
+class _Stop(Exception):
+    """End the query before a batch that came after the order to stop; it is taken up at the next start."""
+
+
+@dataclass
+class Options:
+    """Say how one run differs from its configuration.
+
+    `watch` sees the progress of steps; `finished` gets each report with the records behind the topic's end (None
+    where the source does not say); `stop` ends the run after the batch at hand.
+    """
+
+    trigger: Trigger | None = None
+    refresh: bool = False
+    accept: Accept = ""
+    watch: Watch | None = None
+    finished: Callable[[BatchReport, int | None], None] | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+def run(loaded: Loaded, registry: Registry, spark: SparkSession, options: Options | None = None) -> list[BatchReport]:
+    """Run until the source is drained (trigger once) or told to stop; return the last reports.
+
+    Raises StartError when it may not start, BatchError, TableError or SinkError when a batch cannot be finished, and
+    waits with growing pauses while the source or the storage is away.
+    """
+    options = options or Options()
+    config = loaded.config
+    checkpoint = config.checkpoint_path()
+    with alone(checkpoint, config.name):
+        lake = Lake.at(config.lake, {key: value.get_secret_value() for key, value in config.storage_options.items()})
+        begin = _begin(lake, config, options.accept)
+        prepared = config.decode.prepare(
+            Preparation(loaded.path.parent, options.refresh, lambda rows: source.sample(spark, config, rows))
+        )
+        config = config.model_copy(update={"decode": prepared})
+        _try_parts_on_executors(spark, registry, config)
+        return _Run(config, loaded.fingerprint, registry, spark, lake, options).until_done(begin)
+
+
+def _begin(lake: Lake, config: Config, accept: Accept) -> source.Offsets | None:
+    checkpoint = Checkpoint.read(f"{config.checkpoint_path()}/spark")
+    if accept == "lost-checkpoint" and not checkpoint.committed:
+        if config.source.kafka is None:
+            raise StartError("only a Kafka source can go on from the ledger; restore the checkpoint")
+        return resume(lake, config.ledger, config.name)
+    if not accept:
+        examine(lake, config.ledger, config.name, checkpoint)
+    return None
+
+
+def _try_parts_on_executors(spark: SparkSession, registry: Registry, config: Config) -> None:
+    """Import what the parts need once on an executor, so that a shipping mistake fails now and in one sentence."""
+    modules = ["router.engine.land", *registry.modules(config)]
+
+    def tried(_: Any) -> list[str]:
+        import importlib
+
+        failed = []
+        for name in modules:
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                failed.append(f"{name}: {error}")
+        return failed
+
+    failed = spark.sparkContext.parallelize([0], 1).flatMap(tried).collect()
+    if failed:
+        raise StartError(
+            f"executors cannot import {'; '.join(failed)}. Ship the package with --py-files (a wheel renamed to .zip) or install it there"
+        )
+
+
+@dataclass
+class _Run:
+    config: Config
+    fingerprint: str
+    registry: Registry
+    spark: SparkSession
+    lake: Lake
+    options: Options
+    error: BaseException | None = None
+    busy: threading.Lock = field(default_factory=threading.Lock)
+    waiting: deque[BatchReport] = field(default_factory=deque)
+    reports: deque[BatchReport] = field(default_factory=lambda: deque(maxlen=KEPT_REPORTS))
+    batches: Batches | None = None
+
+    def until_done(self, begin: source.Offsets | None) -> list[BatchReport]:
+        """Run the query, and again after a failure that passes: every batch can be taken up where it was left."""
+        stop = self.options.stop
+        policy = Retrying(
+            retry=retry_if_exception(passing),
+            wait=wait_exponential_jitter(initial=1, max=60),
+            stop=stop_when_event_set(stop),
+            sleep=sleep_using_event(stop),
+            before_sleep=lambda state: log.warning(
+                "%s: %s; trying again in %.0f s", self.config.name, _short(state.outcome.exception()), state.upcoming_sleep
+            ),
+            reraise=True,
+        )
+        policy(self._query, begin)
+        return list(self.reports)
+
+    def _query(self, begin: source.Offsets | None) -> None:
+        self.error = None
+        frame = source.stream(self.spark, self.config, begin)
+        trigger = self.options.trigger or self.config.trigger
+        writer = frame.writeStream.queryName(self.config.name).foreachBatch(self._handle)
+        writer = writer.option("checkpointLocation", f"{self.config.checkpoint_path()}/spark")
+        if trigger.once:
+            writer = writer.trigger(availableNow=True)
+        elif trigger.every:
+            writer = writer.trigger(processingTime=trigger.every)
+        query = writer.start()
+        try:
+            self._follow(query)
+        finally:
+            with self.busy:
+                query.stop()
+            self._tell(query, last=True)
+
+    def _follow(self, query: StreamingQuery) -> None:
+        while query.isActive and not (self.options.stop.is_set() and not self.busy.locked()):
+            time.sleep(POLL_SECONDS)
+            self._tell(query)
+        try:
+            if not self.options.stop.is_set():
+                query.awaitTermination()
+        except StreamingQueryException as error:
+            if isinstance(self.error, _Stop):
+                return
+            if self.error is not None:
+                raise self.error from None
+            raise error from None
+
+    def _handle(self, raw: DataFrame, batch: int) -> None:
+        with self.busy:
+            try:
+                if self.options.stop.is_set():
+                    raise _Stop
+                self.batches = self.batches or self._start(raw)
+                report = self.batches.process(raw, batch)
+            except BaseException as error:
+                self.error = error
+                raise
+            self.reports.append(report)
+            self.waiting.append(report)
+            self.registry.finished(report)
+
+    def _start(self, raw: DataFrame) -> Batches:
+        run = self.spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        return Batches(
+            self.config, self.fingerprint, run, raw.sparkSession, self.lake, Shelf.beside(self.config.checkpoint_path()), self.options.watch
+        )
+
+    def _tell(self, query: StreamingQuery, *, last: bool = False) -> None:
+        """Pass finished batches on, with the lag that Spark's progress has a moment later."""
+        if not self.waiting:
+            return
+        behind = {progress["batchId"]: _behind(progress) for progress in query.recentProgress}
+        while self.waiting and (last or self.waiting[0].batch in behind):
+            report = self.waiting.popleft()
+            if self.options.finished:
+                self.options.finished(report, behind.get(report.batch))
+
+
+def passing(error: BaseException) -> bool:
+    """Say whether a failure passes by itself: the source, the registry or the storage is away."""
+    if isinstance(error, RouterError):
+        return isinstance(error, TableError)
+    signs = ("TimeoutException", "KafkaException", "ConnectException", "UnknownHost", "DisconnectException", "IOException: ",
+             "UnknownTopicOrPartition", "LeaderNotAvailable", "Connection refused", "ConnectionError")  # fmt: skip
+    return isinstance(error, OSError) or any(sign in f"{type(error).__name__}: {error}" for sign in signs)
+
+
+def _behind(progress: Any) -> int | None:
+    metrics = [entry.metrics for entry in progress.sources if entry.metrics and "maxOffsetsBehindLatest" in entry.metrics]
+    if not metrics:
+        return None
+    return sum(_lag(entry) for entry in progress.sources)
+
+
+def _lag(entry: Any) -> int:
+    import json
+
+    end, latest = json.loads(entry.endOffset or "{}"), json.loads(entry.latestOffset or "{}")
+    return sum(max(0, offset - end.get(t, {}).get(p, 0)) for t, by in latest.items() for p, offset in by.items())
+
+
+def _short(error: BaseException | None) -> str:
+    return str(error).split("\n")[0][:300]

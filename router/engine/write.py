@@ -1,0 +1,158 @@
+"""Write held rows as Parquet files of Delta tables. Runs on executors."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from router.delta.commit import LandedFile
+from router.delta.lake import Lake
+from router.delta.file_statistics import statistics
+
+ROW_GROUP = 1 << 20
+OPEN_FILES = 128
+"""Files a task keeps open at most; beyond it the fullest is closed (the usual limit of a process is 1024)."""
+
+
+@dataclass(frozen=True)
+class Landing:
+    """Say where and how files are written: sizes in bytes."""
+
+    lake: Lake
+    file_bytes: int
+    buffer_bytes: int
+    compression: str = "snappy"
+
+    def writer(self, batch: int, attempt: str) -> Writer:
+        """Return the writer of one task attempt."""
+        return Writer(self, f"part-{batch:010d}-{attempt}")
+
+
+@dataclass
+class _Held:
+    """Hold the rows of one table and the file they go to."""
+
+    target: str
+    table: str
+    schema: pa.Schema
+    seen: bool
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    bytes: int = 0
+    file: _File | None = None
+
+
+class Writer:
+    """Hold rows by table; write the largest when more than `buffer_bytes` are held."""
+
+    def __init__(self, landing: Landing, prefix: str) -> None:
+        self.landing = landing
+        self.prefix = prefix
+        self.held: dict[tuple[str, str], _Held] = {}
+        self.bytes = 0
+        self.files: list[LandedFile] = []
+
+    def hold(self, target: str, table: str, rows: pa.RecordBatch, *, seen: bool = False) -> None:
+        """Keep rows for a table. `seen`: columns without a value in what is written at once are left out."""
+        held = self.held.get((target, table))
+        if held is None:
+            held = self.held[target, table] = _Held(target, table, rows.schema, seen)
+        held.batches.append(rows)
+        held.bytes += rows.nbytes
+        self.bytes += rows.nbytes
+
+    def flush(self) -> None:
+        """Write the largest tables while more is held than allowed."""
+        if self.bytes <= self.landing.buffer_bytes:
+            return
+        for held in sorted(self.held.values(), key=lambda held: -held.bytes):
+            self._write(held)
+            if self.bytes <= self.landing.buffer_bytes // 2:
+                break
+        open_files = [held for held in self.held.values() if held.file]
+        for held in sorted(open_files, key=lambda held: -(held.file.size if held.file else 0))[OPEN_FILES:]:
+            self._close(held)
+
+    def close(self) -> list[LandedFile]:
+        """Write everything held; return all files of this task."""
+        for held in self.held.values():
+            self._write(held)
+            self._close(held)
+        return self.files
+
+    def _write(self, held: _Held) -> None:
+        if not held.batches:
+            return
+        rows = pa.Table.from_batches(held.batches, held.schema)
+        self.bytes -= held.bytes
+        held.batches, held.bytes = [], 0
+        rows = _valued(rows) if held.seen else rows
+        if held.file and not set(rows.column_names) <= set(held.file.schema.names):
+            self._close(held)  # a column has its first value: the file without it is complete
+        if held.file is None:
+            held.file = _File.open(self.landing, held.table, self._name(), rows.schema)
+        held.file.add(rows)
+        if held.file.size >= self.landing.file_bytes:
+            self._close(held)
+
+    def _name(self) -> str:
+        return f"{self.prefix}-{uuid.uuid4()}.parquet"
+
+    def _close(self, held: _Held) -> None:
+        if held.file:
+            self.files.append(held.file.close(held.target, held.table))
+            held.file = None
+
+
+def _valued(rows: pa.Table) -> pa.Table:
+    """Return the columns that hold a value; at least one stays."""
+    names = [name for name, column in zip(rows.column_names, rows.columns, strict=True) if column.null_count < len(rows)]
+    return rows.select(names or rows.column_names[:1])
+
+
+@dataclass
+class _File:
+    """Be one Parquet file being written."""
+
+    path: str
+    schema: pa.Schema
+    writer: pq.ParquetWriter
+    stream: pa.NativeFile
+    footers: list[pq.FileMetaData]
+
+    @classmethod
+    def open(cls, landing: Landing, table: str, name: str, schema: pa.Schema) -> _File:
+        folder = table.replace(".", "/")
+        landing.lake.files.create_dir(folder, recursive=True)
+        stream = landing.lake.files.open_output_stream(f"{folder}/{name}")
+        footers: list[pq.FileMetaData] = []
+        writer = pq.ParquetWriter(
+            stream,
+            schema,
+            compression=landing.compression,
+            coerce_timestamps="us",
+            allow_truncated_timestamps=True,
+            store_schema=False,
+            metadata_collector=footers,
+        )
+        return cls(f"{folder}/{name}", schema, writer, stream, footers)
+
+    @property
+    def size(self) -> int:
+        """Return the bytes written so far."""
+        return int(self.stream.tell())
+
+    def add(self, rows: pa.Table) -> None:
+        for name in self.schema.names:
+            if name not in rows.column_names:  # a column left out as empty this time
+                rows = rows.append_column(self.schema.field(name), pa.nulls(len(rows), self.schema.field(name).type))
+        self.writer.write_table(rows.select(self.schema.names), ROW_GROUP)
+
+    def close(self, target: str, table: str) -> LandedFile:
+        self.writer.close()
+        size = self.size
+        self.stream.close()
+        footer = self.footers[0]
+        return LandedFile(target, table, self.path, size, footer.num_rows, tuple(self.schema.names), statistics(footer))

@@ -1,0 +1,106 @@
+"""The exceptions of the router.
+
+RouterError
+├── ConfigError     a configuration that cannot start; carries every Problem found
+├── PluginError     a plugin that is broken, misspelt or clashes with another
+├── StartError      a start refused: running already, lake and checkpoint do not belong together, ...
+├── BatchError      a batch that must stop: it does not balance, or an expectation says `fail`
+├── TableError      a Delta table that cannot be written
+└── SinkError       an applying sink that failed
+
+A fault of a single record is never an exception: it becomes a dead letter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Describe one mistake in a configuration and where it stands.
+
+    `line` and `column` count from 1; `path` is the place as keys (`routes.0.match.sql`); `hint` is the next step.
+    """
+
+    file: str
+    line: int
+    column: int
+    path: str
+    what: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        hint = f"; {self.hint}" if self.hint else ""
+        return f"{self.file}:{self.line}:{self.column}: {self.path or '(top)'}: {self.what}{hint}"
+
+
+class RouterError(Exception):
+    """Be the root of every error the router raises on purpose."""
+
+
+class ConfigError(RouterError):
+    """Report every problem of a configuration at once."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
+
+
+class PluginError(RouterError):
+    """Report a plugin that stops the start, by the name of its provider."""
+
+    def __init__(self, provider: str, what: str) -> None:
+        super().__init__(provider, what)
+        self.provider = provider
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"plugin {self.provider}: {self.what}"
+
+
+class StartError(RouterError):
+    """Report why a stream was not started, and what to do."""
+
+
+class BatchError(RouterError):
+    """Report why a batch stopped the stream."""
+
+    def __init__(self, query: str, batch: int, what: str) -> None:
+        super().__init__(query, batch, what)
+        self.query = query
+        self.batch = batch
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.query}, batch {self.batch}: {self.what}"
+
+
+class TableError(RouterError):
+    """Report a table that cannot be written."""
+
+    def __init__(self, table: str, what: str) -> None:
+        super().__init__(table, what)
+        self.table = table
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"table {self.table}: {self.what}"
+
+
+class SinkError(RouterError):
+    """Report a sink that failed on a batch, by route and sink."""
+
+    def __init__(self, query: str, batch: int, route: str, sink: str, what: str) -> None:
+        super().__init__(query, batch, route, sink, what)
+        self.query = query
+        self.batch = batch
+        self.route = route
+        self.sink = sink
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.query}, batch {self.batch}, route {self.route}, sink {self.sink}: {self.what}"

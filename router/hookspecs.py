@@ -1,0 +1,85 @@
+"""The hooks of the router: four, none of them firstresult.
+
+A plugin is a module (or package) with functions marked `@hookimpl`. It is found through the entry-point group
+`event_router`, or given as one file with `--plugin FILE`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from router.parts import BatchReport, Decoder, Rule, Sink
+
+PROJECT = "event_router"
+"""The marker project and the entry-point group."""
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def router_decoders() -> Mapping[str, type[Decoder]]:  # type: ignore[empty-body]
+    """Return decoders by the name a configuration uses.
+
+    >>> from pyspark.sql import DataFrame, functions as F
+    >>> from router import Decoder, hookimpl
+    >>> class Text(Decoder):
+    ...     '''Take the value as one UTF-8 text.'''
+    ...     def decode(self, raw: DataFrame) -> DataFrame:
+    ...         text = F.struct(F.col("value").cast("string").alias("text"))
+    ...         event = F.when(F.col("value").isNotNull(), text)
+    ...         error = F.when(F.col("value").isNull(), F.lit("value is null"))
+    ...         return raw.withColumns({"event": event, "_error": error})
+    >>> @hookimpl
+    ... def router_decoders():
+    ...     return {"text": Text}
+    """
+
+
+@hookspec
+def router_rules() -> Mapping[str, type[Rule]]:  # type: ignore[empty-body]
+    """Return rules by the name a configuration uses.
+
+    >>> from pyspark.sql import Column, functions as F
+    >>> from router import Rule, hookimpl
+    >>> class Region(Rule):
+    ...     '''Match events of one region. A missing region does not match.'''
+    ...     code: str
+    ...     def matches(self) -> Column:
+    ...         return F.col("event.region") == self.code
+    >>> @hookimpl
+    ... def router_rules():
+    ...     return {"region": Region}
+    """
+
+
+@hookspec
+def router_sinks() -> Mapping[str, type[Sink]]:  # type: ignore[empty-body]
+    """Return sinks by the name a configuration uses.
+
+    >>> from pyspark.sql import Column, functions as F
+    >>> from router import TableSink, hookimpl
+    >>> class ByDay(TableSink):
+    ...     '''Append to one table per day.'''
+    ...     def table(self) -> Column:
+    ...         return F.concat(F.lit("daily.d"), F.date_format("timestamp", "yyyyMMdd"))
+    >>> @hookimpl
+    ... def router_sinks():
+    ...     return {"by_day": ByDay}
+    """
+
+
+@hookspec
+def router_batch_finished(report: BatchReport) -> None:
+    """Observe a finished batch. An exception is logged and never breaks delivery.
+
+    >>> from router import hookimpl
+    >>> @hookimpl
+    ... def router_batch_finished(report):
+    ...     print(report.batch, report.read)
+    """

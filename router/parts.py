@@ -1,0 +1,206 @@
+"""What plugins implement: decoders, rules and sinks.
+
+A part is a frozen pydantic model. Its fields are its options, their descriptions and its docstring are its manual
+page. Methods run on the driver and build plans; what must run on an executor is a module-level function with plain
+arguments. A part keeps no state between batches.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, PrivateAttr, ValidationInfo
+from pydantic_core import CoreSchema, core_schema
+from pyspark.sql import Column, DataFrame
+from typing_extensions import Self
+
+RAW_SCHEMA = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
+    "timestamp_type int, headers array<struct<key: string, value: binary>>"
+)
+"""The columns of a raw record, whatever the source; those a source does not know are null."""
+
+
+class Part(BaseModel):
+    """Be what a configuration can name: a set of options with a manual page."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    kind: ClassVar[Literal["decoder", "rule", "sink", ""]] = ""
+    """Which family a part belongs to; set by Decoder, Rule and Sink only."""
+    main_option: ClassVar[str | None] = None
+    """The option that a bare string (or list) stands for, so that `sql: "a > 1"` can be written."""
+
+    _named: str = PrivateAttr(default="")
+
+    @property
+    def part_name(self) -> str:
+        """Return the name the configuration uses for this part."""
+        return self._named or type(self).__name__.lower()
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Let a field of type `Rule` (or Decoder, Sink) take `{name: options}` from a configuration."""
+        schema = handler(source)
+        if not cls.__dict__.get("kind"):  # a concrete part validates as an ordinary model
+            return schema
+        named = core_schema.dict_schema(core_schema.str_schema(), min_length=1, max_length=1)
+        return core_schema.with_info_before_validator_function(
+            cls._resolve, core_schema.is_instance_schema(cls), json_schema_input_schema=named
+        )
+
+    @classmethod
+    def _resolve(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, cls):
+            return value
+        resolve = (info.context or {}).get("resolve")
+        if resolve is None:
+            raise ValueError(f"a {cls.kind} object is needed here")
+        return resolve(cls, value)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What a decoder may use once, before the stream starts.
+
+    `folder` is the configuration's folder, `refresh` says that cached files (an inferred schema) are to be made
+    again, `sample(rows)` reads that many raw records (columns of `RAW_SCHEMA`) from the source.
+    """
+
+    folder: Path
+    refresh: bool
+    sample: Callable[[int], DataFrame]
+
+
+class Decoder(Part, ABC):
+    """Turn raw records into events."""
+
+    kind = "decoder"
+
+    def prepare(self, preparation: Preparation) -> Self:
+        """Return this decoder made ready, once, at the start of a stream. Runs on the driver."""
+        return self
+
+    @abstractmethod
+    def decode(self, raw: DataFrame) -> DataFrame:
+        """Add the columns `event` (struct, null where the record cannot be decoded) and `_error` (string, why).
+
+        Exactly one of the two is null in a row, except that a decoder may leave both null for records that are to
+        reach bronze and nothing else. Needs the columns of `RAW_SCHEMA` and keeps them and every row; runs no
+        action; must not raise on any row. Runs on the driver, as native expressions.
+        """
+
+
+class Rule(Part, ABC):
+    """Say which events belong to a route."""
+
+    kind = "rule"
+
+    @abstractmethod
+    def matches(self) -> Column:
+        """Return a boolean column over `event` and the raw columns; null means no.
+
+        A row on which the column cannot be evaluated does not match. Runs on the driver.
+        """
+
+
+class Sink(Part, ABC):
+    """Be where a route's events go: see TableSink and ApplyingSink."""
+
+    kind = "sink"
+
+
+class TableSink(Sink, ABC):
+    """Name the Delta table of each event; the engine lands and commits the rows.
+
+    Delivery: exactly once.
+    """
+
+    at_most: int = Field(
+        default=1000, ge=1, description="distinct tables that this sink may create; events for more are dead letters"
+    )
+    columns: Literal["all", "seen"] = Field(
+        default="all",
+        description="`all`: a table has every column of the route; `seen`: it gains a column with its first value",
+    )
+
+    @abstractmethod
+    def table(self) -> str | Column:
+        """Return one fixed `layer.table`, or a string column over `event` and the raw columns that names it per row.
+
+        A name that breaks the naming rule makes the row a dead letter. Runs on the driver.
+        """
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Identify one micro-batch of one sink.
+
+    `key` is unique for (query, route, sink) and, with `id`, names the batch the same way in every replay.
+    """
+
+    query: str
+    id: int
+    route: str
+    sink: str
+    replay: bool = False
+
+    @property
+    def key(self) -> str:
+        """Return the name under which a replay can be recognised."""
+        return f"{self.query}/{self.route}/{self.sink}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Count what an applying sink did with a batch.
+
+    `refused` holds the rows that can never be applied: the columns of the batch and a string column `reason`. They
+    become dead letters. applied + refused must equal the rows of the batch, or the stream stops.
+    """
+
+    applied: int
+    refused: DataFrame | None = None
+
+
+class ApplyingSink(Sink, ABC):
+    """Consume a route's events from its lane, a Delta table that the engine landed them in.
+
+    Delivery: at least once; a batch whose `apply` returned is not applied again, one that was interrupted is.
+    """
+
+    replay_safe: ClassVar[bool] = False
+    """True when applying the same batch twice leaves the same result."""
+    ordered: ClassVar[bool] = False
+    """True when the sink needs the rows of a source partition in the order of their offsets."""
+
+    @abstractmethod
+    def apply(self, events: DataFrame, batch: Batch) -> Outcome:
+        """Consume one batch: the route's columns and `_topic, _partition, _offset, _timestamp, _key`.
+
+        Runs on the driver; the frame reads landed files, so using it twice never reads the source again.
+        """
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """Report one finished batch to observers.
+
+    Counts are rows; `seconds` has the wall time of each step; `tables` the number of tables that got rows.
+    """
+
+    query: str
+    batch: int
+    read: int
+    decoded: int
+    failed: int
+    unmatched: int
+    dead_letters: int
+    tables: int
+    files: int
+    seconds: dict[str, float] = field(default_factory=dict)
+    routes: dict[str, dict[str, int]] = field(default_factory=dict)

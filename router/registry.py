@@ -1,0 +1,210 @@
+"""Find plugins, check them, and keep what they offer.
+
+A plugin is an entry point of the group `event_router` or one file. Whatever is wrong with one stops the start with
+the provider's name: a plugin that is silently not there costs more than one that is loudly broken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import logging
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pluggy
+from pydantic import BaseModel
+from pyspark import cloudpickle
+
+from router import hookspecs
+from router.errors import PluginError
+from router.parts import ApplyingSink, BatchReport, Decoder, Part, Rule, Sink, TableSink
+from router.resolve import Entries, Entry, resolve, suggestion
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+P = TypeVar("P", bound=Part)
+
+FAMILIES: Mapping[str, type[Part]] = {"decoder": Decoder, "rule": Rule, "sink": Sink}
+FILE_MODULE = "router_plugin_"
+"""Prefix of the module names of plugin files: such modules travel to executors by value, not by import."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Hold every part on offer and the observers."""
+
+    entries: Entries
+    manager: pluggy.PluginManager = field(repr=False, compare=False)
+
+    def resolve(self, family: type[P], value: object) -> P:
+        """Return the part that `{name: options}` means; raise pydantic's ValidationError with `loc` (name, ...)."""
+        return resolve(self.entries, family, value)
+
+    def selected(self, config: BaseModel) -> tuple[Entry, ...]:
+        """Return the entries of the parts that a configuration uses, each once."""
+        used = {type(part) for part in parts_in(config)}
+        return tuple(entry for family in self.entries.values() for entry in family.values() if entry.part in used)
+
+    def modules(self, config: BaseModel) -> tuple[str, ...]:
+        """Return the modules of the selected parts that an executor must be able to import.
+
+        Plugin files are left out: they travel inside what is pickled.
+        """
+        names = {entry.part.__module__ for entry in self.selected(config)}
+        return tuple(sorted(name for name in names if not name.startswith(FILE_MODULE)))
+
+    def finished(self, report: BatchReport) -> None:
+        """Tell every observer of a finished batch; one that raises is logged and keeps nobody else from hearing."""
+        for impl in self.manager.hook.router_batch_finished.get_hookimpls():
+            try:
+                impl.function(*(report for _ in impl.argnames))
+            except Exception:
+                logger.exception("observer %s failed on batch %d of %s", impl.plugin_name, report.batch, report.query)
+
+
+def parts_in(value: object) -> Iterator[Part]:
+    """Return every part inside a model, at any depth."""
+    if isinstance(value, Part):
+        yield value
+    if isinstance(value, BaseModel):
+        value = [getattr(value, name) for name in type(value).model_fields]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            yield from parts_in(item)
+
+
+def load_registry(plugin_files: Sequence[Path] = ()) -> Registry:
+    """Return what all plugins offer; raise PluginError naming the first plugin that is broken."""
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    for point in entry_points(group=hookspecs.PROJECT):
+        provider = _provider(point)
+        _register(manager, _imported(provider, point.load), provider)
+    for path in dict.fromkeys(path.resolve() for path in plugin_files):
+        _register(manager, _imported(str(path), partial(_module_of, path)), str(path))
+    try:
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise PluginError(str(error.plugin), str(error)) from error
+    return Registry({kind: _collect(manager, kind) for kind in FAMILIES}, manager)
+
+
+def _provider(point: EntryPoint) -> str:
+    return f"{point.value} ({point.dist.name} {point.dist.version})" if point.dist else point.value
+
+
+def _imported(provider: str, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except (Exception, SystemExit) as error:
+        raise PluginError(provider, f"cannot be imported: {_told(error)}") from error
+
+
+def _told(error: BaseException) -> str:
+    """Return an exception in one line with the place where it was raised, for the plugin's author."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = "" if isinstance(error, SyntaxError) else f" ({Path(last.filename).name}:{last.lineno})"
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _module_of(path: Path) -> ModuleType:
+    """Import one file under a name of its own, and let it travel to executors by value."""
+    stem = re.sub(r"\W", "_", path.stem)
+    name = f"{FILE_MODULE}{stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path.name} is not a Python file (.py)")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: annotations of a pydantic model are looked up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    return module
+
+
+def _register(manager: pluggy.PluginManager, plugin: Any, provider: str) -> None:
+    _check_hook_names(manager, plugin, provider)
+    try:
+        manager.register(plugin, name=provider)
+    except (ValueError, pluggy.PluginValidationError) as error:
+        raise PluginError(provider, " ".join(str(error).split())) from error
+
+
+def _check_hook_names(manager: pluggy.PluginManager, plugin: Any, provider: str) -> None:
+    """Refuse a misspelt hook and a hook without its marker: pluggy would take both for no hook at all."""
+    known = [name for name in vars(hookspecs) if name.startswith("router_")]
+    for name in dir(plugin):
+        options = manager.parse_hookimpl_opts(plugin, name)
+        if options is None:
+            if name in known and getattr(plugin, name) is not getattr(hookspecs, name):
+                raise PluginError(provider, f"{name} is not marked as a hook; put router's @hookimpl above it")
+        elif (options["specname"] or name) not in known and not options["optionalhook"]:
+            raise PluginError(provider, f"there is no hook {name}; {suggestion(name, known, 'hooks')}")
+        elif options["wrapper"] or options["hookwrapper"]:
+            raise PluginError(provider, f"{name} is a wrapper; the hooks of the router are not wrapped")
+
+
+def _collect(manager: pluggy.PluginManager, kind: str) -> Mapping[str, Entry]:
+    """Call one hook plugin by plugin, so that every fault has a provider."""
+    found: dict[str, Entry] = {}
+    for impl in getattr(manager.hook, f"router_{kind}s").get_hookimpls():
+        for entry in _offered(impl, kind):
+            other = found.setdefault(entry.name, entry)
+            if other is not entry:
+                raise PluginError(entry.provider, f"offers the {kind} `{entry.name}`, and so does {other.provider}")
+    return dict(sorted(found.items()))
+
+
+def _offered(impl: pluggy.HookImpl, kind: str) -> Iterator[Entry]:
+    hook = f"router_{kind}s"
+    try:
+        offered = impl.function()
+    except Exception as error:
+        raise PluginError(impl.plugin_name, f"{hook} failed: {_told(error)}") from error
+    if not isinstance(offered, Mapping):
+        what = f"{hook} returned {type(offered).__name__}; return a mapping of name to {FAMILIES[kind].__name__} class"
+        raise PluginError(impl.plugin_name, what)
+    for name, part in offered.items():
+        fault = _fault(kind, name, part)
+        if fault:
+            raise PluginError(impl.plugin_name, f"{hook} offers `{name}`, {fault}")
+        yield Entry(kind, name, part, impl.plugin_name)
+
+
+def _fault(kind: str, name: object, part: object) -> str:
+    """Say what keeps an offered class from being used, or nothing."""
+    family = FAMILIES[kind]
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name):
+        return "which is not a name: use lower-case letters, digits and _"
+    if not (isinstance(part, type) and issubclass(part, family)):
+        return f"which is not a class derived from {family.__name__}"
+    if inspect.isabstract(part):
+        return f"whose class {part.__name__} lacks {', '.join(sorted(part.__abstractmethods__))}"
+    return _class_fault(part)
+
+
+def _class_fault(part: type[Part]) -> str:
+    if issubclass(part, Sink) and not issubclass(part, (TableSink, ApplyingSink)):
+        return f"whose class {part.__name__} must derive from TableSink or ApplyingSink"
+    if "kind" in vars(part):
+        return f"whose class {part.__name__} sets `kind`, which belongs to the router"
+    if part.main_option is not None and part.main_option not in part.model_fields:
+        return f"whose main_option `{part.main_option}` is not one of its options"
+    return ""

@@ -1,0 +1,147 @@
+#!/usr/bin/env bash
+# Set this checkout up: Python, Java, .venv with the pinned packages, the jars of Spark and of the embedded Kafka.
+# Safe to repeat: a set-up that is complete and was made from the same files costs a few hundredths of a second.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+fail() {
+    say "$*"
+    exit 1
+}
+
+step() { # step WHAT COMMAND...: announce it, run it, say how long it took
+    local what=$1 begin=$SECONDS
+    shift
+    say "$what ..."
+    "$@"
+    say "  done in $((SECONDS - begin)) s"
+}
+
+fingerprint() {
+    local hash=sha256sum
+    command -v sha256sum >/dev/null || hash="shasum -a 256"
+    cat pyproject.toml constraints.txt scripts/setup.sh | $hash
+}
+
+ready() {
+    [ -x .venv/bin/python ] && [ -x "$(cat .venv/java-home 2>/dev/null)/bin/java" ] &&
+        [ "$(cat .venv/ready 2>/dev/null)" = "$(fingerprint)" ]
+}
+
+may_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
+
+apt_install() {
+    say "installing $* with apt-get"
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
+}
+
+python_fits() {
+    "$1" -c 'import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1
+}
+
+find_python() {
+    local name
+    for name in python3 python3.13 python3.12 python3.11 python3.10; do
+        if python_fits "$name"; then
+            echo "$name"
+            return
+        fi
+    done
+    return 1
+}
+
+ensure_venv() {
+    if python_fits .venv/bin/python && .venv/bin/python -c 'import pip' 2>/dev/null; then
+        return
+    fi
+    if ! find_python >/dev/null && may_install; then
+        apt-get update -qq >&2 && apt_install python3 python3-venv || true
+    fi
+    local python
+    python=$(find_python) || fail "no Python 3.10 to 3.13 with its venv module found: install one" \
+        "(Debian and Ubuntu: apt-get install python3 python3-venv; macOS: brew install python@3.12)"
+    "$python" -m venv --clear .venv
+}
+
+java_fits() { # Spark 4 runs on 17 and 21, and not without the vector module, which cut-down runtimes lack
+    local answer
+    answer=$("$1/bin/java" --add-modules jdk.incubator.vector -version 2>&1) || return 1
+    case $answer in
+    *'version "17'[.\"]* | *'version "21'[.\"]*) ;;
+    *) return 1 ;;
+    esac
+}
+
+find_java() {
+    local home
+    for home in "${JAVA_HOME:-}" "$(java -XshowSettings:properties -version 2>&1 | awk '$1 == "java.home" { print $3 }')" \
+        "$(/usr/libexec/java_home -v 17 2>/dev/null)" "$(/usr/libexec/java_home -v 21 2>/dev/null)" \
+        /usr/lib/jvm/*17* /usr/lib/jvm/*21*; do
+        if [ -n "$home" ] && java_fits "$home"; then
+            echo "$home"
+            return
+        fi
+    done
+    return 1
+}
+
+ensure_java() {
+    if ! find_java >/dev/null && may_install; then
+        apt-get update -qq >&2
+        apt_install openjdk-17-jre-headless || apt_install openjdk-21-jre-headless || true
+    fi
+    JAVA_HOME=$(find_java) || fail "no Java 17 or 21 found by JAVA_HOME, on PATH or below /usr/lib/jvm: install one" \
+        "(Debian and Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17)" \
+        "or point JAVA_HOME at one"
+    export JAVA_HOME
+    echo "$JAVA_HOME" >.venv/java-home
+}
+
+install_packages() {
+    .venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' 2>&1 |
+        tee .venv/pip.log |
+        awk '/^ *(Downloading|Building wheel for|Installing collected)/ { print "setup:   " substr($0, 1, 100); fflush() }' >&2 ||
+        fail "pip could not install the packages; the end of .venv/pip.log:"$'\n'"$(tail -n 15 .venv/pip.log)"
+}
+
+fetch_spark_jars() {
+    .venv/bin/python - >.venv/spark-jars.log 2>&1 <<'PYTHON' ||
+import os
+import tempfile
+
+from delta import configure_spark_with_delta_pip
+from pyspark.sql import SparkSession
+
+from router.engine.session import packages
+
+scratch = tempfile.TemporaryDirectory()  # Spark leaves a folder where it starts
+os.chdir(scratch.name)
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+configure_spark_with_delta_pip(builder, extra_packages=packages()).getOrCreate().stop()
+PYTHON
+        fail "Spark could not fetch its jars; the end of .venv/spark-jars.log:"$'\n'"$(tail -n 15 .venv/spark-jars.log)"
+}
+
+fetch_kafka_jars() { .venv/bin/python -c 'from router_demo.jars import kafka_jars; kafka_jars()'; }
+
+if ready; then
+    exit 0
+fi
+if command -v flock >/dev/null; then
+    exec 9<pyproject.toml
+    flock 9 # two set-ups at once would write the same .venv
+    if ready; then
+        exit 0
+    fi
+fi
+begin=$SECONDS
+step "Python environment in .venv" ensure_venv
+step "Java 17 or 21" ensure_java
+step "packages pinned in constraints.txt (about 700 MB, a few minutes on a fresh machine)" install_packages
+step "jars of Spark's connectors (70 MB, kept in Spark's own cache)" fetch_spark_jars
+step "jars of the embedded Kafka (43 MB, kept in ${ROUTER_CACHE:-$HOME/.cache/spark-event-router})" fetch_kafka_jars
+fingerprint >.venv/ready
+say "complete in $((SECONDS - begin)) s, with $(.venv/bin/python -V) and Java of $JAVA_HOME"

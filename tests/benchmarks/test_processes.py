@@ -1,0 +1,58 @@
+"""Processes end with all they started, and a checkpoint is a clock."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from benchmarks.checkpoints import batches_done, processing_seconds
+from benchmarks.processes import run_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def test_the_checkpoint_is_the_clock_of_a_cold_process(tmp_path: Path, touch: Callable[[str, float], None]) -> None:
+    assert batches_done(tmp_path) == 0
+    assert processing_seconds(tmp_path) is None
+    touch("spark/metadata", 100.0)
+    touch("spark/commits/9", 107.0)
+    touch("spark/commits/10", 109.5)
+    touch("spark/commits/.10.crc", 200.0)
+
+    assert batches_done(tmp_path) == 11
+    assert processing_seconds(tmp_path) == 9.5
+
+
+@pytest.fixture
+def touch(tmp_path: Path) -> Callable[[str, float], None]:
+    def make(name: str, time: float) -> None:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (time, time))
+
+    return make
+
+
+def test_a_command_that_fails_says_why(tmp_path: Path) -> None:
+    ended = run_command(["sh", "-c", "echo broken; exit 3"], tmp_path / "output.log", 10)
+
+    assert ended.code == 3
+    assert "code 3" in ended.problem()
+    assert ended.problem().endswith("broken")
+
+
+def test_a_command_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    command = ["sh", "-c", f"set -m; sleep 60 & echo $! > {pid}; sleep 60"]  # -m: a group of its own
+    ended = run_command(command, tmp_path / "output.log", 0.5)
+
+    assert ended.code is None
+    assert "the time was up" in ended.problem()
+    left = int(pid.read_text())
+    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE

@@ -1,0 +1,115 @@
+"""The simulator against the real broker: what it says it sent is what the topic holds."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+from confluent_kafka import Consumer
+
+from router import StartError
+from router_demo.cli import simulate as command
+from router_demo.simulator import simulate
+from router_demo.traffic import Traffic
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from router_demo.kafka import EmbeddedKafka
+
+NOBODY = "127.0.0.1:9"
+"""A port where no Kafka is."""
+
+
+def read(servers: str, topic: str, count: int) -> list[Message]:
+    """Read `count` records from the beginning of a topic, and see that there are no more."""
+    settings: dict[str, Any] = {"bootstrap.servers": servers, "group.id": topic, "auto.offset.reset": "earliest"}
+    consumer = Consumer({**settings, "enable.partition.eof": False})
+    consumer.subscribe([topic])
+    found: list[Message] = []
+    deadline = time.monotonic() + 60
+    try:
+        while len(found) < count and time.monotonic() < deadline:
+            found += consumer.consume(10_000, timeout=1)
+        assert consumer.consume(1, timeout=1) == []
+    finally:
+        consumer.close()
+    assert [message.error() for message in found if message.error()] == []
+    return found
+
+
+def test_the_topic_holds_what_was_sent(broker: EmbeddedKafka) -> None:
+    traffic = Traffic(events=5000, bad=0.02, versions=2)
+    sent = simulate(broker.servers, "simulated", traffic, partitions=3)
+    messages = read(broker.servers, "simulated", 5000)
+    assert len(messages) == sent.events == 5000
+    assert {message.partition() for message in messages} == {0, 1, 2}
+    assert sum(message.value() is None for message in messages) == sent.garbage["null"]
+    assert sum(len(message.value() or b"") for message in messages) == sent.bytes
+    assert sum(b'{"game":"rummy"' in (message.value() or b"")[:15] for message in messages) >= sent.games["rummy"]
+    assert Counter(dict(message.headers() or [])["schema-version"] for message in messages) == {b"1": 2500, b"2": 2500}
+    assert sent.failed == 0
+
+
+def test_a_rate_is_kept(broker: EmbeddedKafka) -> None:
+    sent = simulate(broker.servers, "paced", Traffic(rate=500), seconds=2)
+    assert sent.events == 1000
+    assert 300 < sent.rate < 520
+
+
+def test_it_stops_when_told(broker: EmbeddedKafka) -> None:
+    stop = threading.Event()
+
+    def stop_at_3000(so_far: int) -> None:
+        if so_far >= 3000:
+            stop.set()
+
+    sent = simulate(broker.servers, "stopped", Traffic(), stop=stop, on_progress=stop_at_3000)
+    assert sent.events == 3000
+    assert len(read(broker.servers, "stopped", 3000)) == 3000
+
+
+def test_records_the_broker_did_not_take_are_reported(broker: EmbeddedKafka) -> None:
+    away = threading.Timer(1, broker.stop)
+    away.start()
+    try:
+        sent = simulate(broker.servers, "lost", Traffic(rate=1000), seconds=3, timeout=2)
+    finally:
+        away.join()
+        broker.start()
+    assert sent.events == 3000
+    assert 0 < sent.failed < 3000
+
+
+def test_the_command_prints_what_it_sent(broker: EmbeddedKafka) -> None:
+    options = ["--servers", broker.servers, "--topic", "commanded", "--events", "2000", "--bad", "5%", "--json"]
+    result = CliRunner().invoke(command, options, catch_exceptions=False)
+    summary = json.loads(result.output)
+    assert result.exit_code == 0
+    assert summary["events"] == 2000
+    assert sum(summary["games"].values()) + sum(summary["garbage"].values()) == 2000
+
+
+def test_the_command_prints_a_table_for_people(broker: EmbeddedKafka) -> None:
+    options = ["--servers", broker.servers, "--topic", "commanded", "--events", "100", "--games", "60"]
+    result = CliRunner().invoke(command, options, catch_exceptions=False)
+    assert "rummy" in result.output
+    assert "100 records" in result.output
+
+
+def test_no_broker_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router_demo.simulator.ANSWER_SECONDS", 1)
+    with pytest.raises(StartError, match=NOBODY):
+        simulate(NOBODY, "nowhere", Traffic(events=1))
+
+
+@pytest.mark.parametrize("wrong", [["--bad", "101%"], ["--bad", "some"], ["--start", "noon"], ["--games", "0"]])
+def test_wrong_options_are_refused_by_name(wrong: list[str]) -> None:
+    result = CliRunner().invoke(command, ["--servers", NOBODY, "--topic", "t", *wrong])
+    assert result.exit_code == 2
+    assert wrong[0] in result.output
