@@ -49,13 +49,13 @@ def main(words: list[str]) -> int:
         return 0
     if missing and not _measured(missing, results, console, given.timeout or scale.timeout):
         return 130
-    report(results, asked, console, results.path.parent)
+    report(results, _shown(asked, results), console, results.path.parent)
     return int(any(not results.complete(cell) for cell in cells))
 
 
 def _measured(cells: list[Cell], results: Results, console: Console, timeout: float) -> bool:
     # As Ctrl-C: it unwinds the `with` blocks, which end the broker and the running process.
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _measure(cells, results, console, timeout)
     except KeyboardInterrupt:
@@ -93,6 +93,12 @@ def _asked(given: argparse.Namespace, scale: Scale) -> list[Measurement]:
     if unknown:
         raise SystemExit(f"no measurement {', '.join(unknown)}: there are {', '.join(every)}")
     return [item for name, item in every.items() if name in given.only]
+
+
+def _shown(asked: list[Measurement], results: Results) -> list[Measurement]:
+    """Return what was asked now, and what is answered by the cells there are: those of sessions before too."""
+    measured = {item.name for item in measurements().values() if all(map(results.of, item.cells(results.scale)))}
+    return [item for item in measurements().values() if item in asked or item.name in measured]
 
 
 def _results(given: argparse.Namespace, scale: Scale) -> Results:

@@ -15,7 +15,7 @@ class Cell:
 
     `mode` says how: `warm` runs 1 + `repeat` times in one session and its figure leaves the first out, `cold` starts
     `repeat` fresh processes, `single` is one run in one process, for what is sampled rather than timed.
-    `rows_per_batch` of 0 means that all events come in one batch.
+    `rows_per_batch` of 0 means that all events come in one batch; a `feed` of "" that the subject needs no topic.
     """
 
     subject: str
@@ -32,7 +32,8 @@ class Cell:
     @property
     def key(self) -> str:
         """Return the name of this cell in results; `repeat` is no part of it."""
-        parts = [self.mode, self.subject, self.feed, f"{self.events}ev", f"{self.games}t", f"{self.partitions}p"]
+        sizes = [f"{self.events}ev", f"{self.games}t", f"{self.partitions}p"]
+        parts = [self.mode, self.subject, self.feed or "no topic", *sizes]
         parts += [f"{self.rows_per_batch}rows"] if self.rows_per_batch else []
         parts += [self.sample] if self.sample else []
         parts += [f"{name}={value}" for name, value in self.options]

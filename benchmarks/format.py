@@ -16,6 +16,8 @@ def seconds(value: float | None) -> str:
     """Return seconds with the digits that mean something."""
     if value is None:
         return MISSING
+    if value < 0.1:
+        return f"{value * 1000:.0f} ms" if value >= 0.01 or not value else f"{value * 1000:.1f} ms"
     return f"{value:.0f} s" if value >= 100 else f"{value:.1f} s" if value >= 1 else f"{value:.2f} s"
 
 

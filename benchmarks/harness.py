@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.checkpoints import batches_done, processing_seconds
-from benchmarks.discovery import feeds, modules, subjects
+from benchmarks.discovery import modules, subjects
 from benchmarks.machine import Neighbours
 from benchmarks.processes import run_command
 from benchmarks.results import CellResult
@@ -30,12 +30,11 @@ def measure(cell: Cell, topics: Topics, timeout: float, logs: Path) -> CellResul
     `timeout` is in seconds and per process. What a process said is kept in `logs` when a run has a problem.
     """
     topic = topics.of(cell)
-    feed = feeds()[cell.feed]
     runs: list[Run] = []
     with Neighbours() as neighbours:
         for _ in range(cell.processes):
             with tempfile.TemporaryDirectory(prefix="router-benchmark-", ignore_cleanup_errors=True) as folder:
-                source = (topics.servers, topic.name, feed.schema, feed.decode)
+                source = (topics.servers, topic.name, topic.schema, topic.decode)
                 numbers = (cell.events, cell.games, cell.partitions, cell.rows_per_batch or cell.events)
                 task = Task(*source, *numbers, topic.expected, folder, dict(cell.options))
                 done = _process(cell, task, timeout)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 
 # Waits for the end of its standard input, which comes however this process ends, even by SIGKILL.
-_WATCHDOG = 'read -r _; kill -9 -- "-$0" 2>/dev/null'
+_WATCHDOG = 'read -r _; kill -9 "-$0" 2>/dev/null'
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from benchmarks.measurements import Measurement, Table
     from benchmarks.results import Results
 
-NOISE_NOTE = "* other processes took part of the machine while this cell ran: repeat it with --resume --redo noisy"
+NOISE_NOTE = (
+    "A figure with a star is of a cell during which other processes took part of the machine: "
+    "repeat it with --resume --redo noisy."
+)
 
 
 def report(results: Results, asked: list[Measurement], console: Console, folder: Path) -> None:

@@ -45,7 +45,7 @@ class Sampler:
 
     def _loop(self) -> None:
         while not self._stop.wait(self._seconds):
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.Error, OSError):  # a process or file that is gone by now
                 self._sample()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
@@ -19,10 +19,16 @@ SEED = 7
 
 @dataclass(frozen=True)
 class Topic:
-    """Hold a topic's name and how many events each table must get from it."""
+    """Hold a topic's name, its feed's words on the events, and how many of them each table must get."""
 
     name: str
+    schema: str
+    decode: dict[str, Any]
     expected: dict[str, int]
+
+
+NONE = Topic("", "", {}, {})
+"""What a subject gets that reads no topic."""
 
 
 class Topics:
@@ -39,12 +45,15 @@ class Topics:
 
     def of(self, cell: Cell) -> Topic:
         """Return the topic of a cell; produce its events first when no cell has used them yet."""
+        if not cell.feed:
+            return NONE
         name = f"{cell.feed}-{cell.events}-{cell.games}-{cell.partitions}"
         if name not in self._made:
             self._broker.create_topic(name, cell.partitions)
             expected = self._produce(name, cell)
             self._check(name, cell)
-            self._made[name] = Topic(name, expected)
+            feed = feeds()[cell.feed]
+            self._made[name] = Topic(name, feed.schema, feed.decode(), expected)
         return self._made[name]
 
     def _produce(self, name: str, cell: Cell) -> dict[str, int]:

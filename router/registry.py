@@ -27,7 +27,7 @@ from pyspark import cloudpickle
 from router import hookspecs
 from router.errors import PluginError
 from router.parts import ApplyingSink, BatchReport, Decoder, Part, Rule, Sink, TableSink
-from router.resolve import Entries, Entry, resolve, suggestion
+from router.resolve import Entries, Entry, options_of, resolve, suggestion
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -205,6 +205,6 @@ def _class_fault(part: type[Part]) -> str:
         return f"whose class {part.__name__} must derive from TableSink or ApplyingSink"
     if "kind" in vars(part):
         return f"whose class {part.__name__} sets `kind`, which belongs to the router"
-    if part.main_option is not None and part.main_option not in part.model_fields:
+    if part.main_option is not None and part.main_option not in options_of(part):
         return f"whose main_option `{part.main_option}` is not one of its options"
     return ""

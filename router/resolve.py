@@ -9,12 +9,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, PydanticKnownError
 
 from router.parts import Part
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 P = TypeVar("P", bound=Part)
 Location = tuple["int | str", ...]
@@ -70,7 +73,7 @@ def _named(entries: Entries, kind: str, value: object) -> tuple[str, object]:
         _refuse(kind, list(_surplus(entries, kind, value)))
     what = f"a {kind} is one key, its name, and its options"
     known = isinstance(value, str) and value in entries[kind]
-    offered = ', '.join(sorted(entries[kind])) or '(nothing is on offer)'
+    offered = ", ".join(sorted(entries[kind])) or "(nothing is on offer)"
     hint = f"write {{{value}}}" if known else f"known {kind}s: {offered}"
     _refuse(kind, [_line(fault(what, hint), (), value)])
 
@@ -88,7 +91,9 @@ def _surplus(entries: Entries, kind: str, value: Mapping[object, object]) -> Ite
 def _validate(entry: Entry, options: object, nested: Callable[[type[Part], object], Part]) -> Part:
     """Make the part; its own faults get its name in front."""
     try:
-        return entry.part.model_validate(_mapping(entry.part, options), context={"resolve": nested})
+        part = entry.part.model_validate(_mapping(entry.part, options), context={"resolve": nested})
+        part._named = entry.name
+        return part
     except ValidationError as error:
         lines = [_again(line, entry.name) for line in error.errors(include_url=False)]
     except Exception as error:  # a validator of a plugin may raise anything
@@ -104,23 +109,27 @@ def _mapping(part: type[Part], options: object) -> object:
         return {}
     main = part.main_option
     if isinstance(options, Mapping):
-        nested = main is not None and options and not set(options) & _option_names(part) and _takes_part(part, main)
+        nested = main is not None and options and not set(options) & set(options_of(part)) and _takes_part(part, main)
         return {main: options} if nested else options
     if main is None:
-        names = ", ".join(sorted(_option_names(part))) or "none"
+        names = ", ".join(sorted(options_of(part))) or "none"
         raise ValidationError.from_exception_data(
             part.__name__, [_line(fault("options are a mapping", f"options: {names}"), (), options)], hide_input=True
         )
     return {main: options}
 
 
-def _option_names(part: type[Part]) -> set[str]:
-    return {field.alias or name for name, field in part.model_fields.items()} | set(part.model_fields)
+def options_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return the fields of a part (or of a model inside one) by the name that a configuration uses.
+
+    The two differ where a field has an alias: a sink's option `table` cannot be a field, since `table` is a method.
+    """
+    return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def _takes_part(part: type[Part], option: str) -> bool:
     """Say whether an option holds parts, so that `not: {sql: ...}` needs no name of the option."""
-    named = classes(part.model_fields[option].annotation)
+    named = classes(options_of(part)[option].annotation)
     return any(issubclass(kind, Part) and vars(kind).get("kind") for kind in named)
 
 
@@ -138,8 +147,7 @@ def _again(line: ErrorDetails, name: str) -> InitErrorDetails:
     try:
         PydanticKnownError(line["type"], context)  # type: ignore[arg-type]
     except (KeyError, TypeError, ValueError):  # a custom type, or a context that pydantic does not take back
-        template = "{what}" if line["type"].startswith(TRUSTED) else "{text}"
-        custom = PydanticCustomError(line["type"], template, {**context, "text": line["msg"]})
+        custom = PydanticCustomError(line["type"], "{text}", {**context, "text": line["msg"]})
         return _line(custom, loc, line["input"])
     return InitErrorDetails(type=line["type"], loc=loc, input=line["input"], ctx=context)
 

@@ -1,4 +1,4 @@
-"""Start what tests share once per run: the real broker."""
+"""Start what tests share once per run: the real broker, one Spark."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from router.delta.lake import Lake
 from router_demo.kafka import EmbeddedKafka
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
 # An example that takes long says something about the machine, not about the code.
 settings.register_profile("router", deadline=None)
 settings.load_profile("router")
 
 NEED_JAVA = {"spark", "broker"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let PySpark leave the sockets of its collected rows to the garbage collector, in whichever test that runs."""
+    config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -32,3 +41,22 @@ def broker() -> Iterator[EmbeddedKafka]:
     """Run one Kafka for the whole run; each test uses topics of its own, and leaves it running."""
     with EmbeddedKafka() as kafka:
         yield kafka
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """Run one Spark for the whole run: two cores, two shuffle partitions; a task that fails is tried again."""
+    from router.config.models import Config
+    from router.engine.session import build_session, stop_session
+
+    # only the name and the settings matter to a session
+    config = Config.model_construct(name="tests", spark={"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"})
+    session = build_session(config, master="local[2,4]")
+    yield session
+    stop_session(session)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """Return an empty lake."""
+    return Lake.at(str(tmp_path / "lake"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,10 +14,11 @@ class Feed:
     """Describe a kind of event.
 
     `values(events, games, seed)` yields each value with the name of its table; `schema` is the DDL of the decoded
-    event; `decode` is what the router's configuration says under `decode:`.
+    event; `decode()` is what the router's configuration says under `decode:`, asked when a topic has its events, so
+    that a feed may start a registry first.
     """
 
     name: str
     schema: str
     values: Callable[[int, int, int], Iterator[tuple[bytes, str]]]
-    decode: dict[str, Any] = field(default_factory=dict)
+    decode: Callable[[], dict[str, Any]]

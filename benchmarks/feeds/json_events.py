@@ -54,4 +54,4 @@ def _chunk(random: np.random.Generator, names: list[str], start: int, count: int
         yield text.encode(), names[game]
 
 
-JSON = Feed("json", SCHEMA, _values, {"json": {"schema": SCHEMA}})
+JSON = Feed("json", SCHEMA, _values, lambda: {"json": {"schema": SCHEMA}})

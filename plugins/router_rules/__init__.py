@@ -1,0 +1,15 @@
+"""Choose events: by a SQL condition, by a field, by their schema, and by other rules."""
+
+from router import Rule, hookimpl
+from router_rules.combined import All, Any, Not
+from router_rules.field import Field
+from router_rules.schema import Schema
+from router_rules.sql import Sql
+
+__all__ = ["All", "Any", "Field", "Not", "Schema", "Sql", "router_rules"]
+
+
+@hookimpl
+def router_rules() -> dict[str, type[Rule]]:
+    """Offer the rules that come with the router."""
+    return {"all": All, "any": Any, "field": Field, "not": Not, "schema": Schema, "sql": Sql}

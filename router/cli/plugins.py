@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import TYPE_CHECKING, Literal, get_args, get_origin
+from types import UnionType
+from typing import TYPE_CHECKING, Literal, Union, get_args, get_origin
 
 import click
 from pydantic_core import PydanticUndefined
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from router.cli.options import plugin_option
 from router.registry import Registry, load_registry
-from router.resolve import Entry, suggestion
+from router.resolve import Entry, options_of, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,9 +55,9 @@ def _page(entry: Entry) -> Iterator[str]:
     yield _manual(entry)
     yield ""
     yield "Options:" if entry.part.model_fields else "No options."
-    for name, field in entry.part.model_fields.items():
+    for name, field in options_of(entry.part).items():
         main = "; the main option, for a bare value" if name == entry.part.main_option else ""
-        yield f"  {field.alias or name}: {kind_text(field.annotation)}{_default(field)}{main}"
+        yield f"  {name}: {kind_text(field.annotation)}{_default(field)}{main}"
         if field.description:
             yield f"      {field.description}"
 
@@ -76,6 +77,8 @@ def kind_text(annotation: object) -> str:
     """Return a type as short words."""
     if get_origin(annotation) is Literal:
         return " | ".join(map(repr, get_args(annotation)))
+    if get_origin(annotation) in {Union, UnionType}:
+        return " | ".join(map(kind_text, get_args(annotation)))
     if isinstance(annotation, type) and not get_args(annotation):
-        return annotation.__name__
+        return annotation.__name__.replace("NoneType", "None")
     return re.sub(r"\b[A-Za-z_][\w.]*\.(?=\w)", "", str(annotation)).replace("NoneType", "None")

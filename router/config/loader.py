@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -46,6 +46,10 @@ class Loaded:
     def problem(self, loc: Location, what: str, hint: str = "") -> Problem:
         """Return a problem at a place of the file, for checks that come later: `("routes", 0, "match")`."""
         return self.document.problem(loc, what, hint)
+
+    def changed(self, **fields: object) -> Loaded:
+        """Return this with other fields of the configuration, as options of a command line give them."""
+        return replace(self, config=self.config.model_copy(update=fields))
 
 
 def load(path: Path, registry: Registry, *, environ: Mapping[str, str] = os.environ, text: str | None = None) -> Loaded:

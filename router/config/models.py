@@ -47,7 +47,7 @@ class KafkaSource(Model):
     start_time: Moment | dict[str, dict[int, Moment]] | None = Field(
         default=None, description="begin at records of this time (ISO 8601), for all or per topic and partition"
     )
-    rows_per_batch: int = Field(default=500_000, ge=1, description="records per micro-batch at most")
+    rows_per_batch: int = Field(default=500_000, ge=1, description="records per micro-batch, about")
     options: dict[str, SecretStr] = Field(
         default_factory=dict, description="passed to Spark's Kafka source as they are: kafka.security.protocol, ..."
     )

@@ -89,7 +89,7 @@ def _follows(line: ErrorDetails, place: Place) -> bool:
     if isinstance(place.node, Scalar):
         return place.node.broken
     if line["type"] == "too_short" and isinstance(place.node, Items):  # pydantic counts the good ones only
-        return bool(len(place.node.items) >= line["ctx"]["min_length"])
+        return len(place.node.items) >= int(line.get("ctx", {}).get("min_length", 0))
     about_all = line["type"] not in _EXPECTED and line["type"] not in {"missing", "extra_forbidden"}
     return about_all and not line["type"].startswith(TRUSTED) and any(node.broken for _, node in _scalars(place.node))
 
@@ -102,26 +102,29 @@ def _fault(line: ErrorDetails, place: Place, document: Document, entries: Entrie
     if kind == "extra_forbidden":
         hint = suggestion(str(loc[-1]), known_keys(entries, loc[:-1]), "known keys")
         return _Fault(line, place, "unknown key", hint, at_key=True)
-    if kind.startswith(TRUSTED):
+    if kind.startswith(TRUSTED) and {"what", "hint", "at"} <= context.keys():
         return _Fault(line, place, context["what"], context["hint"], at_key=context["at"] == "key")
-    if kind in _EXPECTED:
+    expected = _expected(kind, context)
+    if expected:
+        is_key = loc[-1:] == ("[key]",)
         hidden = is_secret(entries, loc) or (isinstance(place.node, Scalar) and place.node.tainted)
-        hint = "" if hidden else _near(place.node, context)
-        return _Fault(line, place, _sentence(line, place, hidden), hint, loc[-1:] == ("[key]",), bool(place.left))
-    what = str(context["error"]) if kind == "value_error" else line["msg"]
+        what = f"a key must be {expected}" if is_key else f"must be {expected}"
+        what += "" if hidden or is_key else f", not {_shown(place.node)}"
+        return _Fault(line, place, what, "" if hidden else _near(place.node, context), is_key, bool(place.left))
+    what = str(context.get("error", line["msg"])) if kind == "value_error" else line["msg"]
     if _gives_away(what, _hidden_texts(line, place, document, entries)):
-        return _Fault(line, place, f"is not accepted ({kind})", _WITHHELD)
-    return _Fault(line, place, what, "")
+        return _Fault(line, place, f"is not accepted ({kind})", _WITHHELD, member=bool(place.left))
+    return _Fault(line, place, what, "", member=bool(place.left))
 
 
-def _sentence(line: ErrorDetails, place: Place, hidden: bool) -> str:
-    context = dict(line.get("ctx", {}))
-    if "pattern" in context:
-        context["pattern"] = _PATTERNS.get(context["pattern"], f"of the form {context['pattern']}")
-    expected = _EXPECTED[line["type"]].format(**context)
-    if line["loc"][-1:] == ("[key]",):
-        return f"a key must be {expected}"
-    return f"must be {expected}" + ("" if hidden else f", not {_shown(place.node)}")
+def _expected(kind: str, context: dict[str, Any]) -> str:
+    """Return what a value must be, or nothing when only pydantic's own message tells."""
+    pattern = context.get("pattern")
+    known = {**context, "pattern": _PATTERNS.get(str(pattern), f"of the form {pattern}")}
+    try:
+        return _EXPECTED.get(kind, "").format(**known)
+    except KeyError:  # a plugin's error of the same name, without the context
+        return ""
 
 
 def _shown(node: Node) -> str:
@@ -154,9 +157,15 @@ def _joined(faults: list[_Fault]) -> Iterator[tuple[_Fault, str]]:
         elif fault.place.path not in inside:
             ways.setdefault(fault.place.path, []).append(fault)
     for same in ways.values():
-        expected = dict.fromkeys(fault.what.partition(", not ")[0].removeprefix("must be ") for fault in same)
-        rest = "".join(same[0].what.partition(", not ")[1:])
-        yield next((f for f in same if f.hint), same[0]), f"must be {' or '.join(expected)}{rest}"
+        nearest = next((f for f in same if not f.what.startswith("must be ")), None)  # right type, refused by a check
+        yield (nearest, nearest.what) if nearest else _either(same)
+
+
+def _either(faults: list[_Fault]) -> tuple[_Fault, str]:
+    """Say `must be this or that, not what it is`."""
+    expected = dict.fromkeys(fault.what.partition(", not ")[0].removeprefix("must be ") for fault in faults)
+    rest = "".join(faults[0].what.partition(", not ")[1:])
+    return next((f for f in faults if f.hint), faults[0]), f"must be {' or '.join(expected)}{rest}"
 
 
 def _hidden_texts(line: ErrorDetails, place: Place, document: Document, entries: Entries) -> list[str]:

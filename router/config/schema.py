@@ -67,8 +67,7 @@ def _named(entry: Entry, reference: JsonSchemaValue, definitions: dict[str, Any]
     model = definitions[reference["$ref"].rpartition("/")[2]]
     forms: list[JsonSchemaValue] = [reference]
     if entry.part.main_option:
-        field = entry.part.model_fields[entry.part.main_option]
-        forms.append(model["properties"][field.alias or entry.part.main_option])
+        forms.append(model["properties"][entry.part.main_option])
     if not model.get("required"):
         forms.append({"type": "null"})
     return {

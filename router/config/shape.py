@@ -10,6 +10,7 @@ from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
 from router.config.models import Config
 from router.parts import Part
+from router.resolve import options_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def annotations_at(entries: Entries, loc: Location) -> list[Any]:
-    """Return the types a location may have; none when it leads nowhere."""
+    """Return the types a location may have, or those of the nearest place around it that is known."""
     types: list[Any] = [Config]
     for element in loc:
         inner = [found for kind in types for found in _inside(entries, kind, element)]
@@ -30,14 +31,14 @@ def annotations_at(entries: Entries, loc: Location) -> list[Any]:
 def known_keys(entries: Entries, loc: Location) -> set[str]:
     """Return the keys that the mapping at a location may have."""
     models = (kind for kind in annotations_at(entries, loc) if _is_model(kind))
-    return {field.alias or name for model in models for name, field in model.model_fields.items()}
+    return {name for model in models for name in options_of(model)}
 
 
 def description(entries: Entries, loc: Location) -> str:
     """Return what an option is for, as its model says it."""
     models = (kind for kind in annotations_at(entries, loc[:-1]) if _is_model(kind))
-    fields = (model.model_fields[str(loc[-1])] for model in models if str(loc[-1]) in model.model_fields)
-    return next((field.description for field in fields if field.description), "")
+    fields = (options_of(model).get(str(loc[-1])) for model in models)
+    return next((field.description for field in fields if field and field.description), "")
 
 
 def is_secret(entries: Entries, loc: Location) -> bool:
@@ -53,7 +54,8 @@ def _inside(entries: Entries, kind: Any, element: int | str) -> Iterator[Any]:
         entry = entries[kind.kind].get(str(element))
         yield from [entry.part] if entry else []
     elif _is_model(kind):
-        yield from (f.annotation for name, f in kind.model_fields.items() if str(element) in {name, f.alias})
+        field = options_of(kind).get(str(element))
+        yield from [field.annotation] if field else []
     elif isinstance(origin, type) and issubclass(origin, Mapping):
         yield arguments[1]
     elif isinstance(origin, type) and issubclass(origin, Sequence) and str(element).isdecimal():

@@ -44,7 +44,8 @@ class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise ComposerError(None, None, f"nested more than {MAX_DEPTH} levels deep", self.peek_event().start_mark)
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise ComposerError(None, None, f"nested more than {MAX_DEPTH} levels deep", mark)
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node

@@ -3,69 +3,109 @@
 The format is that of the Delta protocol, "Per-file Statistics": numRecords, minValues, maxValues, nullCount, nested
 like the schema, for the first 32 leaf columns. A bound is left out rather than wrong: strings are cut to 32
 characters (an upper bound is then raised above every continuation), timestamps are milliseconds rounded outwards,
-NaN and infinity have no JSON.
+infinity and years beyond 9999 have no JSON, and NaN, which Spark sorts above every number, has no upper bound.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Iterator, Set
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
+from itertools import islice
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 INDEXED_COLUMNS = 32
 LONGEST = 32
+LAST_CHARACTER = "\U0010ffff"
+Leaf = tuple[str, ...]
+"""The names that lead to a leaf column; a name may hold dots."""
 
 
-def statistics(footer: pq.FileMetaData) -> str:
-    """Return the statistics of one Parquet file as the JSON text of an add action."""
+def statistics(footer: pq.FileMetaData, nans: Set[Leaf] = frozenset()) -> str:
+    """Return the statistics of one Parquet file as the JSON text of an add action; `nans`: the columns with NaN."""
     found: dict[str, Any] = {"numRecords": footer.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
-    for index in range(min(footer.num_columns, INDEXED_COLUMNS)):
-        if footer.schema.column(index).max_repetition_level:
-            continue  # the protocol has no bounds for what lies inside lists and maps
-        path = footer.schema.column(index).path.split(".")
+    for index, path in enumerate(islice(_leaves(footer.schema.to_arrow_schema()), INDEXED_COLUMNS)):
+        if path is None:
+            continue
         groups = [footer.row_group(g).column(index).statistics for g in range(footer.num_row_groups)]
         if any(group is None or not group.has_null_count for group in groups):
             continue
         _put(found["nullCount"], path, sum(group.null_count for group in groups))
-        bounded = [group for group in groups if group.has_min_max]
-        filled = [group for group in groups if group.num_values]
-        if not bounded or len(bounded) < len(filled):
-            continue  # a row group without bounds could hold any value
-        low, high = _low(min(group.min for group in bounded)), _high(max(group.max for group in bounded))
-        if low is not None and high is not None:
+        low, high = _bounds(groups)
+        if low is not None:
             _put(found["minValues"], path, low)
+        if high is not None and path not in nans:
             _put(found["maxValues"], path, high)
-    return json.dumps(found, separators=(",", ":"), default=float)
+    return _json(found)
 
 
-def _put(tree: dict[str, Any], path: list[str], value: object) -> None:
+def with_nan(rows: pa.Table) -> set[Leaf]:
+    """Return the columns that hold NaN: Parquet takes its bounds from the other values only."""
+    found = ((path, column) for name in rows.column_names for path, column in _floats((name,), rows.column(name)))
+    return {path for path, column in found if pc.any(pc.is_nan(column)).as_py()}
+
+
+def _floats(path: Leaf, column: pa.ChunkedArray) -> Iterator[tuple[Leaf, pa.ChunkedArray]]:
+    if pa.types.is_floating(column.type):
+        yield path, column
+    elif pa.types.is_struct(column.type):
+        for child in column.type:
+            yield from _floats((*path, child.name), pc.struct_field(column, child.name))
+
+
+def _leaves(fields: Iterable[pa.Field], path: Leaf = (), *, repeated: bool = False) -> Iterator[Leaf | None]:
+    """Return the path of each leaf in Parquet's order; None inside lists and maps, for which Delta has no bounds."""
+    for field in fields:
+        if pa.types.is_nested(field.type):
+            children = [field.type.field(i) for i in range(field.type.num_fields)]
+            inside = repeated or not pa.types.is_struct(field.type)
+            yield from _leaves(children, (*path, field.name), repeated=inside)
+        else:
+            yield None if repeated else (*path, field.name)
+
+
+def _put(tree: dict[str, Any], path: Leaf, value: object) -> None:
     for name in path[:-1]:
         tree = tree.setdefault(name, {})
     tree[path[-1]] = value
 
 
+def _bounds(groups: list[pq.Statistics]) -> tuple[Any, Any]:
+    filled = [group for group in groups if group.num_values]
+    if not filled or not all(group.has_min_max for group in filled):
+        return None, None  # a row group without bounds could hold any value
+    try:
+        return _low(min(group.min for group in filled)), _high(max(group.max for group in filled))
+    except (OverflowError, ValueError):  # years that Python does not know, text that is not UTF-8
+        return None, None
+
+
 def _low(value: Any) -> Any:
     if isinstance(value, str):
         return value[:LONGEST]
-    return _instant(value, timedelta(0)) if isinstance(value, datetime) else _plain(value)
+    return _instant(value) if isinstance(value, datetime) else _plain(value)
 
 
 def _high(value: Any) -> Any:
     if isinstance(value, str):
-        return value if len(value) <= LONGEST else value[:LONGEST] + "\U0010ffff"
-    return _instant(value, timedelta(microseconds=999)) if isinstance(value, datetime) else _plain(value)
+        cut = LONGEST
+        while value[cut : cut + 1] == LAST_CHARACTER:  # nothing is above it
+            cut += 1
+        return value if len(value) <= cut else value[:cut] + LAST_CHARACTER
+    return _instant(value + timedelta(microseconds=999)) if isinstance(value, datetime) else _plain(value)
 
 
-def _instant(value: datetime, round_by: timedelta) -> str | None:
-    try:
-        moment = value.astimezone(timezone.utc) + round_by
-    except OverflowError:
-        return None
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+def _instant(moment: datetime) -> str:
+    """Return milliseconds, rounded down; without a zone for a timestamp without one."""
+    if moment.tzinfo is None:
+        return moment.isoformat(timespec="milliseconds")
+    return moment.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
 
 
 def _plain(value: Any) -> Any:
@@ -76,3 +116,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, int | float | Decimal) else None
+
+
+def _json(value: Any) -> str:
+    """Return JSON with decimals as the exact numbers they are."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(name)}:{_json(inner)}" for name, inner in value.items()) + "}"
+    return f"{value:f}" if isinstance(value, Decimal) else json.dumps(value)

@@ -28,7 +28,8 @@ def fold(name: Column) -> Column:
 
 def refusal(name: Column) -> Column:
     """Return why a name was refused, as text for a dead letter."""
-    shown = F.concat(F.lit("unusable table name: "), F.substring(name, 1, SHOWN))
+    text = F.make_valid_utf8(name)  # a string of Spark may hold any bytes, a dead letter must be readable
+    shown = F.concat(F.lit("unusable table name: "), F.substring(text, 1, SHOWN))
     return F.when(name.isNull(), F.lit("the table name is null")).otherwise(shown)
 
 

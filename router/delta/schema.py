@@ -39,9 +39,10 @@ def compare(table: pa.Schema, rows: pa.Schema) -> Difference:
         elif known != column.name:
             conflicts[column.name] = f"column {column.name} differs from the table's {known} by case only"
         elif column.type != (have := plain(table.field(known).type)):
-            merged = merge(have, plain(column.type))
+            come = plain(column.type)
+            merged = merge(have, come)
             if merged is None:
-                conflicts[column.name] = f"column {column.name} is {have} in the table and {column.type} in the event"
+                conflicts[column.name] = f"column {column.name} is {have} in the table and {come} in the event"
                 continue
             if shape(merged) != shape(have):
                 grown = pa.field(column.name, merged)

@@ -19,7 +19,7 @@ from router.engine.balance import Partition, imbalances, keyed, partitions, tota
 from router.engine.fit import Fitter
 from router.engine.layout import Layout, Ruling, Target
 from router.engine.manifest import Manifest, Shelf
-from router.engine.plan import Plan, plan, sink_names
+from router.engine.plan import Plan, Planner, sink_names
 from router.engine.spark import SparkEngine
 from router.engine.steps import Steps, Watch
 from router.errors import BatchError
@@ -52,6 +52,7 @@ class Batches:
 
     def __post_init__(self) -> None:
         self.query = f"{self.config.name}:{self.run}"
+        self.planner = Planner(self.config)
         self.fitter = Fitter(self.lake, self.query)
         self.applier = Applier(self.lake, self.shelf, self.config.dead_letters)
         spark = self.config.engine == "spark"
@@ -69,7 +70,7 @@ class Batches:
     def _process(self, raw: DataFrame, steps: Steps) -> BatchReport:
         with steps.step("plan"):
             manifest = self.shelf.read(steps.batch)
-            planned = plan(self.config, raw)
+            planned = self.planner.plan(raw)
         handles, replay = None, manifest is not None
         if manifest is None:
             manifest, handles = self._decide(planned, steps)

@@ -17,7 +17,7 @@ from pyspark import SparkContext
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from router.delta.naming import fold, refusal
 from router.delta.schema import plain_schema
@@ -42,26 +42,51 @@ class Plan:
 
 
 def plan(config: Config, raw: DataFrame) -> Plan:
-    """Label the records of a batch. Needs the columns of `RAW_SCHEMA`; a decoder must be prepared already.
+    """Label the records of one batch; see Planner."""
+    return Planner(config).plan(raw)
 
-    Every level below is one projection for all routes: Spark analyses a plan anew for each, which is what a small
-    batch spends its time on. A column gets a level of its own only if it is costly and used more than once.
+
+class Planner:
+    """Label the records of batches. Needs the columns of `RAW_SCHEMA`; a decoder must be prepared already.
+
+    Every level is one projection for all routes: Spark analyses a plan anew for each, which is what a small batch
+    spends its time on. A column gets a level of its own only if it is costly and used more than once. The columns are
+    made once per schema of events and used for every batch: each is some calls across the gateway.
     """
-    own = frozenset(name for name in (config.bronze, config.dead_letters, config.ledger) if name)
-    drafts = [_Draft(index, route, own) for index, route in enumerate(config.routes)]
-    frame = config.decode.decode(raw)
-    decoded = F.col("event").isNotNull()
-    failed = {"_failed": F.col("_error").isNotNull(), "_bare": ~decoded & F.col("_error").isNull()}
-    frame = frame.withColumns({**failed, **{draft.matched: _holds(decoded, draft.route.match.matches()) for draft in drafts}})
-    for level in (_Draft.checks, _Draft.values, _Draft.tables):
-        columns = {name: column for draft in drafts for name, column in level(draft, frame).items()}
-        frame = frame.withColumns(columns) if columns else frame
-    layout = Layout(config.bronze, config.dead_letters, tuple(draft.labels(frame, config) for draft in drafts))
-    unmatched = decoded & ~_any([F.col(draft.matched) for draft in drafts])
-    labels = {"_unmatched": unmatched, "_dead": _dead(drafts, unmatched, config)}
-    for draft in drafts:
-        labels |= draft.verdicts()
-    return Plan(frame.select(*[labels[name].alias(name) if name in labels else name for name in layout.columns()]), layout)
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        own = frozenset(name for name in (config.bronze, config.dead_letters, config.ledger) if name)
+        self.drafts = [_Draft(index, route, own) for index, route in enumerate(config.routes)]
+        self.made: tuple[DataType, Layout, list[dict[str, Column]], list[Column]] | None = None
+
+    def plan(self, raw: DataFrame) -> Plan:
+        """Return the labelled frame of one batch. Lazy."""
+        frame = self.config.decode.decode(raw)
+        event = frame.schema["event"].dataType
+        if self.made is None or self.made[0] != event:
+            self.made = (event, *self._make(frame))
+        _, layout, levels, labels = self.made
+        for level in levels:
+            frame = frame.withColumns(level)
+        return Plan(frame.select(*labels), layout)
+
+    def _make(self, frame: DataFrame) -> tuple[Layout, list[dict[str, Column]], list[Column]]:
+        decoded = F.col("event").isNotNull()
+        first = {"_failed": F.col("_error").isNotNull(), "_bare": ~decoded & F.col("_error").isNull()}
+        first |= {draft.matched: _holds(decoded, draft.route.match.matches()) for draft in self.drafts}
+        levels = [first]
+        for level in (_Draft.checks, _Draft.values, _Draft.tables):
+            found = {name: column for draft in self.drafts for name, column in level(draft, frame).items()}
+            levels += [found] if found else []
+        whole = reduce(lambda whole, level: whole.withColumns(level), levels, frame)
+        routes = tuple(draft.labels(whole, self.config) for draft in self.drafts)
+        layout = Layout(self.config.bronze, self.config.dead_letters, routes)
+        unmatched = decoded & ~_any([F.col(draft.matched) for draft in self.drafts])
+        labels = {"_unmatched": unmatched, "_dead": _dead(self.drafts, unmatched, self.config)}
+        for draft in self.drafts:
+            labels |= draft.verdicts()
+        return layout, levels, [labels[n].alias(n) if n in labels else F.col(n) for n in layout.columns()]
 
 
 def tried(column: Column) -> Column:

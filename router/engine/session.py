@@ -52,12 +52,44 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
         builder = builder.master(master or LOCAL_MASTER)
         builder = builder.config("spark.sql.shuffle.partitions", cores).config("spark.ui.enabled", "false")
         builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
-        builder = configure_spark_with_delta_pip(builder, extra_packages=packages())
+        builder = _with_jars(builder)
     for key, value in {**SETTINGS, **config.spark}.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
+    if not submitted:
+        _remember_jars(session)
     return session
+
+
+def _with_jars(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """Add the connectors: from the jars an earlier session resolved, or through Spark's resolver.
+
+    Resolving takes 2 to 3 s even when nothing is fetched, and a cold start is what people wait for.
+    """
+    known = _memory()
+    jars = known.read_text().split("\n") if known.exists() else []
+    if jars and all(Path(jar).is_file() for jar in jars):
+        return builder.config("spark.jars", ",".join(jars))
+    return configure_spark_with_delta_pip(builder, extra_packages=packages())
+
+
+def _remember_jars(session: SparkSession) -> None:
+    known = _memory()
+    if known.exists() or session.conf.get("spark.jars.packages", None) is None:
+        return
+    jars = [jar.removeprefix("file://") for jar in session.conf.get("spark.jars", "").split(",")]
+    if jars and all(Path(jar).is_file() for jar in jars):
+        with suppress(OSError):  # a read-only home costs 2 s at the next start, no more
+            known.parent.mkdir(parents=True, exist_ok=True)
+            known.write_text("\n".join(jars))
+
+
+def _memory() -> Path:
+    """Return the file that lists the resolved jars of exactly these versions."""
+    home = Path(os.environ.get("ROUTER_CACHE") or Path.home() / ".cache" / "spark-event-router")
+    version = f"{pyspark.__version__}-delta-{importlib.metadata.version('delta-spark')}"
+    return home / f"spark-jars-{version}.txt"
 
 
 def stop_session(session: SparkSession) -> None:

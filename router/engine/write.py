@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from router.delta.commit import LandedFile
 from router.delta.lake import Lake
-from router.delta.file_statistics import statistics
+from router.delta.file_statistics import statistics, with_nan
 
 ROW_GROUP = 1 << 20
 OPEN_FILES = 128
@@ -121,6 +121,7 @@ class _File:
     writer: pq.ParquetWriter
     stream: pa.NativeFile
     footers: list[pq.FileMetaData]
+    nans: set[tuple[str, ...]] = field(default_factory=set)
 
     @classmethod
     def open(cls, landing: Landing, table: str, name: str, schema: pa.Schema) -> _File:
@@ -148,11 +149,12 @@ class _File:
         for name in self.schema.names:
             if name not in rows.column_names:  # a column left out as empty this time
                 rows = rows.append_column(self.schema.field(name), pa.nulls(len(rows), self.schema.field(name).type))
+        self.nans |= with_nan(rows)
         self.writer.write_table(rows.select(self.schema.names), ROW_GROUP)
 
     def close(self, target: str, table: str) -> LandedFile:
         self.writer.close()
         size = self.size
         self.stream.close()
-        footer = self.footers[0]
-        return LandedFile(target, table, self.path, size, footer.num_rows, tuple(self.schema.names), statistics(footer))
+        footer, names = self.footers[0], tuple(self.schema.names)
+        return LandedFile(target, table, self.path, size, footer.num_rows, names, statistics(footer, self.nans))

@@ -39,5 +39,5 @@ def measured(results: Results) -> Callable[..., CellResult]:
 @pytest.fixture
 def task(tmp_path: Path) -> Task:
     """Be a task of three events for two games."""
-    names = ("127.0.0.1:9092", "json-3-2-4", JSON.schema, JSON.decode)
+    names = ("127.0.0.1:9092", "json-3-2-4", JSON.schema, JSON.decode())
     return Task(*names, 3, 2, 4, 3, {"game_0000": 2, "game_0001": 1}, str(tmp_path))

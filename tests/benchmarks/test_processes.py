@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from benchmarks.checkpoints import batches_done, processing_seconds
-from benchmarks.processes import run_command
+from benchmarks.processes import ROOT, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,3 +59,22 @@ def test_a_command_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Pa
     assert "the time was up" in ended.problem()
     left = int(pid.read_text())
     assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_command_ends_with_the_process_that_runs_it_even_by_sigkill(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    inner = ["sh", "-c", f"echo $$ > {pid}; sleep 60"]
+    code = f"from pathlib import Path; from benchmarks.processes import *; run_command({inner}, Path('{pid}.log'), 60)"
+    harness = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    wait_until(lambda: pid.exists() and pid.read_text().endswith("\n"))
+    harness.kill()
+    harness.wait()
+
+    wait_until(lambda: not psutil.pid_exists(int(pid.read_text())))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

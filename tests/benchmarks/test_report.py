@@ -13,6 +13,7 @@ from rich.console import Console
 from benchmarks.__main__ import main
 from benchmarks.cells import FULL, SHORT, Cell
 from benchmarks.discovery import measurements
+from benchmarks.format import seconds
 from benchmarks.measurements import Chart, Table
 from benchmarks.measurements.driver import growth
 from benchmarks.plots import draw
@@ -96,11 +97,28 @@ def test_a_disturbed_cell_is_marked(results: Results, measured: Callable[..., Ce
 
 
 def test_a_commit_is_counted_per_table_and_batch(results: Results, measured: Callable[..., CellResult]) -> None:
-    measured(SHORT.warm("router", 200), 9.0, 2.0, steps={"commit": 1.0, "land": 3.0}, tables=200, batches=1)
+    measured(SHORT.warm("router", 200), 9.0, 2.9, steps={"commit": 1.0, "land": 1.5}, tables=200, batches=1)
     markdown, _ = written(results)
 
     assert row_of(markdown, "Commits", "200")[1] == "5.0 ms"
-    assert row_of(markdown, "Where the time goes", "- land")[-1] == "3.0 s"
+    assert row_of(markdown, "Where the time goes", "- land")[-1] == "1.5 s"
+    assert row_of(markdown, "Where the time goes", "- around the batches")[-1] == "0.40 s"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "-"),
+        (0.0, "0 ms"),
+        (0.0018, "1.8 ms"),
+        (0.056, "56 ms"),
+        (0.5, "0.50 s"),
+        (9.96, "10.0 s"),
+        (251.4, "251 s"),
+    ],
+)
+def test_seconds_have_the_digits_that_mean_something(value: float | None, shown: str) -> None:
+    assert seconds(value) == shown
 
 
 def test_memory_says_how_it_grows(results: Results, measured: Callable[..., CellResult]) -> None:

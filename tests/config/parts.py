@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, SecretStr, field_validator
+from pydantic_core import PydanticCustomError
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -64,11 +65,11 @@ class Never(Rule):
 class Fixed(TableSink):
     """Append to one table."""
 
-    main_option = "name"
-    name: str
+    main_option = "table"
+    fixed: str = Field(alias="table", description="the table, as layer.table")
 
     def table(self) -> str:
-        return self.name
+        return self.fixed
 
 
 class Login(BaseModel, extra="forbid"):
@@ -90,6 +91,8 @@ class Post(ApplyingSink):
     def _is_url(cls, url: str) -> str:
         if url.startswith("ftp"):
             raise KeyError(url)
+        if url.startswith("own:"):
+            raise PydanticCustomError(url[4:], "an error of its own")  # type: ignore[arg-type]
         if not url.startswith("http"):
             raise ValueError(f"{url} is not a URL")
         return url

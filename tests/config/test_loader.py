@@ -159,6 +159,13 @@ def test_validators_that_crash_are_problems(faults, good, url, shown):
     assert "sekret" not in str(problem)
 
 
+@pytest.mark.parametrize("kind", ["value_error", "greater_than", "too_short", "router_fault", "mine"])
+def test_validators_may_use_any_type_of_error(faults, good, kind):
+    (problem,) = faults(good.replace("fixed: silver.big", f"post: {{url: 'own:{kind}'}}"))
+
+    assert problem.what == "an error of its own"
+
+
 def test_unset_variable_hides_what_follows_from_it(faults, good):
     text = good.replace("fixed: silver.big", "post: {url: '${URL}', calls: '${CALLS}', mode: '${MODE}'}")
 
@@ -170,6 +177,7 @@ def test_unset_variable_hides_what_follows_from_it(faults, good):
     [
         ("often", "must be a whole number or 'never', not 'often'"),
         ("[1]", "must be a whole number or 'never', not a list of 1"),
+        ("{a: 1}", "must be a whole number or 'never', not a mapping"),
     ],
 )
 def test_union_is_one_problem(faults, good, retry, what):
@@ -212,3 +220,16 @@ def test_file_is_read_with_its_environment(registry, tmp_path, good, monkeypatch
     monkeypatch.setenv("THE_LAKE", "/data")
 
     assert load(path, registry).config.lake == "/data"
+
+
+@pytest.mark.parametrize("options", ["{table: silver.big}", "silver.big"])
+def test_option_may_be_a_field_of_another_name(loaded, good, options):
+    assert loaded(good.replace("silver.big", options)).config.routes[0].sinks[0].table() == "silver.big"
+
+
+def test_fault_of_an_option_has_the_name_that_is_written(faults, good):
+    (missing,) = faults(good.replace("silver.big", ""))
+    _, unknown = faults(good.replace("silver.big", "{tabel: silver.big}"))
+
+    assert (missing.what, missing.hint) == ("`table` is missing", "add `table`: the table, as layer.table")
+    assert unknown.hint.startswith("did you mean `table`?")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -13,8 +14,6 @@ from hypothesis import strategies as st
 
 from router import ConfigError
 from router.config.loader import load
-
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from router import Problem
@@ -70,6 +69,10 @@ def assert_inside(problems: tuple[Problem, ...], text: str) -> None:
         assert 1 <= problem.line <= len(lines)
         assert 1 <= problem.column <= len(lines[problem.line - 1]) + 1
         assert str(problem).isprintable()
+
+
+def test_undamaged_file_is_good(registry):
+    assert problems_of(FULL, registry) == ()
 
 
 @given(text=st.text() | st.text(st.sampled_from("ab:-[]{}\"'|>&*!<?#%@`,~ \n\t\r\x85\u2028$\\0xUuFd.")))
@@ -147,13 +150,13 @@ def test_no_error_shows_a_secret(registry, secret, place, mistake):
 
 @given(secret=SECRETS)
 def test_no_config_shows_a_secret(registry, secret):
-    text = f"""\
+    text = """\
 name: games
 lake: ./lake
-storage_options: {{key: "${{S}}"}}
-source: {{kafka: {{servers: a, topics: [b], options: {{kafka.password: "${{S}}"}}}}}}
-decode: {{text: }}
-routes: [{{name: a, match: {{where: a}}, sinks: [{{post: {{url: "http://x", login: {{password: "${{S}}"}}}}}}]}}]
+storage_options: {key: "${S}"}
+source: {kafka: {servers: a, topics: [b], options: {kafka.password: "${S}"}}}
+decode: {text: }
+routes: [{name: a, match: {where: a}, sinks: [{post: {url: "http://x", login: {password: "${S}"}}}]}]
 dead_letters: ops.dead_letters
 """
     loaded = load(Path("games.yaml"), registry, environ={"S": secret}, text=text)

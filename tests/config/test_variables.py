@@ -48,7 +48,14 @@ def test_value(value, expected):
 
     assert not problems
     assert expected == plain_data(node)
-    assert node.tainted == (expected != value and not value.startswith("$$") or value.endswith(" ${NAME}"))
+
+
+@pytest.mark.parametrize(
+    ("value", "tainted"),
+    [("${NAME}", True), ("a ${MISSING:-b}", True), ("$${NAME} ${NAME}", True), ("$${NAME}", False), ("$NAME", False)],
+)
+def test_value_with_anything_replaced_is_tainted(value, tainted):
+    assert replaced(value)[0].tainted is tainted
 
 
 def test_text_of_a_typed_variable_is_kept():
@@ -118,4 +125,4 @@ def test_shared_value_is_reported_once():
 
     _, problems = substitute(root, ENVIRON, Path(), "f")
 
-    assert ["a"] == [problem.path for problem in problems]
+    assert [problem.path for problem in problems] == ["a"]

@@ -1,0 +1,108 @@
+"""Match events by the value of one field."""
+
+from __future__ import annotations
+
+import operator
+import re
+import warnings
+from functools import reduce
+from typing import Annotated, ClassVar
+
+from pydantic import Field as Option
+from pydantic import StrictBool, StrictFloat, StrictInt, StrictStr, field_validator, model_validator
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from typing_extensions import Self
+
+from router import Rule
+
+Integer = Annotated[StrictInt, Option(ge=-(2**63), lt=2**63)]
+Float = Annotated[StrictFloat, Option(allow_inf_nan=False)]
+Scalar = StrictBool | Integer | Float | StrictStr
+
+TESTS = ("equals", "one_of", "regex", "exists")
+
+WRONG_IN_JAVA_TOO = ("missing )", "unbalanced parenthesis", "unterminated character set", "nothing to repeat")
+"""What Python says of patterns that Java refuses as well; other complaints are about Java's own syntax (`\\p{L}`)."""
+
+
+class Field(Rule):
+    """Match events by the value of one field, with exactly one test. A null or missing value matches only
+    `exists: false`.
+
+    | test | matches when |
+    |---|---|
+    | equals | the field has this value |
+    | one_of | the field has one of these values |
+    | regex | the whole text of the field matches this Java regular expression |
+    | exists | the field is not null (`true`) or is null (`false`) |
+
+    No value makes a row fail: a field is compared as its text. A text in the configuration equals that text (`"5"`
+    equals the number 5 and the text 5, not 5.0); a number equals any text that is this number (5 equals 5, 5.0 and
+    "5.0"); true and false equal a boolean and the texts true and false. Times are compared in the form of Spark,
+    `2026-11-21 10:00:00`, in the session's time zone. A field that the events' type does not have is reported by
+    `router check --plan`.
+    """
+
+    column: str = Option(min_length=1, description="field or raw column: event.game, event.player.level, topic")
+    equals: Scalar | None = Option(default=None, description="text, number, true or false")
+    one_of: tuple[Scalar, ...] | None = Option(default=None, min_length=1, description="texts, numbers, true or false")
+    regex: str | None = Option(
+        default=None, description="Java regular expression for the whole text; (?i) at its start ignores case"
+    )
+    exists: StrictBool | None = Option(default=None, description="whether the field must have a value")
+
+    @field_validator("regex")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        fault = "" if pattern is None or r"\Q" in pattern else _fault(pattern)
+        if fault.startswith(WRONG_IN_JAVA_TOO):
+            raise ValueError(f"not a regular expression: {fault}")
+        return pattern
+
+    @model_validator(mode="after")
+    def _one_test(self) -> Self:
+        given = [test for test in TESTS if getattr(self, test) is not None]
+        if len(given) != 1:
+            found = f"{' and '.join(given)} are given" if given else "none is given"
+            raise ValueError(f"give exactly one of {', '.join(TESTS)}; {found}")
+        return self
+
+    def matches(self) -> Column:
+        """Return the test; null where the field is null, except for `exists`."""
+        value = F.col(self.column)
+        if self.exists is not None:
+            return value.isNotNull() if self.exists else F.col("event").isNotNull() & value.isNull()
+        text = value.try_cast("string")
+        if self.regex is not None:
+            return text.rlike(rf"\A(?:{self.regex})\z")
+        return one_of(text, self.one_of if self.equals is None else (self.equals,))
+
+
+def one_of(text: Column, wanted: tuple[Scalar, ...] | None) -> Column:
+    """Return whether a text is one of the wanted values."""
+    texts = [value for value in wanted or () if isinstance(value, str)]
+    tests = [text.isin(texts)] if texts else []
+    return reduce(operator.or_, tests + [equal(text, value) for value in wanted or () if not isinstance(value, str)])
+
+
+def equal(text: Column, wanted: bool | float) -> Column:
+    """Return whether a text is this number or truth value."""
+    if isinstance(wanted, bool):
+        return F.lower(text) == str(wanted).lower()
+    number = text.try_cast("double") == F.lit(float(wanted))
+    if isinstance(wanted, float):
+        return number
+    # doubles alone cannot tell 2^53 from 2^53 + 1, decimals of scale 0 cannot tell 5.4 from 5
+    return number & (text.try_cast("decimal(38,0)") == F.lit(wanted))
+
+
+def _fault(pattern: str) -> str:
+    """Return what Python finds wrong with a pattern."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a nested set is a union in Java
+        try:
+            re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            return str(error)
+    return ""

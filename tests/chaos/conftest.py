@@ -1,0 +1,120 @@
+"""Topics, configurations and processes for runs that are disturbed."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from confluent_kafka import Producer
+
+from router.config.loader import Loaded, load
+from router.registry import Registry, load_registry
+from router_demo.kafka import EmbeddedKafka
+from router_demo.simulator import simulate
+from router_demo.traffic import Traffic
+from tests.chaos.processes import HERE, RouterProcess
+
+PARTITIONS = 3
+SCHEMA = (
+    "game string, gamer_id string, ts timestamp, session_id string, amount double, type string, bid bigint, "
+    "tricks bigint, color string, card string"
+)
+PLUGINS = (HERE / "troubles.py", HERE / "spare.py")
+
+
+@dataclass(frozen=True)
+class Topic:
+    """Be a topic of one test or module."""
+
+    servers: str
+    name: str
+
+    def simulate(self, events: int, *, bad: float = 0.0, seed: int = 0) -> Counter[str]:
+        """Send game events; return how many good ones there are of each game."""
+        sent = simulate(self.servers, self.name, Traffic(events=events, games=7, bad=bad, seed=seed, skew=0))
+        assert not sent.failed
+        return sent.games
+
+    def send(self, values: list[bytes | None], partition: int | None = None) -> None:
+        """Send values as they are, each with its number as the key."""
+        producer = Producer({"bootstrap.servers": self.servers, "message.max.bytes": 16 << 20, "linger.ms": 5})
+        where: dict[str, Any] = {} if partition is None else {"partition": partition}
+        for number, value in enumerate(values):
+            producer.produce(self.name, value, str(number), **where)
+            producer.poll(0)
+        assert not producer.flush(60)
+
+
+def configuration(folder: Path, topic: Topic, **changes: Any) -> Path:
+    """Write the configuration of a test, with its lake beside it; return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text: dict[str, Any] = {
+        "name": "games",
+        "lake": str(folder / "lake"),
+        "source": {"kafka": {"servers": topic.servers, "topics": [topic.name], "rows_per_batch": 1000}},
+        "decode": {"json": {"schema": SCHEMA}},
+        "bronze": "bronze.events",
+        "routes": [
+            {
+                "name": "games",
+                "match": {"sql": "event.game IS NOT NULL"},
+                "sinks": [{"tables": "silver.{event.game}"}],
+            },
+            {
+                "name": "wins",
+                "match": {"sql": "event.amount > 9000"},
+                "sinks": [{"delta": "silver.wins"}, {"box": str(folder / "box")}],
+            },
+        ],
+        "dead_letters": "ops.dead_letters",
+        **changes,
+    }
+    path = folder / "games.yaml"
+    path.write_text(yaml.safe_dump(text, sort_keys=False))
+    return path
+
+
+@pytest.fixture(scope="session")
+def registry() -> Registry:
+    return load_registry(PLUGINS)
+
+
+@pytest.fixture(scope="session")
+def loaded(registry: Registry) -> Callable[[Path], Loaded]:
+    return lambda path: load(path, registry)
+
+
+@pytest.fixture(scope="session")
+def new_topic(broker: EmbeddedKafka) -> Callable[[], Topic]:
+    """Make topics that nobody else uses."""
+    numbers = itertools.count()
+
+    def new_topic() -> Topic:
+        name = f"chaos-{next(numbers)}"
+        broker.create_topic(name, PARTITIONS)
+        return Topic(broker.servers, name)
+
+    return new_topic
+
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[Callable[..., RouterProcess]]:
+    """Start routers; whatever is left of them at the end is killed."""
+    running: list[RouterProcess] = []
+
+    def start(config: Path, *arguments: str, command: tuple[str, ...] = (str(HERE / "driver.py"),)) -> RouterProcess:
+        plugins = [part for plugin in PLUGINS for part in ("--plugin", str(plugin))]
+        log = config.parent / f"router-{len(running)}.log"
+        process = RouterProcess([*command, str(config), *plugins, *arguments], log)
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        process.clear()

@@ -1,0 +1,103 @@
+"""A router killed at any point of a batch goes on at the next start, and its lake shows nothing of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos import lakes
+from tests.chaos.conftest import SCHEMA, Topic, configuration
+from tests.chaos.lakes import Rows
+from tests.chaos.processes import RouterProcess
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+EVENTS = 3_000
+KILLED = 1
+"""The batch of the kill: one before it and one after it are whole."""
+slow = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    topic: Topic
+    lake: dict[str, Rows]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(new_topic, start, tmp_path_factory) -> Undisturbed:
+    """Run the topic of this module once without a fault."""
+    topic = new_topic()
+    games = topic.simulate(EVENTS, bad=0.02)
+    config = _configuration(tmp_path_factory.mktemp("undisturbed"), topic)
+    router = start(config)
+    assert router.ended() == 0, router.said
+    lake = config.parent / "lake"
+    found = lakes.contents(lake)
+    assert {name: found[f"silver.{name}"].total() for name in games} == games
+    assert len(lakes.places(lake)) == found["bronze.events"].total() == EVENTS
+    assert lakes.batches(lake, "bronze.events") >= {KILLED - 1, KILLED, KILLED + 1}
+    return Undisturbed(topic, found)
+
+
+def _configuration(folder: Path, topic: Topic, engine: str = "arrow") -> Path:
+    """Let a Python worker take part, so that a task can be held in the middle of landing."""
+    troubled = {"inner": {"json": {"schema": SCHEMA}}, "folder": str(folder), "lake": str(folder / "lake")}
+    return configuration(folder, topic, engine=engine, decode={"troubled": troubled})
+
+
+def _state(lake: Path) -> dict[str, Any]:
+    """Return how far the killed batch got."""
+    manifests = [json.loads(path.read_text()) for path in (lake / "_router").rglob(f"manifests/**/{KILLED:010d}.json")]
+    tables = {table for table in lakes.tables(lake) if table != "ops.ledger"}
+    done = {table for table in tables if KILLED in lakes.batches(lake, table)}
+    return {
+        "files": any(lake.glob(f"*/*/part-{KILLED:010d}-*.parquet")),
+        "decided": bool(manifests),
+        "committed": "none" if not done else "all" if done == tables else "some",
+        "in ledger": KILLED in lakes.batches(lake, "ops.ledger"),
+        "offsets": (lake / "_router/games/spark/commits" / str(KILLED)).exists(),
+    }
+
+
+FILES = {"files": True, "decided": True, "in ledger": False, "offsets": False}
+ARROW = {
+    "plan": {"files": False, "decided": False, "committed": "none", "in ledger": False, "offsets": False},
+    "landing": {**FILES, "decided": False, "committed": "none"},
+    "manifest": {**FILES, "committed": "none"},
+    "commits": {**FILES, "committed": "some"},
+    "apply": {**FILES, "committed": "all"},
+    "ledger": {**FILES, "committed": "all", "in ledger": True},
+}
+SPARK = {point: {**state, "files": False} for point, state in ARROW.items()}
+SMALL = {("arrow", "landing"), ("arrow", "commits")}
+
+
+def _cases() -> list[Any]:
+    cases = [("arrow", point) for point in ARROW] + [("spark", point) for point in ("manifest", "commits", "ledger")]
+    return [
+        pytest.param(engine, point, id=f"{engine}-{point}", marks=() if (engine, point) in SMALL else slow)
+        for engine, point in cases
+    ]
+
+
+@pytest.mark.parametrize(("engine", "point"), _cases())
+def test_a_killed_router_loses_and_duplicates_nothing(
+    undisturbed: Undisturbed, start: Callable[..., RouterProcess], tmp_path: Path, engine: str, point: str
+):
+    config, lake, hold = _configuration(tmp_path, undisturbed.topic, engine), tmp_path / "lake", tmp_path / "hold"
+    killed = start(config, "--kill", point, "--batch", str(KILLED), "--hold", str(hold))
+    assert killed.ended() == -signal.SIGKILL, killed.said
+    assert _state(lake) == {"arrow": ARROW, "spark": SPARK}[engine][point], "the kill came at another point"
+    hold.unlink(missing_ok=True)
+
+    again = start(config)  # at once, as a supervisor would: the killed one's JVM may still be there
+
+    assert again.ended() == 0, again.said
+    assert lakes.differences(lakes.contents(lake), undisturbed.lake) == []

@@ -1,0 +1,230 @@
+"""The commands answer in lines that people and scripts can use."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+import router.cli
+import router.registry
+from router import Problem, StartError
+
+TESTS = Path(__file__).parents[1]
+PARTS = TESTS / "config" / "parts.py"
+GOOD = """\
+name: games
+lake: ./lake
+source: {kafka: {servers: "127.0.0.1:9092", topics: [game-events]}}
+decode: {text: }
+routes:
+  - {name: a, match: {where: a}, sinks: [{fixed: silver.a}, {fixed: silver.b}]}
+  - {name: b, match: {where: b}, sinks: [{fixed: silver.b}]}
+dead_letters: ops.dead_letters
+"""
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command in a folder with `good.yaml` and `bad.yaml`, with the parts of the tests only."""
+    monkeypatch.setattr(router.registry, "entry_points", lambda group: ())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.yaml").write_text(GOOD)
+    (tmp_path / "bad.yaml").write_text(GOOD.replace("lake:", "lak:").replace("where: b", "were: b"))
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(router.cli.commands, arguments, prog_name="router")
+
+    return run
+
+
+def test_check_counts_what_is_good(run):
+    result = run("check", "good.yaml", "--plugin", str(PARTS))
+
+    assert result.output == f"good.yaml: good; 2 routes, 3 sinks; plugins: {PARTS}\n"
+    assert result.exit_code == 0
+
+
+def test_check_prints_one_problem_a_line(run):
+    result = run("check", "bad.yaml", "--plugin", str(PARTS))
+
+    places = [line.split(": ")[0] for line in result.stdout.splitlines()]
+    assert places == ["bad.yaml:1:1", "bad.yaml:2:1", "bad.yaml:7:23"]
+    assert "routes.1.match.were: there is no rule `were`; did you mean `where`?" in result.stdout
+    assert result.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("problems", "code"), [((), 0), ((Problem("good.yaml", 6, 23, "routes.0.match.where", "no column a"),), 1)]
+)
+def test_check_plan_asks_the_engine(run, monkeypatch, problems, code):
+    engine = ModuleType("router.engine.check")
+    engine.check_plan = lambda loaded, registry: problems  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "router.engine.check", engine)
+
+    result = run("check", "good.yaml", "--plan", "--plugin", str(PARTS))
+
+    assert [str(problem) for problem in problems] == [
+        line for line in result.output.splitlines() if "good;" not in line
+    ]
+    assert code == result.exit_code
+
+
+def test_check_without_plan_needs_no_engine(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "router.engine.check", None)
+
+    assert run("check", "good.yaml", "--plugin", str(PARTS)).exit_code == 0
+
+
+def test_broken_plugin_is_one_line(run, tmp_path):
+    (tmp_path / "broken.py").write_text("import nowhere")
+
+    result = run("check", "good.yaml", "--plugin", "broken.py")
+
+    assert result.stderr.startswith(f"router: plugin {tmp_path / 'broken.py'}: cannot be imported")
+    assert len(result.stderr.splitlines()) == 1
+    assert result.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["chek"], "Did you mean 'check'?"),
+        (["zzz"], "No such command 'zzz'"),
+        (["check"], "Missing argument 'FILE'"),
+        (["check", "none.yaml"], "does not exist"),
+        (["check", "good.yaml", "--plan=x"], "--plan"),
+        (["plugins", "pots", "--plugin", str(PARTS)], "did you mean `post`?"),
+    ],
+)
+def test_wrong_use_exits_with_2(run, arguments, told):
+    result = run(*arguments)
+
+    assert told in result.stderr
+    assert result.exit_code == 2
+
+
+def test_plugins_lists_every_part(run):
+    result = run("plugins", "--plugin", str(PARTS))
+
+    rows = [line.split() for line in result.output.splitlines()]
+    assert [row[:2] for row in rows if row[0] in {"decoder", "rule", "sink"}] == [
+        ["decoder", "text"],
+        ["rule", "both"],
+        ["rule", "equals"],
+        ["rule", "never"],
+        ["rule", "where"],
+        ["sink", "fixed"],
+        ["sink", "post"],
+    ]
+    assert "Match by a condition." in result.output
+
+
+def test_plugins_shows_a_manual_page(run):
+    result = run("plugins", "post", "--plugin", str(PARTS))
+
+    assert result.output == (
+        f"post - sink of {PARTS}\n"
+        "\n"
+        "Post events.\n"
+        "\n"
+        "Options:\n"
+        "  url: str, required\n"
+        "      where to post\n"
+        "  login: Login | None, default None\n"
+        "  calls: int, default 1\n"
+        "      calls per second\n"
+        "  mode: 'detached' | 'inline', default 'detached'\n"
+        "  retry: int | 'never', default 'never'\n"
+    )
+
+
+def test_manual_page_names_the_main_option(run):
+    result = run("plugins", "where", "--plugin", str(PARTS))
+
+    assert "sql: str, required; the main option, for a bare value" in result.output
+
+
+def test_schema_is_json(run):
+    result = run("schema", "--plugin", str(PARTS))
+
+    assert json.loads(result.stdout)["title"] == "Spark Event Router"
+
+
+def test_help_imports_no_command(run, monkeypatch):
+    for module, _ in (place.split(":") for place, _ in router.cli.COMMANDS.values()):
+        monkeypatch.setitem(sys.modules, module, None)
+
+    result = run("--help")
+
+    assert all(name in result.output for name in router.cli.COMMANDS)
+    assert result.exit_code == 0
+
+
+def test_command_that_is_not_there_says_what_it_needs(run, monkeypatch):
+    monkeypatch.setitem(router.cli.COMMANDS, "simulate", ("nowhere.cli:simulate", ""))
+
+    result = run("simulate")
+
+    assert "`simulate` needs the module nowhere, which is not installed" in result.stderr
+    assert result.exit_code == 1
+
+
+def test_errors_of_the_router_come_without_a_traceback(run, monkeypatch):
+    @click.command()
+    def refuse() -> None:
+        raise StartError("it is running already; stop it first")
+
+    monkeypatch.setattr("router.cli.schema.schema", refuse)
+
+    result = run("schema")
+
+    assert result.stderr == "router: it is running already; stop it first\n"
+    assert result.exit_code == 1
+
+
+@pytest.mark.parametrize("name", ["check", "plugins", "schema"])
+def test_line_in_the_help_is_that_of_the_command(name):
+    place, line = router.cli.COMMANDS[name]
+    module, _, attribute = place.partition(":")
+
+    assert getattr(import_module(module), attribute).short_help == line
+
+
+@pytest.mark.parametrize("arguments", [["-m", "router"], [str(TESTS.parent / "router" / "__main__.py")]])
+def test_module_and_file_run_the_command_line(tmp_path, arguments):
+    """`spark-submit router/__main__.py` runs the file, with its folder first on the path."""
+    path = tmp_path / "good.yaml"
+    path.write_text(GOOD.replace("name:", "nam:"))
+
+    command = [sys.executable, *arguments, "check", str(path), "--plugin", str(PARTS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ})
+
+    assert f"{path}:1:1: nam: unknown key; did you mean `name`?" in done.stdout
+    assert done.returncode == 1
+
+
+def test_check_starts_no_spark(tmp_path):
+    """Checking a file must stay a matter of tenths of a second."""
+    (tmp_path / "good.yaml").write_text(GOOD)
+    code = (
+        "import sys; from router.cli import commands\n"
+        f"commands(['check', 'good.yaml', '--plugin', {str(PARTS)!r}], standalone_mode=False)\n"
+        "print(sorted({'delta', 'deltalake', 'pyarrow', 'pandas', 'rich', 'requests'} & set(sys.modules)))\n"
+        "from pyspark import SparkContext; print(SparkContext._gateway)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+
+    assert done.stdout.splitlines()[1:] == ["[]", "None"]

@@ -1,0 +1,169 @@
+"""Tables that delta-rs cannot write correctly go through Delta on Spark, under the same transaction ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from router import TableError
+from router.delta.commit import unsupported
+from router.delta.lake import Lake
+from router.engine.commit import Committer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from router.delta.commit import TableCommit
+
+COLUMNS = "id BIGINT, game STRING, amount INT"
+TABLES = {
+    "plain": f"({COLUMNS}) USING delta",
+    "feed": f"({COLUMNS}) USING delta TBLPROPERTIES ('delta.enableChangeDataFeed'='true')",
+    "vectors": f"({COLUMNS}) USING delta TBLPROPERTIES ('delta.enableDeletionVectors'='true')",
+    "partitioned": f"({COLUMNS}) USING delta PARTITIONED BY (game)",
+    "clustered": f"({COLUMNS}) USING delta CLUSTER BY (game)",
+    "checked": f"({COLUMNS}) USING delta TBLPROPERTIES ('delta.constraints.positive'='id > 0')",
+    "not_null": "(id BIGINT NOT NULL, game STRING, amount INT) USING delta",
+    "generated": f"({COLUMNS}, double_id BIGINT GENERATED ALWAYS AS (id * 2)) USING delta",
+    "widening": f"({COLUMNS}) USING delta TBLPROPERTIES ('delta.enableTypeWidening'='true')",
+    "mapped": f"({COLUMNS}) USING delta TBLPROPERTIES ('delta.columnMapping.mode'='name')",
+}
+BY_RS = {"plain", "feed", "vectors"}
+ROWS = pa.table({
+    "id": [1, 2, None],
+    "game": ["uno", None, "poker"],
+    "amount": pa.array([5, None, 7], pa.int32()),
+}).slice(0, 2)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Hold the tables of every kind and what was committed to them."""
+
+    lake: Lake
+    spark: SparkSession
+    works: dict[str, TableCommit]
+    made: int
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        frame = self.spark.read.format("delta").load(self.lake.address(f"silver.{name}"))
+        return [row.asDict(recursive=True) for row in frame.orderBy("id").collect()]
+
+    def version(self, name: str) -> int:
+        handle = self.lake.open(f"silver.{name}")
+        assert handle is not None
+        return handle.version()
+
+
+@pytest.fixture(scope="module")
+def tables(spark: SparkSession, land: Callable[..., TableCommit], tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    """Make a table of every kind and commit the same rows to each."""
+    lake = Lake.at(str(tmp_path_factory.mktemp("lake")))
+    for name, sql in TABLES.items():
+        spark.sql(f"CREATE TABLE delta.`{lake.address(f'silver.{name}')}` {sql}")
+    works = {name: land(lake, f"silver.{name}", ROWS, 3) for name in TABLES}
+    made = Committer(lake, spark).commit(tuple(works.values()), {}, {"router.batch": "3"})
+    return Tables(lake, spark, works, made)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_rows_are_in_the_table(tables: Tables, name: str) -> None:
+    """Without it a table made by somebody else gets rows that its readers cannot read, or none."""
+    assert tables.made == len(TABLES)
+    assert [{key: row[key] for key in ROWS.column_names} for row in tables.rows(name)] == ROWS.to_pylist()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_only_what_delta_rs_keeps_is_left_to_it(tables: Tables, name: str) -> None:
+    """Without it a check is broken, or 200 plain tables pay for a Spark job each."""
+    handle = tables.lake.open(f"silver.{name}")
+
+    assert handle is not None
+    assert bool(unsupported(handle)) == (name not in BY_RS)
+    assert handle.transaction_version(f"query/route/sink/silver.{name}") == 3
+
+
+def test_generated_columns_are_generated(tables: Tables) -> None:
+    """Without it a generated column is null, which its table says it never is."""
+    assert [row["double_id"] for row in tables.rows("generated")] == [2, 4]
+
+
+def test_a_replay_commits_nothing(tables: Tables) -> None:
+    """Without it a restart doubles the rows of tables that Spark writes."""
+    before = {name: tables.version(name) for name in TABLES}
+
+    assert Committer(tables.lake, tables.spark).commit(tuple(tables.works.values()), {}, {}) == 0
+
+    assert {name: tables.version(name) for name in TABLES} == before
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [("checked", {"id": -1}), ("not_null", {"id": None})],
+    ids=["check", "not null"],
+)
+def test_a_broken_promise_keeps_other_tables_from_nothing(
+    tables: Tables, land: Callable[..., TableCommit], name: str, row: dict[str, Any]
+) -> None:
+    """Without it one table's constraint is broken silently, or stops the other tables and does not say whose it was."""
+    bad = land(tables.lake, f"silver.{name}", pa.Table.from_pylist([row], pa.schema([("id", pa.int64())])), 4)
+    good = land(tables.lake, "silver.fresh_" + name, ROWS, 4)
+
+    with pytest.raises(TableError) as caught:
+        Committer(tables.lake, tables.spark).commit((bad, good), {}, {})
+
+    assert caught.value.table == f"silver.{name}"
+    assert len(tables.rows(name)) == 2
+    assert len(tables.rows(f"fresh_{name}")) == 2
+
+
+WIDER = {
+    "top": (pa.int32(), pa.int64(), 1, 2**40),
+    "float": (pa.float32(), pa.float64(), 1.5, 1e300),
+    "nested": (pa.struct([("x", pa.int32())]), pa.struct([("x", pa.int64()), ("new", pa.string())]), {"x": 1}, {"x": 2**40, "new": "n"}),
+    "list": (pa.list_(pa.int16()), pa.list_(pa.int32()), [1], [2**20]),
+    "map_": (pa.map_(pa.string(), pa.int32()), pa.map_(pa.string(), pa.int64()), [("k", 1)], [("k", 2**40)]),
+}  # fmt: skip
+
+
+def test_columns_are_widened_in_place(
+    spark: SparkSession, land: Callable[..., TableCommit], tmp_path: Path
+) -> None:
+    """Without it a counter that outgrew its type is a dead letter, or the old rows are lost."""
+    lake = Lake.at(str(tmp_path))
+    narrow = pa.table({"id": [1], **{name: pa.array([old], kind) for name, (kind, _, old, _) in WIDER.items()}})
+    wide = pa.table({"id": [2], **{name: pa.array([new], kind) for name, (_, kind, _, new) in WIDER.items()}, "added": ["x"]})
+    committer = Committer(lake, spark)
+    assert committer.commit((land(lake, "silver.t", narrow),), {}, {}) == 1
+    work = land(lake, "silver.t", wide, 1)
+    assert work.widened
+
+    assert committer.commit((work,), {}, {}) == 1
+    assert committer.commit((work,), {}, {}) == 0
+
+    old, new = Tables(lake, spark, {}, 0).rows("t")
+    assert old == {"id": 1, "top": 1, "float": 1.5, "nested": {"x": 1, "new": None}, "list": [1], "map_": {"k": 1}, "added": None}
+    assert new == {
+        **{"id": 2, "top": 2**40, "float": 1e300, "nested": {"x": 2**40, "new": "n"}, "list": [2**20]},
+        **{"map_": {"k": 2**40}, "added": "x"},
+    }
+
+
+def test_two_targets_of_one_table_commit_one_after_the_other(
+    spark: SparkSession, land: Callable[..., TableCommit], lake: Lake
+) -> None:
+    """Without it the second route into a new table fails, because the first has just made it."""
+    works = tuple(land(lake, "silver.both", ROWS, 0, target=f"{route}/sink") for route in ("one", "two"))
+
+    assert Committer(lake, spark).commit(works, {"silver.both": None}, {}) == 2
+
+    handle = lake.open("silver.both")
+    assert handle is not None
+    assert handle.version() == 1
+    assert handle.to_pyarrow_table().num_rows == 4

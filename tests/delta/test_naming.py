@@ -1,0 +1,153 @@
+"""Names from data: the rule in Spark and the rule in Python agree, and nothing accepted leaves the lake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import functions as F
+
+from router.delta.lake import Lake
+from router.delta.naming import SHOWN, fold, refusal, usable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ACCEPTED = {
+    "plain": "silver.poker",
+    "capitals": "Silver.Poker",
+    "digits": "9silver.2024_games",
+    "device inside a word": "silver.console",
+    "device with a number of two digits": "silver.com10",
+    "device as the beginning": "silver.nul_games",
+    "longest": f"{'l' * 64}.{'t' * 128}",
+}
+REFUSED = {
+    "empty": "",
+    "no layer": "poker",
+    "empty layer": ".poker",
+    "empty table": "silver.",
+    "three parts": "silver.poker.x",
+    "parent": "../../x",
+    "parent as layer": "...x",
+    "parent as table": "silver...",
+    "path in the table": "silver./etc/passwd",
+    "backslash": "silver.\\..\\x",
+    "percent": "silver.%2e%2e%2fx",
+    "absolute": "/silver.x",
+    "home": "~.x",
+    "hidden table": "silver._delta_log",
+    "hidden layer": "_router.x",
+    "device": "silver.con",
+    "device with capitals": "silver.CoN",
+    "device as layer": "aux.games",
+    "device with a number": "silver.LPT1",
+    "emoji": "silver.\U0001f600",
+    "umlaut": "silver.pöker",
+    "Kelvin sign, a k to whoever folds case by Unicode": "silver.po\u212aer",
+    "dotless i": "silver.w\u0131st",
+    "long s": "\u017filver.x",
+    "full-width letters": "silver.\uff50\uff4f",
+    "Arabic digits": "silver.\u0661\u0662",
+    "combining accent": "silver.e\u0301",
+    "line break at the end": "silver.poker\n",
+    "line separator at the end": "silver.poker\u2028",
+    "return at the end": "silver.poker\r",
+    "line break before": "\nsilver.poker",
+    "device after a line break": "silver.con\n",
+    "NUL": "silver.po\0ker",
+    "NUL at the end": "silver.poker\0",
+    "blank": "silver.po ker",
+    "blank at the end": "silver.poker ",
+    "layer too long": f"{'l' * 65}.x",
+    "table too long": f"silver.{'t' * 129}",
+    "300 characters": f"silver.{'t' * 293}",
+    "replacement character": "silver.\ufffd",
+    "quote": "silver.`x`",
+    "statement": "silver.x;drop table y",
+    "wildcard": "silver.*",
+    "word null": "null",
+}
+
+PIECES = st.sampled_from(
+    ["silver", "poker", "Poker", ".", "..", "/", "\\", "_", "con", "CON", "com1", "nul", "\n", "\r", "\0", " ", "\u212a", "\u0131", "\U0001f600", "%2e", "a" * 64, "b" * 128, "9"]
+)  # fmt: skip
+NAMES = st.one_of(
+    st.lists(PIECES, max_size=5).map("".join),
+    st.tuples(PIECES, st.sampled_from([".", "..", "/"]), PIECES).map("".join),
+    st.text(max_size=20).map("silver.".__add__),
+    st.text(max_size=300),
+    st.from_regex(r"[A-Za-z0-9_]{1,70}\.[A-Za-z0-9_]{1,130}", fullmatch=True),
+)
+
+
+@pytest.fixture(scope="module")
+def names() -> list[str]:
+    """Return every name of the tables above and a few hundred more, for one frame."""
+    found = [*ACCEPTED.values(), *REFUSED.values()]
+
+    @settings(max_examples=300)
+    @given(NAMES)
+    def collect(name: str) -> None:
+        found.append(name)
+
+    collect()
+    return list(dict.fromkeys(found))
+
+
+@pytest.mark.parametrize("name", ACCEPTED.values(), ids=ACCEPTED)
+def test_a_good_name_is_usable(name: str) -> None:
+    """Without it a game with an ordinary name would have no table."""
+    assert usable(name)
+
+
+@pytest.mark.parametrize("name", REFUSED.values(), ids=REFUSED)
+def test_a_bad_name_is_refused(name: str) -> None:
+    """Without it one record could write beside the lake, hide, or break whoever opens the lake on another system."""
+    assert not usable(name)
+
+
+@settings(max_examples=500)
+@given(NAMES)
+def test_no_accepted_name_leaves_the_lake(name: str) -> None:
+    """Without it a record names any file of the machine."""
+    root = Path("/somewhere/lake")
+    if usable(name):
+        place = Path(Lake.at(str(root)).address(name.lower()))
+        assert place.resolve().parent.parent == root
+        assert place.name.isascii()
+
+
+def test_spark_and_python_agree_on_every_name(spark: SparkSession, names: list[str]) -> None:
+    """Without it a name passes in the stream and fails in `router check`, or the other way round."""
+    frame = spark.createDataFrame(pa.table({"name": pa.array(names, pa.string())}))
+
+    rows = frame.select("name", fold(F.col("name")).alias("table")).collect()
+
+    assert {row.name: row.table for row in rows} == {name: name.lower() if usable(name) else None for name in names}
+
+
+def test_names_that_differ_by_case_are_one_table(spark: SparkSession) -> None:
+    """Without it Poker and poker are two tables, and on some disks one folder with two logs."""
+    frame = spark.createDataFrame(pa.table({"name": ["silver.Poker", "silver.poker", "SILVER.POKER"]}))
+
+    assert {row.table for row in frame.select(fold(F.col("name")).alias("table")).collect()} == {"silver.poker"}
+
+
+def test_the_reason_shows_the_name_within_bounds(spark: SparkSession) -> None:
+    """Without it a dead letter does not say what was wrong with a name, or is as long as its sender likes."""
+    broken = F.concat(F.lit("silver."), F.unhex(F.lit("FF")).cast("string"))
+    given_names = {"null": F.lit(None).cast("string"), "long": F.lit("x" * 300), "not UTF-8": broken}
+
+    reasons = {kind: refusal(name) for kind, name in given_names.items()}
+    reasons["valid"] = F.is_valid_utf8(reasons["not UTF-8"])
+    (row,) = spark.range(1).select(*[reason.alias(kind) for kind, reason in reasons.items()]).collect()
+
+    assert "null" in row["null"]
+    assert row["long"].count("x") == SHOWN
+    assert row["not UTF-8"].endswith("silver.\ufffd")
+    assert row["valid"]
