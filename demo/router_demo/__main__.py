@@ -99,7 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         router.start({**environ, "KAFKA": kafka.servers}, folder / "router.log")
         try:
             sent = simulate(kafka.servers, TOPIC, traffic)
-            console.print(f"[bold]The games have sent {sent.events:,} records[/] ({sent.garbage.total():,} of them garbage)")
+            console.print(
+                f"[bold]The games have sent {sent.events:,} records[/] ({sent.garbage.total():,} of them garbage)"
+            )
             router.wait_for(sent.events, options.patience)
         finally:
             code = router.stop()
@@ -108,7 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _end(console: Console, folder: Path, router: Router, sent: Sent, code: int) -> int:
     if code or router.read < sent.events:
-        console.print(f"[red]The router read {router.read:,} of {sent.events:,} records (exit code {code});[/] {folder / 'router.log'} has its output")
+        console.print(
+            f"[red]The router read {router.read:,} of {sent.events:,} records (exit code {code});[/] {folder / 'router.log'} has its output"
+        )
         return 1
     seconds = router.last - (router.first or router.last)
     return show(console, folder / "lake", sent, seconds)

@@ -31,7 +31,9 @@ def show(console: Console, lake: Path, sent: Sent, seconds: float) -> int:
             f"[bold green]Every record is accounted for:[/] {sent.events:,} sent = {tables['bronze.game_events'].rows:,} in bronze; "
             f"{sent.games.total():,} events in the games' tables; {sent.garbage.total():,} pieces of garbage in dead letters"
         )
-    console.print(f"{sent.events / seconds:,.0f} events/s over {seconds:.0f} s, first batch included; the games sent {sent.rate:,.0f} a second")
+    console.print(
+        f"{sent.events / seconds:,.0f} events/s over {seconds:.0f} s, first batch included; the games sent {sent.rate:,.0f} a second"
+    )
     console.print(_further(lake))
     return 1 if wrong else 0
 
@@ -60,7 +62,9 @@ def _landed(tables: list[_Landed]) -> Table:
         shown.add_column(name, justify="left" if name == "table" else "right")
     for table in tables:
         megabytes = f"{table.bytes / 1e6:.1f}"
-        shown.add_row(table.name, f"{table.rows:,}", f"{table.files:,}", megabytes, str(table.columns), str(table.version))
+        shown.add_row(
+            table.name, f"{table.rows:,}", f"{table.files:,}", megabytes, str(table.columns), str(table.version)
+        )
     return shown
 
 
@@ -73,7 +77,11 @@ def _reasons(dead: _Landed) -> Table:
         text = reason if len(reason) <= 70 else reason[:70] + "…"
         shown.add_row(stage, ascii(text)[1:-1], f"{count:,}")
     if len(reasons) > 12:
-        shown.add_row("", f"and {len(reasons) - 12} more reasons", f"{sum(reasons.values()) - sum(c for _, c in reasons.most_common(12)):,}")
+        shown.add_row(
+            "",
+            f"and {len(reasons) - 12} more reasons",
+            f"{sum(reasons.values()) - sum(c for _, c in reasons.most_common(12)):,}",
+        )
     return shown
 
 

@@ -6,15 +6,17 @@ import operator
 import re
 import warnings
 from functools import reduce
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field as Option
 from pydantic import StrictBool, StrictFloat, StrictInt, StrictStr, field_validator, model_validator
 from pyspark.sql import Column
 from pyspark.sql import functions as F
-from typing_extensions import Self
 
 from router import Rule
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Integer = Annotated[StrictInt, Option(ge=-(2**63), lt=2**63)]
 Float = Annotated[StrictFloat, Option(allow_inf_nan=False)]
@@ -86,7 +88,7 @@ def one_of(text: Column, wanted: tuple[Scalar, ...] | None) -> Column:
     return reduce(operator.or_, tests + [equal(text, value) for value in wanted or () if not isinstance(value, str)])
 
 
-def equal(text: Column, wanted: bool | float) -> Column:
+def equal(text: Column, wanted: bool | int | float) -> Column:
     """Return whether a text is this number or truth value."""
     if isinstance(wanted, bool):
         return F.lower(text) == str(wanted).lower()

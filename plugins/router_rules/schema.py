@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import operator
 from functools import reduce
+from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 from pyspark.sql import Column
 from pyspark.sql import functions as F
-from typing_extensions import Self
 
 from router import Rule
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Schema(Rule):

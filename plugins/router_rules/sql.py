@@ -22,7 +22,7 @@ class Sql(Rule):
     main_option: ClassVar[str | None] = "where"
 
     where: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)] = Field(
-        description='condition, such as "event.amount > 9000 AND topic = \'bets\'"'
+        description="condition, such as event.amount > 9000 AND event.country IN ('de', 'at')"
     )
 
     def matches(self) -> Column:

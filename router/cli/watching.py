@@ -66,8 +66,8 @@ def line(report: BatchReport, behind: int | None) -> str:
     steps = " ".join(f"{name} {report.seconds[name]:.2f}" for name in STEPS if report.seconds.get(name, 0) >= 0.005)
     lag = "" if behind is None else f", {behind:,} behind"
     return (
-        f"{report.query} batch {report.batch}: {report.read:,} rows into {report.tables} tables ({report.files} files), "
-        f"{report.dead_letters:,} dead letters, {total:.2f} s ({steps}){lag}"
+        f"{report.query} batch {report.batch}: {report.read:,} rows into {report.tables} tables "
+        f"({report.files} files), {report.dead_letters:,} dead letters, {total:.2f} s ({steps}){lag}"
     )
 
 

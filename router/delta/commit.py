@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from deltalake import (
@@ -20,14 +20,18 @@ from deltalake import (
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
-from router.delta.lake import Lake
 from router.errors import TableError
+
+if TYPE_CHECKING:
+    from router.delta.lake import Lake
 
 # Features delta-rs would accept although it does not keep their promise (checks, generated values, physical names).
 UNKEPT = {"columnMapping", "checkConstraints", "generatedColumns", "invariants", "identityColumns"}
 # Writer features it refuses: Delta on Spark commits to such tables.
-REFUSED = {"typeWidening", "rowTracking", "clustering", "domainMetadata", "inCommitTimestamp", "allowColumnDefaults",
-           "variantShredding", "vacuumProtocolCheck", "icebergCompatV2", "catalogManaged", "checkpointProtection"}  # fmt: skip
+REFUSED = {
+    "typeWidening", "rowTracking", "clustering", "domainMetadata", "inCommitTimestamp", "allowColumnDefaults",
+    "variantShredding", "vacuumProtocolCheck", "icebergCompatV2", "catalogManaged", "checkpointProtection",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,10 @@ def unsupported(table: DeltaTable) -> set[str]:
         found.add("columnMapping")
     if any(key.startswith("delta.constraints.") for key in configuration):
         found.add("checkConstraints")
+    if table.metadata().partition_columns:
+        found.add("partitioning")  # a landed file may hold rows of several partitions
+    if '"nullable":false' in table.schema().to_json():
+        found.add("notNull")
     return found - ({"invariants", "checkConstraints", "generatedColumns"} if not _enforced(table) else set())
 
 
@@ -123,7 +131,7 @@ def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTab
         if work.added:
             _add_columns(handle, work.added)
         handle.create_write_transaction(
-            actions, mode="append", schema=handle.schema(), partition_by=[], commit_properties=properties
+            [*actions], mode="append", schema=handle.schema(), partition_by=[], commit_properties=properties
         )
     except (DeltaError, OSError) as error:
         raise TableError(work.table, f"the commit failed: {error}; it is tried again from the manifest") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -45,7 +44,7 @@ class Lake:
         if self.local:
             Path(self.root).mkdir(parents=True, exist_ok=True)
             return fs.SubTreeFileSystem(self.root, fs.LocalFileSystem())
-        from deltalake.fs import DeltaStorageHandler
+        from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415 - slow to import, and local lakes do without
 
         return fs.PyFileSystem(DeltaStorageHandler.from_uri(self.root, self.options))
 
@@ -59,7 +58,7 @@ class Lake:
     def tables(self, layer: str) -> list[str]:
         """Return the names of the Delta tables of a layer, sorted."""
         found = self.files.get_file_info(fs.FileSelector(layer, allow_not_found=True))
-        names = [os.path.basename(entry.path) for entry in found if entry.type is not fs.FileType.File]
+        names = [Path(entry.path).name for entry in found if entry.type is not fs.FileType.File]
         logs = self.files.get_file_info([f"{layer}/{name}/_delta_log" for name in names])
         return sorted(
             f"{layer}.{name}" for name, log in zip(names, logs, strict=True) if log.type is fs.FileType.Directory
@@ -68,7 +67,7 @@ class Lake:
     def layers(self) -> list[str]:
         """Return the names of the folders that may hold tables, sorted."""
         found = self.files.get_file_info(fs.FileSelector("", allow_not_found=True))
-        names = [os.path.basename(entry.path) for entry in found if entry.type is fs.FileType.Directory]
+        names = [Path(entry.path).name for entry in found if entry.type is fs.FileType.Directory]
         return sorted(name for name in names if not name.startswith(("_", ".")))
 
     def read(self, path: str) -> bytes | None:

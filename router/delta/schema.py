@@ -31,7 +31,10 @@ class Difference:
 def compare(table: pa.Schema, rows: pa.Schema) -> Difference:
     """Return how `rows` (the columns that hold values) fit `table`. Names differ by more than case, or conflict."""
     folded = {name.lower(): name for name in table.names}
-    added, widened, cast, conflicts = [], [], {}, {}
+    added: list[pa.Field] = []
+    widened: list[pa.Field] = []
+    cast: dict[str, pa.DataType] = {}
+    conflicts: dict[str, str] = {}
     for column in rows:
         known = folded.get(column.name.lower())
         if known is None:
@@ -52,7 +55,7 @@ def compare(table: pa.Schema, rows: pa.Schema) -> Difference:
     return Difference(tuple(added), tuple(widened), cast, conflicts)
 
 
-def plain(kind: pa.DataType) -> pa.DataType:
+def plain(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - one case per kind of type
     """Return a type as Delta keeps it: UTC microseconds, no views, dictionaries or large offsets."""
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz and "UTC")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from router.delta.commit import TableCommit, names
-from router.delta.lake import Lake
-from router.engine.layout import Target
-from router.engine.manifest import Shelf
 from router.errors import SinkError
-from router.parts import ApplyingSink, Batch
+
+if TYPE_CHECKING:
+    from router.delta.lake import Lake
+    from router.engine.layout import Target
+    from router.engine.manifest import Shelf
+    from router.parts import ApplyingSink, Batch
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,14 @@ class Applier:
 
     def _bury(self, refused: DataFrame, target: Target, work: TableCommit, batch: Batch) -> int:
         """Append refused rows to the dead letters; the record itself is in bronze under the same coordinates."""
+        columns = [name for name in names(work.columns) if not name.startswith("_")]
         letters = refused.select(
             F.lit("apply").alias("stage"),
             F.col("reason"),
             F.lit(target.route).alias("route"),
             F.lit(target.sink).alias("sink"),
             F.col("_key").alias("key"),
-            F.to_json(F.struct(*[name for name in names(work.columns) if not name.startswith("_")])).cast("binary").alias("value"),
+            F.to_json(F.struct(*columns)).cast("binary").alias("value"),
             F.col("_topic").alias("topic"),
             F.col("_partition").alias("partition"),
             F.col("_offset").alias("offset"),
@@ -63,5 +67,3 @@ class Applier:
         finally:
             letters.unpersist()
         return count
-
-

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyarrow import fs
+from pyspark.sql import functions as F
+
 from router.engine.commit import Committer
-from router.engine.land import Job, landed
+from router.engine.land import Job, Landed, landed
 from router.engine.write import Landing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deltalake import DeltaTable
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from router.config.models import Landing as Options
     from router.delta.commit import LandedFile, TableCommit
@@ -29,6 +32,31 @@ FEW_CORES = 5
 by table first, so that a table's rows meet in one task. With fewer cores the shuffle costs more than the files."""
 
 
+BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+UNBOUNDED = str(2**31 - 1)
+BOUNDED = 32 << 20
+BIG_ROW = 16 << 10
+BIG_SHARE = 0.01
+"""Batches of bytes: Spark 4.0 bounds an Arrow batch in bytes by measuring every column after every row, a third of all
+JVM time in landing, and without the bound 10 000 rows of 5 MB are one batch that kills the JVM. So the bound is off,
+the rare rows above BIG_ROW bytes are set aside, and land in a job of their own with the bound on. Where more than BIG_SHARE
+of a batch is big, the next one has the bound on for all."""
+
+
+def _big() -> Column:
+    return F.coalesce(F.length("value"), F.lit(0)) + F.coalesce(F.length("key"), F.lit(0)) > BIG_ROW
+
+
+def _set_aside(frame: DataFrame) -> DataFrame:
+    """Return the frame with nothing in the big rows but a mark."""
+    big = _big()
+    light = {"_aside": big}
+    for field in frame.schema:
+        if field.name in ("key", "value", "event", "_dead") or field.name.startswith("_row"):
+            light[field.name] = F.when(~big, F.col(field.name))
+    return frame.withColumns(light)
+
+
 @dataclass
 class ArrowEngine:
     """Land a batch in one Spark job; commit it with one Delta commit per table."""
@@ -37,11 +65,24 @@ class ArrowEngine:
     lake: Lake
     options: Options
     tiny: bool = False
+    measured: bool = False
 
     def land(self, planned: Plan, ruling: Ruling, batch: int) -> tuple[list[LandedFile], list[dict[str, Any]]]:
-        """Write the batch's files; return them and the counts per task and source partition."""
+        """Write the batch's files; return them and the counts per task and source partition.
+
+        Rows above BIG_ROW bytes are set aside and land in a second job, if there are any; see `Batches of bytes` below.
+        """
         landing = Landing(self.lake, self.options.file_bytes, self.options.buffer_bytes)
-        files, counts = landed(self._arranged(planned), Job(planned.layout, ruling, landing, batch))
+        job = Job(planned.layout, ruling, landing, batch)
+        frame = self._arranged(planned)
+        if self.measured:
+            found = self._measured(frame, job)
+        else:
+            found = landed(_set_aside(frame), job)
+            if found.aside:
+                found = found + self._measured(frame.filter(_big()), job)
+        self.measured = found.aside > BIG_SHARE * max(1, sum(count["read"] for count in found.counts))
+        files, counts = found.files, found.counts
         tables, rows = len({file.table for file in files}), sum(file.rows for file in files)
         cores = self.spark.sparkContext.defaultParallelism
         self.tiny = cores >= FEW_CORES and tables * cores > MANY_FILES and rows < TINY_FILE * tables * cores
@@ -68,8 +109,22 @@ class ArrowEngine:
         files = [f"{self.lake.root}/{file.path}" for file in work.files]
         return self.spark.read.option("mergeSchema", "true").parquet(*files)
 
+    def keeps(self, works: list[TableCommit]) -> bool:
+        """Say whether the rows of decided commits still lie in their files: a VACUUM takes what no commit refers to."""
+        found = self.lake.files.get_file_info([file.path for work in works for file in work.files])
+        return all(info.type is fs.FileType.File for info in found)
+
     def release(self) -> None:
         """Forget the batch."""
+
+    def _measured(self, frame: DataFrame, job: Job) -> Landed:
+        """Land with Arrow batches bounded in bytes."""
+        conf = self.spark.conf
+        conf.set(BATCH_BYTES, str(BOUNDED))
+        try:
+            return landed(frame, job)
+        finally:
+            conf.set(BATCH_BYTES, UNBOUNDED)
 
     def _arranged(self, planned: Plan) -> DataFrame:
         """Return the frame in the partitions that make the fewest files worth having."""

@@ -8,12 +8,14 @@ Bronze holds what was read; dead letters hold what was failed, unmatched and ref
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from router.delta.commit import LandedFile
-from router.engine.layout import Layout
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from router.delta.commit import LandedFile
+    from router.engine.layout import Layout
 
 SUMS = ("read", "failed", "bare", "unmatched")
 KEYED = ("matched", "refused", "dropped", "warned", "failing", "landed", "turned")

@@ -5,28 +5,30 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
-
-from router.delta.commit import LandedFile
-from router.delta.lake import Lake
+from router.delta.commit import done
 from router.engine import ledger
-from router.engine.arrow import ArrowEngine
 from router.engine.apply import Applier
+from router.engine.arrow import ArrowEngine
 from router.engine.balance import Partition, imbalances, keyed, partitions, total
 from router.engine.fit import Fitter
 from router.engine.layout import Layout, Ruling, Target
 from router.engine.manifest import Manifest, Shelf
-from router.engine.plan import Plan, Planner, sink_names
+from router.engine.plan import Plan, Planner
+from router.engine.route import sink_names
 from router.engine.spark import SparkEngine
 from router.engine.steps import Steps, Watch
 from router.errors import BatchError
 from router.parts import ApplyingSink, Batch, BatchReport
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
     from router.config.models import Config
+    from router.delta.commit import LandedFile
+    from router.delta.lake import Lake
 
 log = logging.getLogger("router")
 RULINGS = 5
@@ -55,10 +57,11 @@ class Batches:
         self.planner = Planner(self.config)
         self.fitter = Fitter(self.lake, self.query)
         self.applier = Applier(self.lake, self.shelf, self.config.dead_letters)
-        spark = self.config.engine == "spark"
-        self.engine: ArrowEngine | SparkEngine = (
-            SparkEngine(self.spark, self.lake) if spark else ArrowEngine(self.spark, self.lake, self.config.landing)
-        )
+        self.engines: dict[str, ArrowEngine | SparkEngine] = {
+            "arrow": ArrowEngine(self.spark, self.lake, self.config.landing),
+            "spark": SparkEngine(self.spark, self.lake),
+        }
+        self.engine = self.engines[self.config.engine]
 
     def process(self, raw: DataFrame, batch: int) -> BatchReport:
         """Take one batch of raw records to the end. Calling it again with the same batch id changes nothing."""
@@ -66,10 +69,11 @@ class Batches:
             return self._process(raw, Steps(batch, self.watch))
         finally:
             self.engine.release()
+            self.engine = self.engines[self.config.engine]
 
     def _process(self, raw: DataFrame, steps: Steps) -> BatchReport:
         with steps.step("plan"):
-            manifest = self.shelf.read(steps.batch)
+            manifest = self._decided(steps.batch)
             planned = self.planner.plan(raw)
         handles, replay = None, manifest is not None
         if manifest is None:
@@ -83,9 +87,33 @@ class Batches:
         with steps.step("apply"):
             applied = self._apply(planned, manifest, replay=replay)
         with steps.step("ledger"):
-            found = ledger.rows(self.config.name, self.run, steps.batch, planned.layout, manifest.partitions, applied)
+            name, counted = self.config.name, manifest.partitions
+            found = ledger.rows(name, self.run, steps.batch, manifest.targets, counted, applied)
             ledger.append(self.lake, self.config.ledger, self.query, steps.batch, found)
         return report(self.config.name, planned.layout, manifest, steps)
+
+    def _decided(self, batch: int) -> Manifest | None:
+        """Return the manifest of a batch that was cut off, and finish it with the engine that decided it.
+
+        Without what it needs (see `keeps`) the batch is decided again: what tables have of it already they skip.
+        """
+        manifest = self.shelf.read(batch)
+        if manifest is None:
+            return None
+        handles = self.fitter.open({work.table for work in manifest.commits})
+        left = [work for work in manifest.commits if not ((have := handles[work.table]) and done(have, work))]
+        if self.engines[manifest.engine].keeps(left):
+            self.engine = self.engines[manifest.engine]
+            return manifest
+        if manifest.config != self.fingerprint and len(left) < len(manifest.commits):
+            raise BatchError(
+                self.config.name,
+                batch,
+                "it was cut off when some tables had it, and must be read again for the others; but the configuration "
+                f"has changed since ({manifest.config}). Start once with the former one, then change it",
+            )
+        log.info("%s, batch %d: deciding it again, it was cut off", self.config.name, batch)
+        return None
 
     def _decide(self, planned: Plan, steps: Steps) -> tuple[Manifest, dict[str, DeltaTable | None]]:
         batch = steps.batch
@@ -99,16 +127,24 @@ class Batches:
             settled = not _changes(self.ruling, fit.ruling, files)
             self.ruling = fit.ruling
             if settled:
-                allowed = {key: sorted(names) for key, names in self.ruling.allowed.items()}
                 manifest = Manifest(
-                    batch, self.fingerprint, fit.commits, counted, self.ruling.conflicts, allowed
+                    batch=batch,
+                    config=self.fingerprint,
+                    engine=self.config.engine,
+                    targets=tuple(target.key for target in planned.layout.targets),
+                    commits=fit.commits,
+                    partitions=counted,
+                    conflicts=self.ruling.conflicts,
+                    allowed={key: sorted(names) for key, names in self.ruling.allowed.items()},
                 )
                 with steps.step("manifest"):
                     self.shelf.write(manifest)
                 return manifest, fit.handles
             self.engine.discard(files)
             log.info("%s, batch %d: landing again, tables ask for it", self.config.name, batch)
-        raise BatchError(self.config.name, batch, f"tables changed {RULINGS} times while the batch was landed; who else writes them?")
+        raise BatchError(
+            self.config.name, batch, f"tables changed {RULINGS} times while the batch was landed; who else writes them?"
+        )
 
     def _stop_on(self, layout: Layout, counted: tuple[Partition, ...], files: list[LandedFile], batch: int) -> None:
         """Stop before anything is committed: a batch that does not balance, or an expectation that says so."""
@@ -119,7 +155,9 @@ class Batches:
             raise BatchError(self.config.name, batch, f"expectations do not hold: {named}; nothing was committed")
         wrong = imbalances(layout, counted, files, self.config.unmatched == "dead_letters")
         if wrong:
-            raise BatchError(self.config.name, batch, f"the batch does not balance: {'; '.join(wrong)}; nothing was committed")
+            raise BatchError(
+                self.config.name, batch, f"the batch does not balance: {'; '.join(wrong)}; nothing was committed"
+            )
 
     def _apply(self, planned: Plan, manifest: Manifest, *, replay: bool) -> dict[str, tuple[int, int]]:
         lanes = {target.key: target for target in planned.layout.targets if target.lane}
@@ -131,6 +169,9 @@ class Batches:
                 applied[target.key] = done or self.applier.apply(
                     self._sink(target), target, work, self.engine.events(planned, manifest, target, work), batch
                 )
+            elif work.target in manifest.targets and work.table.startswith("lanes."):
+                where = f"its {work.rows} events stay in {work.table}"
+                log.warning("%s, batch %d: no sink %s any more; %s", self.config.name, work.version, work.target, where)
         return applied
 
     def _sink(self, target: Target) -> ApplyingSink:
@@ -189,4 +230,3 @@ def report(query: str, layout: Layout, manifest: Manifest, steps: Steps) -> Batc
         seconds={name: round(seconds, 4) for name, seconds in steps.seconds.items()},
         routes=routes,
     )
-

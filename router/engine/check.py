@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,8 @@ from router.errors import Problem, RouterError
 from router.parts import RAW_SCHEMA, Preparation, TableSink
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from router.config.loader import Loaded
     from router.config.models import Config
     from router.registry import Registry
@@ -34,9 +35,7 @@ def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = 
         decoded.schema  # noqa: B018 - analyses the frame
     except (AnalysisException, ParseException, RouterError, ValueError, OSError) as error:
         return (loaded.problem(("decode",), _first_line(error)),)
-    found = tuple(
-        loaded.problem(path, what) for path, make in _expressions(config) if (what := _fault(decoded, make))
-    )
+    found = tuple(loaded.problem(path, what) for path, make in _expressions(config) if (what := _fault(decoded, make)))
     if found:
         return found
     try:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
-from deltalake import DeltaTable
-from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from router.delta.commit import TableCommit, commit, done, fields, unsupported
-from router.delta.lake import Lake
+from router.delta.commit import TableCommit, commit, done, to_arrow_schema, unsupported
 from router.engine.fit import THREADS
 from router.errors import TableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
+
+    from router.delta.lake import Lake
 
 
 @dataclass(frozen=True)
@@ -59,36 +67,59 @@ class Committer:
             handle = handles.get(work.table) if work is works[0] else None
             handle = handle or self.lake.open(work.table)
             if handle is not None and (work.widened or unsupported(handle)):
-                made += self._with_spark(work, handle)
+                made += self._with_spark(work, notes, handle)
             else:
                 made += commit(self.lake, work, notes, handle)
         return made
 
-    def _with_spark(self, work: TableCommit, handle: DeltaTable) -> bool:
+    def _with_spark(self, work: TableCommit, notes: dict[str, str], handle: DeltaTable) -> bool:
         """Append the landed files' rows through Delta on Spark, under the same transaction id."""
         if done(handle, work):
             return False
-        session = self.spark.newSession()
+        try:
+            self._append(self.spark.newSession(), work, notes)
+        except Exception as error:  # whatever Spark raises belongs to this table only
+            raise TableError(work.table, f"the append failed: {error}; it is tried again from the manifest") from error
+        if not work.table.startswith("lanes."):  # their rows live in the files of the commit now; a sink reads a lane's
+            for file in work.files:
+                self.lake.files.delete_file(file.path)
+        return True
+
+    def _append(self, session: SparkSession, work: TableCommit, notes: dict[str, str]) -> None:
         address = self.lake.address(work.table)
         if work.widened:
             widen(session, address, work.widened)
         files = [f"{self.lake.root}/{file.path}" for file in work.files]
         rows = session.read.option("mergeSchema", "true").parquet(*files)
         writer = rows.write.format("delta").mode("append").option("mergeSchema", "true")
-        writer.option("txnAppId", work.app_id).option("txnVersion", work.version).save(address)
-        for file in work.files:  # their rows live in the files of the commit now
-            self.lake.files.delete_file(file.path)
-        return True
+        writer = writer.option("txnAppId", work.app_id).option("txnVersion", work.version)
+        writer.option("userMetadata", json.dumps(notes)).save(address)
 
 
 def widen(session: SparkSession, address: str, widened: str) -> None:
-    """Widen columns in place. Source: Delta protocol, table feature typeWidening."""
-    quoted = "delta.`" + address.replace("`", "``") + "`"
+    """Widen columns in place, nested ones too. Source: Delta protocol, table feature typeWidening."""
+    quoted = f"delta.{_quoted(address)}"
+    have = session.read.format("delta").load(address).schema
     session.sql(f"ALTER TABLE {quoted} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
-    for column in fields(widened):
-        name = column.name.replace("`", "``")
-        kind = str(column.type.type) if hasattr(column.type, "type") else ""
-        session.sql(f"ALTER TABLE {quoted} ALTER COLUMN `{name}` TYPE {_SQL.get(kind, kind)}")
+    for column in from_arrow_schema(to_arrow_schema(widened)):
+        for path, kind in _grown(_quoted(column.name), have[column.name].dataType, column.dataType):
+            session.sql(f"ALTER TABLE {quoted} ALTER COLUMN {path} TYPE {kind}")
 
 
-_SQL = {"byte": "TINYINT", "short": "SMALLINT", "integer": "INT", "long": "BIGINT"}
+def _grown(path: str, have: DataType, want: DataType) -> Iterator[tuple[str, str]]:
+    """Return path and new type of each leaf that a column has and that is to become wider."""
+    if isinstance(have, StructType) and isinstance(want, StructType):
+        for child in want:
+            if child.name in have.names:
+                yield from _grown(f"{path}.{_quoted(child.name)}", have[child.name].dataType, child.dataType)
+    elif isinstance(have, ArrayType) and isinstance(want, ArrayType):
+        yield from _grown(f"{path}.element", have.elementType, want.elementType)
+    elif isinstance(have, MapType) and isinstance(want, MapType):
+        yield from _grown(f"{path}.key", have.keyType, want.keyType)
+        yield from _grown(f"{path}.value", have.valueType, want.valueType)
+    elif have != want:
+        yield path, want.simpleString()
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

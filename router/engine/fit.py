@@ -8,18 +8,22 @@ for the batches that follow.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
-from deltalake import DeltaTable
 
 from router.delta.commit import LandedFile, TableCommit, to_arrow, to_delta
-from router.delta.lake import Lake
 from router.delta.schema import Difference, compare, cut, plain_schema
 from router.engine.layout import BRONZE_SCHEMA, DEAD_SCHEMA, Layout, Ruling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from deltalake import DeltaTable
+
+    from router.delta.lake import Lake
 
 THREADS = 8
 V = TypeVar("V")

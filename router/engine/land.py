@@ -8,12 +8,10 @@ nothing references; its successor writes others.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
@@ -23,18 +21,20 @@ from router.engine.layout import (
     BRONZE_SCHEMA,
     COORDINATES,
     DEAD_SCHEMA,
-    RAW_COLUMNS,
     Layout,
     RouteLabels,
     Ruling,
     Target,
 )
-from router.engine.write import Landing
+from router.engine.rows import Counts, Numbers, Rows, groups
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import DataFrame
 
-Rows = npt.NDArray[np.int64]
+    from router.engine.write import Landing
+
 REPORT = "report string"
 
 
@@ -48,17 +48,32 @@ class Job:
     batch: int
 
 
-def landed(frame: DataFrame, job: Job) -> tuple[list[LandedFile], list[dict[str, Any]]]:
-    """Run the job; return the files and the counts per task and source partition."""
+@dataclass(frozen=True)
+class Landed:
+    """Be what a job reports: files, counts per task and source partition, and how many rows it was to leave out."""
+
+    files: list[LandedFile]
+    counts: list[dict[str, Any]]
+    aside: int = 0
+
+    def __add__(self, other: Landed) -> Landed:
+        return Landed(self.files + other.files, self.counts + other.counts, self.aside + other.aside)
+
+
+def landed(frame: DataFrame, job: Job) -> Landed:
+    """Run the job. Needs the columns of the layout; rows with a true `_aside`, where there is one, are left out."""
     files: list[LandedFile] = []
     counts: list[dict[str, Any]] = []
+    aside = 0
     for row in frame.mapInArrow(task(job), REPORT).collect():  # one row per file and source partition of a task
         report = json.loads(row["report"])
         if "path" in report:
             files.append(LandedFile(**{**report, "columns": tuple(report["columns"])}))
+        elif "aside" in report:
+            aside += report["aside"]
         else:
             counts.append(report)
-    return files, counts
+    return Landed(files, counts, aside)
 
 
 def task(job: Job) -> Any:
@@ -76,27 +91,6 @@ def task(job: Job) -> Any:
     return land
 
 
-@dataclass
-class Counts:
-    """Count the rows of one source partition in one task, by what became of them."""
-
-    topic: str
-    partition: int
-    first: int
-    last: int
-    read: int = 0
-    failed: int = 0
-    bare: int = 0
-    unmatched: int = 0
-    matched: dict[str, int] = field(default_factory=dict)
-    refused: dict[str, int] = field(default_factory=dict)
-    dropped: dict[str, int] = field(default_factory=dict)
-    warned: dict[str, int] = field(default_factory=dict)
-    failing: dict[str, int] = field(default_factory=dict)
-    landed: dict[str, int] = field(default_factory=dict)
-    turned: dict[str, int] = field(default_factory=dict)
-
-
 class _Task:
     """Sort the rows of one task into tables and count them."""
 
@@ -104,12 +98,14 @@ class _Task:
         self.job = job
         self.writer = job.landing.writer(job.batch, attempt)
         self.counts: dict[tuple[str, int], Counts] = {}
+        self.aside = 0
 
     def take(self, batch: pa.RecordBatch) -> None:
         """Sort one Arrow batch."""
+        batch = self._without_aside(batch)
         if not batch.num_rows:
             return
-        rows = _Batch(batch, self.counts)
+        rows = Rows(batch, self.counts)
         self._raw(rows)
         for route in self.job.layout.routes:
             self._route(rows, route)
@@ -118,9 +114,16 @@ class _Task:
     def finish(self) -> list[str]:
         """Write what is held; return the reports as JSON, files first."""
         files = [json.dumps(asdict(file)) for file in self.writer.close()]
-        return files + [json.dumps(asdict(counts)) for counts in self.counts.values()]
+        counts = [json.dumps(asdict(counts)) for counts in self.counts.values()]
+        return [*files, *counts, json.dumps({"aside": self.aside})]
 
-    def _raw(self, rows: _Batch) -> None:
+    def _without_aside(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if "_aside" not in batch.schema.names or not (count := batch.column("_aside").true_count):
+            return batch
+        self.aside += count
+        return batch.filter(pc.invert(batch.column("_aside")))
+
+    def _raw(self, rows: Rows) -> None:
         layout = self.job.layout
         for name in ("failed", "bare", "unmatched"):
             rows.add(name, None, rows.mask(f"_{name}"))
@@ -132,11 +135,11 @@ class _Task:
             why = dead.flatten()
             self._dead(rows, parents, [why.field(i) for i in range(4)])
 
-    def _dead(self, rows: _Batch, at: pa.Array, why: list[pa.Array]) -> None:
+    def _dead(self, rows: Rows, at: pa.Array, why: list[pa.Array]) -> None:
         letters = pa.RecordBatch.from_arrays([*why, *rows.raw(at).columns], names=DEAD_SCHEMA.names[:-1])
         self.writer.hold("/dead_letters", self.job.layout.dead_letters, _numbered(letters, self.job.batch, DEAD_SCHEMA))
 
-    def _route(self, rows: _Batch, route: RouteLabels) -> None:
+    def _route(self, rows: Rows, route: RouteLabels) -> None:
         for kind, columns in (
             ("matched", {route.name: route.matched}),
             ("refused", {route.name: route.refused}),
@@ -149,10 +152,10 @@ class _Task:
         for target in route.targets:
             if target.misnamed:
                 rows.add("turned", target.key, rows.mask(target.misnamed))
-            for table, at in _groups(rows, target):
+            for table, at in groups(rows, target):
                 self._land(rows, target, table, at)
 
-    def _land(self, rows: _Batch, target: Target, table: str, at: Rows | None) -> None:
+    def _land(self, rows: Rows, target: Target, table: str, at: Numbers | None) -> None:
         allowed = self.job.ruling.allowed.get(target.key)
         if allowed is not None and table not in allowed:
             reason = f"table {table}: the sink may have {target.at_most} tables and has them"
@@ -170,12 +173,14 @@ class _Task:
             coordinates = [raw.column(old) for old in COORDINATES.values()]
             part = pa.RecordBatch.from_arrays([*coordinates, *part.columns], names=[*COORDINATES, *part.schema.names])
         casts = self.job.ruling.casts.get(table, {})
-        schema = pa.schema([pa.field(f.name, casts.get(f.name, f.type)) for f in target.schema if f.name in part.schema.names])
+        schema = pa.schema(
+            [pa.field(f.name, casts.get(f.name, f.type)) for f in target.schema if f.name in part.schema.names]
+        )
         self.writer.hold(target.key, table, _cast(part, schema), seen=target.seen)
 
     def _without(
-        self, rows: _Batch, target: Target, have: tuple[pa.RecordBatch, Rows | None], column: str, reason: str
-    ) -> tuple[pa.RecordBatch, Rows]:
+        self, rows: Rows, target: Target, have: tuple[pa.RecordBatch, Numbers | None], column: str, reason: str
+    ) -> tuple[pa.RecordBatch, Numbers]:
         """Turn the rows that hold a value in a conflicting column into dead letters; drop the column."""
         part, at = have
         index = rows.where(at)
@@ -185,90 +190,10 @@ class _Task:
         kept = part.filter(pa.array(~valued)).drop_columns([column])
         return kept, index[~valued]
 
-    def _refuse(self, rows: _Batch, target: Target, at: Rows, stage: str, reason: str) -> None:
+    def _refuse(self, rows: Rows, target: Target, at: Numbers, stage: str, reason: str) -> None:
         rows.add("turned", target.key, at)
         why = [pa.array([text] * len(at), pa.string()) for text in (stage, reason, target.route, target.sink)]
         self._dead(rows, pa.array(at), why)
-
-
-class _Batch:
-    """Be one Arrow batch with its rows' source partitions known."""
-
-    def __init__(self, batch: pa.RecordBatch, counts: dict[tuple[str, int], Counts]) -> None:
-        self.batch = batch
-        self.all = np.arange(batch.num_rows, dtype=np.int64)
-        self.codes, self.sources = _sources(batch)
-        offsets = batch.column("offset").to_numpy(zero_copy_only=False)
-        self.of = []
-        for code, source in enumerate(self.sources):
-            mine = offsets if len(self.sources) == 1 else offsets[self.codes == code]
-            first, last = int(mine.min()), int(mine.max())
-            count = counts.setdefault(source, Counts(*source, first, last))
-            count.first, count.last = min(count.first, first), max(count.last, last)
-            count.read += len(mine)
-            self.of.append(count)
-
-    def mask(self, column: str) -> Rows:
-        """Return the rows where a boolean column is true."""
-        chosen = self.batch.column(column)
-        if not chosen.true_count:
-            return self.all[:0]
-        return np.flatnonzero(chosen.to_numpy(zero_copy_only=False))
-
-    def where(self, at: Rows | None) -> Rows:
-        """Return row numbers for a choice of rows, where None is all of them."""
-        return self.all if at is None else at
-
-    def add(self, kind: str, key: str | None, at: Rows | None) -> None:
-        """Count chosen rows under their source partitions."""
-        found = np.bincount(self.codes[self.where(at)], minlength=len(self.sources))
-        for count, more in zip(self.of, found.tolist(), strict=True):
-            if key is None:
-                setattr(count, kind, getattr(count, kind) + more)
-            elif more:
-                by = getattr(count, kind)
-                by[key] = by.get(key, 0) + more
-
-    def raw(self, at: Any) -> pa.RecordBatch:
-        """Return the records as received."""
-        raw = self.batch.select(list(RAW_COLUMNS))
-        return raw if at is None else raw.take(pa.array(at) if isinstance(at, np.ndarray) else at)
-
-    def struct(self, column: str, at: Rows | None) -> pa.RecordBatch:
-        """Return the fields of a struct column for chosen rows."""
-        struct = self.batch.column(column)
-        return pa.RecordBatch.from_struct_array(struct if at is None else struct.take(pa.array(at)))
-
-
-def _sources(batch: pa.RecordBatch) -> tuple[Rows, list[tuple[str, int]]]:
-    """Return the source partition of each row as a code, and the (topic, partition) of each code."""
-    topics = batch.column("topic").dictionary_encode()
-    partitions = batch.column("partition").dictionary_encode()
-    names, numbers = topics.dictionary.to_pylist(), partitions.dictionary.to_pylist()
-    if len(names) == len(numbers) == 1:
-        return np.zeros(batch.num_rows, dtype=np.int64), [(names[0], numbers[0])]
-    pairs = topics.indices.to_numpy().astype(np.int64) * len(numbers) + partitions.indices.to_numpy()
-    present, codes = np.unique(pairs, return_inverse=True)
-    return codes.astype(np.int64), [(names[pair // len(numbers)], numbers[pair % len(numbers)]) for pair in present]
-
-
-def _groups(rows: _Batch, target: Target) -> Iterator[tuple[str, Rows | None]]:
-    """Split the rows of a target by table: one stable sort, whatever the number of tables. None: every row."""
-    goes = rows.batch.column(target.goes)
-    if target.table is not None:
-        at = rows.mask(target.goes)
-        if len(at):
-            yield target.table, None if len(at) == len(goes) else at
-        return
-    coded = goes.dictionary_encode()
-    names = coded.dictionary.to_pylist()
-    if not names:
-        return
-    codes = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False)
-    order = np.argsort(codes, kind="stable")
-    ends = np.searchsorted(codes[order], np.arange(-1, len(names)), side="right")
-    for code, name in enumerate(names):
-        yield name, order[ends[code] : ends[code + 1]]
 
 
 def _numbered(batch: pa.RecordBatch, number: int, schema: pa.Schema) -> pa.RecordBatch:

@@ -8,7 +8,13 @@ from typing import Literal
 import pyarrow as pa
 
 RAW_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp_type", "headers")
-COORDINATES = {"_topic": "topic", "_partition": "partition", "_offset": "offset", "_timestamp": "timestamp", "_key": "key"}
+COORDINATES = {
+    "_topic": "topic",
+    "_partition": "partition",
+    "_offset": "offset",
+    "_timestamp": "timestamp",
+    "_key": "key",
+}
 """Columns that a lane has beside its route's: where each event came from."""
 
 BRONZE_SCHEMA = pa.schema(

@@ -9,13 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from router.delta.commit import LandedFile, TableCommit, commit, to_delta
-from router.delta.lake import Lake
 from router.delta.file_statistics import statistics
-from router.engine.balance import Partition
-from router.engine.layout import Layout
+from router.delta.lake import Lake
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from router.config.models import Config
+    from router.engine.balance import Partition
 
 SCHEMA = pa.schema(
     [
@@ -50,31 +51,43 @@ SUMMED = ("matched", "landed", "refused", "dropped", "applied", "dead")
 
 
 def rows(
-    query: str, run: str, batch: int, layout: Layout, counted: tuple[Partition, ...], applied: dict[str, tuple[int, int]]
+    query: str,
+    run: str,
+    batch: int,
+    targets: Iterable[str],
+    counted: tuple[Partition, ...],
+    applied: dict[str, tuple[int, int]],
 ) -> list[dict[str, Any]]:
-    """Return the ledger rows of a batch. `applied` has (applied, dead) of each applying sink by key.
+    """Return the ledger rows of a batch.
+
+    `targets` are the keys (`route/sink`) of its sinks; `applied` has (applied, dead) of each applying one by key.
 
     What a sink applied is known for the batch, not per source partition: it stands in a row of its own, without one.
     """
     found: list[dict[str, Any]] = []
     base = {"query": query, "run": run, "batch_id": batch}
     for part in counted:
-        where = {**base, "topic": part.topic, "partition": part.partition, "from_offset": part.first, "to_offset": part.last}
+        where = {
+            **base,
+            "topic": part.topic,
+            "partition": part.partition,
+            "from_offset": part.first,
+            "to_offset": part.last,
+        }
         source = {name: getattr(part, name) for name in ("read", "decoded", "failed", "bare", "unmatched")}
         found.append({**where, **source})
-        for route in layout.routes:
-            for target in route.targets:
-                refused = part.refused.get(route.name, 0) + part.turned.get(target.key, 0)
-                found.append({
-                    **where, "route": target.route, "sink": target.sink, "matched": part.matched.get(route.name, 0),
-                    "landed": part.landed.get(target.key, 0), "refused": refused,
-                    "dropped": part.dropped.get(route.name, 0),
-                })  # fmt: skip
+        for key in targets:
+            route, sink = key.split("/", 1)
+            found.append({
+                **where, "route": route, "sink": sink, "matched": part.matched.get(route, 0),
+                "landed": part.landed.get(key, 0), "refused": part.refused.get(route, 0) + part.turned.get(key, 0),
+                "dropped": part.dropped.get(route, 0),
+            })  # fmt: skip
     if not counted:
         found.append({**base, **dict.fromkeys(("read", "decoded", "failed", "bare", "unmatched"), 0)})
     for key, (done, dead) in applied.items():
-        route_name, sink = key.split("/", 1)
-        found.append({**base, "route": route_name, "sink": sink, "applied": done, "dead": dead})
+        route, sink = key.split("/", 1)
+        found.append({**base, "route": route, "sink": sink, "applied": done, "dead": dead})
     return found
 
 
@@ -106,7 +119,10 @@ def last(config: Config, batches: int) -> list[dict[str, Any]]:
     keys = sorted({(order[row["run"]], row["run"], row["batch_id"]) for row in found})[-batches:]
     wanted = {(run, batch) for _, run, batch in keys}
     chosen = [row for row in found if (row["run"], row["batch_id"]) in wanted]
-    return sorted(_summed(chosen), key=lambda row: (row["finished"], row["route"] or "", row["topic"] or "", row["partition"] or 0))
+    return sorted(
+        _summed(chosen),
+        key=lambda row: (row["finished"], row["route"] or "", row["topic"] or "", row["partition"] or 0),
+    )
 
 
 def _summed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

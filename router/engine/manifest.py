@@ -10,7 +10,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyarrow import fs
 
@@ -18,16 +18,25 @@ from router.delta.commit import LandedFile, TableCommit
 from router.engine.balance import Partition
 from router.engine.layout import Ruling
 
+if TYPE_CHECKING:
+    from router.delta.lake import Lake
+
 KEPT = 100
 """Manifests kept for whoever wants to look; only the last one is ever needed."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Be the decision of a batch: the commits to make and the counts to report."""
+    """Be the decision of a batch: the commits to make and the counts to report.
+
+    `config` is the fingerprint of the configuration it was decided under, `engine` who decided it, `targets` the keys
+    (`route/sink`) that the counts are about. The configuration of a later start may be another one.
+    """
 
     batch: int
     config: str
+    engine: Literal["arrow", "spark"]
+    targets: tuple[str, ...]
     commits: tuple[TableCommit, ...]
     partitions: tuple[Partition, ...]
     conflicts: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -47,7 +56,8 @@ class Manifest:
         """Return a manifest from JSON."""
         found = json.loads(text)
         commits = tuple(TableCommit(**{**c, "files": tuple(map(_file, c["files"]))}) for c in found["commits"])
-        return cls(**{**found, "commits": commits, "partitions": tuple(Partition(**p) for p in found["partitions"])})
+        counted = tuple(Partition(**part) for part in found["partitions"])
+        return cls(**{**found, "commits": commits, "partitions": counted, "targets": tuple(found["targets"])})
 
 
 def _file(found: dict[str, Any]) -> LandedFile:
@@ -56,23 +66,25 @@ def _file(found: dict[str, Any]) -> LandedFile:
 
 @dataclass(frozen=True)
 class Shelf:
-    """Be the folder beside the checkpoint that holds manifests and marks of finished applying sinks."""
+    """Be the folder beside a checkpoint that holds the manifests of one run and the marks of its applying sinks.
 
-    root: str
-    files: fs.FileSystem
+    A run is the life of one Spark checkpoint, which numbers its batches from 0: what another run decided about a
+    batch of the same number must never be taken for this one's.
+    """
+
+    place: Lake
+    run: str
 
     @classmethod
-    def beside(cls, checkpoint: str) -> Shelf:
-        """Return the shelf of a checkpoint; its folder is made when needed."""
-        files, root = (
-            fs.FileSystem.from_uri(checkpoint) if "://" in checkpoint else (fs.LocalFileSystem(), str(Path(checkpoint).resolve()))
-        )
-        files.create_dir(f"{root}/manifests", recursive=True)
-        return cls(root, files)
+    def beside(cls, checkpoint: Lake, run: str) -> Shelf:
+        """Return the shelf of a run; its folder is made when needed."""
+        shelf = cls(checkpoint, run)
+        checkpoint.files.create_dir(f"manifests/{run}", recursive=True)
+        return shelf
 
     def read(self, batch: int) -> Manifest | None:
         """Return the manifest of a batch, or None where it was never decided."""
-        text = self._read(self._path(batch))
+        text = self.place.read(self._path(batch))
         return Manifest.load(text) if text is not None else None
 
     def write(self, manifest: Manifest) -> None:
@@ -84,36 +96,32 @@ class Shelf:
 
     def applied(self, batch: int) -> dict[str, tuple[int, int]]:
         """Return what sinks have applied of this batch: key -> (applied, dead)."""
-        return {key: (done, dead) for key, (done, dead) in json.loads(self._read(self._mark(batch)) or b"{}").items()}
+        marks = json.loads(self.place.read(self._mark(batch)) or b"{}")
+        return {key: (done, dead) for key, (done, dead) in marks.items()}
 
     def mark_applied(self, batch: int, key: str, counts: tuple[int, int]) -> None:
         """Note that a sink has applied this batch."""
         self._write(self._mark(batch), json.dumps({**self.applied(batch), key: counts}).encode())
 
     def _path(self, batch: int) -> str:
-        return f"{self.root}/manifests/{batch:010d}.json"
+        return f"manifests/{self.run}/{batch:010d}.json"
 
     def _mark(self, batch: int) -> str:
-        return f"{self.root}/manifests/{batch:010d}.applied.json"
-
-    def _read(self, path: str) -> bytes | None:
-        try:
-            with self.files.open_input_stream(path) as stream:
-                return bytes(stream.read())
-        except FileNotFoundError:
-            return None
+        return f"manifests/{self.run}/{batch:010d}.applied.json"
 
     def _write(self, path: str, text: bytes) -> None:
-        if not isinstance(self.files, fs.LocalFileSystem):  # an object store shows a file whole or not at all
-            with self.files.open_output_stream(path) as stream:
+        if not self.place.local:  # an object store shows a file whole or not at all
+            with self.place.files.open_output_stream(path) as stream:
                 stream.write(text)
             return
-        with open(f"{path}.tmp", "wb") as stream:  # noqa: PTH123 - fsync needs the descriptor
+        whole = Path(self.place.root, path)
+        unfinished = whole.with_suffix(".tmp")
+        with unfinished.open("wb") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        Path(f"{path}.tmp").replace(path)
+        unfinished.replace(whole)
 
     def _drop(self, path: str) -> None:
-        if self.files.get_file_info(path).type is fs.FileType.File:
-            self.files.delete_file(path)
+        if self.place.files.get_file_info(path).type is fs.FileType.File:
+            self.place.files.delete_file(path)

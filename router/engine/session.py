@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import signal
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +14,8 @@ from typing import TYPE_CHECKING
 import pyspark
 from delta.pip_utils import configure_spark_with_delta_pip
 from pyspark.sql import SparkSession
+
+from router.engine.arrow import BATCH_BYTES, UNBOUNDED
 
 if TYPE_CHECKING:
     from router.config.models import Config
@@ -26,8 +30,11 @@ SETTINGS = {
     # one small state job per table and snapshot instead of 50 tasks
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 << 20),
+    BATCH_BYTES: UNBOUNDED,
     "spark.python.worker.reuse": "true",
+    # The labels of many columns make one generated method larger than the JVM ever compiles (8000 bytes of code): it
+    # would be interpreted, which took a third of the time. Above this size Spark generates smaller methods instead.
+    "spark.sql.codegen.hugeMethodLimit": "8000",
     # a driver that runs for months must not keep the history of every batch
     "spark.sql.streaming.numRecentProgressUpdates": "20",
     "spark.ui.retainedJobs": "50",
@@ -55,7 +62,10 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
         builder = _with_jars(builder)
     for key, value in {**SETTINGS, **config.spark}.items():
         builder = builder.config(key, value)
+    interrupt = signal.getsignal(signal.SIGINT)
     session = builder.getOrCreate()
+    if interrupt is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, interrupt)  # Spark's own handler would cancel the jobs of the batch at hand
     session.sparkContext.setLogLevel("ERROR")
     if not submitted:
         _remember_jars(session)
@@ -78,7 +88,7 @@ def _remember_jars(session: SparkSession) -> None:
     known = _memory()
     if known.exists() or session.conf.get("spark.jars.packages", None) is None:
         return
-    jars = [jar.removeprefix("file://") for jar in session.conf.get("spark.jars", "").split(",")]
+    jars = [jar.removeprefix("file://") for jar in (session.conf.get("spark.jars", "") or "").split(",")]
     if jars and all(Path(jar).is_file() for jar in jars):
         with suppress(OSError):  # a read-only home costs 2 s at the next start, no more
             known.parent.mkdir(parents=True, exist_ok=True)

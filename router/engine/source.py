@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, StructType
 
 from router.errors import StartError
 from router.parts import RAW_SCHEMA
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 Offsets = dict[str, dict[int, int]]
 """topic -> partition -> the next offset to read."""
+EARLIEST = -2
+"""What Spark takes for the offset of a partition's first record."""
 
 
 def stream(spark: SparkSession, config: Config, resume: Offsets | None = None) -> DataFrame:
@@ -46,7 +50,9 @@ def sample(spark: SparkSession, config: Config, rows: int) -> DataFrame:
             options.pop(streaming, None)
         return _kafka_columns(spark.read.format("kafka").options(**options).load()).limit(rows)
     if source.files:
-        return _file_columns(spark.read.format("text").options(**_file_options(source.files)).load(source.files.path)).limit(rows)
+        return _file_columns(
+            spark.read.format("text").options(**_file_options(source.files)).load(source.files.path)
+        ).limit(rows)
     raise StartError("a sample can be taken from kafka and files only; give the decoder a schema")
 
 
@@ -70,6 +76,25 @@ def kafka_options(kafka: KafkaSource, resume: Offsets | None = None) -> dict[str
     else:
         options["startingOffsets"] = kafka.start if isinstance(kafka.start, str) else json.dumps(kafka.start)
     return options
+
+
+def completed(spark: SparkSession, kafka: KafkaSource, resume: Offsets) -> Offsets:
+    """Return offsets for exactly the partitions that the source has now, as Spark demands.
+
+    A partition that nothing was read from yet begins with its earliest record. Runs on the driver, asks the brokers.
+    """
+    context = spark.sparkContext
+    assert context._jvm is not None
+    settings = {key[6:]: value for key, value in kafka_options(kafka).items() if key.startswith("kafka.")}
+    admin = context._jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
+    try:
+        every = admin.listTopics().names().get()
+        topics = [t for t in every if (re.fullmatch(kafka.pattern, t) if kafka.pattern else t in kafka.topics)]
+        described = admin.describeTopics(topics).allTopicNames().get()
+        found = {topic: [part.partition() for part in described[topic].partitions()] for topic in topics}
+    finally:
+        admin.close()
+    return {t: {p: resume.get(t, {}).get(p, EARLIEST) for p in numbers} for t, numbers in found.items()}
 
 
 def _millis(moment: str) -> int:
@@ -104,7 +129,9 @@ def _any_columns(frame: DataFrame, source: FormatSource) -> DataFrame:
     known |= {name: F.expr(sql) for name, sql in source.columns.items()}
     if "value" not in known:
         have = ", ".join(frame.columns)
-        raise StartError(f"the source {source.name} has no column value (it has {have}); map one under source.format.columns")
+        raise StartError(
+            f"the source {source.name} has no column value (it has {have}); map one under source.format.columns"
+        )
     known["value"] = known["value"].cast("binary")
     known.setdefault("topic", F.lit(source.name))
     known.setdefault("partition", F.lit(0))
@@ -116,7 +143,7 @@ def _raw(known: dict[str, Column]) -> list[Column]:
     return [known.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in _kinds().items()]
 
 
-def _kinds() -> dict[str, Any]:
-    from pyspark.sql.types import StructType
-
-    return {field.name: field.dataType for field in StructType.fromDDL(RAW_SCHEMA)}
+def _kinds() -> dict[str, DataType]:
+    raw = StructType.fromDDL(RAW_SCHEMA)
+    assert isinstance(raw, StructType)
+    return {field.name: field.dataType for field in raw}

@@ -2,11 +2,12 @@
 
 The labelled frame is persisted; one aggregate counts it, one job per sink with tables named by data finds the names,
 and a pool of threads appends each table. What `LandedFile` describes here is the share of a table in the batch: rows
-and columns without a path. A replay plans the batch again from the source, and Delta skips what it has.
+and columns without a path. A batch that was cut off is decided again from the source, and Delta skips what it has.
 """
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from router.delta.commit import LandedFile, TableCommit, to_arrow_schema
 from router.engine.commit import widen
 from router.engine.fit import THREADS
 from router.engine.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, RAW_COLUMNS, Layout, Ruling, Target
-from router.engine.plan import DEAD_TYPE, Plan
+from router.engine.route import DEAD_TYPE
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from router.delta.lake import Lake
     from router.engine.manifest import Manifest
+    from router.engine.plan import Plan
 
 
 @dataclass
@@ -65,12 +67,13 @@ class SparkEngine:
         errors: list[TableError] = []
         with ThreadPoolExecutor(THREADS) as pool:
             waiting = [
-                pool.submit(self._append, self._rows(frame, by_key.get(work.target), work), work) for work in manifest.commits
+                pool.submit(self._append, self._rows(frame, by_key.get(work.target), work), work, notes)
+                for work in manifest.commits
             ]
             for index, future in enumerate(waiting):
                 try:
                     future.result()
-                except Exception as error:  # noqa: BLE001 - whatever Spark raises belongs to this table only
+                except Exception as error:  # whatever Spark raises belongs to this table only
                     errors.append(TableError(manifest.commits[index].table, f"the append failed: {error}"))
                 tell(index + 1)
         if errors:
@@ -79,6 +82,10 @@ class SparkEngine:
     def events(self, planned: Plan, manifest: Manifest, target: Target, work: TableCommit) -> DataFrame:
         """Return the rows that a lane got in this batch."""
         return self._rows(self._hold(planned, manifest.ruling), target, work)
+
+    def keeps(self, works: list[TableCommit]) -> bool:
+        """Say whether the rows of decided commits can still be had as they were: only the source has them."""
+        return not works
 
     def release(self) -> None:
         """Drop the persisted frame."""
@@ -127,12 +134,13 @@ class SparkEngine:
         goes = F.col(target.goes) if target.table else F.col(target.goes) == work.table
         return frame.filter(goes).select(*_columns(target, work))
 
-    def _append(self, rows: DataFrame, work: TableCommit) -> None:
+    def _append(self, rows: DataFrame, work: TableCommit, notes: dict[str, str]) -> None:
         address = self.lake.address(work.table)
         if work.widened:
             widen(self.spark.newSession(), address, work.widened)
         writer = rows.write.format("delta").mode("append").option("mergeSchema", "true")
-        writer.option("txnAppId", work.app_id).option("txnVersion", work.version).save(address)
+        writer = writer.option("txnAppId", work.app_id).option("txnVersion", work.version)
+        writer.option("userMetadata", json.dumps(notes)).save(address)
 
 
 def _columns(target: Target, work: TableCommit) -> list[Column]:

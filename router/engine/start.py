@@ -1,88 +1,153 @@
-"""Refuse a start that would lose or duplicate records: a second run, a lost checkpoint, a lost lake."""
+"""Refuse a start that would lose or duplicate records: a second run, a lost or stale checkpoint, a lost lake."""
 
 from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow.compute as pc
-from deltalake import DeltaTable
+from pyarrow import fs
 
-from router.delta.lake import Lake
-from router.engine.source import Offsets
+from router.engine.fit import THREADS
 from router.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from deltalake import DeltaTable
+
+    from router.delta.lake import Lake
+    from router.engine.source import Offsets
+
+Accept = Literal["", "lost-checkpoint", "lost-lake", "duplicates"]
+RECENT = 100
+"""Commits of a table that are searched for the last batch of a query."""
 
 
 @contextmanager
-def alone(checkpoint: str, name: str) -> Iterator[None]:
+def alone(checkpoint: Lake, name: str) -> Iterator[None]:
     """Hold the lock of a checkpoint; raise StartError while another run holds it. A killed run leaves no lock.
 
     Runs on the driver. A checkpoint in an object store has no lock; there Spark's own check of the commit log stops
     the second run at its first batch.
     """
-    if "://" in checkpoint:
+    if not checkpoint.local:
         yield
         return
-    path = Path(checkpoint) / "lock"
+    path = Path(checkpoint.root) / "lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StartError(
-                f"{name} is running already: its checkpoint {checkpoint} is locked; stop that run, or give this one "
-                "another name and checkpoint"
+                f"{name} is running already: its checkpoint {checkpoint.root} is locked; stop that run, or give this "
+                "one another name and checkpoint"
             ) from None
         yield
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Be what a Spark checkpoint says of its past: the query's id and whether any batch was committed."""
+    """Be what a Spark checkpoint says of its past.
 
-    run: str | None
-    committed: bool
+    `run` is the query's id, `begun` says whether the offsets of any batch are decided (a start then goes on with
+    them), `last` is the last committed batch, -1 for none.
+    """
+
+    run: str | None = None
+    begun: bool = False
+    last: int = -1
 
     @classmethod
-    def read(cls, folder: str) -> Checkpoint:
-        """Read a local checkpoint folder; nothing is known of one in an object store."""
-        if "://" in folder:
-            return cls(None, committed=False)
-        metadata = Path(folder) / "metadata"
-        run = json.loads(metadata.read_text())["id"] if metadata.exists() else None
-        return cls(run, committed=any((Path(folder) / "commits").glob("[0-9]*")))
+    def read(cls, place: Lake) -> Checkpoint:
+        """Read the checkpoint that lies in a place beside the manifests."""
+        metadata = place.read("spark/metadata")
+        run = json.loads(metadata)["id"] if metadata else None
+        return cls(run, bool(_numbers(place, "spark/offsets")), max(_numbers(place, "spark/commits"), default=-1))
 
 
-def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint) -> None:
-    """Raise StartError where lake and checkpoint do not belong together.
+def _numbers(place: Lake, folder: str) -> list[int]:
+    found = place.files.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    names = (entry.base_name for entry in found)
+    return [int(name) for name in names if name.isdecimal()]
 
-    A checkpoint without its lake would go on after records that are nowhere any more; a lake without its checkpoint
-    would get them all again.
+
+def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: Accept = "") -> None:
+    """Raise StartError where lake and checkpoint do not belong together, unless just that is accepted.
+
+    A checkpoint ahead of its lake would go on after records that are nowhere any more; one that is behind would take
+    new records for a batch that the tables have; a lake without its checkpoint would get everything again. A batch is
+    in the ledger before Spark commits it, so the ledger is level with the checkpoint or one batch ahead.
     """
     table = lake.open(ledger)
-    if checkpoint.committed:
-        if table is None or table.transaction_version(f"{name}:{checkpoint.run}/ledger") is None:
-            raise StartError(
-                f"the checkpoint of {name} has committed batches, but {ledger} in {lake.root} has none of them: the "
-                "lake was deleted or moved. Restore it; or delete the checkpoint too and fill the lake again from "
-                "the source; or run with --accept lost-lake to go on with what comes next"
-            )
-        return
-    if table is not None and (former := _runs(table, name) - {checkpoint.run}):
+    version = table.transaction_version(f"{name}:{checkpoint.run}/ledger") if table else None
+    booked = -1 if version is None else version
+    if booked < checkpoint.last and accept != "lost-lake":
         raise StartError(
-            f"{lake.root} holds records of {name} (run {', '.join(sorted(former))}), but its checkpoint is empty: a "
-            "start from the beginning would write them twice. Restore the checkpoint; or run with --accept "
-            "lost-checkpoint to go on where the ledger ends (Kafka); or with --accept duplicates"
+            f"the checkpoint of {name} has committed batch {checkpoint.last}, but {ledger} in {lake.root} does not "
+            "have it: the lake was deleted, moved or put back from an older copy. Restore it; or delete the "
+            "checkpoint too and fill the lake again from the source; or run with --accept lost-lake to go on with "
+            "what comes next"
+        )
+    if booked > checkpoint.last + 1:
+        raise StartError(
+            f"the checkpoint of {name} ends with batch {checkpoint.last}, but {ledger} in {lake.root} has batch "
+            f"{booked}: the checkpoint was put back from an older copy, and records would be taken for batches that "
+            "the tables have already. Delete the checkpoint and run with --accept lost-checkpoint"
+        )
+    if (
+        not checkpoint.begun
+        and accept not in ("lost-checkpoint", "duplicates")
+        and (where := _traces(lake, table, name))
+    ):
+        raise StartError(
+            f"{lake.root} holds records of {name} ({where}), but its checkpoint is empty: a start from the beginning "
+            "would write them twice. Restore the checkpoint; or run with --accept lost-checkpoint to go on where the "
+            "ledger ends (Kafka); or with --accept duplicates"
         )
 
 
-def _runs(table: DeltaTable, name: str) -> set[str]:
-    found = table.to_pyarrow_table(columns=["query", "run"], filters=[("query", "=", name)])
-    return set(pc.unique(found.column("run")).to_pylist())
+def _traces(lake: Lake, ledger: DeltaTable | None, name: str) -> str:
+    """Return where the lake holds records of a query, as text."""
+    if ledger is not None:
+        found = ledger.to_pyarrow_table(columns=["query", "run"], filters=[("query", "=", name)])
+        if runs := pc.unique(found.column("run")).to_pylist():
+            return f"run {', '.join(sorted(runs))}"
+    return ", ".join(sorted(_last_batches(lake, name)))
+
+
+def _last_batches(lake: Lake, name: str) -> dict[str, tuple[str, int]]:
+    """Return the last commit of a query in each table that has one: table -> (run, batch)."""
+    tables = [table for layer in lake.layers() for table in lake.tables(layer)]
+    with ThreadPoolExecutor(THREADS) as pool:
+        notes = pool.map(lambda table: _last_note(lake.open(table), name), tables)
+        return {table: note for table, note in zip(tables, notes, strict=True) if note}
+
+
+def _last_note(table: DeltaTable | None, name: str) -> tuple[str, int] | None:
+    for entry in table.history(RECENT) if table else []:
+        if entry.get("operation") == "RESTORE":
+            return None  # whoever put the table back has dealt with what came before
+        note = _note(entry)
+        query, _, run = str(note.get("router.query", "")).rpartition(":")
+        if query == name:
+            return run, int(note["router.batch"])
+    return None
+
+
+def _note(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return what a commit says about its batch: delta-rs keeps it as fields, Delta on Spark as one text."""
+    try:
+        note = json.loads(entry.get("userMetadata") or "{}")
+    except ValueError:
+        note = {}
+    return {**entry, **note} if isinstance(note, dict) else entry
 
 
 def resume(lake: Lake, ledger: str, name: str) -> Offsets:
@@ -96,7 +161,8 @@ def resume(lake: Lake, ledger: str, name: str) -> Offsets:
         raise StartError(f"{ledger} is not in {lake.root}: without a ledger there is nothing to go on from")
     columns = ["run", "batch_id", "topic", "partition", "to_offset"]
     found = table.to_pyarrow_table(columns=columns, filters=[("query", "=", name)])
-    _refuse_half_batch(lake, name, found.group_by("run").aggregate([("batch_id", "max")]).to_pylist())
+    booked = found.group_by("run").aggregate([("batch_id", "max")]).to_pylist()
+    _refuse_half_batch(lake, name, {row["run"]: row["batch_id_max"] for row in booked})
     known = found.filter(pc.is_valid(found.column("topic"))).group_by(["topic", "partition"])
     offsets: Offsets = {}
     for row in known.aggregate([("to_offset", "max")]).to_pylist():
@@ -104,18 +170,11 @@ def resume(lake: Lake, ledger: str, name: str) -> Offsets:
     return offsets
 
 
-def _refuse_half_batch(lake: Lake, name: str, runs: list[dict[str, object]]) -> None:
-    last = {f"{name}:{row['run']}": row["batch_id_max"] for row in runs}
-    ahead = []
-    for layer in lake.layers():
-        for table in lake.tables(layer):
-            handle = lake.open(table)
-            note = handle.history(1)[0] if handle else {}
-            batch = last.get(str(note.get("router.query")))
-            if isinstance(batch, int) and int(str(note["router.batch"])) > batch:
-                ahead.append(table)
+def _refuse_half_batch(lake: Lake, name: str, booked: dict[str, int]) -> None:
+    """Raise StartError when tables have a later batch than the ledger. `booked`: run -> its last batch there."""
+    ahead = [table for table, (run, batch) in _last_batches(lake, name).items() if batch > booked.get(run, -1)]
     if ahead:
         raise StartError(
-            f"the last batch of {name} was cut off half-way: {', '.join(ahead)} have it and the ledger does not. "
-            "RESTORE these tables to the version before, then start again"
+            f"the last batch of {name} was cut off half-way: {', '.join(sorted(ahead))} have it and the ledger does "
+            "not. RESTORE these tables to the version before, then start again"
         )

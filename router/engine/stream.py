@@ -6,34 +6,37 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
-from tenacity import Retrying, retry_if_exception, stop_when_event_set, wait_exponential_jitter
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_event_set, wait_exponential_jitter
 from tenacity.nap import sleep_using_event
 
 from router.delta.lake import Lake
 from router.engine import source
 from router.engine.batch import Batches
 from router.engine.manifest import Shelf
+from router.engine.outage import Outage
 from router.engine.start import Checkpoint, alone, examine, resume
-from router.engine.steps import Watch
 from router.errors import RouterError, StartError, TableError
 from router.parts import BatchReport, Preparation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
     from router.config.loader import Loaded
     from router.config.models import Config, Trigger
+    from router.engine.start import Accept
+    from router.engine.steps import Watch
     from router.registry import Registry
 
 log = logging.getLogger("router")
 POLL_SECONDS = 0.2
 KEPT_REPORTS = 1_000
-Accept = Literal["", "lost-checkpoint", "lost-lake", "duplicates"]
 
 
 class _Stop(Exception):
@@ -64,27 +67,27 @@ def run(loaded: Loaded, registry: Registry, spark: SparkSession, options: Option
     """
     options = options or Options()
     config = loaded.config
-    checkpoint = config.checkpoint_path()
+    secrets = {key: value.get_secret_value() for key, value in config.storage_options.items()}
+    lake, checkpoint = Lake.at(config.lake, secrets), Lake.at(config.checkpoint_path(), secrets)
     with alone(checkpoint, config.name):
-        lake = Lake.at(config.lake, {key: value.get_secret_value() for key, value in config.storage_options.items()})
-        begin = _begin(lake, config, options.accept)
+        begin = _begin(spark, lake, checkpoint, config, options.accept)
         prepared = config.decode.prepare(
             Preparation(loaded.path.parent, options.refresh, lambda rows: source.sample(spark, config, rows))
         )
         config = config.model_copy(update={"decode": prepared})
         _try_parts_on_executors(spark, registry, config)
-        return _Run(config, loaded.fingerprint, registry, spark, lake, options).until_done(begin)
+        return _Run(config, loaded.fingerprint, registry, spark, lake, checkpoint, options).until_done(begin)
 
 
-def _begin(lake: Lake, config: Config, accept: Accept) -> source.Offsets | None:
-    checkpoint = Checkpoint.read(f"{config.checkpoint_path()}/spark")
-    if accept == "lost-checkpoint" and not checkpoint.committed:
-        if config.source.kafka is None:
-            raise StartError("only a Kafka source can go on from the ledger; restore the checkpoint")
-        return resume(lake, config.ledger, config.name)
-    if not accept:
-        examine(lake, config.ledger, config.name, checkpoint)
-    return None
+def _begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, accept: Accept) -> source.Offsets | None:
+    """Return where a new checkpoint begins, None for where the configuration says."""
+    past = Checkpoint.read(checkpoint)
+    examine(lake, config.ledger, config.name, past, accept)
+    if accept != "lost-checkpoint" or past.begun:
+        return None
+    if config.source.kafka is None:
+        raise StartError("only a Kafka source can go on from the ledger; restore the checkpoint")
+    return source.completed(spark, config.source.kafka, resume(lake, config.ledger, config.name))
 
 
 def _try_parts_on_executors(spark: SparkSession, registry: Registry, config: Config) -> None:
@@ -116,6 +119,7 @@ class _Run:
     registry: Registry
     spark: SparkSession
     lake: Lake
+    checkpoint: Lake
     options: Options
     error: BaseException | None = None
     busy: threading.Lock = field(default_factory=threading.Lock)
@@ -131,13 +135,20 @@ class _Run:
             wait=wait_exponential_jitter(initial=1, max=60),
             stop=stop_when_event_set(stop),
             sleep=sleep_using_event(stop),
-            before_sleep=lambda state: log.warning(
-                "%s: %s; trying again in %.0f s", self.config.name, _short(state.outcome.exception()), state.upcoming_sleep
-            ),
+            before_sleep=self._tell_retry,
             reraise=True,
         )
-        policy(self._query, begin)
+        try:
+            policy(self._query, begin)
+        except Exception as error:
+            if not (stop.is_set() and passing(error)):
+                raise
+            log.warning("%s: stopped while it could not go on: %s", self.config.name, _short(error))
         return list(self.reports)
+
+    def _tell_retry(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        log.warning("%s: %s; trying again in %.0f s", self.config.name, _short(error), state.upcoming_sleep)
 
     def _query(self, begin: source.Offsets | None) -> None:
         self.error = None
@@ -152,44 +163,56 @@ class _Run:
         query = writer.start()
         try:
             self._follow(query)
-        finally:
-            with self.busy:
-                query.stop()
-            self._tell(query, last=True)
+        except Exception:
+            self._end(query)
+            raise
+        self._end(query)  # not after a KeyboardInterrupt: it does not wait for the batch at hand
 
     def _follow(self, query: StreamingQuery) -> None:
+        """Return when the query has ended, or between two batches once it is told to stop; raise why it failed."""
+        outage = Outage(self.config)
         while query.isActive and not (self.options.stop.is_set() and not self.busy.locked()):
             time.sleep(POLL_SECONDS)
             self._tell(query)
+            if not self.busy.locked():
+                outage.notice(query)
+        if query.isActive:
+            return
         try:
-            if not self.options.stop.is_set():
-                query.awaitTermination()
+            query.awaitTermination()
         except StreamingQueryException as error:
-            if isinstance(self.error, _Stop):
-                return
-            if self.error is not None:
-                raise self.error from None
-            raise error from None
+            if not isinstance(self.error, _Stop):
+                raise (self.error or error) from None
+
+    def _end(self, query: StreamingQuery) -> None:
+        """Stop the query between two batches, and pass the last reports on."""
+        with self.busy:
+            query.stop()
+        self._tell(query, last=True)
 
     def _handle(self, raw: DataFrame, batch: int) -> None:
-        with self.busy:
-            try:
-                if self.options.stop.is_set():
-                    raise _Stop
-                self.batches = self.batches or self._start(raw)
-                report = self.batches.process(raw, batch)
-            except BaseException as error:
-                self.error = error
-                raise
+        # Never wait here: who holds the lock is stopping the query, which ends when this call has returned.
+        free = self.busy.acquire(blocking=False)
+        try:
+            if not free or self.options.stop.is_set():
+                raise _Stop
+            self.batches = self.batches or self._start(raw)
+            report = self.batches.process(raw, batch)
             self.reports.append(report)
             self.waiting.append(report)
             self.registry.finished(report)
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            if free:
+                self.busy.release()
 
     def _start(self, raw: DataFrame) -> Batches:
         run = self.spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-        return Batches(
-            self.config, self.fingerprint, run, raw.sparkSession, self.lake, Shelf.beside(self.config.checkpoint_path()), self.options.watch
-        )
+        assert run is not None  # Spark sets it for the thread of every streaming query
+        shelf = Shelf.beside(self.checkpoint, run)
+        return Batches(self.config, self.fingerprint, run, raw.sparkSession, self.lake, shelf, self.options.watch)
 
     def _tell(self, query: StreamingQuery, *, last: bool = False) -> None:
         """Pass finished batches on, with the lag that Spark's progress has a moment later."""
@@ -212,7 +235,9 @@ def passing(error: BaseException) -> bool:
 
 
 def _behind(progress: Any) -> int | None:
-    metrics = [entry.metrics for entry in progress.sources if entry.metrics and "maxOffsetsBehindLatest" in entry.metrics]
+    metrics = [
+        entry.metrics for entry in progress.sources if entry.metrics and "maxOffsetsBehindLatest" in entry.metrics
+    ]
     if not metrics:
         return None
     return sum(_lag(entry) for entry in progress.sources)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from router.delta.commit import LandedFile
-from router.delta.lake import Lake
 from router.delta.file_statistics import statistics, with_nan
+
+if TYPE_CHECKING:
+    from router.delta.lake import Lake
 
 ROW_GROUP = 1 << 20
 OPEN_FILES = 128
@@ -108,7 +111,9 @@ class Writer:
 
 def _valued(rows: pa.Table) -> pa.Table:
     """Return the columns that hold a value; at least one stays."""
-    names = [name for name, column in zip(rows.column_names, rows.columns, strict=True) if column.null_count < len(rows)]
+    names = [
+        name for name, column in zip(rows.column_names, rows.columns, strict=True) if column.null_count < len(rows)
+    ]
     return rows.select(names or rows.column_names[:1])
 
 

@@ -1,0 +1,5 @@
+"""Check plugins and routes: what a test of your own needs."""
+
+from router.testing.contracts import GARBAGE, check_decoder, check_rule, check_table_sink
+
+__all__ = ["GARBAGE", "check_decoder", "check_rule", "check_table_sink"]

@@ -1,0 +1,150 @@
+"""Make the columns that decode a JSON text: native expressions, one parse for a good record.
+
+The text is parsed inside of `{"value":TEXT,"end":1}`. The parser stops after the first value and would not notice
+what follows; here `end` is found only where TEXT is one whole value. Everything that names the reason of a failure
+stands in a branch that good records do not enter, and uses nothing that Spark cannot generate code for: a lambda or a
+second from_json there would take the whole projection out of code generation, for good records too.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from router_decoders.json_types import check_types, converted, either, has_times, misfit, parsed_type
+from router_decoders.schema_files import struct_of_ddl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OPTIONS = {
+    "mode": "PERMISSIVE",
+    "columnNameOfCorruptRecord": "corrupt",
+    "allowSingleQuotes": "false",
+    "allowUnquotedFieldNames": "false",
+    "allowNonNumericNumbers": "false",
+    "allowNumericLeadingZeros": "false",
+    "allowBackslashEscapingAnyCharacter": "false",
+    "allowUnquotedControlChars": "false",
+    "allowComments": "false",
+}
+"""RFC 8259 as strictly as Spark can be told to read it."""
+
+BLANK = " \t\r\n"
+RESCUED = "_rescued"
+TEMPORARY = ("_json", "_parsed", "_variant", "_all")
+
+
+@lru_cache(maxsize=16)
+def levels(ddl: str, rescue: bool) -> tuple[dict[str, Column], ...]:
+    """Return the projections that add `event` and `_error`, one after the other; each uses columns before it.
+
+    They are levels because Spark keeps a costly column that is used several times in a projection of its own, and so
+    evaluates it once. Made once per schema: a column is some calls across the gateway, a batch must not pay for all.
+    Raises ValueError for a schema that cannot be decoded to.
+    """
+    schema = _checked(ddl, rescue)
+    text = F.col("value").cast("string")
+    parsed = F.col("_json.value")
+    value = F.col("_parsed") if has_times(schema) else parsed
+    unread = F.col("_json.corrupt").isNotNull() | F.col("_json.end").isNull() | parsed.isNull()
+    second = {"_variant": F.when(unread, F.try_parse_json(text))}
+    if has_times(schema):
+        second["_parsed"] = converted(parsed, schema)
+    steps = [{"_json": _parse(text, schema)}, second, {"_error": _error(text, schema, value)}]
+    event = value
+    if rescue:
+        steps.append({"_all": F.when(F.col("_error").isNull(), F.from_json(text, "map<string,string>", OPTIONS))})
+        fields = [value[name].alias(name) for name in schema.fieldNames()]
+        event = F.struct(*fields, _rescued(schema).alias(RESCUED))
+    return (*steps, {"event": F.when(F.col("_error").isNull(), event)})
+
+
+def _checked(ddl: str, rescue: bool) -> T.StructType:
+    schema = struct_of_ddl(ddl)
+    check_types(schema)
+    if rescue and RESCUED in (name.lower() for name in schema.fieldNames()):
+        raise ValueError(f"the schema has a field {RESCUED} already; take it away or switch `rescue` off")
+    return schema
+
+
+def _parse(text: Column, schema: T.StructType) -> Column:
+    fields = {"value": parsed_type(schema), "end": T.IntegerType(), "corrupt": T.StringType()}
+    envelope = T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
+    return F.from_json(F.concat(F.lit('{"value":'), text, F.lit(',"end":1}')), envelope, OPTIONS)
+
+
+def _error(text: Column, schema: T.StructType, value: Column) -> Column:
+    """Return why a record is no event, null for a good one; the first reason that holds."""
+    whole = F.col("_json.corrupt").isNull() & F.col("_json.end").isNotNull() & F.col("_json.value").isNotNull()
+    unfit = misfit(F.col("_json.value"), value, schema)
+    good = whole & F.is_valid_utf8(text)
+    is_object, is_array = (F.ltrim(text, F.lit(BLANK)).startswith(bracket) for bracket in "{[")
+    is_json = F.col("_variant").isNotNull()
+    return (
+        F.when(good if unfit is None else good & ~unfit, F.lit(None).cast("string"))
+        .when(text.isNull(), "value is null")
+        .when(F.trim(text, F.lit(BLANK)) == "", "value is empty")
+        .when(~F.is_valid_utf8(text), "value is not UTF-8")
+        .when(F.col("_json.value").isNotNull() & F.col("_json.end").isNotNull(), _misfits(schema, value))
+        .when(is_json & is_object, "value has text after the object")
+        .when(is_json & is_array, "value is an array, not an object")
+        .when(is_json, "value is a scalar, not an object")
+        .otherwise("value is not JSON")
+    )
+
+
+def _misfits(schema: T.StructType, value: Column) -> Column:
+    """Return the reason with the fields that do not fit, as far as they can be told."""
+    names = [F.when(unfit, F.lit(name)) for name, unfit in _unfit(schema, F.col("_json.value"), value)]
+    return F.rtrim(F.concat(F.lit("does not fit the schema: "), F.concat_ws(", ", *names)), F.lit(": "))
+
+
+def _unfit(
+    schema: T.StructType, parsed: Column, value: Column, name: str = "", path: str = "$"
+) -> Iterator[tuple[str, Column]]:
+    """Yield the name of every field, in structs too, and whether it is given in the record and does not fit."""
+    for field in schema:
+        inner, place = f"{name}{field.name}", _step(path, field.name)
+        was, now = parsed[field.name], value[field.name]
+        found: list[Column | None] = []
+        if not isinstance(field.dataType, T.StructType):
+            found.append(misfit(was, now, field.dataType))
+        if place:
+            given = F.try_variant_get("_variant", place, "variant")
+            found.append(given.isNotNull() & ~F.is_variant_null(given) & now.isNull())
+        unfit = either(found)
+        if unfit is not None:
+            yield inner, unfit
+        if isinstance(field.dataType, T.StructType):
+            yield from _unfit(field.dataType, was, now, f"{inner}.", place)
+
+
+def _step(path: str, name: str) -> str:
+    """Return the path of a field inside another; empty for a name that no path can hold."""
+    quote = next((quote for quote in "\"'" if quote not in name), "")
+    return f"{path}[{quote}{name}{quote}]" if path and quote else ""
+
+
+def _rescued(schema: T.StructType) -> Column:
+    """Return the entries of the record that the schema does not know, null when there are none.
+
+    A key that comes twice counts with its last value, as in the event. Sorted by key and place, the last of a key is
+    the entry before another key.
+    """
+    entries = F.map_entries(F.map_filter("_all", lambda key, _: ~key.isin(schema.fieldNames())))
+    placed = F.transform(entries, lambda entry, place: F.struct(entry["key"], place, entry["value"]))
+    ordered = F.transform(F.array(F.array_sort(placed)), _last_of_each)[0]  # the array binds it to a name, once
+    return F.when(F.size(entries) > 0, F.map_from_entries(ordered))
+
+
+def _last_of_each(entries: Column) -> Column:
+    def is_last(entry: Column, place: Column) -> Column:
+        return F.coalesce(F.get(entries, place + 1)["key"] != entry["key"], F.lit(True))
+
+    last = F.filter(entries, is_last)
+    return F.transform(last, lambda entry: F.struct(entry["key"], entry["value"]))

@@ -1,0 +1,189 @@
+"""Map a JSON Schema to a Spark struct and back. Needs no Spark session.
+
+| JSON Schema | Spark | decided by |
+|---|---|---|
+| string | string | JSON Schema 2020-12 validation, 6.1.1 |
+| string, format date-time | timestamp | the same, 7.3.1: RFC 3339 `date-time` |
+| string, format date | date | the same, 7.3.1: RFC 3339 `full-date` |
+| integer | bigint | 6.1.1; unbounded there, so a number beyond 64 bits does not fit |
+| number | double | 6.1.1; RFC 8259 section 6 expects no more than binary64 |
+| boolean | boolean | 6.1.1 |
+| object with properties | struct | core, 10.3.2.1; every field may be null: `required` is for expectations |
+| object with additionalProperties only | map<string, ...> | core, 10.3.2.3 |
+| array with one schema of items | array | core, 10.3.1.2 |
+| a type beside "null", in a list or in oneOf/anyOf | that type | 6.1.1; every column may be null |
+| integer beside number | double | 6.1.1: an integer is a number |
+| enum or const without a type | the type of its values | 6.1.2 and 6.1.3 |
+| $ref to a place in the document | what stands there | core, 8.2.3.1; a recursive one has no Spark type |
+| allOf of one schema | that schema | how generators put a description beside a $ref |
+
+Without a type, `properties` mean an object and `items` an array, as people write them. Beside properties,
+additionalProperties are not mapped: they are unknown fields. Anything else is refused by its JSON pointer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from pyspark.sql import types as T
+
+SCALARS: dict[str, T.DataType] = {
+    "string": T.StringType(),
+    "integer": T.LongType(),
+    "number": T.DoubleType(),
+    "boolean": T.BooleanType(),
+}
+FORMATS: dict[str, T.DataType] = {"date-time": T.TimestampType(), "date": T.DateType()}
+NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+
+
+def struct_of(document: object) -> T.StructType:
+    """Return the Spark struct of a JSON Schema; raise ValueError naming the JSON pointer of what has none."""
+    found = _Mapping(document).type_at(document, "#", ())
+    if not isinstance(found, T.StructType):
+        raise ValueError("#: an event is an object with properties")
+    return found
+
+
+class _Mapping:
+    """Map the places of one document; `trail` holds the references that led to a place."""
+
+    def __init__(self, document: object) -> None:
+        self.document = document
+
+    def type_at(self, node: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
+        """Return the Spark type of one schema."""
+        if not isinstance(node, Mapping):
+            raise _refusal(pointer, f"a schema is an object here, not {str(node).lower()}; give a type")
+        if "$ref" in node:
+            return self.referred(str(node["$ref"]), pointer, trail)
+        for union in ("oneOf", "anyOf", "allOf"):
+            if union in node:
+                return self.united(union, node[union], pointer, trail)
+        name = type_name(node, pointer)
+        if name == "object":
+            return self.object_type(node, pointer, trail)
+        if name == "array":
+            return self.array_type(node, pointer, trail)
+        return FORMATS.get(str(node.get("format")), SCALARS[name]) if name == "string" else SCALARS[name]
+
+    def referred(self, reference: str, pointer: str, trail: tuple[str, ...]) -> T.DataType:
+        """Follow a reference inside the document."""
+        if not reference.startswith("#/") and reference != "#":
+            raise _refusal(pointer, f"{reference!r} cannot be followed; only #/... in this file can")
+        if reference in ("#", *trail):
+            raise _refusal(pointer, f"{reference!r} contains itself; a Spark type cannot")
+        node = self.document
+        for key in reference[2:].split("/"):
+            node = _step(node, unquote(key).replace("~1", "/").replace("~0", "~"))
+            if node is None:
+                raise _refusal(pointer, f"there is no {reference!r}")
+        return self.type_at(node, reference, (*trail, reference))
+
+    def united(self, union: str, members: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
+        """Return the one type that the members share, null aside."""
+        if not isinstance(members, Sequence) or not members:
+            raise _refusal(f"{pointer}/{union}", "a list of schemas is needed")
+        found: list[T.DataType] = []
+        for index, member in enumerate(members):
+            if union == "allOf" and index:
+                raise _refusal(f"{pointer}/{union}", "several schemas for one value cannot be merged; write one")
+            if not is_null(member):
+                kind = self.type_at(member, f"{pointer}/{union}/{index}", trail)
+                found += [kind] if kind not in found else []
+        if len(found) != 1:
+            kinds = " or ".join(kind.simpleString() for kind in found) or "null only"
+            raise _refusal(f"{pointer}/{union}", f"a column has one type, not {kinds}")
+        return found[0]
+
+    def object_type(self, node: Mapping[str, Any], pointer: str, trail: tuple[str, ...]) -> T.DataType:
+        """Return a struct for properties, a map for additionalProperties."""
+        if node.get("properties"):
+            return self.struct_type(node["properties"], f"{pointer}/properties", trail)
+        rest = node.get("additionalProperties")
+        if not isinstance(rest, Mapping):
+            raise _refusal(pointer, "an object needs properties, or a schema as additionalProperties")
+        return T.MapType(T.StringType(), self.type_at(rest, f"{pointer}/additionalProperties", trail))
+
+    def struct_type(self, properties: object, pointer: str, trail: tuple[str, ...]) -> T.StructType:
+        """Return a struct with the properties in their order."""
+        if not isinstance(properties, Mapping):
+            raise _refusal(pointer, "properties are an object")
+        fields = {name: self.type_at(node, f"{pointer}/{_escaped(name)}", trail) for name, node in properties.items()}
+        return T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
+
+    def array_type(self, node: Mapping[str, Any], pointer: str, trail: tuple[str, ...]) -> T.DataType:
+        """Return an array; a tuple has no type of its elements."""
+        items = node.get("items")
+        if "prefixItems" in node or not isinstance(items, Mapping):
+            raise _refusal(pointer, "an array needs one schema as items")
+        return T.ArrayType(self.type_at(items, f"{pointer}/items", trail))
+
+
+def type_name(node: Mapping[str, Any], pointer: str) -> str:
+    """Return the one type of a schema, null aside."""
+    given = node.get("type", _implied(node))
+    names = {str(name) for name in ([given] if isinstance(given, str) else given)} - {"null"}
+    if names == {"integer", "number"}:
+        return "number"
+    if len(names) != 1:
+        raise _refusal(pointer, f"a column has one type, not {' or '.join(sorted(names)) or 'none'}")
+    name = names.pop()
+    if name not in {*SCALARS, "object", "array"}:
+        raise _refusal(pointer, f"there is no type {name!r} in JSON Schema")
+    return name
+
+
+def is_null(node: object) -> bool:
+    """Say whether a schema allows null only."""
+    if not isinstance(node, Mapping):
+        return False
+    return node.get("type") in ("null", ["null"]) or node.get("enum") == [None] or node.get("const", 0) is None
+
+
+def json_schema_of(kind: T.DataType) -> dict[str, Any]:
+    """Return a JSON Schema that maps to a type, or to the nearest that JSON Schema has: number for a decimal."""
+    if isinstance(kind, T.StructType):
+        return {"type": "object", "properties": {field.name: json_schema_of(field.dataType) for field in kind}}
+    if isinstance(kind, T.MapType):
+        return {"type": "object", "additionalProperties": json_schema_of(kind.valueType)}
+    if isinstance(kind, T.ArrayType):
+        return {"type": "array", "items": json_schema_of(kind.elementType)}
+    return _scalar_schema(kind)
+
+
+def _scalar_schema(kind: T.DataType) -> dict[str, Any]:
+    for name, mapped in FORMATS.items():
+        if kind == mapped:
+            return {"type": "string", "format": name}
+    if isinstance(kind, T.NumericType):
+        return {"type": "integer" if isinstance(kind, T.IntegralType) else "number"}
+    return {"type": "boolean" if isinstance(kind, T.BooleanType) else "string"}
+
+
+def _implied(node: Mapping[str, Any]) -> list[str]:
+    """Return the types that a schema without `type` tells by its other keywords."""
+    if "properties" in node or "additionalProperties" in node:
+        return ["object"]
+    if "items" in node:
+        return ["array"]
+    values = [node["const"]] if "const" in node else node.get("enum") or []
+    return sorted({NAMES.get(type(value), "object") for value in values})
+
+
+def _step(node: object, key: str) -> object:
+    if isinstance(node, Mapping):
+        return node.get(key)
+    if isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+        return node[int(key)]
+    return None
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _refusal(pointer: str, what: str) -> ValueError:
+    return ValueError(f"{pointer}: {what}")

@@ -1,0 +1,217 @@
+"""Make the label columns of one route."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import StructType
+
+from router.delta.naming import fold, refusal
+from router.delta.schema import plain_schema
+from router.engine.guard import any_of, holds, tried
+from router.engine.layout import COORDINATES, RouteLabels, Target
+from router.errors import StartError
+from router.parts import TableSink
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from router.config.models import Config, Route
+    from router.parts import Sink
+
+DEAD_TYPE = "array<struct<stage: string, reason: string, route: string, sink: string>>"
+EVERYTHING = ("event.*",)
+
+
+def letter(
+    when: Column, stage: str, reason: Column, route: str | None = None, sink: str | None = None
+) -> tuple[Column, Column]:
+    """Return the condition of a dead letter, and the array that holds it, empty on other rows."""
+    entry = F.struct(
+        F.lit(stage).alias("stage"),
+        reason.alias("reason"),
+        F.lit(route).cast("string").alias("route"),
+        F.lit(sink).cast("string").alias("sink"),
+    )
+    return when, F.when(when, F.array(entry)).otherwise(F.array().cast(DEAD_TYPE))
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Make the columns of one route, level by level."""
+
+    index: int
+    route: Route
+    own: frozenset[str]
+
+    @property
+    def matched(self) -> str:
+        return f"_m{self.index}"
+
+    @property
+    def rows(self) -> str:
+        return "event" if self.route.select == EVERYTHING else f"_row{self.index}"
+
+    def checks(self, frame: DataFrame) -> dict[str, Column]:
+        """Return whether each expectation holds."""
+        given = F.col(self.matched)
+        return {f"_e{self.index}_{k}": holds(given, F.expr(c.sql)) for k, c in enumerate(self.route.expect)}
+
+    def violated(self, otherwise: str) -> dict[str, Column]:
+        """Return the condition of rows that violate each expectation of a kind."""
+        return {
+            check.name: F.col(self.matched) & ~F.col(f"_e{self.index}_{k}")
+            for k, check in enumerate(self.route.expect)
+            if check.otherwise == otherwise
+        }
+
+    @property
+    def reason(self) -> Column:
+        """Return the first violated expectation that makes a dead letter, as text."""
+        broken = self.violated("dead_letter").items()
+        texts = [F.when(when, F.lit(f"expectation {name} does not hold")) for name, when in broken]
+        return F.coalesce(*texts, F.lit(None).cast("string"))
+
+    @property
+    def dropped(self) -> Column:
+        return any_of(self.violated("drop").values()) & self.reason.isNull()
+
+    @property
+    def unharmed(self) -> Column:
+        return F.col(self.matched) & self.reason.isNull() & ~self.dropped
+
+    @property
+    def broken(self) -> Column:
+        """Return the condition of rows whose projection raised."""
+        return F.lit(False) if self.rows == "event" else self.unharmed & F.col(self.rows).isNull()
+
+    @property
+    def lands(self) -> Column:
+        return self.unharmed & ~self.broken
+
+    def values(self, frame: DataFrame) -> dict[str, Column]:
+        """Return the projected row and the tables' names as the sinks give them."""
+        found = {}
+        if self.rows != "event":
+            columns = [column for text in self.route.select for column in _expand(frame, text)]
+            found[self.rows] = tried(F.when(self.unharmed, F.struct(*columns)))
+        for j, named in self.named().items():
+            found[f"_n{self.index}_{j}"] = tried(F.when(self.unharmed, named.cast("string")))
+        return found
+
+    def tables(self, frame: DataFrame) -> dict[str, Column]:
+        """Return the names that the naming rule lets through."""
+        names = {j: F.col(f"_n{self.index}_{j}") for j in self.named()}
+        return {f"_u{self.index}_{j}": fold(name) for j, name in names.items()}
+
+    def usable(self, j: int) -> Column:
+        """Return whether a sink's name is a table that data may name: not one of the router's own."""
+        name = F.col(f"_u{self.index}_{j}")
+        return name.isNotNull() & ~name.isin(*self.own)
+
+    def named(self) -> dict[int, Column]:
+        """Return the table column of each sink that names its tables per row."""
+        found = {}
+        for j, sink in enumerate(self.route.sinks):
+            if isinstance(sink, TableSink) and not isinstance(named := sink.table(), str):
+                found[j] = named
+        return found
+
+    def verdicts(self) -> dict[str, Column]:
+        """Return the label columns of the last projection."""
+        i, found = self.index, {}
+        found[f"_r{i}"] = (F.col(self.matched) & self.reason.isNotNull()) | self.broken
+        found[f"_k{i}"] = F.col(self.matched) & self.dropped
+        for kind in ("warn", "fail"):
+            found |= {f"_{kind}{i}_{name}": broken for name, broken in self.violated(kind).items()}
+        for j in range(len(self.route.sinks)):
+            found[f"_t{i}_{j}"] = self.lands
+        for j in self.named():
+            found[f"_t{i}_{j}"] = F.when(self.lands & self.usable(j), F.col(f"_u{i}_{j}"))
+            found[f"_b{i}_{j}"] = self.lands & ~self.usable(j)
+        return found
+
+    def letters(self) -> Iterator[tuple[Column, Column]]:
+        """Return the dead letters of this route."""
+        if self.violated("dead_letter"):
+            yield letter(self.reason.isNotNull(), "expect", self.reason, self.route.name)
+        if self.rows != "event":
+            yield letter(self.broken, "select", F.lit("the projection cannot be evaluated"), self.route.name)
+        names = sink_names(self.route.sinks)
+        for j in self.named():
+            yield letter(
+                self.lands & ~self.usable(j), "name", refusal(F.col(f"_n{self.index}_{j}")), self.route.name, names[j]
+            )
+
+    def labels(self, frame: DataFrame, config: Config) -> RouteLabels:
+        """Return what the route's columns are called, and its targets."""
+        i, schema = self.index, rows_schema(frame, self.rows)
+        names = sink_names(self.route.sinks)
+        blanks = [Target(self.route.name, name, f"_t{i}_{j}", self.rows, schema) for j, name in enumerate(names)]
+        return RouteLabels(
+            name=self.route.name,
+            matched=self.matched,
+            refused=f"_r{i}",
+            dropped=f"_k{i}",
+            warned={name: f"_warn{i}_{name}" for name in self.violated("warn")},
+            failing={name: f"_fail{i}_{name}" for name in self.violated("fail")},
+            targets=tuple(self._target(frame, j, blank, config) for j, blank in enumerate(blanks)),
+        )
+
+    def _target(self, frame: DataFrame, j: int, blank: Target, config: Config) -> Target:
+        sink = self.route.sinks[j]
+        if not isinstance(sink, TableSink):
+            taken = [pa.field(new, _kind(frame, old)) for new, old in COORDINATES.items()]
+            lane = f"lanes.{config.name}__{blank.route}__{blank.sink}"
+            return replace(blank, table=lane, lane=True, schema=plain_schema(pa.schema([*taken, *blank.schema])))
+        named, seen = sink.table(), sink.columns == "seen"
+        if isinstance(named, str):
+            return replace(blank, table=named, seen=seen)
+        return replace(blank, misnamed=f"_b{self.index}_{j}", at_most=sink.at_most, seen=seen)
+
+
+def _expand(frame: DataFrame, text: str) -> list[Column]:
+    if text.strip() != "event.*":
+        return [F.expr(text)]
+    event = frame.schema["event"].dataType
+    assert isinstance(event, StructType)  # the contract of decoders
+    return [F.col("event").getField(name).alias(name) for name in event.fieldNames()]
+
+
+def sink_names(sinks: tuple[Sink, ...]) -> list[str]:
+    """Return the name of each sink of a route: the part's name, numbered from the second of its kind on."""
+    names: list[str] = []
+    for sink in sinks:
+        alike = sum(other.part_name == sink.part_name for other in sinks[: len(names)])
+        names.append(f"{sink.part_name}_{alike + 1}" if alike else sink.part_name)
+    return names
+
+
+def rows_schema(frame: DataFrame, rows: str) -> pa.Schema:
+    """Return the columns of a struct column as a plain Arrow schema, refusing names that Delta cannot keep."""
+    struct = frame.schema[rows].dataType
+    assert isinstance(struct, StructType)
+    _check_names(struct)
+    return plain_schema(pa.schema([pa.field(f.name, to_arrow_type(f.dataType, timestamp_utc=True)) for f in struct]))
+
+
+def _check_names(struct: StructType) -> None:
+    folded: dict[str, str] = {}
+    for name in struct.fieldNames():
+        if any(character in " ,;{}()\n\t=" for character in name) or not name:
+            raise StartError(f"column {name!r}: Delta refuses spaces and ,;{{}}()= in names; rename it in `select`")
+        if name.lower() in folded:
+            raise StartError(f"columns {folded[name.lower()]} and {name} differ by case only; rename one in `select`")
+        folded[name.lower()] = name
+    for child in struct:
+        if isinstance(child.dataType, StructType):
+            _check_names(child.dataType)
+
+
+def _kind(frame: DataFrame, column: str) -> pa.DataType:
+    return to_arrow_type(frame.schema[column].dataType, timestamp_utc=True)

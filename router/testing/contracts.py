@@ -1,0 +1,185 @@
+"""Hold parts to their contracts: call these in the tests of a plugin.
+
+>>> def test_region(spark):                                                               # doctest: +SKIP
+...     events = spark.createDataFrame([(("eu",),), ((None,),)], "event struct<region: string>")
+...     check_rule(spark, Region(code="eu"), events)
+
+They run on the driver with a local Spark session, raise AssertionError saying which promise is broken, and bring
+the garbage themselves.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from router.delta.naming import usable
+from router.parts import RAW_SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from router.parts import Decoder, Rule, TableSink
+
+ADDED = {"event", "_error"}
+ABOUT_SCHEMA = {"schema_id", "schema_version", "subject", "message"}
+"""What a decoder that works with a schema registry may add besides."""
+
+_noise = random.Random(7)
+
+GARBAGE: tuple[bytes | None, ...] = (
+    None,
+    b"",
+    b" \r\n\t",
+    b"\x00",
+    b"\x00\x00\x00\x00\x07",  # the frame of a schema registry without a payload
+    b"\xff\xfe\xfd",
+    b"\xc3(",
+    b"\xed\xa0\x80",  # half of a surrogate pair in UTF-8
+    b"\xef\xbb\xbf{}",
+    "{}".encode("utf-16"),
+    b"null",
+    b"true",
+    b"-",
+    b"1e999999999",
+    b'"',
+    b"[",
+    b"[]",
+    b"{",
+    b"{}}",
+    b"{}{}",
+    b'{"":null}',
+    b"{'a':1}",
+    b'{"a":1,"a":2}',
+    b'{"a":NaN,"b":Infinity,"c":1e400}',
+    b'{"a":"\\ud800"}',
+    b'{"a":' * 1001 + b"1" + b"}" * 1001,
+    b"[" * 100_000,
+    b"9" * 100_000,
+    b"x" * 5_000_000,
+    *(_noise.randbytes(size) for size in (1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 1000)),
+)
+"""Values that come over every topic some day."""
+
+
+def check_decoder(spark: SparkSession, decoder: Decoder, good_values: Sequence[bytes]) -> None:
+    """Hold a prepared decoder to its contract, with garbage between values that it must decode.
+
+    It keeps every row and the raw columns, adds `event` and `_error` of which at most one has a value, gives an event
+    for every good value, never raises, and decides on a record without looking at its neighbours.
+    """
+    values = [*GARBAGE, *good_values]
+    first = _decoded(spark, decoder, values)
+    for good, row in zip(good_values, first[len(GARBAGE) :], strict=True):
+        _require(row["event"] is not None, f"{good[:200]!r} is good and has no event: {row['_error']}")
+    backwards = _decoded(spark, decoder, values[::-1])[::-1]
+    for value, one, other in zip(values, first, backwards, strict=True):
+        same = all(one[name] == other[name] for name in ADDED) or _has_nan(one)
+        _require(same, f"{_shown(value)} is decoded to something else among other neighbours")
+
+
+def check_rule(spark: SparkSession, rule: Rule, events: DataFrame) -> None:
+    """Hold a rule to its contract, on events of any kind that it can meet.
+
+    `events` has the column `event`; raw columns that it lacks are null. `matches()` is a boolean column, raises on no
+    row, says the same of a row again, and does not match a record without an event.
+    """
+    frame = _with_empty_record(spark, _with_raw_columns(events))
+    verdicts = _evaluated(frame, rule.matches(), T.BooleanType(), "matches()")
+    _require(verdicts[-1] is not True, "the rule matches a record without an event")
+
+
+def check_table_sink(spark: SparkSession, sink: TableSink, events: DataFrame) -> None:
+    """Hold a table sink to its contract, on events of any kind that it can meet.
+
+    `events` has the column `event`; raw columns that it lacks are null. `table()` is a usable `layer.table`, or a
+    string column that raises on no row, not even on a record without an event, and says the same of a row again.
+    """
+    table = sink.table()
+    if isinstance(table, str):
+        _require(usable(table), f"table() returns {table!r}, which breaks the naming rule")
+        return
+    frame = _with_empty_record(spark, _with_raw_columns(events))
+    _evaluated(frame, table, T.StringType(), "table()")
+
+
+def _decoded(spark: SparkSession, decoder: Decoder, values: Sequence[bytes | None]) -> list[dict[str, Any]]:
+    """Return the decoded rows in the order of the values, checked as far as one run can tell."""
+    rows: list[tuple[Any, ...]] = [
+        (b"k", value, "topic", 0, offset, None, 0, []) for offset, value in enumerate(values)
+    ]
+    raw = spark.createDataFrame(rows, RAW_SCHEMA).repartition(2)
+    decoded = decoder.decode(raw)
+    _check_columns(raw, decoded)
+    try:
+        found = sorted(decoded.toArrow().to_pylist(), key=lambda row: row["offset"])
+    except Exception as error:
+        raise AssertionError(f"the decoder raises on a record: {error}") from error
+    _require(len(found) == len(values), f"{len(values)} records went in and {len(found)} came out")
+    for offset, (value, row) in enumerate(zip(values, found, strict=True)):
+        _check_row(offset, value, row)
+    return found
+
+
+def _check_columns(raw: DataFrame, decoded: DataFrame) -> None:
+    lost, added = set(raw.columns) - set(decoded.columns), set(decoded.columns) - set(raw.columns)
+    _require(not lost, f"the raw columns {sorted(lost)} are lost")
+    _require(added >= ADDED, f"the columns {sorted(ADDED - added)} are not added")
+    _require(added <= ADDED | ABOUT_SCHEMA, f"the columns {sorted(added - ADDED - ABOUT_SCHEMA)} are left over")
+    event, error = decoded.schema["event"], decoded.schema["_error"]
+    _require(isinstance(event.dataType, T.StructType), f"event is a {event.dataType.simpleString()}, not a struct")
+    _require(event.nullable, "event cannot be null")
+    _require(isinstance(error.dataType, T.StringType), f"_error is a {error.dataType.simpleString()}, not a string")
+
+
+def _check_row(offset: int, value: bytes | None, row: dict[str, Any]) -> None:
+    at = f"record {offset} ({_shown(value)})"
+    same = row["offset"] == offset and row["value"] == value and row["key"] == b"k" and row["topic"] == "topic"
+    _require(same, f"{at}: the raw columns are changed")
+    _require(row["event"] is None or row["_error"] is None, f"{at} has an event and an error: {row['_error']}")
+    _require(row["_error"] != "", f"{at}: the error has no text")
+
+
+def _evaluated(frame: DataFrame, column: Column, kind: T.DataType, what: str) -> list[Any]:
+    """Return the values of a column, after checking its type, that it raises nowhere, and that it repeats itself."""
+    chosen = frame.select(column.alias("verdict"))
+    found = chosen.schema["verdict"].dataType
+    _require(isinstance(found, type(kind)), f"{what} is a {found.simpleString()}, not a {kind.simpleString()}")
+    try:
+        first, second = ([row["verdict"] for row in chosen.collect()] for _ in range(2))
+    except Exception as error:
+        raise AssertionError(f"{what} raises on a row: {error}") from error
+    _require(first == second, f"{what} says something else of the same row the second time")
+    return first
+
+
+def _with_raw_columns(events: DataFrame) -> DataFrame:
+    wanted = T.StructType.fromDDL(RAW_SCHEMA)
+    assert isinstance(wanted, T.StructType)
+    missing = {field.name: F.lit(None).cast(field.dataType) for field in wanted if field.name not in events.columns}
+    return events.withColumns(missing) if missing else events
+
+
+def _with_empty_record(spark: SparkSession, events: DataFrame) -> DataFrame:
+    """Add a record without an event as the last row."""
+    nullable = T.StructType([T.StructField(field.name, field.dataType) for field in events.schema])
+    empty = spark.createDataFrame([(None,) * len(nullable)], nullable)
+    return events.unionByName(empty).coalesce(1)
+
+
+def _has_nan(row: dict[str, Any]) -> bool:
+    return "nan" in repr(row["event"])
+
+
+def _shown(value: bytes | None) -> str:
+    return repr(value if value is None or len(value) <= 60 else value[:60] + b"...")
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise AssertionError(what)

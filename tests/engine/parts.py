@@ -1,0 +1,78 @@
+"""Parts for the tests of the engine that no user needs."""
+
+from __future__ import annotations
+
+from deltalake import write_deltalake
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from router import ApplyingSink, Batch, Decoder, Outcome, Rule, TableSink
+
+
+class Events(Decoder):
+    """Decode JSON objects strictly by a schema (DDL)."""
+
+    main_option = "ddl"
+    ddl: str
+
+    def decode(self, raw: DataFrame) -> DataFrame:
+        names = StructType.fromDDL(self.ddl).fieldNames()
+        options = {"columnNameOfCorruptRecord": "_broken"}
+        parsed = F.from_json(F.col("value").cast("string"), f"{self.ddl}, _broken string", options)
+        frame = raw.withColumn("_parsed", parsed)
+        bad = F.col("_parsed").isNull() | F.col("_parsed._broken").isNotNull()
+        event = F.struct(*[F.col("_parsed").getField(name).alias(name) for name in names])
+        columns = {"event": F.when(~bad, event), "_error": F.when(bad, F.lit("no JSON object of the schema"))}
+        return frame.withColumns(columns).drop("_parsed")
+
+
+class Where(Rule):
+    """Match by a SQL condition."""
+
+    main_option = "sql"
+    sql: str
+
+    def matches(self) -> Column:
+        return F.expr(self.sql)
+
+
+class Named(TableSink):
+    """Append to tables named by a SQL expression."""
+
+    main_option = "sql"
+    sql: str
+
+    def table(self) -> Column:
+        return F.expr(self.sql)
+
+
+class Fixed(TableSink):
+    """Append to one table."""
+
+    main_option = "name"
+    name: str
+
+    def table(self) -> str:
+        return self.name
+
+
+class Copy(ApplyingSink):
+    """Append what it is given to a table of its own, once per call; refuse the rows for which a condition holds.
+
+    `claims`: rows it says it applied beyond those it did; `fails_before`: raise in batches with a smaller id.
+    """
+
+    to: str
+    refuses: str = "false"
+    claims: int = 0
+    fails_before: int = 0
+
+    def apply(self, events: DataFrame, batch: Batch) -> Outcome:
+        if batch.id < self.fails_before:
+            raise ConnectionError("the other side is away")
+        refused = F.coalesce(F.expr(self.refuses), F.lit(False))
+        about = {"batch": F.lit(batch.id), "by": F.lit(batch.key), "replay": F.lit(batch.replay)}
+        taken = events.filter(~refused).withColumns(about).toArrow()
+        write_deltalake(self.to, taken, mode="append", schema_mode="merge")
+        return Outcome(len(taken) + self.claims, events.filter(refused).withColumn("reason", F.lit("not wanted")))

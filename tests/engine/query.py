@@ -1,0 +1,105 @@
+"""Drive batches by hand: no stream, no broker, everything else as it is in a run."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from router import BatchReport
+from router.config.models import Config, FormatSource, Source
+from router.delta.lake import Lake
+from router.engine.batch import Batches
+from router.engine.layout import BRONZE_SCHEMA
+from router.engine.manifest import Shelf
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from router.engine.steps import Watch
+
+RAW = BRONZE_SCHEMA.remove(BRONZE_SCHEMA.get_field_index("batch_id"))
+SOURCE = Source(format=FormatSource(name="rate"))
+RUN = "run-1"
+BEGIN = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=timezone.utc)
+
+
+def records(values: Iterable[dict[str, Any] | bytes | None], first: int = 0, partitions: int = 1) -> pa.Table:
+    """Return raw records, dealt to the partitions of one topic; an object becomes JSON."""
+    found = []
+    for i, value in enumerate(values):
+        found.append({
+            "key": f"key {i}".encode(),
+            "value": json.dumps(value).encode() if isinstance(value, dict) else value,
+            "topic": "events",
+            "partition": i % partitions,
+            "offset": first + i // partitions,
+            "timestamp": BEGIN + timedelta(seconds=i),
+            "timestamp_type": 0,
+            "headers": [{"key": "trace", "value": b"\x00\xff"}, {"key": "empty", "value": None}] if i % 2 else None,
+        })  # fmt: skip
+    return pa.Table.from_pylist(found, RAW)
+
+
+@dataclass
+class Query:
+    """Be one query on one lake: takes batches, shows tables."""
+
+    config: Config
+    spark: SparkSession
+    watch: Watch | None = None
+    reports: list[BatchReport] = field(default_factory=list)
+    taken: dict[int, pa.Table] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.lake = Lake.at(self.config.lake)
+        self.shelf = Shelf.beside(Lake.at(self.config.checkpoint_path()), RUN)
+        self.batches = Batches(self.config, "fingerprint", RUN, self.spark, self.lake, self.shelf, self.watch)
+
+    def take(self, records: pa.Table) -> BatchReport:
+        """Process the next batch."""
+        batch = len(self.taken)
+        self.taken[batch] = records
+        self.reports.append(self.again(batch))
+        return self.reports[-1]
+
+    def again(self, batch: int, raw: DataFrame | None = None) -> BatchReport:
+        """Process a batch anew, of the same records or of others."""
+        return self.batches.process(raw or self.spark.createDataFrame(self.taken[batch]), batch)
+
+    def restarted(self, **changes: Any) -> Query:
+        """Return the query as a new process would have it, with a changed configuration if need be."""
+        return Query(self.config.model_copy(update=changes), self.spark, reports=self.reports, taken=self.taken)
+
+    def open(self, table: str) -> DeltaTable:
+        handle = self.lake.open(table)
+        assert handle is not None, f"there is no table {table}"
+        return handle
+
+    def content(self, table: str) -> pa.Table:
+        """Return the content of a table; of an absent one nothing."""
+        handle = self.lake.open(table)
+        return pa.table({}) if handle is None else handle.to_pyarrow_table()
+
+    def rows(self, table: str, *columns: str) -> list[dict[str, Any]]:
+        """Return rows in a stable order, of some columns."""
+        content = self.content(table)
+        return sorted(content.select(list(columns) or content.column_names).to_pylist(), key=repr)
+
+    def tables(self) -> list[str]:
+        return [table for layer in self.lake.layers() for table in self.lake.tables(layer)]
+
+    def versions(self) -> dict[str, int]:
+        return {table: self.open(table).version() for table in self.tables()}
+
+    def letters(self, *columns: str, **having: Any) -> Counter[Any]:
+        """Return the dead letters that have given values, counted by some columns."""
+        found = [row for row in self.rows(self.config.dead_letters) if having.items() <= row.items()]
+        return Counter(row[columns[0]] if len(columns) == 1 else tuple(row[c] for c in columns) for row in found)
