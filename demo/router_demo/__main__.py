@@ -49,7 +49,7 @@ class Router:
         threading.Thread(target=self._follow, daemon=True).start()
 
     def _follow(self) -> None:
-        assert self.process.stderr is not None  # noqa: S101 - opened with a pipe above
+        assert self.process.stderr is not None  # opened with a pipe above
         for text in self.process.stderr:
             try:
                 self._take(json.loads(text))
@@ -58,7 +58,7 @@ class Router:
         self.changed.set()
 
     def _take(self, entry: dict[str, Any]) -> None:
-        self.console.print(f"[dim]{entry['time'][11:19]}[/] {entry['message']}", highlight=False)
+        self.console.print(f"[dim]{entry['time'][11:19]}[/] {entry['message']}", highlight=False, soft_wrap=True)
         if "batch" in entry:
             now = time.monotonic()
             self.first = self.first or now - sum(entry["batch"]["seconds"].values())
@@ -111,7 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _end(console: Console, folder: Path, router: Router, sent: Sent, code: int) -> int:
     if code or router.read < sent.events:
         console.print(
-            f"[red]The router read {router.read:,} of {sent.events:,} records (exit code {code});[/] {folder / 'router.log'} has its output"
+            f"[red]The router read {router.read:,} of {sent.events:,} records (exit code {code});[/] "
+            f"{folder / 'router.log'} has its output"
         )
         return 1
     seconds = router.last - (router.first or router.last)

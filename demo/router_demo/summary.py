@@ -28,13 +28,15 @@ def show(console: Console, lake: Path, sent: Sent, seconds: float) -> int:
         console.print(f"[red]{sentence}[/]")
     if not wrong:
         console.print(
-            f"[bold green]Every record is accounted for:[/] {sent.events:,} sent = {tables['bronze.game_events'].rows:,} in bronze; "
-            f"{sent.games.total():,} events in the games' tables; {sent.garbage.total():,} pieces of garbage in dead letters"
+            f"[bold green]Every record is accounted for:[/] {sent.events:,} sent, "
+            f"{tables['bronze.game_events'].rows:,} in bronze; {sent.games.total():,} events in the games' tables, "
+            f"{dead.rows:,} pieces of garbage in dead letters"
         )
     console.print(
-        f"{sent.events / seconds:,.0f} events/s over {seconds:.0f} s, first batch included; the games sent {sent.rate:,.0f} a second"
+        f"{sent.events / seconds:,.0f} events/s over {seconds:.0f} s, the first, cold batch included "
+        f"(the games sent {sent.rate:,.0f} a second)"
     )
-    console.print(_further(lake))
+    console.print(_further(lake), soft_wrap=True, highlight=False)
     return 1 if wrong else 0
 
 
@@ -73,15 +75,12 @@ def _reasons(dead: _Landed) -> Table:
     reasons = Counter(zip(found.column("stage").to_pylist(), found.column("reason").to_pylist(), strict=True))
     shown = Table("stage", "reason", title="Dead letters by reason", title_justify="left")
     shown.add_column("records", justify="right")
-    for (stage, reason), count in reasons.most_common(12):
+    most = reasons.most_common(12)
+    for (stage, reason), count in most:
         text = reason if len(reason) <= 70 else reason[:70] + "…"
-        shown.add_row(stage, ascii(text)[1:-1], f"{count:,}")
-    if len(reasons) > 12:
-        shown.add_row(
-            "",
-            f"and {len(reasons) - 12} more reasons",
-            f"{sum(reasons.values()) - sum(c for _, c in reasons.most_common(12)):,}",
-        )
+        shown.add_row(stage, text.encode("ascii", "backslashreplace").decode(), f"{count:,}")
+    if rest := reasons.total() - sum(count for _, count in most):
+        shown.add_row("", f"and {len(reasons) - len(most)} more reasons", f"{rest:,}")
     return shown
 
 

@@ -8,8 +8,8 @@ import warnings
 from functools import reduce
 from typing import TYPE_CHECKING, Annotated
 
+from pydantic import AfterValidator, StrictBool, StrictFloat, StrictInt, StrictStr, field_validator, model_validator
 from pydantic import Field as Option
-from pydantic import StrictBool, StrictFloat, StrictInt, StrictStr, field_validator, model_validator
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
@@ -18,9 +18,15 @@ from router import Rule
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Integer = Annotated[StrictInt, Option(ge=-(2**63), lt=2**63)]
+
+def _storable(value: bool | int | float | str) -> bool | int | float | str:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("a whole number has at most 64 bits")
+    return value
+
+
 Float = Annotated[StrictFloat, Option(allow_inf_nan=False)]
-Scalar = StrictBool | Integer | Float | StrictStr
+Scalar = Annotated[StrictBool | StrictInt | Float | StrictStr, AfterValidator(_storable)]
 
 TESTS = ("equals", "one_of", "regex", "exists")
 
@@ -29,8 +35,9 @@ WRONG_IN_JAVA_TOO = ("missing )", "unbalanced parenthesis", "unterminated charac
 
 
 class Field(Rule):
-    """Match events by the value of one field, with exactly one test. A null or missing value matches only
-    `exists: false`.
+    """Match events by the value of one field, with exactly one test.
+
+    A null or missing value matches only `exists: false`.
 
     | test | matches when |
     |---|---|

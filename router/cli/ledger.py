@@ -6,6 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
 from router.cli.options import config_argument, plugin_option
 from router.config.loader import load
@@ -53,12 +56,11 @@ def _number(value: int | None) -> str:
 
 
 def _show(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in columns:
-        table.add_column(name, justify="left" if name in ("source", "offsets", "route", "sink") else "right")
+        table.add_column(
+            name, overflow="fold", justify="left" if name in ("source", "offsets", "route", "sink") else "right"
+        )
     for row in rows:
         table.add_row(*row)
     Console().print(table)

@@ -39,8 +39,8 @@ BIG_ROW = 16 << 10
 BIG_SHARE = 0.01
 """Batches of bytes: Spark 4.0 bounds an Arrow batch in bytes by measuring every column after every row, a third of all
 JVM time in landing, and without the bound 10 000 rows of 5 MB are one batch that kills the JVM. So the bound is off,
-the rare rows above BIG_ROW bytes are set aside, and land in a job of their own with the bound on. Where more than BIG_SHARE
-of a batch is big, the next one has the bound on for all."""
+the rare rows above BIG_ROW bytes are set aside, and land in a job of their own with the bound on. Where more than
+BIG_SHARE of a batch is big, the next one has the bound on for all."""
 
 
 def _big() -> Column:

@@ -193,11 +193,10 @@ class Batches:
 
 def _changes(before: Ruling, after: Ruling, files: list[LandedFile]) -> bool:
     """Say whether the files of this batch would have landed otherwise under the new ruling."""
-    tables = {file.table for file in files}
-    for table in tables:
-        if before.casts.get(table, {}) != after.casts.get(table, {}):
+    for place in {f"{file.target}/{file.table}" for file in files}:
+        if before.casts.get(place, {}) != after.casts.get(place, {}):
             return True
-        if not set(after.conflicts.get(table, {})) <= set(before.conflicts.get(table, {})):
+        if not set(after.conflicts.get(place, {})) <= set(before.conflicts.get(place, {})):
             return True
     return before.allowed != after.allowed
 

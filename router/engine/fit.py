@@ -57,14 +57,13 @@ class Fitter:
         commits: list[TableCommit] = []
         for table, targets in sorted(by_table.items()):
             have = _schema(handles[table])
-            casts[table], conflicts[table] = {}, {}
             for target, landed in sorted(targets.items()):
+                place = f"{target}/{table}"
                 present = {name for file in landed for name in file.columns}
-                present |= set(ruling.conflicts.get(table, {}))
+                present |= set(ruling.conflicts.get(place, {}))
                 come = pa.schema([column for column in schemas[target] if column.name in present])
                 difference = compare(have, come) if have is not None else Difference()
-                casts[table] |= difference.cast
-                conflicts[table] |= difference.conflicts
+                casts[place], conflicts[place] = difference.cast, difference.conflicts
                 come = _written(come, difference)
                 commits.append(self._commit(table, target, tuple(landed), come, difference, batch))
                 have = pa.unify_schemas([have, come], promote_options="permissive") if have is not None else come

@@ -162,7 +162,7 @@ class _Task:
             self._refuse(rows, target, rows.where(at), "name", reason)
             return
         part = rows.struct(target.rows, at)
-        for column, reason in self.job.ruling.conflicts.get(table, {}).items():
+        for column, reason in self.job.ruling.conflicts.get(target.place(table), {}).items():
             if column in part.schema.names:
                 part, at = self._without(rows, target, (part, at), column, f"table {table}: {reason}")
         if not part.num_rows:
@@ -172,7 +172,7 @@ class _Task:
             raw = rows.raw(at)
             coordinates = [raw.column(old) for old in COORDINATES.values()]
             part = pa.RecordBatch.from_arrays([*coordinates, *part.columns], names=[*COORDINATES, *part.schema.names])
-        casts = self.job.ruling.casts.get(table, {})
+        casts = self.job.ruling.casts.get(target.place(table), {})
         schema = pa.schema(
             [pa.field(f.name, casts.get(f.name, f.type)) for f in target.schema if f.name in part.schema.names]
         )

@@ -64,6 +64,10 @@ class Target:
         """Return the part of transaction ids that names this target."""
         return f"{self.route}/{self.sink}"
 
+    def place(self, table: str) -> str:
+        """Return the key under which a ruling speaks of this target's rows in a table."""
+        return f"{self.key}/{table}"
+
 
 @dataclass(frozen=True)
 class RouteLabels:
@@ -109,7 +113,8 @@ class Layout:
 class Ruling:
     """Say what is known of existing tables that changes how rows land.
 
-    `casts`: table -> column -> type to write; `conflicts`: table -> column -> why its values cannot be written;
+    `casts`: place -> column -> type to write; `conflicts`: place -> column -> why its values cannot be written, where
+    a place is a target's key and a table (routes that share a table need not have the same columns);
     `allowed`: target key -> the only names it may still use (absent: no limit reached).
     """
 

@@ -103,9 +103,7 @@ def _millis(moment: str) -> int:
 
 
 def _kafka_columns(frame: DataFrame) -> DataFrame:
-    return frame.select(
-        "key", "value", "topic", "partition", "offset", "timestamp", F.col("timestampType").alias("timestamp_type"), "headers"
-    )  # fmt: skip
+    return frame.withColumnRenamed("timestampType", "timestamp_type").select(*_kinds())
 
 
 def _file_options(files: FilesSource) -> dict[str, str]:

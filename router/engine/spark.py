@@ -8,6 +8,7 @@ and columns without a path. A batch that was cut off is decided again from the s
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -64,17 +65,17 @@ class SparkEngine:
         """Append every table in parallel; Delta skips those that have this batch."""
         frame = self._hold(planned, manifest.ruling)
         by_key = {target.key: target for target in planned.layout.targets}
+        by_table: dict[str, list[tuple[DataFrame, TableCommit]]] = defaultdict(list)
+        for work in manifest.commits:
+            by_table[work.table].append((self._rows(frame, by_key.get(work.target), work), work))
         errors: list[TableError] = []
         with ThreadPoolExecutor(THREADS) as pool:
-            waiting = [
-                pool.submit(self._append, self._rows(frame, by_key.get(work.target), work), work, notes)
-                for work in manifest.commits
-            ]
-            for index, future in enumerate(waiting):
+            waiting = {table: pool.submit(self._append_all, works, notes) for table, works in by_table.items()}
+            for index, (table, future) in enumerate(waiting.items()):
                 try:
                     future.result()
                 except Exception as error:  # whatever Spark raises belongs to this table only
-                    errors.append(TableError(manifest.commits[index].table, f"the append failed: {error}"))
+                    errors.append(TableError(table, f"the append failed: {error}"))
                 tell(index + 1)
         if errors:
             raise errors[0]
@@ -134,6 +135,10 @@ class SparkEngine:
         goes = F.col(target.goes) if target.table else F.col(target.goes) == work.table
         return frame.filter(goes).select(*_columns(target, work))
 
+    def _append_all(self, works: list[tuple[DataFrame, TableCommit]], notes: dict[str, str]) -> None:
+        for rows, work in works:  # one after another: commits of one table get into each other's way
+            self._append(rows, work, notes)
+
     def _append(self, rows: DataFrame, work: TableCommit, notes: dict[str, str]) -> None:
         address = self.lake.address(work.table)
         if work.widened:
@@ -180,7 +185,10 @@ def _ruled_out(target: Target, ruling: Ruling) -> Column | None:
     if (allowed := ruling.allowed.get(target.key)) is not None:
         text = F.concat(F.lit("cap:table "), table, F.lit(f": the sink may have {target.at_most} tables and has them"))
         reasons.append(F.when(goes & ~table.isin(*allowed), text))
-    for name, columns in ruling.conflicts.items():
+    for place, columns in ruling.conflicts.items():
+        name = place.rsplit("/", 1)[1]
+        if place != target.place(name):
+            continue
         for column, why in columns.items():
             if column in target.schema.names:
                 hit = goes & (table == name) & F.col(target.rows).getField(column).isNotNull()

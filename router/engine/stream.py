@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import logging
 import threading
 import time
@@ -37,9 +39,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 POLL_SECONDS = 0.2
 KEPT_REPORTS = 1_000
+PASSING = (
+    "TimeoutException",
+    "KafkaException",
+    "ConnectException",
+    "ConnectionError",
+    "Connection refused",
+    "DisconnectException",
+    "IOException: ",
+    "LeaderNotAvailable",
+    "UnknownHost",
+    "UnknownTopicOrPartition",
+)
+"""Signs, in what Spark and Kafka say, of a source or storage that is away and will be back."""
 
 
-class _Stop(Exception):
+class _Stop(Exception):  # noqa: N818 - an order, no error
     """End the query before a batch that came after the order to stop; it is taken up at the next start."""
 
 
@@ -95,8 +110,6 @@ def _try_parts_on_executors(spark: SparkSession, registry: Registry, config: Con
     modules = ["router.engine.land", *registry.modules(config)]
 
     def tried(_: Any) -> list[str]:
-        import importlib
-
         failed = []
         for name in modules:
             try:
@@ -108,7 +121,8 @@ def _try_parts_on_executors(spark: SparkSession, registry: Registry, config: Con
     failed = spark.sparkContext.parallelize([0], 1).flatMap(tried).collect()
     if failed:
         raise StartError(
-            f"executors cannot import {'; '.join(failed)}. Ship the package with --py-files (a wheel renamed to .zip) or install it there"
+            f"executors cannot import {'; '.join(failed)}. Ship the package with --py-files (a wheel renamed to .zip) "
+            "or install it there"
         )
 
 
@@ -229,9 +243,8 @@ def passing(error: BaseException) -> bool:
     """Say whether a failure passes by itself: the source, the registry or the storage is away."""
     if isinstance(error, RouterError):
         return isinstance(error, TableError)
-    signs = ("TimeoutException", "KafkaException", "ConnectException", "UnknownHost", "DisconnectException", "IOException: ",
-             "UnknownTopicOrPartition", "LeaderNotAvailable", "Connection refused", "ConnectionError")  # fmt: skip
-    return isinstance(error, OSError) or any(sign in f"{type(error).__name__}: {error}" for sign in signs)
+    told = f"{type(error).__name__}: {error}"
+    return isinstance(error, OSError) or any(sign in told for sign in PASSING)
 
 
 def _behind(progress: Any) -> int | None:
@@ -244,8 +257,6 @@ def _behind(progress: Any) -> int | None:
 
 
 def _lag(entry: Any) -> int:
-    import json
-
     end, latest = json.loads(entry.endOffset or "{}"), json.loads(entry.latestOffset or "{}")
     return sum(max(0, offset - end.get(t, {}).get(p, 0)) for t, by in latest.items() for p, offset in by.items())
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator  # noqa: TC003 - pandas_udf reads the annotations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
+import pandas as pd  # noqa: TC002 - the same
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from router import ApplyingSink, Batch, Decoder, Outcome, Preparation, hookimpl
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 PATIENCE_SECONDS = 120
 
@@ -36,12 +35,12 @@ class Troubled(Decoder):
         return self.model_copy(update={"inner": self.inner.prepare(preparation)})
 
     def decode(self, raw: DataFrame) -> DataFrame:
-        passed = F.pandas_udf(_passing(self.folder, self.lake), "binary", F.PandasUDFType.SCALAR_ITER)
+        passed = F.pandas_udf(_passing(self.folder, self.lake), "binary")
         return self.inner.decode(raw.withColumn("value", passed("value")))
 
 
-def _passing(folder: Path, lake: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    def passing(batches: Iterator[Any]) -> Iterator[Any]:
+def _passing(folder: Path, lake: Path) -> Callable[[Iterator[pd.Series]], Iterator[pd.Series]]:
+    def passing(batches: Iterator[pd.Series]) -> Iterator[pd.Series]:
         yield from batches
         task = TaskContext.get()
         assert task is not None

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -77,6 +78,11 @@ class Query:
     def restarted(self, **changes: Any) -> Query:
         """Return the query as a new process would have it, with a changed configuration if need be."""
         return Query(self.config.model_copy(update=changes), self.spark, reports=self.reports, taken=self.taken)
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder around the lake."""
+        return Path(self.lake.root).parent
 
     def open(self, table: str) -> DeltaTable:
         handle = self.lake.open(table)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from tests.engine import scenarios
+from tests.engine.parts import copied
 from tests.engine.query import Query
 
 if TYPE_CHECKING:
@@ -52,4 +53,7 @@ def test_both_engines_report_the_same(both: tuple[Query, Query]) -> None:
 
 def test_both_engines_apply_the_same(both: tuple[Query, Query]) -> None:
     """Without it a change of the engine sends other rows to a service."""
-    assert multiset(both[0], "copy") == multiset(both[1], "copy")
+    if not (both[0].folder / "copy").exists():
+        pytest.skip("no sink of this scenario applies anything")
+    arrow, spark = (sorted(map(repr, copied(query.folder / "copy"))) for query in both)
+    assert arrow == spark

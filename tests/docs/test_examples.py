@@ -1,0 +1,72 @@
+"""Hold the documentation against the code: what it shows has to load, and what it names has to be there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from router.cli import COMMANDS
+from router.config.loader import load
+from router.config.models import Config
+from router.registry import load_registry
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+def fences(page: Path, language: str) -> list[str]:
+    """Return the code blocks of a page in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def test_the_configuration_of_the_readme_loads() -> None:
+    """A user who copies the first thing they see must not meet an error."""
+    (text,) = fences(ROOT / "README.md", "yaml")
+
+    loaded = load(ROOT / "routes" / "readme.yaml", load_registry(), environ={}, text=text)
+
+    assert [route.name for route in loaded.config.routes] == ["games", "big_wins"]
+
+
+def test_the_plugin_of_the_readme_is_a_rule(tmp_path: Path) -> None:
+    """The plugin of thirteen lines must work as it stands, and under the configuration shown beside it."""
+    (text,) = fences(ROOT / "README.md", "python")
+    plugin = tmp_path / "region.py"
+    plugin.write_text(text)
+    page = (ROOT / "README.md").read_text()
+    match = re.search(r"`match: (\{region: .*?\}\})`", page)
+    assert match is not None
+    configuration = fences(ROOT / "README.md", "yaml")[0].replace('{sql: "event.game IS NOT NULL"}', match[1])
+
+    loaded = load(ROOT / "routes" / "readme.yaml", load_registry([plugin]), environ={}, text=configuration)
+
+    assert loaded.config.routes[0].match.part_name == "region"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "routes").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_route_file_loads(path: Path) -> None:
+    """A configuration that we ship must pass `router check`."""
+    assert load(path, load_registry(), environ={}).config.routes
+
+
+@pytest.mark.parametrize("key", sorted(Config.model_fields))
+def test_every_key_is_documented(key: str) -> None:
+    """A key that nobody can read about does not exist for a user."""
+    assert f"`{key}`" in (ROOT / "docs" / "configuration.md").read_text()
+
+
+def test_every_command_of_the_pages_exists() -> None:
+    """A command in the documentation must be there when it is typed."""
+    typed = re.compile(r"(?:^|`)router ([a-z-]+)\b", re.MULTILINE)
+    named = {name for page in PAGES for name in typed.findall(page.read_text())}
+
+    assert {"run", "check", "ledger"} <= named <= COMMANDS.keys()
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    """A link that leads nowhere costs a reader's trust."""
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,141 @@
+"""What the options of the built-in parts refuse, and how the parts are found, without Spark."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from router_decoders import Json, router_decoders
+from router_rules import All, Field, Not, Schema, Sql, router_rules
+from router_sinks import Delta, Tables, router_sinks
+from router_sinks.naming import Placeholder, parse
+
+if TYPE_CHECKING:
+    from router import Part
+
+
+@pytest.mark.parametrize(
+    ("part", "options", "word"),
+    [
+        (Json, {}, "exactly one of schema, schema_file, infer; none"),
+        (Json, {"schema": "a int", "schema_file": "a.json"}, "schema and schema_file are given"),
+        (Json, {"schema": ""}, "at least 1 character"),
+        (Json, {"infer": {"file": "games.json"}}, "schema"),
+        (Json, {"infer": {"file": ".ddl"}}, "ddl"),
+        (Json, {"infer": {"file": "games.ddl", "rows": 0}}, "greater than or equal to 1"),
+        (Json, {"schema": "a int", "case_insensitive": True}, "Extra inputs"),
+        (Sql, {"where": "  "}, "at least 1 character"),
+        (Field, {"column": "event.a"}, "none is given"),
+        (Field, {"column": "event.a", "equals": "x", "regex": "x"}, "equals and regex are given"),
+        (Field, {"column": "event.a", "equals": False, "exists": False}, "equals and exists are given"),
+        (Field, {"column": "", "exists": True}, "at least 1 character"),
+        (Field, {"column": "event.a", "one_of": []}, "at least 1 item"),
+        (Field, {"column": "event.a", "exists": "yes"}, "valid boolean"),
+        (Field, {"column": "event.a", "equals": float("nan")}, "finite number"),
+        (Field, {"column": "event.a", "equals": 2**63}, "64 bits"),
+        (Field, {"column": "event.a", "equals": ["a"]}, "valid string"),
+        (Field, {"column": "event.a", "regex": "a(b"}, "regular expression: missing \\)"),
+        (Field, {"column": "event.a", "regex": "a)b"}, "regular expression: unbalanced"),
+        (Field, {"column": "event.a", "regex": "[ab"}, "regular expression: unterminated"),
+        (Field, {"column": "event.a", "regex": "*a"}, "regular expression: nothing to repeat"),
+        (All, {"rules": []}, "at least 1 item"),
+        (Not, {}, "Field required"),
+        (Schema, {}, "subject`, `name` or both"),
+        (Delta, {"table": "big_wins"}, "layer.table"),
+        (Delta, {"table": "Silver.wins"}, "small letters"),
+        (Delta, {"table": "silver.a.b"}, "layer.table"),
+        (Delta, {"table": "silver.wins\n"}, "layer.table"),
+        (Delta, {"table": "../silver.wins"}, "layer.table"),
+        (Delta, {"table": "silver.{event.game}"}, "use `tables`"),
+        (Tables, {"table": "silver.wins"}, "use `delta`"),
+        (Tables, {"table": "{event.game}"}, "layer comes first"),
+        (Tables, {"table": "{event.layer}.{event.game}"}, "layer comes first"),
+        (Tables, {"table": "silver{event.game}"}, "layer comes first"),
+        (Tables, {"table": "Silver.{event.game}"}, "layer comes first"),
+        (Tables, {"table": "silver.a.{event.game}"}, "not 'a.'"),
+        (Tables, {"table": "silver.{event.game}/x"}, "not '/x'"),
+        (Tables, {"table": "silver.{event.game"}, "character 8 has no partner"),
+        (Tables, {"table": "silver.event.game}"}, "character 18 has no partner"),
+        (Tables, {"table": "silver.{{event.game}}"}, "character 8 has no partner"),
+        (Tables, {"table": "silver.{ }"}, "hold no field"),
+        (Tables, {"table": "silver.{event.game}", "at_most": 0}, "greater than or equal to 1"),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_is_refused_when_it_is_read(part: type[Part], options: dict[str, Any], word: str) -> None:
+    """A wrong configuration never starts."""
+    with pytest.raises(ValidationError, match=word):
+        part.model_validate(options)
+
+
+JAVA_ONLY = [r"\p{L}+", r"(?<name>a)\k<name>", r"\Q[a\E", "a++", "[a[b]]", "[a&&b]", r"\h", "(?i)poker"]
+
+
+@pytest.mark.parametrize("pattern", JAVA_ONLY)
+def test_a_pattern_that_only_java_understands_is_kept(pattern: str) -> None:
+    """Python reads the configuration, Java runs the pattern."""
+    assert Field(column="event.a", regex=pattern).regex == pattern
+
+
+@pytest.mark.parametrize("value", ["5", 5, 5.0, True, "", 0, False], ids=repr)
+def test_a_value_keeps_its_type(value: object) -> None:
+    """The text 5 and the number 5 are compared in different ways."""
+    rule = Field.model_validate({"column": "event.a", "equals": value})
+
+    assert (rule.equals, type(rule.equals)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("template", "pieces"),
+    [
+        ("silver.{event.game}", ["silver.", Placeholder("event.game")]),
+        (
+            "silver.{ event.game }_v{event.version}",
+            ["silver.", Placeholder("event.game"), "_v", Placeholder("event.version")],
+        ),
+        ("a.b", ["a.b"]),
+        ("{topic}", [Placeholder("topic")]),
+        ("{a}{b}", [Placeholder("a"), Placeholder("b")]),
+        ("", []),
+    ],
+)
+def test_a_template_is_texts_and_columns(template: str, pieces: list[object]) -> None:
+    """The text outside of braces is literal, braces hold a column."""
+    assert parse(template) == pieces
+
+
+@given(st.text(alphabet="ab.{}_ "))
+def test_any_text_is_a_template_or_refused(text: str) -> None:
+    """A template must never end in anything but tables or a message."""
+    pairs = re.sub(r"\{[^{}]*[^{}\s][^{}]*\}", "", text)
+    if "{" in pairs or "}" in pairs:
+        with pytest.raises(ValueError, match="brace"):
+            parse(text)
+    else:
+        assert sum(isinstance(piece, Placeholder) for piece in parse(text)) == text.count("{")
+
+
+def test_tables_gain_columns_when_they_are_seen() -> None:
+    """With 200 games a table must not have the columns of the 199 others."""
+    assert Tables(table="silver.{event.game}").columns == "seen"
+    assert Delta(table="silver.wins").columns == "all"
+
+
+def test_a_fixed_table_is_known_without_spark() -> None:
+    """The configuration is checked against the router's own tables before Spark starts."""
+    assert Delta(table="silver.wins").table() == "silver.wins"
+
+
+def test_every_part_is_offered_with_a_main_option_that_exists() -> None:
+    """A bare value would otherwise fail with a riddle."""
+    parts = {**router_decoders(), **router_rules(), **router_sinks()}
+
+    assert set(parts) == {"json", "none", "all", "any", "field", "not", "schema", "sql", "delta", "tables"}
+    for part in parts.values():
+        names = {field.alias or name for name, field in part.model_fields.items()}
+        assert part.main_option is None or part.main_option in names
