@@ -50,7 +50,9 @@ def spark() -> Iterator[SparkSession]:
     from router.engine.session import build_session, stop_session
 
     # only the name and the settings matter to a session
-    config = Config.model_construct(name="tests", spark={"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"})
+    config = Config.model_construct(
+        name="tests", spark={"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"}
+    )
     session = build_session(config, master="local[2,4]")
     yield session
     stop_session(session)

@@ -100,7 +100,8 @@ def _further(lake: Path) -> str:
     return (
         "\nLook further:\n"
         f"  LAKE={lake} .venv/bin/router ledger routes/games.yaml          what became of every record\n"
-        f"  .venv/bin/python -c \"from deltalake import DeltaTable; print(DeltaTable('{lake}/silver/poker').to_pandas().head())\"\n"
+        '  .venv/bin/python -c "from deltalake import DeltaTable; '
+        f"print(DeltaTable('{lake}/silver/poker').to_pandas().head())\"\n"
         f"  ls {lake}/silver/poker                                         plain Delta tables: any engine reads them\n"
         "  .venv/bin/router check --plan routes/games.yaml                find mistakes before a run does"
     )

@@ -15,7 +15,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from router_decoders.json_types import check_types, converted, either, has_times, misfit, parsed_type
+from router_decoders.json_types import check_types, converted, has_times, misfits, parsed_type
 from router_decoders.schema_files import struct_of_ddl
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ OPTIONS = {
 
 BLANK = " \t\r\n"
 RESCUED = "_rescued"
-TEMPORARY = ("_json", "_parsed", "_variant", "_all")
+TEMPORARY = ("_json", "_parsed", "_variant", "_unfit", "_all")
 
 
 @lru_cache(maxsize=16)
@@ -55,7 +55,13 @@ def levels(ddl: str, rescue: bool) -> tuple[dict[str, Column], ...]:
     second = {"_variant": F.when(unread, F.try_parse_json(text))}
     if has_times(schema):
         second["_parsed"] = converted(parsed, schema)
-    steps = [{"_json": _parse(text, schema)}, second, {"_error": _error(text, schema, value)}]
+    unfit = [F.when(found, F.lit(name)) for name, found in misfits(parsed, value, schema)]
+    steps = [
+        {"_json": _parse(text, schema)},
+        second,
+        {"_unfit": F.concat_ws(", ", *unfit)},
+        {"_error": _error(text, schema)},
+    ]
     event = value
     if rescue:
         steps.append({"_all": F.when(F.col("_error").isNull(), F.from_json(text, "map<string,string>", OPTIONS))})
@@ -78,19 +84,18 @@ def _parse(text: Column, schema: T.StructType) -> Column:
     return F.from_json(F.concat(F.lit('{"value":'), text, F.lit(',"end":1}')), envelope, OPTIONS)
 
 
-def _error(text: Column, schema: T.StructType, value: Column) -> Column:
+def _error(text: Column, schema: T.StructType) -> Column:
     """Return why a record is no event, null for a good one; the first reason that holds."""
-    whole = F.col("_json.corrupt").isNull() & F.col("_json.end").isNotNull() & F.col("_json.value").isNotNull()
-    unfit = misfit(F.col("_json.value"), value, schema)
-    good = whole & F.is_valid_utf8(text)
+    parsed, whole = F.col("_json.value").isNotNull(), F.col("_json.end").isNotNull()
     is_object, is_array = (F.ltrim(text, F.lit(BLANK)).startswith(bracket) for bracket in "{[")
     is_json = F.col("_variant").isNotNull()
+    fits = F.col("_json.corrupt").isNull() & (F.col("_unfit") == "")
     return (
-        F.when(good if unfit is None else good & ~unfit, F.lit(None).cast("string"))
+        F.when(fits & parsed & whole & F.is_valid_utf8(text), F.lit(None).cast("string"))
         .when(text.isNull(), "value is null")
         .when(F.trim(text, F.lit(BLANK)) == "", "value is empty")
         .when(~F.is_valid_utf8(text), "value is not UTF-8")
-        .when(F.col("_json.value").isNotNull() & F.col("_json.end").isNotNull(), _misfits(schema, value))
+        .when(parsed & whole, _misfit_reason(schema))
         .when(is_json & is_object, "value has text after the object")
         .when(is_json & is_array, "value is an array, not an object")
         .when(is_json, "value is a scalar, not an object")
@@ -98,36 +103,36 @@ def _error(text: Column, schema: T.StructType, value: Column) -> Column:
     )
 
 
-def _misfits(schema: T.StructType, value: Column) -> Column:
+def _misfit_reason(schema: T.StructType) -> Column:
     """Return the reason with the fields that do not fit, as far as they can be told."""
-    names = [F.when(unfit, F.lit(name)) for name, unfit in _unfit(schema, F.col("_json.value"), value)]
-    return F.rtrim(F.concat(F.lit("does not fit the schema: "), F.concat_ws(", ", *names)), F.lit(": "))
+    names = F.concat_ws(", ", F.nullif("_unfit", F.lit("")), *_missing(schema, F.col("_json.value"), "", "$"))
+    return F.rtrim(F.concat(F.lit("does not fit the schema: "), names), F.lit(": "))
 
 
-def _unfit(
-    schema: T.StructType, parsed: Column, value: Column, name: str = "", path: str = "$"
-) -> Iterator[tuple[str, Column]]:
-    """Yield the name of every field, in structs too, and whether it is given in the record and does not fit."""
+def _missing(schema: T.StructType, parsed: Column, prefix: str, path: str) -> Iterator[Column]:
+    """Yield for every struct the names of its fields that the record gives and the parser could not take, or null.
+
+    A given field is one that is not null when it is read as text. Keys of JSON texts are compared, and not fields: an
+    expression for every field would take seconds to plan for a schema of some hundred.
+    """
+    texts = ", ".join(f"`{name.replace('`', '``')}`: string" for name in schema.fieldNames())
+    given = _keys(F.try_variant_get("_variant", path, f"struct<{texts}>"))
+    names = F.array_join(F.array_except(given, _keys(parsed)), f", {prefix}")
+    yield F.concat(F.lit(prefix), F.nullif(names, F.lit("")))
     for field in schema:
-        inner, place = f"{name}{field.name}", _step(path, field.name)
-        was, now = parsed[field.name], value[field.name]
-        found: list[Column | None] = []
-        if not isinstance(field.dataType, T.StructType):
-            found.append(misfit(was, now, field.dataType))
-        if place:
-            given = F.try_variant_get("_variant", place, "variant")
-            found.append(given.isNotNull() & ~F.is_variant_null(given) & now.isNull())
-        unfit = either(found)
-        if unfit is not None:
-            yield inner, unfit
-        if isinstance(field.dataType, T.StructType):
-            yield from _unfit(field.dataType, was, now, f"{inner}.", place)
+        place = _step(path, field.name)
+        if isinstance(field.dataType, T.StructType) and place:
+            yield from _missing(field.dataType, parsed[field.name], f"{prefix}{field.name}.", place)
+
+
+def _keys(struct: Column) -> Column:
+    return F.json_object_keys(F.to_json(struct, {"ignoreNullFields": "true"}))
 
 
 def _step(path: str, name: str) -> str:
     """Return the path of a field inside another; empty for a name that no path can hold."""
     quote = next((quote for quote in "\"'" if quote not in name), "")
-    return f"{path}[{quote}{name}{quote}]" if path and quote else ""
+    return f"{path}[{quote}{name}{quote}]" if quote else ""
 
 
 def _rescued(schema: T.StructType) -> Column:

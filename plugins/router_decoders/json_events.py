@@ -19,7 +19,8 @@ class Json(Decoder):
     """Decode a record whose value is one JSON object in UTF-8 (RFC 8259) to a struct with a known schema.
 
     The schema is given in one of three ways: in Spark DDL, as a JSON Schema file, or inferred once from a sample of
-    the source into a file that every later start uses as it is (`--refresh` makes it again and logs what changed).
+    the source into a file that every later start uses as it is (`--refresh-schema` makes it again and logs what
+    changed).
 
     Fields that the record lacks are null, fields that the schema lacks are left out (or kept, see `rescue`). A record
     that cannot be decoded whole has no event, and `_error` says why: the value is null, is empty, is not UTF-8, is not

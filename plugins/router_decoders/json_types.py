@@ -95,6 +95,16 @@ def _time(text: Column, kind: T.DataType) -> Column:
     return F.when(dashed, text.try_cast(kind))
 
 
+def misfits(parsed: Column, value: Column, schema: T.StructType, prefix: str = "") -> Iterator[tuple[str, Column]]:
+    """Yield the name of every field, in structs too, that may not fit, and whether it does not."""
+    for field in schema:
+        name, was, now = f"{prefix}{field.name}", parsed[field.name], value[field.name]
+        if isinstance(field.dataType, T.StructType):
+            yield from misfits(was, now, field.dataType, f"{name}.")
+        elif (found := misfit(was, now, field.dataType)) is not None:
+            yield name, found
+
+
 def misfit(parsed: Column, value: Column, kind: T.DataType) -> Column | None:
     """Return whether a value that the parser accepted does not fit after all; never null. None: it always fits."""
     if isinstance(kind, (T.TimestampType, T.DateType)):

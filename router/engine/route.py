@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,19 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    MapType,
+    NumericType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from router.delta.naming import fold, refusal
 from router.delta.schema import plain_schema
@@ -26,6 +39,8 @@ if TYPE_CHECKING:
 
 DEAD_TYPE = "array<struct<stage: string, reason: string, route: string, sink: string>>"
 EVERYTHING = ("event.*",)
+KEPT = (BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType)
+"""The types of single values that Delta keeps."""
 
 
 def letter(
@@ -151,6 +166,7 @@ class Draft:
     def labels(self, frame: DataFrame, config: Config) -> RouteLabels:
         """Return what the route's columns are called, and its targets."""
         i, schema = self.index, rows_schema(frame, self.rows)
+        self._check_named(frame, schema.names)
         names = sink_names(self.route.sinks)
         blanks = [Target(self.route.name, name, f"_t{i}_{j}", self.rows, schema) for j, name in enumerate(names)]
         return RouteLabels(
@@ -163,9 +179,22 @@ class Draft:
             targets=tuple(self._target(frame, j, blank, config) for j, blank in enumerate(blanks)),
         )
 
+    def _check_named(self, frame: DataFrame, columns: list[str]) -> None:
+        """Refuse an expression without a name: Spark would call its column col1, col2 by its place."""
+        written = f"{' '.join(self.route.select)} {frame.schema['event'].simpleString()}".lower()
+        for name in columns:
+            if re.fullmatch(r"col\d+", name) and name not in written:
+                raise StartError(
+                    f"route {self.route.name}: expression {name[3:]} of `select` has no name; write: ... AS name"
+                )
+
     def _target(self, frame: DataFrame, j: int, blank: Target, config: Config) -> Target:
         sink = self.route.sinks[j]
         if not isinstance(sink, TableSink):
+            if clash := sorted(set(COORDINATES) & {name.lower() for name in blank.schema.names}):
+                raise StartError(
+                    f"column {clash[0]}: the lane of {blank.key} has one of that name; rename it in `select`"
+                )
             taken = [pa.field(new, _kind(frame, old)) for new, old in COORDINATES.items()]
             lane = f"lanes.{config.name}__{blank.route}__{blank.sink}"
             return replace(blank, table=lane, lane=True, schema=plain_schema(pa.schema([*taken, *blank.schema])))
@@ -193,11 +222,28 @@ def sink_names(sinks: tuple[Sink, ...]) -> list[str]:
 
 
 def rows_schema(frame: DataFrame, rows: str) -> pa.Schema:
-    """Return the columns of a struct column as a plain Arrow schema, refusing names that Delta cannot keep."""
+    """Return the columns of a struct column as a plain Arrow schema; refuse names and types that Delta lacks."""
     struct = frame.schema[rows].dataType
     assert isinstance(struct, StructType)
-    _check_names(struct)
+    _check(struct)
     return plain_schema(pa.schema([pa.field(f.name, to_arrow_type(f.dataType, timestamp_utc=True)) for f in struct]))
+
+
+def _check(kind: DataType, column: str = "") -> None:
+    """Refuse what Delta cannot keep, at any depth."""
+    if isinstance(kind, StructType):
+        _check_names(kind)
+        for child in kind:
+            _check(child.dataType, f"{column}.{child.name}" if column else child.name)
+    elif isinstance(kind, ArrayType):
+        _check(kind.elementType, column)
+    elif isinstance(kind, MapType):
+        _check(kind.keyType, column)
+        _check(kind.valueType, column)
+    elif not isinstance(kind, KEPT):
+        raise StartError(
+            f"column {column}: a table cannot keep {kind.simpleString()}; cast it or leave it out in `select`"
+        )
 
 
 def _check_names(struct: StructType) -> None:
@@ -208,9 +254,6 @@ def _check_names(struct: StructType) -> None:
         if name.lower() in folded:
             raise StartError(f"columns {folded[name.lower()]} and {name} differ by case only; rename one in `select`")
         folded[name.lower()] = name
-    for child in struct:
-        if isinstance(child.dataType, StructType):
-            _check_names(child.dataType)
 
 
 def _kind(frame: DataFrame, column: str) -> pa.DataType:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import os
 import signal
 import sys
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,11 @@ from pyspark.sql import SparkSession
 from router.engine.arrow import BATCH_BYTES, UNBOUNDED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from router.config.models import Config
 
+QUERY_LOGGER = "org.apache.spark.sql.execution.streaming.MicroBatchExecution"
 LOCAL_MASTER = "local[*,4]"
 """All cores, and a task that fails is tried again: plain local mode would fail the batch at once."""
 
@@ -100,6 +104,22 @@ def _memory() -> Path:
     home = Path(os.environ.get("ROUTER_CACHE") or Path.home() / ".cache" / "spark-event-router")
     version = f"{pyspark.__version__}-delta-{importlib.metadata.version('delta-spark')}"
     return home / f"spark-jars-{version}.txt"
+
+
+@contextmanager
+def quiet_failures(session: SparkSession) -> Iterator[None]:
+    """Keep Spark and py4j from printing the stack of a query that fails: who runs the query says why, in one line."""
+    assert session.sparkContext._jvm is not None
+    log4j = session.sparkContext._jvm.org.apache.logging.log4j
+    gateway = logging.getLogger("py4j.clientserver")
+    former = gateway.level
+    gateway.setLevel(logging.CRITICAL)
+    log4j.core.config.Configurator.setLevel(QUERY_LOGGER, log4j.Level.OFF)
+    try:
+        yield
+    finally:
+        gateway.setLevel(former)
+        log4j.core.config.Configurator.setLevel(QUERY_LOGGER, log4j.Level.ERROR)
 
 
 def stop_session(session: SparkSession) -> None:

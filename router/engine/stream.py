@@ -20,6 +20,7 @@ from router.engine import source
 from router.engine.batch import Batches
 from router.engine.manifest import Shelf
 from router.engine.outage import Outage
+from router.engine.session import quiet_failures
 from router.engine.start import Checkpoint, alone, examine, resume
 from router.errors import RouterError, StartError, TableError
 from router.parts import BatchReport, Preparation
@@ -153,7 +154,8 @@ class _Run:
             reraise=True,
         )
         try:
-            policy(self._query, begin)
+            with quiet_failures(self.spark):
+                policy(self._query, begin)
         except Exception as error:
             if not (stop.is_set() and passing(error)):
                 raise

@@ -56,18 +56,20 @@ class Topic:
         assert not producer.flush(60)
 
 
+GAMES = {"name": "games", "match": {"sql": "event.game IS NOT NULL"}, "sinks": [{"tables": "silver.{event.game}"}]}
+WINS = {"name": "wins", "match": {"sql": "event.amount > 9000"}, "sinks": [{"delta": "silver.wins"}]}
+
+
 def configuration(folder: Path, topic: Topic, *, rows: int = 1000, **changes: Any) -> Path:
     """Write the configuration of a test, with its lake beside it; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    games = {"name": "games", "match": {"sql": "event.game IS NOT NULL"}, "sinks": [{"tables": "silver.{event.game}"}]}
-    sinks = [{"delta": "silver.wins"}, {"box": str(folder / "box")}]
     text: dict[str, Any] = {
         "name": "games",
         "lake": str(folder / "lake"),
         "source": {"kafka": {"servers": topic.servers, "topics": [topic.name], "rows_per_batch": rows}},
         "decode": {"json": {"schema": SCHEMA}},
         "bronze": "bronze.events",
-        "routes": [games, {"name": "wins", "match": {"sql": "event.amount > 9000"}, "sinks": sinks}],
+        "routes": [GAMES, WINS],
         "dead_letters": "ops.dead_letters",
         **changes,
     }

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable
 
 HERE = Path(__file__).parent
 PATIENCE_SECONDS = 300

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.chaos import lakes
-from tests.chaos.conftest import SCHEMA, Topic, configuration
-from tests.chaos.lakes import Rows
-from tests.chaos.processes import RouterProcess
+from tests.chaos.conftest import GAMES, SCHEMA, WINS, Topic, configuration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.chaos.lakes import Rows
+    from tests.chaos.processes import RouterProcess
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -46,10 +49,13 @@ def undisturbed(new_topic, start, tmp_path_factory) -> Undisturbed:
     return Undisturbed(topic, found)
 
 
-def _configuration(folder: Path, topic: Topic, engine: str = "arrow") -> Path:
-    """Let a Python worker take part, so that a task can be held in the middle of landing."""
-    troubled = {"inner": {"json": {"schema": SCHEMA}}, "folder": str(folder), "lake": str(folder / "lake")}
-    return configuration(folder, topic, engine=engine, decode={"troubled": troubled})
+def _configuration(folder: Path, topic: Topic, engine: str = "arrow", point: str = "") -> Path:
+    """Add an applying sink, and for a kill in the middle of landing a decoder that can hold a task."""
+    decode: dict[str, Any] = {"json": {"schema": SCHEMA}}
+    if point == "landing":
+        decode = {"troubled": {"inner": decode, "folder": str(folder), "lake": str(folder / "lake")}}
+    wins = {**WINS, "sinks": [*WINS["sinks"], {"box": str(folder / "box")}]}
+    return configuration(folder, topic, engine=engine, decode=decode, routes=[GAMES, wins])
 
 
 def _state(lake: Path) -> dict[str, Any]:
@@ -91,7 +97,11 @@ def _cases() -> list[Any]:
 def test_a_killed_router_loses_and_duplicates_nothing(
     undisturbed: Undisturbed, start: Callable[..., RouterProcess], tmp_path: Path, engine: str, point: str
 ):
-    config, lake, hold = _configuration(tmp_path, undisturbed.topic, engine), tmp_path / "lake", tmp_path / "hold"
+    config, lake, hold = (
+        _configuration(tmp_path, undisturbed.topic, engine, point),
+        tmp_path / "lake",
+        tmp_path / "hold",
+    )
     killed = start(config, "--kill", point, "--batch", str(KILLED), "--hold", str(hold))
     assert killed.ended() == -signal.SIGKILL, killed.said
     assert _state(lake) == {"arrow": ARROW, "spark": SPARK}[engine][point], "the kill came at another point"

@@ -129,7 +129,9 @@ def test_columns_added_before_a_crash_are_no_obstacle(
     assert [row["bonus"] for row in stored(lake)] == [None, None, 1.5, 2.5]
 
 
-def test_a_table_that_cannot_be_written_is_named(lake: Lake, land: Callable[..., TableCommit], first: TableCommit) -> None:
+def test_a_table_that_cannot_be_written_is_named(
+    lake: Lake, land: Callable[..., TableCommit], first: TableCommit
+) -> None:
     """Without it the log of a night says that something failed, and not which of 200 tables."""
     handle, work = lake.open(TABLE), land(lake, TABLE, pa.table({"id": [3]}), 8)
     log = Path(lake.address(TABLE), "_delta_log")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,6 +16,7 @@ from router.engine.commit import Committer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -135,13 +135,13 @@ WIDER = {
 }  # fmt: skip
 
 
-def test_columns_are_widened_in_place(
-    spark: SparkSession, land: Callable[..., TableCommit], tmp_path: Path
-) -> None:
+def test_columns_are_widened_in_place(spark: SparkSession, land: Callable[..., TableCommit], tmp_path: Path) -> None:
     """Without it a counter that outgrew its type is a dead letter, or the old rows are lost."""
     lake = Lake.at(str(tmp_path))
     narrow = pa.table({"id": [1], **{name: pa.array([old], kind) for name, (kind, _, old, _) in WIDER.items()}})
-    wide = pa.table({"id": [2], **{name: pa.array([new], kind) for name, (_, kind, _, new) in WIDER.items()}, "added": ["x"]})
+    wide = pa.table(
+        {"id": [2], **{name: pa.array([new], kind) for name, (_, kind, _, new) in WIDER.items()}, "added": ["x"]}
+    )
     committer = Committer(lake, spark)
     assert committer.commit((land(lake, "silver.t", narrow),), {}, {}) == 1
     work = land(lake, "silver.t", wide, 1)
@@ -151,7 +151,15 @@ def test_columns_are_widened_in_place(
     assert committer.commit((work,), {}, {}) == 0
 
     old, new = Tables(lake, spark, {}, 0).rows("t")
-    assert old == {"id": 1, "top": 1, "float": 1.5, "nested": {"x": 1, "new": None}, "list": [1], "map_": {"k": 1}, "added": None}
+    assert old == {
+        "id": 1,
+        "top": 1,
+        "float": 1.5,
+        "nested": {"x": 1, "new": None},
+        "list": [1],
+        "map_": {"k": 1},
+        "added": None,
+    }
     assert new == {
         **{"id": 2, "top": 2**40, "float": 1e300, "nested": {"x": 2**40, "new": "n"}, "list": [2**20]},
         **{"map_": {"k": 2**40}, "added": "x"},

@@ -28,7 +28,9 @@ LAST = "\U0010ffff"
 
 MICROSECONDS = st.integers(-(2**63) + 1, 2**63 - 1) | st.integers(-(10**15), 10**15)
 DAYS = st.integers(-(2**31), 2**31 - 1) | st.integers(-800_000, 3_000_000)
-TEXTS = st.text(max_size=3) | st.text(st.sampled_from(["a", "z", "\0", "é", "\ue000", "\uffff", "\U00010000", LAST]), max_size=70)
+TEXTS = st.text(max_size=3) | st.text(
+    st.sampled_from(["a", "z", "\0", "é", "\ue000", "\uffff", "\U00010000", LAST]), max_size=70
+)
 FLOATS = st.floats() | st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0, 5e-324, 1.7976931348623157e308])
 WIDE = st.decimals(allow_nan=False, allow_infinity=False, places=4).filter(lambda value: abs(value) < Decimal(10) ** 34)
 
@@ -95,7 +97,11 @@ def test_bounds_of_timestamps_bound(landed: Any, groups: list[list[int | None]])
 
     check_counts(found, stored)
     instants = [value for value in stored.column("a").cast(pa.int64()).to_pylist() if value is not None]
-    within(found, instants, lambda text: (datetime.fromisoformat(text.replace("Z", "+00:00")) - EPOCH) // timedelta(microseconds=1))
+    within(
+        found,
+        instants,
+        lambda text: (datetime.fromisoformat(text.replace("Z", "+00:00")) - EPOCH) // timedelta(microseconds=1),
+    )
     for bounds in (found["minValues"], found["maxValues"]):
         assert len(bounds.get("a", "2026-01-01T00:00:00.000Z")) == len("2026-01-01T00:00:00.000Z")
 

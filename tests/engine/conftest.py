@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.engine.query import SOURCE, Query
 
 from router.config.models import Config
+from tests.engine.query import SOURCE, Query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +25,13 @@ def make_query(spark: SparkSession) -> MakeQuery:
     """Make a query on a folder; the arguments are those of a configuration."""
 
     def make_query(folder: Path, **settings: Any) -> Query:
-        settings = {"name": "games", "lake": str(folder / "lake"), "dead_letters": "ops.dead", "source": SOURCE, **settings}
+        settings = {
+            "name": "games",
+            "lake": str(folder / "lake"),
+            "dead_letters": "ops.dead",
+            "source": SOURCE,
+            **settings,
+        }
         return Query(Config(**settings), spark)
 
     return make_query

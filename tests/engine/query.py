@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import DeltaTable
 
-from router import BatchReport
 from router.config.models import Config, FormatSource, Source
 from router.delta.lake import Lake
 from router.engine.batch import Batches
@@ -22,8 +20,10 @@ from router.engine.manifest import Shelf
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
+    from router import BatchReport
     from router.engine.steps import Watch
 
 RAW = BRONZE_SCHEMA.remove(BRONZE_SCHEMA.get_field_index("batch_id"))

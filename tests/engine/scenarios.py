@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
+from router.config.models import Expectation, Route
 from tests.engine.parts import Copy, Events, Fixed, Named, Where
 from tests.engine.query import Query, records
-
-from router.config.models import Expectation, Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,13 +18,25 @@ if TYPE_CHECKING:
     MakeQuery = Callable[..., Query]
 
 EVERY_TYPE = (
-    "game string, gamer string, at timestamp, day date, amount bigint, price double, ratio float, cost decimal(20,6), "
+    "game string, gamer string, at timestamp, local timestamp_ntz, day date, amount bigint, price double, ratio float, cost decimal(20,6), "
     "flag boolean, blob binary, small smallint, tags array<string>, "
     "inner struct<x: int, deep: struct<y: string, at: timestamp>>, scores map<string, int>, "
     "rounds array<struct<n: int, cards: array<string>>>"
 )
 GARBAGE: list[bytes | None] = [
-    *[None, b"", b" ", b"\n", b"\0", b"\xff\xfe\xfd", b'{"game": "\xff\xfe"}', b"\xef\xbb\xbf{}", b"null", b"true", b"[]"],
+    *[
+        None,
+        b"",
+        b" ",
+        b"\n",
+        b"\0",
+        b"\xff\xfe\xfd",
+        b'{"game": "\xff\xfe"}',
+        b"\xef\xbb\xbf{}",
+        b"null",
+        b"true",
+        b"[]",
+    ],
     *[b'"text"', b"17", b"{", b'{"game": "poker"', b'{"game": "poker"}}', b'{"game": "poker"} trailing', b"{}"],
     *[b'{"game": 5}', b'{"game": {"a": 1}}', b'{"amount": "many"}', b'{"amount": 1e400}', b'{"inner": []}'],
     *[b'{"amount": 9223372036854775808}', b'{"small": 32768}', b'{"cost": 123456789012345.1234567}'],
@@ -34,7 +45,23 @@ GARBAGE: list[bytes | None] = [
     b'{"inner":' * 1000 + b"1" + b"}" * 1000,
     b"[" * 5000,
 ]
-NAMES = ["../../x", "con", "\U0001f600", "x" * 300, "po\nker", "poker\n", "po\u212aer", "", " ", "a.b", "_hidden", "9", "Uno", "uNO", "\0"]
+NAMES = [
+    "../../x",
+    "con",
+    "\U0001f600",
+    "x" * 300,
+    "po\nker",
+    "poker\n",
+    "po\u212aer",
+    "",
+    " ",
+    "a.b",
+    "_hidden",
+    "9",
+    "Uno",
+    "uNO",
+    "\0",
+]
 
 
 def event(i: int) -> dict[str, Any]:
@@ -43,6 +70,7 @@ def event(i: int) -> dict[str, Any]:
         "game": ["poker", "rummy", "uno", "hearts"][i % 4],
         "gamer": f"g{i}",
         "at": f"2026-01-{i % 28 + 1:02d}T23:59:59.{i:06d}Z",
+        "local": f"2026-01-01T12:00:{i % 60:02d}.{i:06d}",
         "day": f"19{i % 90 + 10}-02-03",
         "amount": i % 11 - 1,
         "price": i * 1.1,
@@ -81,7 +109,11 @@ def garbage(make_query: MakeQuery, folder: Path, engine: str) -> Query:
         name="wins",
         match=Where(sql="event.amount / (event.amount - 5) > 0"),
         select=("event.*", "offset", "10 / (event.amount - 7) AS share"),
-        sinks=(Fixed(name="gold.wins"), Copy(to=str(folder / "copy"), refuses="amount % 2 = 1"), Fixed(name="gold.wins_again")),
+        sinks=(
+            Fixed(name="gold.wins"),
+            Copy(to=str(folder / "copy"), refuses="amount % 2 = 1"),
+            Fixed(name="gold.wins_again"),
+        ),
     )
     flags = Route(
         name="flags",
@@ -89,7 +121,9 @@ def garbage(make_query: MakeQuery, folder: Path, engine: str) -> Query:
         select=("event.game", "event.amount AS amount", "partition AS part", "cast(key AS string) AS key"),
         sinks=(Fixed(name="gold.flags"),),
     )
-    query = make_query(folder, engine=engine, decode=Events(ddl=EVERY_TYPE), bronze="bronze.all", routes=(games, wins, flags))
+    query = make_query(
+        folder, engine=engine, decode=Events(ddl=EVERY_TYPE), bronze="bronze.all", routes=(games, wins, flags)
+    )
     named = [{"game": name, "gamer": "g", "amount": 1} for name in NAMES]
     mixed = [*map(event, range(60)), *GARBAGE, *named]
     random.Random(7).shuffle(mixed)
@@ -110,7 +144,11 @@ def evolution(make_query: MakeQuery, folder: Path, engine: str) -> Query:
     route = Route(
         name="all",
         match=Where(sql="true"),
-        sinks=(Named(sql="concat('silver.', event.game)", columns="seen"), Fixed(name="gold.whole"), Copy(to=str(folder / "copy"))),
+        sinks=(
+            Named(sql="concat('silver.', event.game)", columns="seen"),
+            Fixed(name="gold.whole"),
+            Copy(to=str(folder / "copy")),
+        ),
     )
     query = make_query(folder, engine=engine, decode=Events(ddl=NARROW), routes=(route,))
     query.take(records([

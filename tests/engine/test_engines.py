@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
+
 from tests.engine import scenarios
 from tests.engine.parts import copied
-from tests.engine.query import Query
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pyarrow as pa
+
+    from tests.engine.query import Query
 
 SCENARIOS = [scenarios.garbage, scenarios.evolution, scenarios.cap, scenarios.shared]
 TIMES = {"finished"}

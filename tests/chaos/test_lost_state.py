@@ -1,0 +1,229 @@
+"""Checkpoint and lake that do not belong together: refused in a sentence, and never lost or doubled in silence."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from deltalake import DeltaTable
+
+from router import StartError
+from router.engine.commit import Committer
+from tests.chaos import lakes
+from tests.chaos.conftest import GAMES, PARTITIONS, configuration
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(600)
+slow = pytest.mark.slow
+
+EVENTS = 90
+SENT_FIRST = b'{"game": "rummy", "amount": 1}'
+
+
+class CrashError(Exception):
+    """Stand for a kill: what comes after it never happens."""
+
+
+def crash_at(step: str, batch: int = 0):
+    """Return a watcher that crashes when a step of a batch begins."""
+
+    def watch(at: int, now: str, done: int, of: int) -> None:
+        if (at, now, done) == (batch, step, 0):
+            raise CrashError
+
+    return watch
+
+
+@pytest.fixture
+def topic(new_topic):
+    topic = new_topic()
+    topic.simulate(EVENTS, games=3)
+    return topic
+
+
+def once(lake: Path, events: int) -> None:
+    """Assert that so many events are there, each once, and that the ledger says the same."""
+    assert len(lakes.places(lake)) == lakes.places(lake).total() == events
+    silver = [table for table in lakes.tables(lake) if table.startswith("silver.") and table != "silver.wins"]
+    assert sum(lakes.rows(lake, table).total() for table in silver) == events
+    ledger = lakes.read(lake, "ops.ledger")
+    assert sum(row["read"] for row in ledger if row["read"] is not None) == events
+    assert sum(row["landed"] for row in ledger if row["route"] == "games") == events
+
+
+def test_without_its_checkpoint_a_lake_is_not_filled_again(drain, topic, tmp_path):
+    config, lake = configuration(tmp_path, topic), tmp_path / "lake"
+    drain(config)
+    shutil.rmtree(lake / "_router")
+    with pytest.raises(StartError, match="--accept lost-checkpoint"):
+        drain(config)
+    topic.simulate(EVENTS, games=3, seed=1)
+    drain(config, accept="lost-checkpoint")
+    once(lake, 2 * EVENTS)
+
+
+def test_duplicates_are_written_only_knowingly(drain, topic, tmp_path):
+    config, lake = configuration(tmp_path, topic), tmp_path / "lake"
+    drain(config)
+    shutil.rmtree(lake / "_router")
+    drain(config, accept="duplicates")
+    assert len(lakes.places(lake)) == EVENTS
+    assert set(lakes.places(lake).values()) == {2}
+
+
+def test_partitions_that_were_empty_are_read_from_their_beginning(drain, new_topic, tmp_path):
+    topic = new_topic()
+    topic.send([SENT_FIRST] * 5, partition=1)
+    config, lake = configuration(tmp_path, topic), tmp_path / "lake"
+    drain(config)
+    shutil.rmtree(lake / "_router")
+    for partition in range(PARTITIONS):
+        topic.send([SENT_FIRST] * 2, partition)
+    drain(config, accept="lost-checkpoint")
+    once(lake, 5 + 2 * PARTITIONS)
+
+
+def test_manifests_of_a_lost_checkpoint_are_not_taken_for_new_batches(drain, topic, tmp_path):
+    config, lake = configuration(tmp_path, topic), tmp_path / "lake"
+    drain(config)
+    shutil.rmtree(lake / "_router/games/spark")  # the manifests stay
+    topic.simulate(EVENTS, games=3, seed=1)
+    drain(config, accept="lost-checkpoint")
+    once(lake, 2 * EVENTS)
+
+
+def test_without_its_lake_a_checkpoint_does_not_go_on(drain, topic, tmp_path):
+    config, lake = configuration(tmp_path, topic, checkpoint=str(tmp_path / "checkpoint")), tmp_path / "lake"
+    drain(config)
+    before = lakes.places(lake)
+    shutil.rmtree(lake)
+    topic.simulate(EVENTS, games=3, seed=1)
+    with pytest.raises(StartError, match="--accept lost-lake"):
+        drain(config)
+    assert lakes.tables(lake) == []
+    drain(config, accept="lost-lake")
+    once(lake, EVENTS)
+    assert not lakes.places(lake) & before
+
+
+def test_a_lake_put_back_from_an_older_copy_is_not_gone_on_with(drain, topic, tmp_path):
+    config, lake = configuration(tmp_path, topic, checkpoint=str(tmp_path / "checkpoint")), tmp_path / "lake"
+    drain(config)
+    shutil.copytree(lake, tmp_path / "copy")
+    topic.simulate(EVENTS, games=3, seed=1)
+    drain(config)
+    shutil.rmtree(lake)
+    (tmp_path / "copy").rename(lake)
+    with pytest.raises(StartError, match="--accept lost-lake"):
+        drain(config)
+
+
+def test_a_checkpoint_put_back_from_an_older_copy_is_not_gone_on_with(drain, topic, tmp_path):
+    config, lake = configuration(tmp_path, topic), tmp_path / "lake"
+    drain(config)
+    shutil.copytree(lake / "_router", tmp_path / "copy")
+    for seed in (1, 2):
+        topic.simulate(EVENTS, games=3, seed=seed)
+        drain(config)
+    shutil.rmtree(lake / "_router")
+    (tmp_path / "copy").rename(lake / "_router")
+    topic.simulate(EVENTS, games=3, seed=3)
+    with pytest.raises(StartError, match="--accept lost-checkpoint"):
+        drain(config)
+    shutil.rmtree(lake / "_router")
+    drain(config, accept="lost-checkpoint")
+    once(lake, 4 * EVENTS)
+
+
+@pytest.mark.parametrize("batch", [pytest.param(0, id="first batch"), pytest.param(1, id="later batch")])
+def test_a_batch_cut_off_half_way_must_be_taken_back_before_a_new_checkpoint(drain, topic, tmp_path, batch):
+    config, lake = configuration(tmp_path, topic, rows=EVENTS // 2), tmp_path / "lake"
+    with pytest.raises(CrashError):
+        drain(config, watch=crash_at("ledger", batch))
+    ahead = {table for table in lakes.tables(lake) if batch in lakes.batches(lake, table)}
+    shutil.rmtree(lake / "_router")
+    with pytest.raises(StartError, match=r"bronze\.events|run "):
+        drain(config)
+    with pytest.raises(StartError) as refused:
+        drain(config, accept="lost-checkpoint")
+    if batch == 0:  # there is no ledger yet: everything is taken back and begun again
+        assert "ledger" in str(refused.value)
+        shutil.rmtree(lake)
+        drain(config)
+    else:
+        assert "cut off half-way" in str(refused.value)
+        assert all(table in str(refused.value) for table in ahead)
+        for table in ahead:
+            handle = DeltaTable(lake / table.replace(".", "/"))
+            handle.restore(handle.version() - 1)
+        drain(config, accept="lost-checkpoint")
+    once(lake, EVENTS)
+
+
+def test_the_first_batch_after_a_lost_checkpoint_may_be_cut_off_too(drain, topic, tmp_path):
+    config, lake = configuration(tmp_path, topic), tmp_path / "lake"
+    drain(config)
+    shutil.rmtree(lake / "_router")
+    topic.simulate(EVENTS, games=3, seed=1)
+    with pytest.raises(CrashError):
+        drain(config, accept="lost-checkpoint", watch=crash_at("ledger"))
+    drain(config)
+    once(lake, 2 * EVENTS)
+
+
+def test_landed_files_that_a_vacuum_took_are_landed_again(drain, topic, tmp_path, monkeypatch):
+    config, lake = configuration(tmp_path, topic), tmp_path / "lake"
+    crash_after(monkeypatch, 2)
+    with pytest.raises(CrashError):
+        drain(config)
+    monkeypatch.undo()
+    for log in lake.glob("*/*/_delta_log"):  # files that a commit refers to stay
+        known = {name.rsplit("/", 1)[-1] for name in DeltaTable(log.parent).file_uris()}
+        for file in log.parent.glob("*.parquet"):
+            if file.name not in known:
+                file.unlink()
+    orphans = [file for file in lake.glob("*/*/*.parquet") if not (file.parent / "_delta_log").exists()]
+    assert orphans
+    for file in orphans:
+        file.unlink()
+    drain(config)
+    once(lake, EVENTS)
+
+
+def crash_after(monkeypatch, commits: int) -> None:
+    """Let so many tables be committed in the arrow engine, and crash at the next one."""
+    made = Counter()
+    original = Committer._table
+
+    def table(self, *arguments):
+        made["commits"] += 1
+        if made["commits"] > commits:
+            raise CrashError
+        return original(self, *arguments)
+
+    monkeypatch.setattr("router.engine.commit.THREADS", 1)
+    monkeypatch.setattr(Committer, "_table", table)
+
+
+def test_a_decided_batch_is_finished_as_decided_under_a_changed_configuration(drain, topic, tmp_path, monkeypatch):
+    config, lake = configuration(tmp_path, topic, rows=EVENTS // 2, routes=[GAMES, BIG]), tmp_path / "lake"
+    crash_after(monkeypatch, 2)
+    with pytest.raises(CrashError):
+        drain(config)
+    monkeypatch.undo()
+    configuration(
+        tmp_path, topic, rows=EVENTS // 2, routes=[GAMES, {**BIG, "name": "new", "sinks": [{"delta": "silver.new"}]}]
+    )
+    drain(config)
+    once_for_all = {(row["batch_id"], row["route"]) for row in lakes.read(lake, "ops.ledger") if row["route"]}
+    assert once_for_all == {(0, "games"), (0, "big"), (1, "games"), (1, "new")}
+    assert lakes.batches(lake, "silver.big") == {0}
+    assert lakes.batches(lake, "silver.new") == {1}
+    assert len(lakes.places(lake)) == lakes.places(lake).total() == EVENTS
+
+
+BIG = {"name": "big", "match": {"sql": "event.amount >= 0"}, "sinks": [{"delta": "silver.big"}]}

@@ -1,0 +1,64 @@
+"""A second run is refused, and a signal ends a run between two batches."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.chaos import lakes
+from tests.chaos.conftest import configuration
+from tests.chaos.processes import until
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+def test_a_second_run_is_refused_and_the_first_goes_on(new_topic, router_run, tmp_path):
+    topic = new_topic()
+    topic.simulate(300)
+    config, lake = configuration(tmp_path, topic), tmp_path / "lake"
+    first = router_run(config, "--continuous")
+    first.says("games batch 0:")
+
+    second = router_run(config, "--once")
+    assert second.ended() == 1
+    assert "games is running already" in second.said
+    assert "Traceback" not in second.said
+
+    topic.simulate(300, seed=1)
+    until(lambda: lakes.places(lake).total() == 600, "the events after the second start are in the lake")
+    first.send(signal.SIGTERM)
+    assert first.ended() == 0, first.said
+
+
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGTERM, id="SIGTERM"), pytest.param(signal.SIGINT, id="Ctrl-C", marks=pytest.mark.slow)],
+)
+def test_a_signal_ends_a_run_after_the_batch_at_hand(new_topic, router_run, tmp_path, number):
+    topic, lake = new_topic(), tmp_path / "lake"
+    games = topic.simulate(2_000)
+    config = configuration(tmp_path, topic, rows=200)
+    router = router_run(config, "--continuous")
+    router.says("games batch 1:")
+
+    if number is signal.SIGINT:
+        os.killpg(router.process.pid, number)  # as a terminal does: the JVM gets it too
+    else:
+        router.send(number)
+
+    assert router.ended() == 0, router.said
+    assert "Traceback" not in router.said
+    assert lakes.places(lake).total() < sum(games.values()), "it ended because nothing was left"
+    offsets = lake / "_router/games/spark"
+    done = {path.name for path in (offsets / "commits").glob("[0-9]*")}
+    assert {f"{int(name):010d}.json" for name in done} == {
+        path.name for path in lake.glob("_router/games/manifests/*/*")
+    }
+    assert {int(name) for name in done} == lakes.batches(lake, "ops.ledger") == lakes.batches(lake, "bronze.events")
+
+    again = router_run(config, "--once")
+    assert again.ended() == 0, again.said
+    assert len(lakes.places(lake)) == lakes.places(lake).total() == sum(games.values())
+    assert {game: lakes.rows(lake, f"silver.{game}").total() for game in games} == games

@@ -1,0 +1,195 @@
+"""The ledger and the reports say what is in the tables, for every batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from router import BatchError
+from router.config.models import Route
+from router.engine.balance import imbalances
+from tests.engine import scenarios
+from tests.engine.conftest import ENGINES
+from tests.engine.parts import Events, Fixed, Where, copied
+from tests.engine.query import records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame
+
+    from router.engine.balance import Partition
+    from tests.engine.query import Query
+
+SCENARIOS = [scenarios.garbage, scenarios.evolution, scenarios.cap, scenarios.shared]
+OF_A_SINK = {"name", "schema"}
+
+
+@pytest.fixture(params=[(s, e) for s in SCENARIOS for e in ENGINES], ids=lambda p: f"{p[0].__name__}-{p[1]}")
+def query(request: pytest.FixtureRequest, played: Callable[..., Query]) -> Query:
+    """Return a played query."""
+    return played(*request.param)
+
+
+def ledger(query: Query) -> list[dict[str, Any]]:
+    return query.rows("ops.ledger")
+
+
+def test_every_record_of_every_batch_is_accounted_for(query: Query) -> None:
+    """Without it a lost record is noticed by whoever misses it."""
+    stages = Counter((row["batch_id"], row["partition"], row["stage"]) for row in query.rows("ops.dead"))
+    for batch, taken in query.taken.items():
+        sources = [row for row in ledger(query) if row["batch_id"] == batch and row["route"] is None]
+        assert sum(row["read"] for row in sources) == len(taken)
+        for row in sources if len(taken) else ():
+            here = [r for r in taken.to_pylist() if r["partition"] == row["partition"]]
+            assert row["read"] == len(here) == row["decoded"] + row["failed"] + row["bare"]
+            assert (row["from_offset"], row["to_offset"]) == (here[0]["offset"], here[-1]["offset"])
+            assert row["failed"] == stages[batch, row["partition"], "decode"]
+            assert row["unmatched"] == stages[batch, row["partition"], "match"]
+            assert row["topic"] == "events"
+
+
+def test_every_match_of_every_route_is_accounted_for(query: Query) -> None:
+    """Without it a row that a sink refused is nowhere."""
+    letters = query.rows("ops.dead")
+    refused = Counter(
+        (row["batch_id"], row["partition"], row["route"], row["sink"]) for row in letters if row["stage"] in OF_A_SINK
+    )
+    by_route = Counter(
+        (row["batch_id"], row["partition"], row["route"]) for row in letters if row["stage"] in {"expect", "select"}
+    )
+    for row in ledger(query):
+        if row["route"] is not None and row["matched"] is not None:
+            place = (row["batch_id"], row["partition"], row["route"])
+            assert row["matched"] == row["landed"] + row["refused"] + row["dropped"]
+            assert row["refused"] == refused[*place, row["sink"]] + by_route[place]
+
+
+def test_what_landed_is_in_the_tables(query: Query) -> None:
+    """Without it the ledger says that rows are safe which no table has."""
+    own = {"ops.ledger", "ops.dead", "bronze.all"}
+    in_tables = sum(query.content(table).num_rows for table in query.tables() if table not in own)
+
+    assert sum(row["landed"] or 0 for row in ledger(query)) == in_tables
+    if query.config.bronze:
+        kept = {name: value for name, value in query.content("bronze.all").to_pydict().items() if name != "batch_id"}
+        sent = [row for taken in query.taken.values() for row in taken.to_pylist()]
+        assert Counter(map(repr, zip(*kept.values(), strict=True))) == Counter(
+            repr(tuple(row.values())) for row in sent
+        )
+
+
+def test_what_a_sink_applied_is_booked(query: Query) -> None:
+    """Without it nobody knows whether a service got its rows."""
+    booked = [row for row in ledger(query) if row["applied"] is not None]
+    dead = query.letters("batch_id", stage="apply")
+    if not booked:
+        pytest.skip("no sink of this scenario applies anything")
+
+    applied = Counter(row["batch"] for row in copied(query.folder / "copy"))
+    assert {row["batch_id"]: row["applied"] for row in booked if row["applied"]} == applied
+    assert {row["batch_id"]: row["dead"] for row in booked if row["dead"]} == dead
+    for row in booked:
+        landed = [r["landed"] or 0 for r in ledger(query) if all(r[k] == row[k] for k in ("batch_id", "route", "sink"))]
+        assert row["applied"] + row["dead"] == sum(landed)
+
+
+def test_reports_say_what_the_ledger_says(query: Query) -> None:
+    """Without it observers and dashboards show other numbers than the books."""
+    assert [report.batch for report in query.reports] == list(query.taken)
+    for report in query.reports:
+        mine = [row for row in ledger(query) if row["batch_id"] == report.batch]
+        sources = [row for row in mine if row["route"] is None]
+        for name in ("read", "decoded", "failed", "unmatched"):
+            assert getattr(report, name) == sum(row[name] for row in sources)
+        for name, counts in report.routes.items():
+            sinks = [row for row in mine if row["route"] == name and row["matched"] is not None]
+            assert counts["landed"] == sum(row["landed"] for row in sinks)
+            assert counts["matched"] * len({row["sink"] for row in sinks}) == sum(row["matched"] for row in sinks)
+        letters = [row for row in query.rows("ops.dead") if row["batch_id"] == report.batch and row["stage"] != "apply"]
+        assert report.dead_letters == len(letters)
+        assert set(report.seconds) == {"plan", "land", "fit", "manifest", "commit", "apply", "ledger"}
+
+
+def test_warnings_are_counted_and_the_rows_land(played: Callable[..., Query]) -> None:
+    """Without it `warn` is silent."""
+    route = played(scenarios.garbage, "arrow").reports[0].routes["games"]
+
+    assert route["warned sane"] > 0
+    assert route["warned shares"] > route["warned sane"]  # 10 / 0 raises, which is a violation
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_empty_batch_is_in_the_ledger_and_nowhere_else(played: Callable[..., Query], engine: str) -> None:
+    """Without it a batch without records stops the stream, or leaves a version in 200 tables."""
+    query = played(scenarios.garbage, engine)
+    (row,) = [row for row in ledger(query) if row["batch_id"] == 2]
+
+    assert (row["read"], row["topic"], row["partition"], row["route"]) == (0, None, None, None)
+    assert (query.reports[2].tables, query.reports[2].files) == (0, 0)
+
+
+def doctored(partition: Partition, kind: str) -> Partition:
+    """Return a partition with one row more of a kind."""
+    value = getattr(partition, kind)
+    return replace(partition, **{kind: value + 1 if isinstance(value, int) else {**value, next(iter(value)): 99}})
+
+
+@pytest.mark.parametrize("kind", ["read", "failed", "bare", "matched", "refused", "dropped", "landed", "turned"])
+def test_a_count_that_is_off_by_one_is_found(played: Callable[..., Query], kind: str) -> None:
+    """Without it a bug that loses rows is found by a user."""
+    query = played(scenarios.garbage, "arrow")
+    manifest, layout = query.shelf.read(0), query.batches.planner.made[1]
+    assert manifest is not None
+    first, *others = manifest.partitions
+    files = [file for work in manifest.commits for file in work.files]
+
+    assert imbalances(layout, manifest.partitions, files, True) == []
+    assert imbalances(layout, (doctored(first, kind), *others), files, True) != []
+
+
+@pytest.mark.parametrize("target", ["/bronze", "/dead_letters", "games/named", "wins/copy"])
+@pytest.mark.parametrize("more", [1, -1], ids=["a row too many", "a row too few"])
+def test_a_file_that_is_off_by_one_is_found(played: Callable[..., Query], target: str, more: int) -> None:
+    """Without it a row that did not reach its file is lost."""
+    query = played(scenarios.garbage, "arrow")
+    manifest, layout = query.shelf.read(0), query.batches.planner.made[1]
+    assert manifest is not None
+    files = [file for work in manifest.commits for file in work.files]
+    at = next(i for i, file in enumerate(files) if file.target == target)
+    wrong = [*files[:at], replace(files[at], rows=files[at].rows + more), *files[at + 1 :]]
+
+    found = imbalances(layout, manifest.partitions, wrong, True)
+
+    assert len(found) == 1
+    assert found[0].startswith(target)
+
+
+class Doubtful(Events):
+    """Say of every record both that it is an event and that it is none, against the contract of decoders."""
+
+    def decode(self, raw: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        return super().decode(raw).withColumn("_error", F.lit("who knows"))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_batch_that_does_not_balance_stops_before_anything_is_committed(
+    make_query: Callable[..., Query], tmp_path: Path, engine: str
+) -> None:
+    """Without it a broken decoder fills tables with rows that are dead letters as well."""
+    route = Route(name="all", match=Where(sql="true"), sinks=(Fixed(name="silver.t"),))
+    query = make_query(tmp_path, engine=engine, decode=Doubtful(ddl="n int"), bronze="bronze.all", routes=(route,))
+
+    with pytest.raises(BatchError) as caught:
+        query.take(records([{"n": 1}, {"n": 2}]))
+
+    assert (caught.value.query, caught.value.batch) == ("games", 0)
+    assert query.tables() == []
+    assert query.shelf.read(0) is None
