@@ -3,7 +3,8 @@
 The format is that of the Delta protocol, "Per-file Statistics": numRecords, minValues, maxValues, nullCount, nested
 like the schema, for the first 32 leaf columns. A bound is left out rather than wrong: strings are cut to 32
 characters (an upper bound is then raised above every continuation), timestamps are milliseconds rounded outwards,
-infinity and years beyond 9999 have no JSON, and NaN, which Spark sorts above every number, has no upper bound.
+infinity and years beyond 9999 have no JSON. A column with NaN, which Spark sorts above every number and Parquet leaves
+out of its bounds, must be written without Parquet statistics: Spark would skip its row groups, too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Set
+    from collections.abc import Iterable, Iterator
 
 INDEXED_COLUMNS = 32
 LONGEST = 32
@@ -29,10 +30,10 @@ Leaf = tuple[str, ...]
 """The names that lead to a leaf column; a name may hold dots."""
 
 
-def statistics(footer: pq.FileMetaData, nans: Set[Leaf] = frozenset()) -> str:
-    """Return the statistics of one Parquet file as the JSON text of an add action; `nans`: the columns with NaN."""
+def statistics(footer: pq.FileMetaData) -> str:
+    """Return the statistics of one Parquet file as the JSON text of an add action."""
     found: dict[str, Any] = {"numRecords": footer.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
-    for index, path in enumerate(islice(_leaves(footer.schema.to_arrow_schema()), INDEXED_COLUMNS)):
+    for index, path in enumerate(islice(leaves(footer.schema.to_arrow_schema()), INDEXED_COLUMNS)):
         if path is None:
             continue
         groups = [footer.row_group(g).column(index).statistics for g in range(footer.num_row_groups)]
@@ -42,13 +43,13 @@ def statistics(footer: pq.FileMetaData, nans: Set[Leaf] = frozenset()) -> str:
         low, high = _bounds(groups)
         if low is not None:
             _put(found["minValues"], path, low)
-        if high is not None and path not in nans:
+        if high is not None:
             _put(found["maxValues"], path, high)
     return _json(found)
 
 
 def with_nan(rows: pa.Table) -> set[Leaf]:
-    """Return the columns that hold NaN: Parquet takes its bounds from the other values only."""
+    """Return the columns that hold NaN."""
     found = ((path, column) for name in rows.column_names for path, column in _floats((name,), rows.column(name)))
     return {path for path, column in found if pc.any(pc.is_nan(column)).as_py()}
 
@@ -61,13 +62,13 @@ def _floats(path: Leaf, column: pa.ChunkedArray) -> Iterator[tuple[Leaf, pa.Chun
             yield from _floats((*path, child.name), pc.struct_field(column, child.name))
 
 
-def _leaves(fields: Iterable[pa.Field], path: Leaf = (), *, repeated: bool = False) -> Iterator[Leaf | None]:
-    """Return the path of each leaf in Parquet's order; None inside lists and maps, for which Delta has no bounds."""
+def leaves(fields: Iterable[pa.Field], path: Leaf = (), *, repeated: bool = False) -> Iterator[Leaf | None]:
+    """Return the path of each leaf column in Parquet's order; None inside lists and maps, which have no bounds."""
     for field in fields:
         if pa.types.is_nested(field.type):
             children = [field.type.field(i) for i in range(field.type.num_fields)]
             inside = repeated or not pa.types.is_struct(field.type)
-            yield from _leaves(children, (*path, field.name), repeated=inside)
+            yield from leaves(children, (*path, field.name), repeated=inside)
         else:
             yield None if repeated else (*path, field.name)
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from router.delta.commit import LandedFile
-from router.delta.file_statistics import statistics, with_nan
+from router.delta.file_statistics import Leaf, leaves, statistics, with_nan
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake
@@ -44,6 +44,7 @@ class _Held:
     seen: bool
     batches: list[pa.RecordBatch] = field(default_factory=list)
     bytes: int = 0
+    nans: set[Leaf] = field(default_factory=set)
     file: _File | None = None
 
 
@@ -63,8 +64,10 @@ class Writer:
         if held is None:
             held = self.held[target, table] = _Held(target, table, rows.schema, seen)
         held.batches.append(rows)
-        held.bytes += rows.nbytes
-        self.bytes += rows.nbytes
+        # `nbytes` follows the offsets of nested lists: Spark sends none for a list that is empty, and it reads anywhere
+        size = rows.get_total_buffer_size()
+        held.bytes += size
+        self.bytes += size
 
     def flush(self) -> None:
         """Write the largest tables while more is held than allowed."""
@@ -94,8 +97,11 @@ class Writer:
         rows = _valued(rows) if held.seen else rows
         if held.file and not set(rows.column_names) <= set(held.file.schema.names):
             self._close(held)  # a column has its first value: the file without it is complete
+        if new := with_nan(rows) - held.nans:
+            self._close(held)  # a column has its first NaN: the next file has no statistics of it
+            held.nans |= new
         if held.file is None:
-            held.file = _File.open(self.landing, held.table, self._name(), rows.schema)
+            held.file = _File.open(self.landing, held.table, self._name(), rows.schema, held.nans)
         held.file.add(rows)
         if held.file.size >= self.landing.file_bytes:
             self._close(held)
@@ -126,10 +132,9 @@ class _File:
     writer: pq.ParquetWriter
     stream: pa.NativeFile
     footers: list[pq.FileMetaData]
-    nans: set[tuple[str, ...]] = field(default_factory=set)
 
     @classmethod
-    def open(cls, landing: Landing, table: str, name: str, schema: pa.Schema) -> _File:
+    def open(cls, landing: Landing, table: str, name: str, schema: pa.Schema, nans: set[Leaf]) -> _File:
         folder = table.replace(".", "/")
         landing.lake.files.create_dir(folder, recursive=True)
         stream = landing.lake.files.open_output_stream(f"{folder}/{name}")
@@ -141,6 +146,7 @@ class _File:
             coerce_timestamps="us",
             allow_truncated_timestamps=True,
             store_schema=False,
+            write_statistics=[".".join(leaf) for leaf in leaves(schema) if leaf and leaf not in nans] if nans else True,
             metadata_collector=footers,
         )
         return cls(f"{folder}/{name}", schema, writer, stream, footers)
@@ -154,7 +160,6 @@ class _File:
         for name in self.schema.names:
             if name not in rows.column_names:  # a column left out as empty this time
                 rows = rows.append_column(self.schema.field(name), pa.nulls(len(rows), self.schema.field(name).type))
-        self.nans |= with_nan(rows)
         self.writer.write_table(rows.select(self.schema.names), ROW_GROUP)
 
     def close(self, target: str, table: str) -> LandedFile:
@@ -162,4 +167,4 @@ class _File:
         size = self.size
         self.stream.close()
         footer, names = self.footers[0], tuple(self.schema.names)
-        return LandedFile(target, table, self.path, size, footer.num_rows, names, statistics(footer, self.nans))
+        return LandedFile(target, table, self.path, size, footer.num_rows, names, statistics(footer))

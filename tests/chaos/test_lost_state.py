@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
-from collections import Counter
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable
 
-from router import StartError
+from router import BatchError, StartError
 from router.engine.commit import Committer
+from router.engine.spark import SparkEngine
 from tests.chaos import lakes
 from tests.chaos.conftest import GAMES, PARTITIONS, configuration
 
@@ -48,8 +50,7 @@ def topic(new_topic):
 def once(lake: Path, events: int) -> None:
     """Assert that so many events are there, each once, and that the ledger says the same."""
     assert len(lakes.places(lake)) == lakes.places(lake).total() == events
-    silver = [table for table in lakes.tables(lake) if table.startswith("silver.") and table != "silver.wins"]
-    assert sum(lakes.rows(lake, table).total() for table in silver) == events
+    assert sum(lakes.rows(lake, f"silver.{game}").total() for game in ("rummy", "spades", "euchre")) == events
     ledger = lakes.read(lake, "ops.ledger")
     assert sum(row["read"] for row in ledger if row["read"] is not None) == events
     assert sum(row["landed"] for row in ledger if row["route"] == "games") == events
@@ -196,12 +197,10 @@ def test_landed_files_that_a_vacuum_took_are_landed_again(drain, topic, tmp_path
 
 def crash_after(monkeypatch, commits: int) -> None:
     """Let so many tables be committed in the arrow engine, and crash at the next one."""
-    made = Counter()
-    original = Committer._table
+    made, original = itertools.count(), Committer._table
 
     def table(self, *arguments):
-        made["commits"] += 1
-        if made["commits"] > commits:
+        if next(made) >= commits:
             raise CrashError
         return original(self, *arguments)
 
@@ -210,20 +209,45 @@ def crash_after(monkeypatch, commits: int) -> None:
 
 
 def test_a_decided_batch_is_finished_as_decided_under_a_changed_configuration(drain, topic, tmp_path, monkeypatch):
-    config, lake = configuration(tmp_path, topic, rows=EVENTS // 2, routes=[GAMES, BIG]), tmp_path / "lake"
+    lake, half = tmp_path / "lake", EVENTS // 2
+    config = configuration(tmp_path, topic, rows=half, routes=[GAMES, every("old")])
     crash_after(monkeypatch, 2)
     with pytest.raises(CrashError):
         drain(config)
     monkeypatch.undo()
-    configuration(
-        tmp_path, topic, rows=EVENTS // 2, routes=[GAMES, {**BIG, "name": "new", "sinks": [{"delta": "silver.new"}]}]
-    )
+    drain(configuration(tmp_path, topic, rows=half, routes=[GAMES, every("new")]))
+    once(lake, EVENTS)
+    booked = {(row["batch_id"] == 0, row["route"]) for row in lakes.read(lake, "ops.ledger") if row["route"]}
+    assert booked == {(True, "games"), (True, "old"), (False, "games"), (False, "new")}
+    assert lakes.batches(lake, "silver.old") == {0}
+    assert 0 not in lakes.batches(lake, "silver.new")
+
+
+@slow
+def test_the_spark_engine_refuses_to_finish_a_batch_under_a_changed_configuration(drain, topic, tmp_path, monkeypatch):
+    config, lake = configuration(tmp_path, topic, engine="spark", routes=[GAMES, every("old")]), tmp_path / "lake"
+    stop, made, original = threading.Event(), itertools.count(), SparkEngine._append
+
+    def append(self, *arguments):
+        if next(made) >= 2:
+            stop.set()
+            raise CrashError
+        return original(self, *arguments)
+
+    monkeypatch.setattr("router.engine.spark.THREADS", 1)
+    monkeypatch.setattr(SparkEngine, "_append", append)
+    drain(config, stop=stop)
+    monkeypatch.undo()
+    assert len(lakes.tables(lake)) == 2
+
+    former = config.read_text()
+    with pytest.raises(BatchError, match="configuration has changed"):
+        drain(configuration(tmp_path, topic, engine="spark", routes=[GAMES, every("new")]))
+    config.write_text(former)
     drain(config)
-    once_for_all = {(row["batch_id"], row["route"]) for row in lakes.read(lake, "ops.ledger") if row["route"]}
-    assert once_for_all == {(0, "games"), (0, "big"), (1, "games"), (1, "new")}
-    assert lakes.batches(lake, "silver.big") == {0}
-    assert lakes.batches(lake, "silver.new") == {1}
-    assert len(lakes.places(lake)) == lakes.places(lake).total() == EVENTS
+    once(lake, EVENTS)
 
 
-BIG = {"name": "big", "match": {"sql": "event.amount >= 0"}, "sinks": [{"delta": "silver.big"}]}
+def every(name: str):
+    """Return a route that takes every event."""
+    return {"name": name, "match": {"sql": "true"}, "sinks": [{"delta": f"silver.{name}"}]}

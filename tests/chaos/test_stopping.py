@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 
 import pytest
+from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.chaos import lakes
 from tests.chaos.conftest import configuration
@@ -30,6 +33,24 @@ def test_a_second_run_is_refused_and_the_first_goes_on(new_topic, router_run, tm
     until(lambda: lakes.places(lake).total() == 600, "the events after the second start are in the lake")
     first.send(signal.SIGTERM)
     assert first.ended() == 0, first.said
+
+
+def test_a_batch_that_begins_while_the_query_is_stopped_does_not_block_it(drain, new_topic, tmp_path, monkeypatch):
+    topic, lake, stop, original = new_topic(), tmp_path / "lake", threading.Event(), StreamingQuery.stop
+    topic.simulate(400, games=2)
+    config = configuration(tmp_path, topic, rows=40)
+
+    def stop_late(query):
+        time.sleep(3)  # enough for the next batch to begin
+        original(query)
+
+    monkeypatch.setattr(StreamingQuery, "stop", stop_late)
+    drain(config, stop=stop, finished=lambda report, behind: stop.set())
+    monkeypatch.undo()
+
+    assert lakes.places(lake).total() < 400
+    drain(config)
+    assert len(lakes.places(lake)) == lakes.places(lake).total() == 400
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,11 +25,11 @@ dead_letters: ops.dead_letters
 
 
 @pytest.fixture(scope="session")
-def registry() -> Iterator[Registry]:
+def registry() -> Registry:
     """Offer the parts of the tests and no others, so that every message is known."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(router.registry, "entry_points", lambda group: ())
-        yield load_registry([Path(__file__).with_name("parts.py")])
+        return load_registry([Path(__file__).with_name("parts.py")])
 
 
 Load = Callable[..., Loaded]

@@ -126,10 +126,11 @@ def test_a_broken_promise_keeps_other_tables_from_nothing(
     assert len(tables.rows(f"fresh_{name}")) == 2
 
 
+GROWN = pa.struct([("x", pa.int64()), ("new", pa.string())])
 WIDER = {
     "top": (pa.int32(), pa.int64(), 1, 2**40),
     "float": (pa.float32(), pa.float64(), 1.5, 1e300),
-    "nested": (pa.struct([("x", pa.int32())]), pa.struct([("x", pa.int64()), ("new", pa.string())]), {"x": 1}, {"x": 2**40, "new": "n"}),
+    "nested": (pa.struct([("x", pa.int32())]), GROWN, {"x": 1}, {"x": 2**40, "new": "n"}),
     "list": (pa.list_(pa.int16()), pa.list_(pa.int32()), [1], [2**20]),
     "map_": (pa.map_(pa.string(), pa.int32()), pa.map_(pa.string(), pa.int64()), [("k", 1)], [("k", 2**40)]),
 }  # fmt: skip

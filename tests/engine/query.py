@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from deltalake.exceptions import DeltaProtocolError
 
 from router.config.models import Config, FormatSource, Source
 from router.delta.lake import Lake
@@ -58,6 +59,7 @@ class Query:
     watch: Watch | None = None
     reports: list[BatchReport] = field(default_factory=list)
     taken: dict[int, pa.Table] = field(default_factory=dict)
+    steps: list[tuple[int, str, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.lake = Lake.at(self.config.lake)
@@ -92,7 +94,12 @@ class Query:
     def content(self, table: str) -> pa.Table:
         """Return the content of a table; of an absent one nothing."""
         handle = self.lake.open(table)
-        return pa.table({}) if handle is None else handle.to_pyarrow_table()
+        if handle is None:
+            return pa.table({})
+        try:
+            return handle.to_pyarrow_table()
+        except DeltaProtocolError:  # a widened table: only Spark reads it
+            return self.spark.read.format("delta").load(self.lake.address(table)).toArrow()
 
     def rows(self, table: str, *columns: str) -> list[dict[str, Any]]:
         """Return rows in a stable order, of some columns."""

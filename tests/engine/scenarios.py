@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     MakeQuery = Callable[..., Query]
 
 EVERY_TYPE = (
-    "game string, gamer string, at timestamp, local timestamp_ntz, day date, amount bigint, price double, ratio float, cost decimal(20,6), "
-    "flag boolean, blob binary, small smallint, tags array<string>, "
+    "game string, gamer string, at timestamp, local timestamp_ntz, day date, amount bigint, price double, ratio float, "
+    "cost decimal(20,6), flag boolean, blob binary, small smallint, tags array<string>, "
     "inner struct<x: int, deep: struct<y: string, at: timestamp>>, scores map<string, int>, "
     "rounds array<struct<n: int, cards: array<string>>>"
 )
@@ -135,7 +135,10 @@ def garbage(make_query: MakeQuery, folder: Path, engine: str) -> Query:
 
 
 NARROW = "game string, id int, amount int, price float, note string, inner struct<x: int>, Level int"
-WIDE = "game string, id int, amount bigint, price double, note bigint, inner struct<x: bigint, z: string>, level int, bonus double"
+WIDE = (
+    "game string, id int, amount bigint, price double, note bigint, inner struct<x: bigint, z: string>, level int, "
+    "bonus double"
+)
 HUGE = 2**40
 
 

@@ -67,7 +67,7 @@ def test_every_match_of_every_route_is_accounted_for(query: Query) -> None:
         if row["route"] is not None and row["matched"] is not None:
             place = (row["batch_id"], row["partition"], row["route"])
             assert row["matched"] == row["landed"] + row["refused"] + row["dropped"]
-            assert row["refused"] == refused[*place, row["sink"]] + by_route[place]
+            assert row["refused"] == refused[(*place, row["sink"])] + by_route[place]
 
 
 def test_what_landed_is_in_the_tables(query: Query) -> None:

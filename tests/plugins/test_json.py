@@ -154,7 +154,7 @@ REASONS: list[tuple[bytes | None, str]] = [
     (b'{"rounds":[{"n":"x"}]}', "does not fit the schema"),
     (b'{"player":5}', "does not fit the schema: player"),
     (b'{"player":{"level":"x","name":"y"}}', "does not fit the schema: player.level"),
-    (b'{"yes":0,"player":{"home":{"lat":1e400}}}', "does not fit the schema: yes, player.home.lat"),
+    (b'{"yes":0,"player":{"home":{"lat":1e400}}}', "does not fit the schema: player.home.lat, yes"),
     (b'{"player":{"home":{"since":"x"}}}', "does not fit the schema: player.home.since"),
     (b'{"whole":"x","whole":1}', "does not fit the schema"),
 ]  # fmt: skip
@@ -254,8 +254,7 @@ def test_the_reasons_do_not_take_good_records_out_of_code_generation(raw: Raw) -
     lines = decoded._jdf.queryExecution().executedPlan().toString().splitlines()
     projects = [line for line in lines if "Project [" in line]
 
-    assert len(projects) == 4
-    assert ["*(" in line for line in projects] == [True, True, True, False], "\n".join(projects)
+    assert ["*(" in line for line in projects] == [True, True, True, True, False], "\n".join(projects)
 
 
 def test_three_hundred_fields_are_decoded(decode: Decode) -> None:
