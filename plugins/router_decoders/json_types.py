@@ -87,9 +87,9 @@ def converted(parsed: Column, kind: T.DataType) -> Column:
 def _time(text: Column, kind: T.DataType) -> Column:
     """Return an ISO 8601 text as a date or timestamp.
 
-    The cast alone would also take `12:30` (as today, so a replay would differ), `2026` and `5`.
+    The cast alone would also take `12:30` (as today, so a replay would differ) and the number 2026.
     """
-    dashed = (F.substring(text, 5, 1) == "-") & (F.substring(text, 8, 1) == "-")
+    dashed = (F.locate("-", text) == 5) & (F.locate("-", text, 6) == 8)
     if isinstance(kind, T.DateType):
         dashed = dashed & (F.length(text) == 10)
     return F.when(dashed, text.try_cast(kind))
@@ -108,8 +108,8 @@ def misfits(parsed: Column, value: Column, schema: T.StructType, prefix: str = "
 def misfit(parsed: Column, value: Column, kind: T.DataType) -> Column | None:
     """Return whether a value that the parser accepted does not fit after all; never null. None: it always fits."""
     if isinstance(kind, (T.TimestampType, T.DateType)):
-        within = value.between(F.lit(FIRST).cast(kind), F.lit(LAST).cast(kind))
-        return parsed.isNotNull() & ~F.coalesce(within, F.lit(False))
+        beyond = (value < F.lit(FIRST).cast(kind)) | (value > F.lit(LAST).cast(kind))
+        return parsed.isNotNull() & (value.isNull() | beyond)
     if isinstance(kind, (T.DoubleType, T.FloatType)):
         return value.isNotNull() & (F.abs(value) == INFINITY)
     if isinstance(kind, T.StructType):

@@ -101,7 +101,7 @@ def widen(session: SparkSession, address: str, widened: str) -> None:
     quoted = f"delta.{_quoted(address)}"
     have = session.read.format("delta").load(address).schema
     session.sql(f"ALTER TABLE {quoted} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
-    for column in from_arrow_schema(to_arrow_schema(widened)):
+    for column in from_arrow_schema(to_arrow_schema(widened), prefer_timestamp_ntz=True):
         for path, kind in _grown(_quoted(column.name), have[column.name].dataType, column.dataType):
             session.sql(f"ALTER TABLE {quoted} ALTER COLUMN {path} TYPE {kind}")
 

@@ -50,10 +50,17 @@ def sample(spark: SparkSession, config: Config, rows: int) -> DataFrame:
             options.pop(streaming, None)
         return _kafka_columns(spark.read.format("kafka").options(**options).load()).limit(rows)
     if source.files:
-        return _file_columns(
-            spark.read.format("text").options(**_file_options(source.files)).load(source.files.path)
-        ).limit(rows)
+        lines = spark.read.format("text").options(**_file_options(source.files)).load(source.files.path)
+        return numbered(_file_columns(lines)).limit(rows)
     raise StartError("a sample can be taken from kafka and files only; give the decoder a schema")
+
+
+def numbered(raw: DataFrame) -> DataFrame:
+    """Return the records of one batch with offsets where the source has none: they order a batch, no more.
+
+    Spark cannot number the records of a stream, only those of a batch.
+    """
+    return raw.withColumn("offset", F.coalesce("offset", F.monotonically_increasing_id()))
 
 
 def kafka_options(kafka: KafkaSource, resume: Offsets | None = None) -> dict[str, str]:
@@ -111,12 +118,11 @@ def _file_options(files: FilesSource) -> dict[str, str]:
 
 
 def _file_columns(frame: DataFrame) -> DataFrame:
-    """Take the file as topic; the offset orders the records of one batch and file."""
+    """Take the file as topic."""
     known = {
         "value": F.col("value").cast("binary"),
         "topic": F.col("_metadata.file_path"),
         "partition": F.lit(0),
-        "offset": F.monotonically_increasing_id(),
         "timestamp": F.col("_metadata.file_modification_time"),
     }
     return frame.select(_raw(known))
@@ -131,9 +137,8 @@ def _any_columns(frame: DataFrame, source: FormatSource) -> DataFrame:
             f"the source {source.name} has no column value (it has {have}); map one under source.format.columns"
         )
     known["value"] = known["value"].cast("binary")
-    known.setdefault("topic", F.lit(source.name))
-    known.setdefault("partition", F.lit(0))
-    known.setdefault("offset", F.monotonically_increasing_id())
+    for name, otherwise in (("topic", source.name), ("partition", 0)):  # every record counts for one source partition
+        known[name] = F.coalesce(known.get(name, F.lit(None)).cast(_kinds()[name]), F.lit(otherwise))
     return frame.select(_raw(known))
 
 

@@ -154,7 +154,7 @@ def _columns(target: Target, work: TableCommit) -> list[Column]:
         if target.lane and column.name in COORDINATES:
             found.append(F.col(COORDINATES[column.name]).alias(column.name))
         else:
-            kind = from_arrow_type(column.type)
+            kind = from_arrow_type(column.type, prefer_timestamp_ntz=True)
             found.append(F.col(target.rows).getField(column.name).cast(kind).alias(column.name))
     return found
 

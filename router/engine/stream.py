@@ -190,8 +190,7 @@ class _Run:
         while query.isActive and not (self.options.stop.is_set() and not self.busy.locked()):
             time.sleep(POLL_SECONDS)
             self._tell(query)
-            if not self.busy.locked():
-                outage.notice(query)
+            outage.notice(query, busy=self.busy.locked())
         if query.isActive:
             return
         try:
@@ -213,7 +212,8 @@ class _Run:
             if not free or self.options.stop.is_set():
                 raise _Stop
             self.batches = self.batches or self._start(raw)
-            report = self.batches.process(raw, batch)
+            records = raw if self.config.source.kafka else source.numbered(raw)
+            report = self.batches.process(records, batch)
             self.reports.append(report)
             self.waiting.append(report)
             self.registry.finished(report)

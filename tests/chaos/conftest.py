@@ -83,7 +83,7 @@ def registry() -> Registry:
     return load_registry(PLUGINS)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def drain(spark, registry) -> Callable[..., list[BatchReport]]:
     """Run a configuration in this process until its topic is drained; return the reports."""
 

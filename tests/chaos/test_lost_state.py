@@ -111,6 +111,27 @@ def test_without_its_lake_a_checkpoint_does_not_go_on(drain, topic, tmp_path):
     assert not lakes.places(lake) & before
 
 
+def test_files_cannot_be_gone_on_with_from_the_ledger(drain, topic, tmp_path):
+    config = configuration(tmp_path, topic, source={"files": {"path": str(tmp_path / "events")}})
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "one.jsonl").write_bytes(SENT_FIRST)
+    drain(config)
+    shutil.rmtree(tmp_path / "lake/_router")
+    with pytest.raises(StartError, match="its checkpoint is empty"):
+        drain(config)
+    with pytest.raises(StartError, match="only a Kafka source"):
+        drain(config, accept="lost-checkpoint")
+    assert lakes.rows(tmp_path / "lake", "silver.rummy").total() == 1
+
+
+def test_a_checkpoint_named_by_a_uri_is_known_again(drain, topic, tmp_path):
+    config = configuration(tmp_path, topic, checkpoint=f"file://{tmp_path}/checkpoint")
+    drain(config)
+    topic.simulate(EVENTS, games=3, seed=1)
+    drain(config)
+    once(tmp_path / "lake", 2 * EVENTS)
+
+
 def test_a_lake_put_back_from_an_older_copy_is_not_gone_on_with(drain, topic, tmp_path):
     config, lake = configuration(tmp_path, topic, checkpoint=str(tmp_path / "checkpoint")), tmp_path / "lake"
     drain(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 
 import pytest
@@ -58,3 +59,13 @@ def test_the_stream_goes_on_when_the_broker_is_back(own_topic, router_run, tmp_p
     if not options:
         assert router.said.count("waiting for the source") == 1
         assert router.said.count("the source answers again") == 1
+
+
+def test_a_signal_ends_a_run_that_waits_for_its_broker(router_run, tmp_path):
+    with socket.socket() as closed:  # bound, but nobody listens
+        closed.bind(("127.0.0.1", 0))
+        topic = Topic(f"127.0.0.1:{closed.getsockname()[1]}", "events")
+        router = router_run(configuration(tmp_path, topic), "--continuous")
+        router.says("waiting for the source")
+        router.send(signal.SIGTERM)
+        assert router.ended() == 0, router.said

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.chaos import lakes
-from tests.chaos.conftest import configuration
+from tests.chaos.conftest import SCHEMA, configuration
 from tests.chaos.processes import until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -57,7 +57,7 @@ def test_a_batch_that_begins_while_the_query_is_stopped_does_not_block_it(drain,
     "number",
     [pytest.param(signal.SIGTERM, id="SIGTERM"), pytest.param(signal.SIGINT, id="Ctrl-C", marks=pytest.mark.slow)],
 )
-def test_a_signal_ends_a_run_after_the_batch_at_hand(new_topic, router_run, tmp_path, number):
+def test_a_signal_ends_a_run_after_the_batch_at_hand(new_topic, router_run, drain, tmp_path, number):
     topic, lake = new_topic(), tmp_path / "lake"
     games = topic.simulate(2_000)
     config = configuration(tmp_path, topic, rows=200)
@@ -79,7 +79,26 @@ def test_a_signal_ends_a_run_after_the_batch_at_hand(new_topic, router_run, tmp_
     }
     assert {int(name) for name in done} == lakes.batches(lake, "ops.ledger") == lakes.batches(lake, "bronze.events")
 
-    again = router_run(config, "--once")
-    assert again.ended() == 0, again.said
+    drain(config)
     assert len(lakes.places(lake)) == lakes.places(lake).total() == sum(games.values())
     assert {game: lakes.rows(lake, f"silver.{game}").total() for game in games} == games
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_does_not_wait_for_the_batch_at_hand(new_topic, router_run, drain, tmp_path):
+    topic, lake, hold = new_topic(), tmp_path / "lake", tmp_path / "hold"
+    games = topic.simulate(300)
+    troubled = {"inner": {"json": {"schema": SCHEMA}}, "folder": str(tmp_path), "lake": str(lake)}
+    config = configuration(tmp_path, topic, decode={"troubled": troubled})
+    hold.touch()
+    router = router_run(config, "--continuous")
+    until(lambda: any(lake.glob("*/*/*.parquet")), "the batch at hand lands")
+
+    for _ in range(2):
+        os.killpg(router.process.pid, signal.SIGINT)
+        time.sleep(1)
+    assert router.ended() == 1, router.said
+
+    hold.unlink()
+    drain(config)
+    assert len(lakes.places(lake)) == lakes.places(lake).total() == sum(games.values())

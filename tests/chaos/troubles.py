@@ -45,7 +45,7 @@ def _passing(folder: Path, lake: Path) -> Callable[[Iterator[pd.Series]], Iterat
         task = TaskContext.get()
         assert task is not None
         if task.partitionId() > 0:
-            _wait_while(lambda: (folder / "hold").exists())
+            _wait_while((folder / "hold").exists)
             return
         for trouble in ("fail", "kill"):
             if (folder / trouble).exists():

@@ -128,7 +128,7 @@ def test_a_timestamp_without_zone_is_taken_as_it_is(landed: Any, zone: str, monk
 
     time.tzset()
     try:
-        found, _ = landed(column(pa.timestamp("us"), [datetime(2026, 1, 2, 3, 4, 5, 6789)]))  # noqa: DTZ001
+        found, _ = landed(column(pa.timestamp("us"), [datetime(2026, 1, 2, 3, 4, 5, 6789)]))  # noqa: DTZ001 - a Parquet timestamp without a zone
     finally:
         monkeypatch.undo()
         time.tzset()

@@ -142,7 +142,7 @@ def test_the_number_of_records_is_exact(events: int, games: int, versions: int, 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"games": 0}, {"bad": 1.5}, {"rate": 0}, {"versions": -1}, {"events": -1}, {"start": datetime(2026, 1, 1)}],
+    [{"games": 0}, {"bad": 1.5}, {"rate": 0}, {"versions": -1}, {"events": -1}, {"start": datetime(2026, 1, 1)}],  # noqa: DTZ001 - what is refused
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_nonsense_is_refused_by_name(wrong: dict[str, Any]) -> None:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from router.config.models import Expectation, Route
+from router_decoders import Json
+from router_rules import Field, Sql
+from router_sinks import Delta, Tables
 from tests.engine.parts import Copy, Events, Fixed, Named, Where
 from tests.engine.query import Query, records
 
@@ -92,45 +99,62 @@ def event(i: int) -> dict[str, Any]:
     return found
 
 
+@cache
+def any_bytes() -> tuple[bytes, ...]:
+    """Return what may be in a topic beside all that somebody thought of."""
+    found: list[bytes] = []
+    almost = st.lists(
+        st.sampled_from([b"{", b"}", b'"game"', b'"uno"', b":", b",", b"null", b"\\u0000", b"\xff", b"1e9"])
+    )
+
+    @settings(max_examples=150, derandomize=True, database=None)
+    @given(st.binary() | almost.map(b"".join) | st.text().map(str.encode))
+    def collect(value: bytes) -> None:
+        found.append(value)
+
+    collect()
+    return tuple(found)
+
+
 def garbage(make_query: MakeQuery, folder: Path, engine: str) -> Query:
     """Take good events among every kind of bad ones, through every kind of sink and expectation."""
     games = Route(
         name="games",
-        match=Where(sql="event.game IS NOT NULL"),
+        match=Sql(where="event.game IS NOT NULL"),
         expect=(
             Expectation(name="gamer", sql="event.gamer IS NOT NULL"),
             Expectation(name="sane", sql="event.amount >= 0", otherwise="warn"),
             Expectation(name="low", sql="event.amount < 9", otherwise="drop"),
             Expectation(name="shares", sql="10 / event.amount > 0", otherwise="warn"),
         ),
-        sinks=(Named(sql="concat('silver.', event.game)", columns="seen"),),
+        sinks=(Tables(table="silver.{event.game}"),),
     )
     wins = Route(
         name="wins",
-        match=Where(sql="event.amount / (event.amount - 5) > 0"),
+        match=Sql(where="event.amount / (event.amount - 5) > 0"),
         select=("event.*", "offset", "10 / (event.amount - 7) AS share"),
         sinks=(
-            Fixed(name="gold.wins"),
+            Delta(table="gold.wins"),
             Copy(to=str(folder / "copy"), refuses="amount % 2 = 1"),
-            Fixed(name="gold.wins_again"),
+            Delta(table="gold.wins_again"),
         ),
     )
     flags = Route(
         name="flags",
-        match=Where(sql="event.flag"),
+        match=Field(column="event.flag", equals=True),
         select=("event.game", "event.amount AS amount", "partition AS part", "cast(key AS string) AS key"),
-        sinks=(Fixed(name="gold.flags"),),
+        sinks=(Delta(table="gold.flags"),),
     )
     query = make_query(
-        folder, engine=engine, decode=Events(ddl=EVERY_TYPE), bronze="bronze.all", routes=(games, wins, flags)
+        folder, engine=engine, decode=Json(schema=EVERY_TYPE), bronze="bronze.all", routes=(games, wins, flags)
     )
     named = [{"game": name, "gamer": "g", "amount": 1} for name in NAMES]
     mixed = [*map(event, range(60)), *GARBAGE, *named]
     random.Random(7).shuffle(mixed)
     query.take(records(mixed, partitions=3))
-    query.take(records([event(i) for i in range(60, 75)], first=100))
+    query.take(records([*[event(i) for i in range(60, 75)], *any_bytes()], first=100))
     query.take(records([]))
-    query.take(records([b"only", None, b"garbage"], first=200, partitions=2))
+    query.take(records([b"only", None, b"garbage"], first=1000, partitions=2))
     return query
 
 

@@ -6,12 +6,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.engine.conftest import ENGINES
-from tests.engine.parts import Copy, Events, Fixed, Where, copied
-from tests.engine.query import records
 
 from router import SinkError
 from router.config.models import Route
+from tests.engine.conftest import ENGINES
+from tests.engine.parts import Copy, Events, Fixed, Where, copied
+from tests.engine.query import records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,9 @@ def routes(to: Path, **options: Any) -> tuple[Route, ...]:
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def cut(request: pytest.FixtureRequest, make_query: Callable[..., Query], tmp_path_factory: Any) -> tuple[Query, SinkError]:
+def cut(
+    request: pytest.FixtureRequest, make_query: Callable[..., Query], tmp_path_factory: Any
+) -> tuple[Query, SinkError]:
     """Run a batch whose sink fails, then start again with the sink well; return the error of the first start."""
     folder = tmp_path_factory.mktemp(request.param)
     failing = routes(folder / "copy", fails_before=1)
@@ -77,7 +79,9 @@ def test_what_the_sink_refused_is_a_dead_letter(cut: tuple[Query, SinkError]) ->
     """Without it rows that a service will never take are lost, or block it for ever."""
     (letter,) = [row for row in cut[0].rows("ops.dead") if row["stage"] == "apply"]
 
-    assert {name: letter[name] for name in ("reason", "route", "sink", "topic", "partition", "offset", "key", "batch_id")} == {
+    assert {
+        name: letter[name] for name in ("reason", "route", "sink", "topic", "partition", "offset", "key", "batch_id")
+    } == {
         **{"reason": "not wanted", "route": "all", "sink": "copy", "topic": "events", "partition": 1, "offset": 1},
         **{"key": b"key 3", "batch_id": 0},
     }

@@ -1,0 +1,339 @@
+"""Sources: where a stream begins, what a record looks like, and how much of it is a batch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer
+from deltalake import write_deltalake
+
+from router import RAW_SCHEMA, StartError
+from router.config.loader import Loaded, load
+from router.config.models import Config, FilesSource, FormatSource, KafkaSource, Source
+from router.delta.lake import Lake
+from router.engine import source
+from router.engine.source import kafka_options
+from router.engine.stream import run
+from router.registry import Registry, load_registry
+from router_decoders import Nothing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from router_demo.kafka import EmbeddedKafka
+
+MILLIS = 1767225600000  # 2026-01-01T00:00:00Z
+
+
+def kafka(**options: Any) -> dict[str, str]:
+    resume = options.pop("resume", None)
+    return kafka_options(KafkaSource(**{"servers": "one:9092,two:9092", "topics": ("a", "b"), **options}), resume)
+
+
+BEGINNINGS = {
+    "earliest": ({}, {"startingOffsets": "earliest"}),
+    "latest": ({"start": "latest"}, {"startingOffsets": "latest"}),
+    "offsets": ({"start": {"a": {0: 5, 1: -2}}}, {"startingOffsets": {"a": {"0": 5, "1": -2}}}),
+    "time": ({"start_time": "2026-01-01T00:00:00Z"}, {"startingTimestamp": MILLIS}),
+    "time elsewhere": ({"start_time": "2026-01-01T02:00:00+02:00"}, {"startingTimestamp": MILLIS}),
+    "time of partitions": (
+        {"start_time": {"a": {0: "2026-01-01T00:00:00Z", 1: "2026-01-01T00:00:01Z"}}},
+        {"startingOffsetsByTimestamp": {"a": {"0": MILLIS, "1": MILLIS + 1000}}},
+    ),
+    "resumed": ({"start": "latest", "resume": {"a": {0: 7}}}, {"startingOffsets": {"a": {"0": 7}}}),
+    "resumed, whatever the time": ({"start_time": "2026-01-01T00:00:00Z", "resume": {}}, {"startingOffsets": {}}),
+}
+
+
+@pytest.mark.parametrize(("options", "wanted"), BEGINNINGS.values(), ids=BEGINNINGS)
+def test_where_a_new_checkpoint_begins(options: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Without it a first start skips records, or reads a year of them."""
+    found = {name: value for name, value in kafka(**options).items() if name.startswith("starting")}
+    strategy = found.pop("startingOffsetsByTimestampStrategy", None)
+
+    assert {
+        name: value if isinstance(wanted[name], str) else json.loads(value) for name, value in found.items()
+    } == wanted
+    assert strategy == (None if "startingOffsets" in wanted else "latest")
+
+
+def test_topics_pattern_and_own_options() -> None:
+    """Without it a secured broker cannot be reached, or the wrong topics are read."""
+    secured = kafka(options={"kafka.security.protocol": "SSL", "failOnDataLoss": "false"})
+    by_pattern = kafka(topics=(), pattern="game-.*")
+
+    assert (
+        secured.items()
+        >= {
+            **{"subscribe": "a,b", "kafka.bootstrap.servers": "one:9092,two:9092", "includeHeaders": "true"},
+            **{"kafka.security.protocol": "SSL", "failOnDataLoss": "false"},
+        }.items()
+    )
+    assert by_pattern["subscribePattern"] == "game-.*"
+    assert "subscribe" not in by_pattern
+
+
+@pytest.mark.parametrize("rows", [1, 50, 10_000, 1_000_000])
+def test_the_size_of_a_batch_is_about_what_was_asked(rows: int) -> None:
+    """Without it the first batch of a long topic is all of it."""
+    assert rows <= int(kafka(rows_per_batch=rows)["maxOffsetsPerTrigger"]) <= rows * 1.01 + 1
+
+
+YAML = """\
+name: games
+lake: {lake}
+source: {source}
+decode: {{json: "n int"}}
+bronze: bronze.all
+routes:
+  - name: all
+    match: {{sql: "event.n IS NOT NULL"}}
+    sinks: [{{delta: silver.all}}]
+trigger: {{once: true}}
+dead_letters: ops.dead
+"""
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    """Offer the built-in parts, and an observer that fails."""
+    return load_registry([Path(__file__).with_name("observer.py")])
+
+
+Drain = Callable[..., "tuple[Lake, list[Any]]"]
+
+
+@pytest.fixture
+def drain(spark: SparkSession, registry: Registry, tmp_path: Path) -> Drain:
+    """Run a source until it is drained; return the lake and the reports."""
+
+    def drain(source: dict[str, Any], decode: str = "") -> tuple[Lake, list[Any]]:
+        text = YAML.format(lake=tmp_path / "lake", source=json.dumps(source))
+        loaded: Loaded = load(tmp_path / "games.yaml", registry, environ={}, text=text)
+        return Lake.at(str(tmp_path / "lake")), run(loaded, registry, spark)
+
+    return drain
+
+
+def column(lake: Lake, table: str, *names: str) -> list[Any]:
+    """Return sorted values of columns."""
+    handle = lake.open(table)
+    rows = handle.to_pyarrow_table(columns=list(names)).to_pylist() if handle else []
+    return sorted(row[names[0]] if len(names) == 1 else tuple(row.values()) for row in rows)
+
+
+def lines(folder: Path, name: str, *numbers: int) -> None:
+    """Put a file into a folder at once, as a careful producer does."""
+    folder.mkdir(exist_ok=True)
+    unfinished = folder / f".{name}"
+    unfinished.write_text("".join(f'{{"n": {number}}}\n' for number in numbers))
+    unfinished.rename(folder / name)
+
+
+def test_files_are_taken_as_they_arrive_each_once(drain: Drain, registry: Registry, tmp_path: Path) -> None:
+    """Without it a restart reads every file again, or forgets those that came meanwhile."""
+    folder = tmp_path / "in"
+    lines(folder, "a.json", 1, 2)
+    lines(folder, "b.json", 3)
+    lake, first = drain({"files": {"path": str(folder), "files_per_batch": 1}})
+    assert [report.read for report in first] == [2, 1] or [report.read for report in first] == [1, 2]
+
+    lines(folder, "c.json", 4, 5)
+    _, second = drain({"files": {"path": str(folder)}})
+    _, third = drain({"files": {"path": str(folder)}})
+
+    assert ([report.read for report in second], third) == ([2], [])
+    assert column(lake, "silver.all", "n") == [1, 2, 3, 4, 5]
+    found = {(Path(topic).name, partition) for topic, partition in column(lake, "bronze.all", "topic", "partition")}
+    assert found == {("a.json", 0), ("b.json", 0), ("c.json", 0)}
+    assert column(lake, "bronze.all", "batch_id") == [0, 0, 1, 2, 2] or column(lake, "bronze.all", "batch_id") == [
+        0,
+        1,
+        1,
+        2,
+        2,
+    ]
+
+
+def test_observers_hear_of_every_batch_and_break_none(drain: Drain, registry: Registry, tmp_path: Path) -> None:
+    """Without it a faulty dashboard stops the stream."""
+    (plugin,) = [plugin for plugin in registry.manager.get_plugins() if hasattr(plugin, "HEARD")]
+    plugin.HEARD.clear()
+    lines(tmp_path / "in", "a.json", 1, 2)
+
+    _, reports = drain({"files": {"path": str(tmp_path / "in")}})
+
+    assert reports == plugin.HEARD
+    assert [(report.query, report.batch, report.read) for report in reports] == [("games", 0, 2)]
+
+
+def test_a_whole_file_may_be_a_record(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it documents of several lines cannot be read."""
+    (tmp_path / "a.json").write_text('{\n  "n": 1\n}\n')
+    (tmp_path / "b.json").write_text("\n\n")
+    frame = source.sample(spark, config(files=FilesSource(path=str(tmp_path), whole_files=True)), 10)
+
+    assert sorted(bytes(row.value) for row in frame.collect()) == [b"\n\n", b'{\n  "n": 1\n}\n']
+
+
+def config(**kind: Any) -> Config:
+    return Config(name="games", lake="none", dead_letters="ops.dead", source=Source(**kind), decode=Nothing())
+
+
+def test_a_line_is_a_record_and_its_order_is_kept(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it blank lines vanish without a word, and an upsert cannot tell old from new."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\n\n\xff\xfe\nfour")
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+
+    rows = source.sample(spark, config(files=FilesSource(path=str(path))), 10).collect()
+
+    assert [bytes(row.value) for row in sorted(rows, key=lambda row: row.offset)] == [b"one", b"", b"\xff\xfe", b"four"]
+    assert {row.timestamp.timestamp() for row in rows} == {1_700_000_000}
+    assert {(row.key, row.headers, row.timestamp_type) for row in rows} == {(None, None, None)}
+
+
+def test_any_format_that_spark_streams(drain: Drain, tmp_path: Path) -> None:
+    """Without it a table, or whatever connector there is, cannot be a source; null in a column of it stops a batch."""
+    kinds = ["x", None, "x", None, None]
+    write_deltalake(
+        tmp_path / "table",
+        pa.table(
+            {
+                "payload": [f'{{"n": {n}}}' for n in range(5)],
+                "kind": pa.array(kinds),
+                "part": pa.array([1, 2, None, None, 1], pa.int32()),
+            }
+        ),
+    )
+    columns = {"value": "payload", "topic": "kind", "partition": "part", "key": "cast(kind AS binary)"}
+
+    lake, reports = drain(
+        {"format": {"name": "delta", "options": {"path": str(tmp_path / "table")}, "columns": columns}}
+    )
+
+    assert [report.read for report in reports] == [5]
+    assert column(lake, "silver.all", "n") == [0, 1, 2, 3, 4]
+    places = Counter(column(lake, "bronze.all", "topic", "partition"))
+    assert places == Counter([("x", 1), ("delta", 2), ("x", 0), ("delta", 0), ("delta", 1)])
+    handle = lake.open("ops.ledger")
+    assert handle is not None
+    booked = [row for row in handle.to_pyarrow_table().to_pylist() if row["route"] is None]
+    assert Counter((row["topic"], row["partition"]) for row in booked) == places
+
+
+def test_a_format_without_values_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it the first batch fails with a sentence about a column that nobody has written."""
+    write_deltalake(tmp_path / "table", pa.table({"payload": ["x"]}))
+    options = {"path": str(tmp_path / "table")}
+
+    with pytest.raises(StartError, match="payload"):
+        source.stream(spark, config(format=FormatSource(name="delta", options=options)))
+
+
+def test_only_kafka_and_files_give_a_sample(spark: SparkSession) -> None:
+    """Without it inferring a schema from another source fails deep inside of Spark."""
+    with pytest.raises(StartError):
+        source.sample(spark, config(format=FormatSource(name="rate")), 10)
+
+
+@pytest.fixture(scope="module")
+def topics(broker: EmbeddedKafka) -> EmbeddedKafka:
+    """Fill two topics that a pattern finds, and one that it does not; record i of a partition is i seconds late."""
+    refused: list[str] = []
+    producer = Producer({"bootstrap.servers": broker.servers})
+    for topic, partitions in (("source-a", 2), ("source-b", 1), ("other", 1)):
+        broker.create_topic(topic, partitions)
+        for partition in range(partitions):
+            for i in range(20):
+                producer.produce(
+                    topic,
+                    json.dumps({"n": i}).encode(),
+                    key=None if i % 5 == 0 else f"k{i}".encode(),
+                    partition=partition,
+                    timestamp=MILLIS + i * 1000,
+                    headers=[("trace", b"\x00\xff"), ("none", None), ("trace", b"again")] if i % 2 else None,
+                    on_delivery=lambda error, _: refused.append(str(error)) if error else None,
+                )
+    assert producer.flush(60) == 0
+    assert refused == []
+    return broker
+
+
+def test_kafka_records_arrive_whole_and_in_bounded_batches(drain: Drain, topics: EmbeddedKafka) -> None:
+    """Without it headers, keys or times of records are lost, or one batch takes the whole topic."""
+    lake, reports = drain({"kafka": {"servers": topics.servers, "pattern": "source-.*", "rows_per_batch": 15}})
+
+    assert sum(report.read for report in reports) == 60
+    assert all(0 < report.read <= 15 for report in reports)
+    handle = lake.open("bronze.all")
+    assert handle is not None
+    rows = handle.to_pyarrow_table().to_pylist()
+    places = Counter((row["topic"], row["partition"], row["offset"]) for row in rows)
+    parts = [("source-a", 0), ("source-a", 1), ("source-b", 0)]
+    assert places == Counter((*part, offset) for part in parts for offset in range(20))
+    for row in rows:
+        i = row["offset"]
+        assert json.loads(row["value"]) == {"n": i}
+        assert row["key"] == (None if i % 5 == 0 else f"k{i}".encode())
+        assert row["timestamp"].timestamp() * 1000 == MILLIS + i * 1000
+        assert row["timestamp_type"] == 0
+        found = [(header["key"], header["value"]) for header in row["headers"] or ()]
+        assert found == ([("trace", b"\x00\xff"), ("none", None), ("trace", b"again")] if i % 2 else [])
+
+
+STARTS = {
+    "offsets": ({"start": {"source-a": {0: 15, 1: 18}}}, {0: 15, 1: 18}),
+    "offsets by word": ({"start": {"source-a": {0: -2, 1: -1}}}, {0: 0}),
+    "latest": ({"start": "latest"}, {}),
+    "time": ({"start_time": "2026-01-01T00:00:10Z"}, {0: 10, 1: 10}),
+    "time between two records": ({"start_time": "2026-01-01T00:00:09.500Z"}, {0: 10, 1: 10}),
+    "time after all": ({"start_time": "2027-01-01T00:00:00Z"}, {}),
+    "time of partitions": (
+        {"start_time": {"source-a": {0: "2026-01-01T00:00:05Z", 1: "2026-01-01T00:00:17Z"}}},
+        {0: 5, 1: 17},
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "first"), STARTS.values(), ids=STARTS)
+def test_kafka_begins_where_it_is_told(
+    spark: SparkSession, topics: EmbeddedKafka, options: dict[str, Any], first: dict[int, int]
+) -> None:
+    """Without it a first start skips records, or reads a year of them."""
+    settings = config(kafka=KafkaSource(servers=topics.servers, topics=("source-a",), **options))
+    query = (
+        source.stream(spark, settings)
+        .writeStream.format("memory")
+        .queryName("begun")
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        query.awaitTermination()
+        rows = spark.table("begun").select("partition", "offset").collect()
+    finally:
+        query.stop()
+
+    assert Counter(tuple(row) for row in rows) == Counter(
+        (part, offset) for part, low in first.items() for offset in range(low, 20)
+    )
+
+
+def test_a_sample_of_kafka_is_from_its_beginning(spark: SparkSession, topics: EmbeddedKafka) -> None:
+    """Without it a schema is inferred from nothing where the stream begins at the end of the topic."""
+    settings = config(kafka=KafkaSource(servers=topics.servers, topics=("source-b",), start="latest"))
+
+    rows = source.sample(spark, settings, 7).collect()
+
+    assert len(rows) == 7
+    assert set(rows[0].asDict()) == {
+        field.split()[0].rstrip(":") for field in RAW_SCHEMA.replace("<key: string, value: binary>", "").split(", ")
+    }

@@ -1,0 +1,158 @@
+"""The contract kit: built-in parts pass, broken ones are told what they break."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql import functions as F
+
+from router import Decoder, Rule, TableSink
+from router.testing import GARBAGE, check_decoder, check_rule, check_table_sink
+from router_decoders import Json, Nothing
+from router_sinks import Delta, Tables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from tests.plugins.conftest import Decode
+
+JSON = Json(schema="game string, a int, at timestamp, o struct<x: array<double>>, m map<string,date>", rescue=True)
+GOOD = [b'{"game":"uno","a":1}', b"{}", b'{"m":{"x":"2026-11-21"},"o":{"x":[1]},"z":0}']
+
+
+@pytest.fixture(scope="module")
+def events(spark: SparkSession) -> DataFrame:
+    """Events with names that a table can have, and with others."""
+    names = ["uno", "Uno", "../../x", "con", "🂡", "x" * 300, "", "a.b", "\x00", None]
+    return spark.createDataFrame([((name, 1),) for name in names], "event struct<game: string, version: int>")
+
+
+def test_the_json_decoder_keeps_the_contract(spark: SparkSession) -> None:
+    """Every kind of garbage ends as one record with a reason."""
+    check_decoder(spark, JSON, GOOD)
+
+
+def test_no_decoder_keeps_the_contract(spark: SparkSession, decode: Decode) -> None:
+    """With `none` every record is for bronze and nothing else: no event, no dead letter."""
+    check_decoder(spark, Nothing(), [])
+
+    assert set(decode(Nothing(), GARBAGE)) == {(None, None)}
+
+
+def test_a_table_name_is_the_text_with_its_fields(spark: SparkSession, events: DataFrame) -> None:
+    """What the data says is the name; whether it can be one is for the engine to decide."""
+    sink = Tables(table="silver.{event.game}_v{ event.version }")
+    check_table_sink(spark, sink, events)
+
+    found = [row[0] for row in events.select(sink.table()).collect()]
+
+    assert found[:3] == ["silver.uno_v1", "silver.Uno_v1", "silver.../../x_v1"]
+    assert found[-2:] == ["silver.\x00_v1", None]
+
+
+@pytest.mark.parametrize("field", ["event", "event.o", "topic", "value", "timestamp", "headers"])
+def test_a_field_of_any_type_can_name_a_table(spark: SparkSession, field: str) -> None:
+    """A name that makes no sense is a dead letter, not the end of the stream."""
+    events = spark.createDataFrame([(([1],), b"\xff")], "event struct<o: array<int>>, value binary")
+
+    check_table_sink(spark, Tables(table=f"silver.{{{field}}}"), events)
+
+
+def test_a_fixed_table_keeps_the_contract(spark: SparkSession, events: DataFrame) -> None:
+    """The simplest sink has the simplest contract."""
+    check_table_sink(spark, Delta(table="silver.wins"), events)
+
+
+class Broken(Decoder):
+    """Break the contract of decoders in one way."""
+
+    how: str
+
+    def decode(self, raw: DataFrame) -> DataFrame:
+        """Return what a careless decoder would."""
+        text = F.col("value").cast("string")
+        event = F.when(text == "good", F.struct(text.alias("text")))
+        error = F.when(event.isNull(), F.lit("bad"))
+        decoded = raw.withColumns({"event": event, "_error": error})
+        return BREAK[self.how](decoded)
+
+
+BREAK: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "records went in": lambda frame: frame.where("event IS NOT NULL"),
+    "raw columns ['headers'] are lost": lambda frame: frame.drop("headers"),
+    "columns ['_error'] are not added": lambda frame: frame.drop("_error"),
+    "columns ['_json'] are left over": lambda frame: frame.withColumn("_json", F.lit(1)),
+    "event is a string": lambda frame: frame.withColumn("event", F.lit("x")),
+    "event cannot be null": lambda frame: frame.withColumn("event", F.struct(F.lit(1))),
+    "_error is a int": lambda frame: frame.withColumn("_error", F.lit(1)),
+    "raw columns are changed": lambda frame: frame.withColumn("topic", F.upper("topic")),
+    "has an event and an error": lambda frame: frame.withColumn("_error", F.lit("bad")),
+    "the error has no text": lambda frame: frame.withColumn("_error", F.when(F.col("event").isNull(), F.lit(""))),
+    "raises on a record": lambda frame: frame.withColumn("_error", F.col("value").cast("string").cast("int")),
+    "good and has no event": lambda frame: frame.withColumn("event", F.when(F.rand() < 0, F.col("event"))),
+    "among other neighbours": lambda frame: frame.withColumn(
+        "_error", F.when(F.col("event").isNull(), F.col("offset").cast("string"))
+    ),
+}
+
+
+@pytest.mark.parametrize("how", BREAK)
+def test_a_broken_decoder_is_told_what_it_breaks(spark: SparkSession, how: str) -> None:
+    """A plugin's author needs the promise by name."""
+    with pytest.raises(AssertionError) as caught:
+        check_decoder(spark, Broken(how=how), [b"good"])
+
+    assert how in str(caught.value)
+
+
+class Expression(Rule, TableSink):
+    """Be a rule, or name a table, by any column."""
+
+    sql: str
+
+    def matches(self) -> Column:
+        """Return the column."""
+        return F.expr(self.sql)
+
+    def table(self) -> str | Column:
+        """Return the column, or the name."""
+        return self.sql if self.sql.isidentifier() else F.expr(self.sql)
+
+
+@pytest.mark.parametrize(
+    ("sql", "word"),
+    [
+        ("event.version", "matches() is a int, not a boolean"),
+        ("cast(event.game as int) = 1", "raises on a row"),
+        ("event.game is null", "without an event"),
+        ("rand() < 0.5", "the second time"),
+    ],
+)
+def test_a_broken_rule_is_told_what_it_breaks(spark: SparkSession, events: DataFrame, sql: str, word: str) -> None:
+    """A rule that raises would stop the stream; one that changes its mind would break replays."""
+    with pytest.raises(AssertionError) as caught:
+        check_rule(spark, Expression(sql=sql), events)
+
+    assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sql", "word"),
+    [
+        ("event.version + 1", "table() is a int, not a string"),
+        ("raise_error('x')", "raises on a row"),
+        ("concat('a.', uuid())", "the second time"),
+        ("silver", "breaks the naming rule"),
+    ],
+)
+def test_a_broken_table_sink_is_told_what_it_breaks(
+    spark: SparkSession, events: DataFrame, sql: str, word: str
+) -> None:
+    """A table that changes between attempts would hold a row twice."""
+    with pytest.raises(AssertionError) as caught:
+        check_table_sink(spark, Expression(sql=sql), events)
+
+    assert word in str(caught.value)

@@ -1,0 +1,156 @@
+"""The json decoder against Python's json: any bytes, any documents.
+
+Hypothesis draws the examples of a test first, and one Spark job decodes them all; a failure shows the bytes at fault.
+
+Known differences, all documented in the decoder's manual page:
+- Python takes NaN and Infinity, and escapes that are half of a surrogate pair; so they are not generated.
+- Python takes numbers of any size; a number beyond its field's type does not fit.
+- Python takes any nesting and any length; beyond Spark's limits a text is not JSON.
+- Spark does not see text after the object that continues it as if it were inside another: `{"a":1},"b":{}`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from router_decoders import Json
+
+if TYPE_CHECKING:
+    from tests.plugins.conftest import Decode
+
+T = TypeVar("T")
+SCHEMA = (
+    "text string, big bigint, whole int, real double, yes boolean, "
+    "tags array<bigint>, notes map<string,string>, player struct<level: int, name: string>"
+)
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+bigs = st.integers(-(2**63), 2**63 - 1)
+fitting = {
+    "text": texts,
+    "big": bigs,
+    "whole": st.integers(-(2**31), 2**31 - 1),
+    "real": st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53),
+    "yes": st.booleans(),
+    "tags": st.lists(st.none() | bigs, max_size=4),
+    "notes": st.dictionaries(texts, st.none() | texts, max_size=4),
+    "player": st.fixed_dictionaries({}, optional={"level": st.integers(-9, 9), "name": texts, "x": st.booleans()}),
+}
+unknown = st.dictionaries(texts.filter(lambda name: name not in fitting), st.none() | bigs | texts, max_size=2)
+documents = st.builds(
+    lambda known, other: {**other, **known},
+    st.fixed_dictionaries({}, optional={name: st.none() | values for name, values in fitting.items()}),
+    unknown,
+)
+whatever = st.recursive(
+    st.none() | st.booleans() | bigs | st.floats() | texts, lambda inner: st.lists(inner, max_size=3)
+)
+strange = st.dictionaries(st.sampled_from([*fitting, "x"]), whatever | documents, max_size=4)
+
+
+def examples(strategy: st.SearchStrategy[T], count: int) -> list[T]:
+    """Draw up to so many examples of a strategy."""
+    found: list[T] = []
+
+    @settings(max_examples=count, database=None, phases=[Phase.generate])
+    @given(strategy)
+    def draw(example: T) -> None:
+        found.append(example)
+
+    draw()
+    return found
+
+
+@st.composite
+def written(draw: st.DrawFn, values: st.SearchStrategy[Any]) -> bytes:
+    """Draw a JSON text in one of the ways that encoders write it."""
+    separators = draw(st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t:\r\n")]))
+    return json.dumps(draw(values), ensure_ascii=draw(st.booleans()), separators=separators).encode()
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """Draw a JSON text with some bytes changed, put in or taken away."""
+    text = bytearray(draw(written(documents)))
+    for _ in range(draw(st.integers(1, 3))):
+        place, width = draw(st.integers(0, len(text))), draw(st.integers(0, 2))
+        text[place : place + width] = draw(
+            st.binary(max_size=2) | st.sampled_from([b'"', b"{", b"}", b",", b"\\", b"0"])
+        )
+    return bytes(text)
+
+
+def expected(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the event of a document whose fields fit."""
+    event = {name: document.get(name) for name in fitting}
+    if event["real"] is not None:
+        event["real"] = float(event["real"])
+    if event["player"] is not None:
+        event["player"] = {name: event["player"].get(name) for name in ("level", "name")}
+    return event
+
+
+def comparable(event: dict[str, Any]) -> dict[str, Any]:
+    """Return a decoded event with its map as a dict."""
+    return {**event, "notes": None if event["notes"] is None else dict(event["notes"])}
+
+
+def test_a_document_that_fits_has_the_values_that_python_reads(decode: Decode) -> None:
+    """A value must be the one that the producer wrote."""
+    values = examples(written(documents), 600)
+
+    for value, (event, error) in zip(values, decode(Json(schema=SCHEMA), values), strict=True):
+        assert error is None, value
+        assert comparable(event) == expected(json.loads(value)), value
+
+
+def is_object(value: bytes) -> bool:
+    """Say whether Python, as strict as the decoder, takes bytes for one JSON object."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    try:
+        return isinstance(json.loads(value.decode(), parse_constant=refuse), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def test_what_python_refuses_is_no_event(decode: Decode) -> None:
+    """A broken record that becomes an event is a lie in a table."""
+    values = examples(st.binary(max_size=40) | damaged() | written(strange), 1500)
+
+    found = decode(Json(schema=SCHEMA), values)
+
+    for value, (event, error) in zip(values, found, strict=True):
+        assert (event is None) != (error is None), value
+        if not is_object(value) and not continues(value):
+            assert error, value
+        if is_object(value) and event is None:
+            assert error.startswith("does not fit the schema"), value
+
+
+def continues(value: bytes) -> bool:
+    """Say whether bytes are an object and go on as if they were inside another: the one thing Spark does not see."""
+    text = b'{"value":' + value + b',"end":1}'
+    return is_object(text) and isinstance(json.loads(text)["value"], dict)
+
+
+def test_what_fits_is_never_another_value(decode: Decode) -> None:
+    """An overflow that wraps around would be believed."""
+    values = examples(written(strange), 600)
+
+    found = decode(Json(schema=SCHEMA), values)
+
+    for value, (event, _) in zip(values, found, strict=True):
+        if event is not None:
+            document = json.loads(value)
+            for name in ("big", "whole", "yes"):
+                assert (event[name], type(event[name])) == (document.get(name), type(document.get(name))), value
+            real = document.get("real")
+            assert event["real"] is None if real is None else math.isclose(event["real"], real), value

@@ -1,0 +1,145 @@
+"""Schemas in files: read as they are, inferred once, refreshed on demand."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from router import Preparation, StartError
+from router_decoders import Json
+from router_decoders.schema_files import differences, leaves
+from router_decoders.schema_mapping import struct_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame
+
+    from tests.plugins.conftest import Decode, Raw
+
+SAMPLE = [
+    b'{"game":"uno","at":"2026-11-21T10:00:00Z","amount":5,"player":{"level":1,"tags":["a"]},"code":"2026"}',
+    b'{"game":"uno","at":"2026-11-21T10:00:00.5+02:00","amount":5.5,"code":"1999"}',
+    b"broken",
+    b'{"game":"uno","amount":',
+    b'[{"other":1}]',
+    b"\xff",
+    None,
+]
+DDL = "amount DOUBLE,at TIMESTAMP,code STRING,game STRING,player STRUCT<level: BIGINT, tags: ARRAY<STRING>>"
+
+
+def never(rows: int) -> DataFrame:
+    """Fail when the source is read."""
+    raise AssertionError(f"the source was asked for {rows} rows")
+
+
+@pytest.fixture
+def place(tmp_path: Path, raw: Raw) -> Any:
+    """Make preparations in one folder; without values the source must not be read."""
+
+    def place(values: list[bytes | None] | None = None, refresh: bool = False) -> Preparation:
+        sample = never if values is None else lambda rows: raw(values).limit(rows)
+        return Preparation(tmp_path, refresh, sample)
+
+    return place
+
+
+@pytest.mark.parametrize("file", ["games.schema.json", "games.ddl"])
+def test_a_schema_is_inferred_once(tmp_path: Path, place: Any, decode: Decode, file: str) -> None:
+    """A restart must decode to the same types, whatever the topic has by then."""
+    decoder = Json.model_validate({"infer": {"file": file}})
+
+    first = decoder.prepare(place(SAMPLE))
+    second = decoder.prepare(place())
+
+    assert first == second == Json(schema=DDL)
+    assert (tmp_path / file).exists()
+    assert [path.name for path in tmp_path.iterdir()] == [file]
+    assert decode(second, SAMPLE[:1])[0][1] is None
+
+
+def test_a_refresh_shows_what_changed(tmp_path: Path, place: Any, spark: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Who refreshes wants to know which tables will get which columns."""
+    decoder = Json.model_validate({"infer": {"file": "games.ddl", "rows": 5}})
+    (tmp_path / "games.ddl").write_text("game string, amount bigint, old struct<a: int>")
+
+    with caplog.at_level(logging.INFO, logger="router_decoders"):
+        prepared = decoder.prepare(place(SAMPLE, refresh=True))
+        decoder.prepare(place(SAMPLE, refresh=True))
+
+    file = tmp_path / "games.ddl"
+    assert prepared == Json(schema=DDL)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"schema {file}: added at: timestamp",
+        f"schema {file}: added code: string",
+        f"schema {file}: added player.level: bigint",
+        f"schema {file}: added player.tags[]: string",
+        f"schema {file}: removed old.a: int",
+        f"schema {file}: changed amount: bigint -> double",
+        f"schema {file}: no differences",
+    ]
+
+
+@pytest.mark.parametrize("values", [[], [b"broken", b"[1]", b"5", None]], ids=["no records", "no objects"])
+def test_a_source_without_objects_has_no_schema(tmp_path: Path, place: Any, values: list[bytes | None]) -> None:
+    """An empty schema in the file would lose every field from then on."""
+    with pytest.raises(StartError, match="no JSON object yet"):
+        Json.model_validate({"infer": {"file": "games.ddl"}}).prepare(place(values))
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_schema_file_is_read_from_the_configuration_s_folder(tmp_path: Path, place: Any, decode: Decode) -> None:
+    """A configuration must work from any working directory."""
+    schema = {"type": "object", "properties": {"game": {"type": "string"}, "day": {"type": "string", "format": "date"}}}
+    (tmp_path / "schemas").mkdir()
+    (tmp_path / "schemas" / "game.json").write_text(json.dumps(schema))
+
+    decoder = Json(schema_file="schemas/game.json", rescue=True).prepare(place())
+
+    assert decoder == Json(schema="game STRING,day DATE", rescue=True)
+    assert decode(decoder, [b'{"game":"uno"}']) == [({"game": "uno", "day": None, "_rescued": None}, None)]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "word"),
+    [
+        ("missing.json", None, "No such file"),
+        ("broken.json", "{", "Expecting property name"),
+        ("odd.json", '{"type":"object","properties":{"a":{}}}', "#/properties/a"),
+        ("odd.ddl", "a strin", "DDL"),
+    ],
+)
+def test_a_schema_file_that_cannot_be_used_is_named(
+    tmp_path: Path, place: Any, spark: Any, file: str, text: str | None, word: str
+) -> None:
+    """The operator needs the file and the place in it, not a stack trace."""
+    if text is not None:
+        (tmp_path / file).write_text(text)
+
+    with pytest.raises(StartError, match=word) as caught:
+        Json(schema_file=file).prepare(place())
+
+    assert str(tmp_path / file) in str(caught.value)
+
+
+def test_differences_name_the_whole_path() -> None:
+    """A change deep inside of a record must be seen as such."""
+    inner = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
+    before = struct_of({"type": "object", "properties": {"list": {"type": "array", "items": inner}}})
+    inner["properties"] = {
+        "a": {"type": "number"},
+        "c": {"type": "object", "additionalProperties": {"type": "boolean"}},
+    }
+    after = struct_of({"type": "object", "properties": {"list": {"type": "array", "items": inner}}})
+
+    assert differences(before, after) == [
+        "added list[].c{}: boolean",
+        "removed list[].b: string",
+        "changed list[].a: bigint -> double",
+    ]
+    assert dict(leaves(before)) == {"list[].a": "bigint", "list[].b": "string"}
