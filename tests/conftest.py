@@ -49,10 +49,13 @@ def spark() -> Iterator[SparkSession]:
     from router.config.models import Config
     from router.engine.session import build_session, stop_session
 
-    # only the name and the settings matter to a session
-    config = Config.model_construct(
-        name="tests", spark={"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"}
-    )
+    settings = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.enabled": "false",
+        # compiled lightly: what a test runs is over before the second compiler has paid for itself
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    }
+    config = Config.model_construct(name="tests", spark=settings)  # nothing else matters to a session
     session = build_session(config, master="local[2,4]")
     yield session
     stop_session(session)

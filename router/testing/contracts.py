@@ -20,7 +20,7 @@ from router.delta.naming import usable
 from router.parts import RAW_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -90,7 +90,7 @@ def check_rule(spark: SparkSession, rule: Rule, events: DataFrame) -> None:
     row, says the same of a row again, and does not match a record without an event.
     """
     frame = _with_empty_record(spark, _with_raw_columns(events))
-    verdicts = _evaluated(frame, rule.matches(), T.BooleanType(), "matches()")
+    verdicts = _evaluated(frame, rule.matches, T.BooleanType(), "matches()")
     _require(verdicts[-1] is not True, "the rule matches a record without an event")
 
 
@@ -105,7 +105,7 @@ def check_table_sink(spark: SparkSession, sink: TableSink, events: DataFrame) ->
         _require(usable(table), f"table() returns {table!r}, which breaks the naming rule")
         return
     frame = _with_empty_record(spark, _with_raw_columns(events))
-    _evaluated(frame, table, T.StringType(), "table()")
+    _evaluated(frame, sink.table, T.StringType(), "table()")
 
 
 def _decoded(spark: SparkSession, decoder: Decoder, values: Sequence[bytes | None]) -> list[dict[str, Any]]:
@@ -145,13 +145,14 @@ def _check_row(offset: int, value: bytes | None, row: dict[str, Any]) -> None:
     _require(row["_error"] != "", f"{at}: the error has no text")
 
 
-def _evaluated(frame: DataFrame, column: Column, kind: T.DataType, what: str) -> list[Any]:
+def _evaluated(frame: DataFrame, make: Callable[[], str | Column], kind: T.DataType, what: str) -> list[Any]:
     """Return the values of a column, after checking its type, that it raises nowhere, and that it repeats itself."""
-    chosen = frame.select(column.alias("verdict"))
-    found = chosen.schema["verdict"].dataType
+    # made and analysed twice: Spark fixes the seed of a random function when it analyses the frame
+    one, other = (frame.select(F.lit(make()).alias("verdict")) for _ in range(2))
+    found = one.schema["verdict"].dataType
     _require(isinstance(found, type(kind)), f"{what} is a {found.simpleString()}, not a {kind.simpleString()}")
     try:
-        first, second = ([row["verdict"] for row in chosen.collect()] for _ in range(2))
+        first, second = ([row["verdict"] for row in chosen.collect()] for chosen in (one, other))
     except Exception as error:
         raise AssertionError(f"{what} raises on a row: {error}") from error
     _require(first == second, f"{what} says something else of the same row the second time")

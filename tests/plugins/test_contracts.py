@@ -91,7 +91,9 @@ BREAK: dict[str, Callable[[DataFrame], DataFrame]] = {
     "raw columns are changed": lambda frame: frame.withColumn("topic", F.upper("topic")),
     "has an event and an error": lambda frame: frame.withColumn("_error", F.lit("bad")),
     "the error has no text": lambda frame: frame.withColumn("_error", F.when(F.col("event").isNull(), F.lit(""))),
-    "raises on a record": lambda frame: frame.withColumn("_error", F.col("value").cast("string").cast("int")),
+    "raises on a record": lambda frame: frame.withColumn(
+        "_error", F.col("value").cast("string").cast("int").cast("string")
+    ),
     "good and has no event": lambda frame: frame.withColumn("event", F.when(F.rand() < 0, F.col("event"))),
     "among other neighbours": lambda frame: frame.withColumn(
         "_error", F.when(F.col("event").isNull(), F.col("offset").cast("string"))
@@ -143,7 +145,7 @@ def test_a_broken_rule_is_told_what_it_breaks(spark: SparkSession, events: DataF
     ("sql", "word"),
     [
         ("event.version + 1", "table() is a int, not a string"),
-        ("raise_error('x')", "raises on a row"),
+        ("string(raise_error(event.game))", "raises on a row"),
         ("concat('a.', uuid())", "the second time"),
         ("silver", "breaks the naming rule"),
     ],
