@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from router.engine.write import Landing
 
 REPORT = "report string"
+GATHERED = 32 << 20
+"""Bytes of rows that are sorted into tables at once: what a table costs, it costs once for each such part."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,26 @@ def task(job: Job) -> Any:
         context = TaskContext.get()
         attempt = f"{context.partitionId()}-{context.taskAttemptId()}" if context else "0-0"
         work = _Task(job, attempt)
-        for batch in batches:
+        for batch in gathered(batches):
             work.take(batch)
         reports = work.finish()
         yield pa.RecordBatch.from_arrays([pa.array(reports, pa.string())], names=["report"])
 
     return land
+
+
+def gathered(batches: Iterator[pa.RecordBatch], most: int = GATHERED) -> Iterator[pa.RecordBatch]:
+    """Join batches that follow each other until they have `most` bytes."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.get_total_buffer_size()
+        if size >= most:
+            yield pa.concat_batches(held)
+            held, size = [], 0
+    if held:
+        yield pa.concat_batches(held)
 
 
 class _Task:
