@@ -42,7 +42,7 @@ def main(words: list[str]) -> int:
     scale = _scale(given)
     asked = _asked(given, scale)
     results = _results(given, scale)
-    cells = distinct([cell for item in asked for cell in item.cells(scale)])
+    cells = [cell for cell in distinct([c for item in asked for c in item.cells(scale)]) if _named(cell, given.cells)]
     missing = [cell for cell in cells if not results.complete(cell)]
     if given.list:
         console.print("\n".join(f"{'  ' if cell in missing else '= '}{cell.key} x{cell.repeat}" for cell in cells))
@@ -111,6 +111,10 @@ def _results(given: argparse.Namespace, scale: Scale) -> Results:
     return results
 
 
+def _named(cell: Cell, patterns: list[str]) -> bool:
+    return not patterns or any(fnmatch(cell.key, pattern) for pattern in patterns)
+
+
 def _again(result: CellResult, redo: str) -> bool:
     return result.noisy if redo == "noisy" else bool(redo) and fnmatch(result.cell.key, redo)
 
@@ -120,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--full", action="store_true", help="everything, about two hours; without it a short version, ten minutes")
     add("--only", type=lambda text: text.split(","), metavar="NAME[,NAME]", help=f"of {', '.join(measurements())}")
+    add("--cells", action="append", default=[], metavar="PATTERN", help="of those only what --list calls so; repeatable")
     add("--events", type=int, help=f"events per topic (short {SHORT.events}, full {FULL.events})")
     add("--repeat", type=int, help=f"runs per figure, which is their median (short {SHORT.repeat}, full {FULL.repeat})")
     add("--out", type=Path, help="folder of results.json, results.md and plots (benchmarks/results/short or full)")

@@ -10,6 +10,8 @@ def settings() -> dict[str, str]:
     cores = os.cpu_count() or 1
     return {
         "spark.driver.memory": "4g",
+        # the router's own choice; here, so that every contender has it
+        "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
         "spark.sql.shuffle.partitions": str(cores),
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.sql.session.timeZone": "UTC",
