@@ -124,7 +124,9 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--full", action="store_true", help="everything, about two hours; without it a short version, ten minutes")
     add("--only", type=lambda text: text.split(","), metavar="NAME[,NAME]", help=f"of {', '.join(measurements())}")
-    add("--cells", action="append", default=[], metavar="PATTERN", help="of those only what --list calls so; repeatable")
+    add(
+        "--cells", action="append", default=[], metavar="PATTERN", help="of those only what --list calls so; repeatable"
+    )
     add("--events", type=int, help=f"events per topic (short {SHORT.events}, full {FULL.events})")
     add("--repeat", type=int, help=f"runs per figure, which is their median (short {SHORT.repeat}, full {FULL.repeat})")
     add("--out", type=Path, help="folder of results.json, results.md and plots (benchmarks/results/short or full)")

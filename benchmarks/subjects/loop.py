@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 RAW = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
 
-def _run(spark: SparkSession, task: Task, threads: int) -> Run:
+def _run(spark: SparkSession, task: Task, threads: int = 1, *, tuned: bool = False) -> Run:
     steps: Counter[str] = Counter()
 
     def write(batch: DataFrame, batch_id: int) -> None:
         _batch(batch, batch_id, task, threads, steps)
 
-    stream = source(spark, task, headers=True).writeStream.foreachBatch(write).trigger(availableNow=True)
+    stream = source(spark, task, headers=True, tuned=tuned).writeStream.foreachBatch(write).trigger(availableNow=True)
     run = timed(lambda: [stream.option("checkpointLocation", str(task.checkpoint)).start()])
     return replace(run, steps=dict(steps), tables=len(task.expected))
 
@@ -61,5 +61,11 @@ def _append(rows: DataFrame, table: str, task: Task, batch_id: int) -> None:
     writer.save(str(task.lake / table))
 
 
-LOOP = Subject("loop", "loop of appends", session, partial(_run, threads=1), bronze_and_tables)
-THREADS = Subject("loop_threads", "loop, 8 threads", session, partial(_run, threads=8), bronze_and_tables)
+LOOP = Subject("loop", "loop of appends", session, _run, bronze_and_tables)
+TUNED = Subject(
+    "loop_tuned",
+    "loop, 8 threads, tuned",
+    partial(session, tuned=True),
+    partial(_run, threads=8, tuned=True),
+    bronze_and_tables,
+)

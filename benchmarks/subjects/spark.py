@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.runs import Run
-from benchmarks.settings import settings
+from benchmarks.settings import TUNED_CONSUMER, TUNED_SESSION, settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,23 +26,24 @@ KAFKA = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
 AVRO = f"org.apache.spark:spark-avro_2.13:{pyspark.__version__}"
 
 
-def session(task: Task) -> SparkSession:
-    """Return a session with Delta and Kafka."""
+def session(task: Task, *, tuned: bool = False) -> SparkSession:
+    """Return a session with Delta and Kafka; `tuned` has the settings that the router sets by itself."""
     builder = SparkSession.builder.appName("benchmark").master("local[*,4]")
     builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
     builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-    for name, value in settings().items():
+    for name, value in {**settings(), **(TUNED_SESSION if tuned else {})}.items():
         builder = builder.config(name, value)
     spark: SparkSession = configure_spark_with_delta_pip(builder, extra_packages=[KAFKA, AVRO]).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 
 
-def source(spark: SparkSession, task: Task, *, headers: bool = False) -> DataFrame:
-    """Return the topic as a stream, with the source options that the router uses."""
+def source(spark: SparkSession, task: Task, *, headers: bool = False, tuned: bool = False) -> DataFrame:
+    """Return the topic as a stream; `tuned` reads with the consumer options that the router sets by itself."""
     reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", task.servers)
     reader = reader.option("subscribe", task.topic).option("startingOffsets", "earliest")
     reader = reader.option("includeHeaders", str(headers).lower())
+    reader = reader.options(**TUNED_CONSUMER) if tuned else reader
     return reader.option("maxOffsetsPerTrigger", task.rows_per_batch).load()
 
 

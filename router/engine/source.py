@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 
 Offsets = dict[str, dict[int, int]]
 """topic -> partition -> the next offset to read."""
+CONSUMER = {
+    "kafka.fetch.max.wait.ms": "20",
+    "kafka.max.poll.records": "20000",
+    "kafka.max.partition.fetch.bytes": str(8 << 20),
+}
+"""How a task's consumer reads when the configuration says nothing else.
+
+Before a task ends, its consumer asks for records beyond the last one, and Spark's question for the partition's range
+waits behind that request: with Kafka's default of 500 ms, half a second per task of every batch that reaches the end
+of the topic. More than 500 records a poll and 1 MB a request take a third off the reading of a backlog.
+"""
 EARLIEST = -2
 """What Spark takes for the offset of a partition's first record."""
 
@@ -65,7 +76,7 @@ def numbered(raw: DataFrame) -> DataFrame:
 
 def kafka_options(kafka: KafkaSource, resume: Offsets | None = None) -> dict[str, str]:
     """Return the options of Spark's Kafka source. Source: Structured Streaming + Kafka Integration Guide."""
-    options = {key: value.get_secret_value() for key, value in kafka.options.items()}
+    options = {**CONSUMER, **{key: value.get_secret_value() for key, value in kafka.options.items()}}
     options["kafka.bootstrap.servers"] = kafka.servers
     options["includeHeaders"] = "true"
     # Spark rounds every partition's share down: without the slack, a handful of records would take a batch of their own
