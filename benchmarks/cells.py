@@ -65,9 +65,10 @@ class Scale:
 
     def warm(self, subject: str, games: int, partitions: int = 4) -> Cell:
         """Return the usual warm cell: all events in one batch."""
-        # One warm run is enough where a single one takes ten minutes: its relative noise is small.
-        repeat = 1 if subject != "router" and games >= 1000 else self.repeat
-        return Cell(subject, "warm", self.events, games, partitions, repeat)
+        if subject != "router" and games >= 1000:
+            # One run where a single one takes ten minutes: beside that, what a first run costs more is noise.
+            return Cell(subject, "single", self.events, games, partitions)
+        return Cell(subject, "warm", self.events, games, partitions, self.repeat)
 
     def cold(self, subject: str, games: int) -> Cell:
         """Return the usual cold cell: a fresh process each time."""
