@@ -21,6 +21,7 @@ COMMANDS = {
     "plugins": ("router.cli.plugins:plugins", "List decoders, rules and sinks, or show the page of one."),
     "run": ("router.cli.run:run", "Run a configuration."),
     "schema": ("router.cli.schema:schema", "Print the configuration's JSON Schema, for editors."),
+    "warm-up": ("router.cli.warm_up:warm_up", "Make every later start some seconds shorter."),
     "simulate": ("router_demo.cli:simulate", "Write game events to a Kafka topic."),
 }
 """Command -> where it is, and its line in the help: `router --help` imports none of them."""

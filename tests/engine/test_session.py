@@ -1,0 +1,41 @@
+"""The JVM is started with what the router wants and nothing that contradicts what was asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from router.engine.session import class_archive, java_options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ROUTER_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def asked(options: str) -> list[str]:
+    return java_options({"spark.driver.extraJavaOptions": options}).split()
+
+
+def test_a_collector_that_was_asked_for_stands_alone() -> None:
+    """Without it the JVM ends with `Multiple garbage collectors selected`."""
+    assert java_options({}) == "-XX:+UseParallelGC"
+    assert asked("-XX:+UseG1GC -Dx=1") == []
+    assert asked("-Dx=1") == ["-XX:+UseParallelGC"]
+
+
+def test_the_archive_of_classes_is_used_once_it_is_there() -> None:
+    """Without it a start takes seconds longer."""
+    class_archive().write_bytes(b"")
+    assert f"-XX:SharedArchiveFile={class_archive()}" in asked("")
+
+
+def test_no_archive_is_used_while_another_one_is_asked_for_or_made() -> None:
+    """Without it the JVM refuses to start: it reads one archive and cannot make one while it does."""
+    class_archive().write_bytes(b"")
+    assert asked("-XX:ArchiveClassesAtExit=/tmp/x.jsa -XX:+UseParallelGC") == []
