@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import logging
 import os
@@ -95,8 +96,12 @@ def java_options(asked: Mapping[str, str]) -> str:
 
 
 def class_archive() -> Path:
-    """Return where the archive of the JVM's classes is, for exactly these versions; `router warm-up` makes it."""
-    return _cache() / f"classes-{_versions()}.jsa"
+    """Return where the archive of the JVM's classes is, for this installation; `router warm-up` makes it.
+
+    A JVM refuses an archive whose jars lay elsewhere or were others.
+    """
+    place = hashlib.sha256(str(Path(pyspark.__file__).resolve()).encode()).hexdigest()[:8]
+    return _cache() / f"classes-{_versions()}-{place}.jsa"
 
 
 def _with_jars(builder: SparkSession.Builder, *, on_class_path: bool) -> SparkSession.Builder:
