@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, PrivateAttr, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
+from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
     from typing_extensions import Self
 
@@ -66,21 +68,33 @@ class Part(BaseModel):
         return resolve(cls, value)
 
 
+class Memory(Protocol):
+    """Keep what a decoder has learnt beside the checkpoint, for ever. Names are the decoder's own, never from data."""
+
+    def read(self, name: str) -> bytes | None:
+        """Return what was written under a name, or None."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write whole or not at all; replaces what was there."""
+
+
 @dataclass(frozen=True)
 class Preparation:
     """What a decoder may use once, before the stream starts.
 
     `folder` is the configuration's folder, `refresh` says that cached files (an inferred schema) are to be made
-    again, `sample(rows)` reads that many raw records (columns of `RAW_SCHEMA`) from the source.
+    again, `sample(rows)` reads that many raw records (columns of `RAW_SCHEMA`) from the source, `memory` outlives the
+    process.
     """
 
     folder: Path
     refresh: bool
     sample: Callable[[int], DataFrame]
+    memory: Memory
 
 
 class Decoder(Part, ABC):
-    """Turn raw records into events."""
+    """Turn raw records into events: with native expressions, or with record batches (see ArrowDecoder)."""
 
     kind = "decoder"
 
@@ -88,14 +102,65 @@ class Decoder(Part, ABC):
         """Return this decoder made ready, once, at the start of a stream. Runs on the driver."""
         return self
 
+    def refresh(self, wanted: frozenset[str]) -> Self:
+        """Return this decoder as the next batch needs it; itself when nothing has changed. Runs on the driver.
+
+        Called at the start of every batch with nothing wanted, and again when rows of the batch had a value in
+        `_wanted`, with these values; the batch is then decoded anew. What cannot be had for good must not be wanted a
+        second time: its rows get an `_error`. An OSError means that it cannot be had now: the stream waits.
+        """
+        return self
+
     @abstractmethod
     def decode(self, raw: DataFrame) -> DataFrame:
         """Add the columns `event` (struct, null where the record cannot be decoded) and `_error` (string, why).
 
         Exactly one of the two is null in a row, except that a decoder may leave both null for records that are to
-        reach bronze and nothing else. Needs the columns of `RAW_SCHEMA` and keeps them and every row; runs no
+        reach bronze and nothing else. Needs the columns of `RAW_SCHEMA` and keeps every column and every row; runs no
         action; must not raise on any row. Runs on the driver, as native expressions.
+
+        May add `_wanted` (string, null but in rows that need what `refresh` can fetch) and what rules and projections
+        can use of a schema: `schema_id` and `schema_version` (int), `subject` and `message` (string).
         """
+
+
+@dataclass(frozen=True)
+class ArrowDecoding:
+    """Be how tasks decode record batches.
+
+    `function(records, argument)` is a module-level function. It takes a record batch with the columns of `RAW_SCHEMA`
+    and returns one with as many rows and the columns of `adds`, in that order: what `Decoder.decode` adds. It must not
+    raise on any row, and decides on a row without looking at its neighbours. `argument` travels to the tasks.
+    """
+
+    function: Callable[[pa.RecordBatch, Any], pa.RecordBatch]
+    argument: Any
+    adds: StructType
+
+
+class ArrowDecoder(Decoder, ABC):
+    """Turn raw records into events in Python, a record batch at a time."""
+
+    @abstractmethod
+    def decoding(self) -> ArrowDecoding:
+        """Return how tasks decode. Runs on the driver."""
+
+    def decode(self, raw: DataFrame) -> DataFrame:
+        """Add the columns that the decoding adds, in a stage of its own."""
+        made = self.decoding()
+        return raw.mapInArrow(_decoding(made), StructType([*raw.schema.fields, *made.adds.fields]))
+
+
+def _decoding(made: ArrowDecoding) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+    """Return the function of one task, for mapInArrow. Runs on executors."""
+
+    def decode(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        for records in batches:
+            added = made.function(records, made.argument)
+            names = [*records.schema.names, *added.schema.names]
+            yield records.from_arrays([*records.columns, *added.columns], names=names)
+
+    return decode
 
 
 class Rule(Part, ABC):

@@ -21,6 +21,7 @@ COMMANDS = {
     "plugins": ("router.cli.plugins:plugins", "List decoders, rules and sinks, or show the page of one."),
     "run": ("router.cli.run:run", "Run a configuration."),
     "schema": ("router.cli.schema:schema", "Print the configuration's JSON Schema, for editors."),
+    "test": ("router.cli.test:test", "Run route tests: records in, rows expected."),
     "warm-up": ("router.cli.warm_up:warm_up", "Make every later start some seconds shorter."),
     "simulate": ("router_demo.cli:simulate", "Write game events to a Kafka topic."),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -77,6 +78,21 @@ class Lake:
                 return cast("bytes", stream.read())
         except FileNotFoundError:
             return None
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a file below the root so that a crash leaves either all of it or nothing; make its folder."""
+        self.files.create_dir(path.rpartition("/")[0], recursive=True)
+        if not self.local:  # an object store shows a file whole or not at all
+            with self.files.open_output_stream(path) as stream:
+                stream.write(content)
+            return
+        whole = Path(self.root, path)
+        unfinished = whole.with_suffix(".tmp")
+        with unfinished.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        unfinished.replace(whole)
 
     def __getstate__(self) -> dict[str, object]:
         return {"root": self.root, "options": self.options}  # a live file system does not travel to executors

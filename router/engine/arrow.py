@@ -47,14 +47,10 @@ def _big() -> Column:
     return F.coalesce(F.length("value"), F.lit(0)) + F.coalesce(F.length("key"), F.lit(0)) > BIG_ROW
 
 
-def _set_aside(frame: DataFrame) -> DataFrame:
-    """Return the frame with nothing in the big rows but a mark."""
+def _set_aside(raw: DataFrame) -> DataFrame:
+    """Return the records with nothing in the big ones but a mark."""
     big = _big()
-    light = {"_aside": big}
-    for field in frame.schema:
-        if field.name in ("key", "value", "event", "_dead") or field.name.startswith("_row"):
-            light[field.name] = F.when(~big, F.col(field.name))
-    return frame.withColumns(light)
+    return raw.withColumns({"_aside": big, "key": F.when(~big, F.col("key")), "value": F.when(~big, F.col("value"))})
 
 
 @dataclass
@@ -74,13 +70,12 @@ class ArrowEngine:
         """
         landing = Landing(self.lake, self.options.file_bytes, self.options.buffer_bytes)
         job = Job(planned.layout, ruling, landing, batch)
-        frame = self._arranged(planned)
         if self.measured:
-            found = self._measured(frame, job)
+            found = self._measured(self._arranged(planned, planned.raw), job)
         else:
-            found = landed(_set_aside(frame), job)
+            found = landed(self._arranged(planned, _set_aside(planned.raw)), job)
             if found.aside:
-                found = found + self._measured(frame.filter(_big()), job)
+                found = found + self._measured(self._arranged(planned, planned.raw.filter(_big())), job)
         self.measured = found.aside > BIG_SHARE * max(1, sum(count["read"] for count in found.counts))
         files, counts = found.files, found.counts
         tables, rows = len({file.table for file in files}), sum(file.rows for file in files)
@@ -126,12 +121,13 @@ class ArrowEngine:
         finally:
             conf.set(BATCH_BYTES, UNBOUNDED)
 
-    def _arranged(self, planned: Plan) -> DataFrame:
-        """Return the frame in the partitions that make the fewest files worth having."""
+    def _arranged(self, planned: Plan, raw: DataFrame) -> DataFrame:
+        """Return labelled records in the partitions that make the fewest files worth having."""
+        frame = planned.label(raw)
         named = next((target.goes for target in planned.layout.targets if target.table is None), None)
         if named is None or self.options.spread == "keep":
-            return planned.frame
+            return frame
         cores = self.spark.sparkContext.defaultParallelism
         if self.options.spread == "by_table" or self.tiny:
-            return planned.frame.repartition(cores, named)
-        return planned.frame.coalesce(cores)  # tasks beyond the cores gain nothing but files
+            return frame.repartition(cores, named)
+        return frame.coalesce(cores)  # tasks beyond the cores gain nothing but files

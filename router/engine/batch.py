@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from router.delta.commit import done
 from router.engine import ledger
@@ -54,7 +54,7 @@ class Batches:
 
     def __post_init__(self) -> None:
         self.query = f"{self.config.name}:{self.run}"
-        self.planner = Planner(self.config)
+        self.planner = Planner(self.config, self.config.decode)
         self.fitter = Fitter(self.lake, self.query)
         self.applier = Applier(self.lake, self.shelf, self.config.dead_letters)
         self.engines: dict[str, ArrowEngine | SparkEngine] = {
@@ -74,10 +74,12 @@ class Batches:
     def _process(self, raw: DataFrame, steps: Steps) -> BatchReport:
         with steps.step("plan"):
             manifest = self._decided(steps.batch)
+            if manifest is None:
+                self.planner.refresh()
             planned = self.planner.plan(raw)
         handles, replay = None, manifest is not None
         if manifest is None:
-            manifest, handles = self._decide(planned, steps)
+            manifest, handles, planned = self._decide(planned, steps)
         commits = manifest.commits
         with steps.step("commit", len(commits)):
             handles = handles or self.fitter.open({work.table for work in commits})
@@ -115,11 +117,10 @@ class Batches:
         log.info("%s, batch %d: deciding it again, it was cut off", self.config.name, batch)
         return None
 
-    def _decide(self, planned: Plan, steps: Steps) -> tuple[Manifest, dict[str, DeltaTable | None]]:
+    def _decide(self, planned: Plan, steps: Steps) -> tuple[Manifest, dict[str, DeltaTable | None], Plan]:
         batch = steps.batch
         for _ in range(RULINGS):
-            with steps.step("land"):
-                files, counts = self.engine.land(planned, self.ruling, batch)
+            planned, files, counts = self._land(planned, steps)
             counted = partitions(counts)
             self._stop_on(planned.layout, counted, files, batch)
             with steps.step("fit"):
@@ -139,12 +140,31 @@ class Batches:
                 )
                 with steps.step("manifest"):
                     self.shelf.write(manifest)
-                return manifest, fit.handles
+                return manifest, fit.handles, planned
             self.engine.discard(files)
             log.info("%s, batch %d: landing again, tables ask for it", self.config.name, batch)
         raise BatchError(
             self.config.name, batch, f"tables changed {RULINGS} times while the batch was landed; who else writes them?"
         )
+
+    def _land(self, planned: Plan, steps: Steps) -> tuple[Plan, list[LandedFile], list[dict[str, Any]]]:
+        """Land a batch, and again for as long as its rows want what the decoder can fetch."""
+        asked: frozenset[str] = frozenset()
+        while True:
+            with steps.step("land"):
+                files, counts = self.engine.land(planned, self.ruling, steps.batch)
+            wanted = frozenset(value for count in counts for value in count.get("wanted") or ())
+            if not wanted:
+                return planned, files, counts
+            self.engine.discard(files)
+            if not wanted - asked:
+                what = f"the decoder {self.config.decode.part_name} wants what it was asked for: {_some(wanted)}"
+                raise BatchError(self.config.name, steps.batch, what)
+            log.info("%s, batch %d: decoding again, with %s", self.config.name, steps.batch, _some(wanted))
+            with steps.step("plan"):
+                self.planner.refresh(wanted - asked)
+                planned = self.planner.plan(planned.raw)
+            asked |= wanted
 
     def _stop_on(self, layout: Layout, counted: tuple[Partition, ...], files: list[LandedFile], batch: int) -> None:
         """Stop before anything is committed: a batch that does not balance, or an expectation that says so."""
@@ -189,6 +209,12 @@ class Batches:
             "router.configuration": manifest.config,
             "router.offsets": str(spans),
         }
+
+
+def _some(names: frozenset[str]) -> str:
+    """Return the first few of many names as text."""
+    shown = sorted(names)[:5]
+    return ", ".join(shown) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _changes(before: Ruling, after: Ruling, files: list[LandedFile]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from router.engine import source
+from router.engine.memory import Forgotten
 from router.engine.plan import plan
 from router.engine.session import build_session
 from router.errors import Problem, RouterError
@@ -28,9 +30,10 @@ def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = 
     config = loaded.config
     session = spark or build_session(config)
     raw = session.createDataFrame([], RAW_SCHEMA)
-    place = Preparation(Path(loaded.path).parent, False, lambda rows: source.sample(session, config, rows))
+    sample = partial(source.sample, session, config)
+    place = Preparation(Path(loaded.path).parent, False, sample, Forgotten())
     try:
-        config = config.model_copy(update={"decode": config.decode.prepare(place)})
+        config = config.model_copy(update={"decode": config.decode.prepare(place).refresh(frozenset())})
         decoded = config.decode.decode(raw)
         decoded.schema  # noqa: B018 - analyses the frame
     except (AnalysisException, ParseException, RouterError, ValueError, OSError) as error:

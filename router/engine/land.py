@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 REPORT = "report string"
 GATHERED = 32 << 20
-"""Bytes of rows that are sorted into tables at once: what a table costs, it costs once for each such part."""
+"""Bytes of rows, at most, that are sorted into tables at once: what a table costs, it costs once for each such part."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def task(job: Job) -> Any:
         context = TaskContext.get()
         attempt = f"{context.partitionId()}-{context.taskAttemptId()}" if context else "0-0"
         work = _Task(job, attempt)
-        for batch in gathered(batches):
+        for batch in gathered(batches, min(GATHERED, job.landing.buffer_bytes // 2)):
             work.take(batch)
         reports = work.finish()
         yield pa.RecordBatch.from_arrays([pa.array(reports, pa.string())], names=["report"])
@@ -93,7 +93,7 @@ def task(job: Job) -> Any:
     return land
 
 
-def gathered(batches: Iterator[pa.RecordBatch], most: int = GATHERED) -> Iterator[pa.RecordBatch]:
+def gathered(batches: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
     """Join batches that follow each other until they have `most` bytes."""
     held: list[pa.RecordBatch] = []
     size = 0
@@ -143,6 +143,8 @@ class _Task:
         layout = self.job.layout
         for name in ("failed", "bare", "unmatched"):
             rows.add(name, None, rows.mask(f"_{name}"))
+        if layout.wanted:
+            rows.want(pc.unique(rows.batch.column("_wanted").drop_null()).to_pylist())
         if layout.bronze:
             self.writer.hold("/bronze", layout.bronze, _numbered(rows.raw(None), self.job.batch, BRONZE_SCHEMA))
         dead = rows.batch.column("_dead")

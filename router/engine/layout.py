@@ -87,12 +87,13 @@ class Layout:
     """Describe the labelled frame.
 
     Columns: RAW_COLUMNS; `_failed`, `_bare`, `_unmatched` (boolean); `_dead` (array of stage, reason, route, sink;
-    null when none); and those the routes name.
+    null when none); `_wanted` (string) where the decoder adds it; and those the routes name.
     """
 
     bronze: str | None
     dead_letters: str
     routes: tuple[RouteLabels, ...]
+    wanted: bool = False
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -101,7 +102,7 @@ class Layout:
 
     def columns(self) -> list[str]:
         """Return the columns of the labelled frame that landing needs, each once."""
-        names = [*RAW_COLUMNS, "_failed", "_bare", "_unmatched", "_dead"]
+        names = [*RAW_COLUMNS, "_failed", "_bare", "_unmatched", "_dead", *(["_wanted"] if self.wanted else [])]
         for route in self.routes:
             names += [route.matched, route.refused, route.dropped, *route.warned.values(), *route.failing.values()]
             for target in route.targets:

@@ -7,9 +7,7 @@ only finishes what the manifest says.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyarrow import fs
@@ -89,7 +87,7 @@ class Shelf:
 
     def write(self, manifest: Manifest) -> None:
         """Write a manifest so that a crash leaves either all of it or nothing."""
-        self._write(self._path(manifest.batch), manifest.dump())
+        self.place.write(self._path(manifest.batch), manifest.dump())
         if manifest.batch >= KEPT:
             for old in (self._path(manifest.batch - KEPT), self._mark(manifest.batch - KEPT)):
                 self._drop(old)
@@ -101,26 +99,13 @@ class Shelf:
 
     def mark_applied(self, batch: int, key: str, counts: tuple[int, int]) -> None:
         """Note that a sink has applied this batch."""
-        self._write(self._mark(batch), json.dumps({**self.applied(batch), key: counts}).encode())
+        self.place.write(self._mark(batch), json.dumps({**self.applied(batch), key: counts}).encode())
 
     def _path(self, batch: int) -> str:
         return f"manifests/{self.run}/{batch:010d}.json"
 
     def _mark(self, batch: int) -> str:
         return f"manifests/{self.run}/{batch:010d}.applied.json"
-
-    def _write(self, path: str, text: bytes) -> None:
-        if not self.place.local:  # an object store shows a file whole or not at all
-            with self.place.files.open_output_stream(path) as stream:
-                stream.write(text)
-            return
-        whole = Path(self.place.root, path)
-        unfinished = whole.with_suffix(".tmp")
-        with unfinished.open("wb") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        unfinished.replace(whole)
 
     def _drop(self, path: str) -> None:
         if self.place.files.get_file_info(path).type is fs.FileType.File:

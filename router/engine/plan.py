@@ -7,59 +7,78 @@ a row is caught on that row (see `tried`): a rule becomes null, which is no matc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from router.engine.guard import any_of, holds
 from router.engine.layout import Layout
 from router.engine.route import Draft, letter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType
 
     from router.config.models import Config
+    from router.parts import Decoder
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Be a labelled frame and its layout."""
+    """Be the records of a batch and how they are labelled. `label(raw)` keeps a column `_aside` where raw has one."""
 
-    frame: DataFrame
+    raw: DataFrame
+    label: Callable[[DataFrame], DataFrame]
     layout: Layout
+
+    @cached_property
+    def frame(self) -> DataFrame:
+        """Return the labelled records."""
+        return self.label(self.raw)
 
 
 def plan(config: Config, raw: DataFrame) -> Plan:
     """Label the records of one batch; see Planner."""
-    return Planner(config).plan(raw)
+    return Planner(config, config.decode).plan(raw)
 
 
 class Planner:
-    """Label the records of batches. Needs the columns of `RAW_SCHEMA`; a decoder must be prepared already.
+    """Label the records of batches. Needs the columns of `RAW_SCHEMA`; the decoder must be prepared already.
 
     Every level is one projection for all routes: Spark analyses a plan anew for each, which is what a small batch
     spends its time on. A column gets a level of its own only if it is costly and used more than once. The columns are
     made once per schema of events and used for every batch: each is some calls across the gateway.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, decoder: Decoder) -> None:
         self.config = config
+        self.decoder = decoder
         own = frozenset(name for name in (config.bronze, config.dead_letters, config.ledger) if name)
         self.drafts = [Draft(index, route, own) for index, route in enumerate(config.routes)]
-        self.made: tuple[DataType, Layout, list[dict[str, Column]], list[Column]] | None = None
+        self.made: tuple[StructType, Layout, list[dict[str, Column]], list[Column]] | None = None
+
+    def refresh(self, wanted: frozenset[str] = frozenset()) -> None:
+        """Let the decoder fetch what the next batch, or rows of this one, need. Raises OSError where it cannot now."""
+        self.decoder = self.decoder.refresh(wanted)
 
     def plan(self, raw: DataFrame) -> Plan:
-        """Return the labelled frame of one batch. Lazy."""
-        frame = self.config.decode.decode(raw)
-        event = frame.schema["event"].dataType
-        if self.made is None or self.made[0] != event:
-            self.made = (event, *self._make(frame))
+        """Return the plan of one batch. Lazy."""
+        decoded = self.decoder.decode(raw)
+        added = StructType([field for field in decoded.schema if field.name not in raw.columns])
+        if self.made is None or self.made[0] != added:
+            self.made = (added, *self._make(decoded))
         _, layout, levels, labels = self.made
-        for level in levels:
-            frame = frame.withColumns(level)
-        return Plan(frame.select(*labels), layout)
+
+        def label(records: DataFrame) -> DataFrame:
+            frame = decoded if records is raw else self.decoder.decode(records)
+            for level in levels:
+                frame = frame.withColumns(level)
+            return frame.select(*labels, *(["_aside"] if "_aside" in records.columns else []))
+
+        return Plan(raw, label, layout)
 
     def _make(self, frame: DataFrame) -> tuple[Layout, list[dict[str, Column]], list[Column]]:
         decoded = F.col("event").isNotNull()
@@ -71,7 +90,7 @@ class Planner:
             levels += [found] if found else []
         whole = reduce(lambda whole, level: whole.withColumns(level), levels, frame)
         routes = tuple(draft.labels(whole, self.config) for draft in self.drafts)
-        layout = Layout(self.config.bronze, self.config.dead_letters, routes)
+        layout = Layout(self.config.bronze, self.config.dead_letters, routes, "_wanted" in frame.columns)
         unmatched = decoded & ~any_of([F.col(draft.matched) for draft in self.drafts])
         labels = {"_unmatched": unmatched, "_dead": _dead(self.drafts, unmatched, self.config)}
         for draft in self.drafts:

@@ -15,6 +15,8 @@ from router.engine.layout import RAW_COLUMNS, Target
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+WANTED = 10_000
+"""Different things that a source partition of a task wants at once; more are wanted when the batch lands again."""
 Numbers = npt.NDArray[np.int64]
 """Row numbers within a batch."""
 
@@ -38,6 +40,7 @@ class Counts:
     failing: dict[str, int] = field(default_factory=dict)
     landed: dict[str, int] = field(default_factory=dict)
     turned: dict[str, int] = field(default_factory=dict)
+    wanted: list[str] = field(default_factory=list)
 
 
 class Rows:
@@ -77,6 +80,11 @@ class Rows:
             elif more:
                 by = getattr(count, kind)
                 by[key] = by.get(key, 0) + more
+
+    def want(self, values: list[str]) -> None:
+        """Note what the decoder wants, with any of the source partitions: it is asked for once for all of them."""
+        have = self.of[0].wanted
+        have += [value for value in values[: WANTED - len(have)] if value not in have]
 
     def raw(self, at: Any) -> pa.RecordBatch:
         """Return the records as received."""

@@ -41,6 +41,9 @@ SETTINGS = {
     # The labels of many columns make one generated method larger than the JVM ever compiles (8000 bytes of code): it
     # would be interpreted, which took a third of the time. Above this size Spark generates smaller methods instead.
     "spark.sql.codegen.hugeMethodLimit": "8000",
+    # PySpark notes where in the program every column was made, by several calls to the JVM for each: two thirds of the
+    # time it takes to plan a batch. What an error is about is said by its route.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     # a driver that runs for months must not keep the history of every batch
     "spark.sql.streaming.numRecentProgressUpdates": "20",
     "spark.ui.retainedJobs": "50",

@@ -202,6 +202,8 @@ def _counted(frame: DataFrame, layout: Layout) -> DataFrame:
 
     sums = {"first": F.min("offset"), "last": F.max("offset"), "read": F.count(F.lit(1))}
     sums |= {name: total(F.col(f"_{name}")) for name in ("failed", "bare", "unmatched")}
+    if layout.wanted:
+        sums["wanted"] = F.collect_set("_wanted")
     sums["letters"] = F.sum(F.when(F.col("_dead").isNull(), 0).otherwise(F.size("_dead")))
     for key, condition in _keyed(frame, layout):
         sums[key] = total(condition)

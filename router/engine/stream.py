@@ -19,6 +19,7 @@ from router.delta.lake import Lake
 from router.engine import source
 from router.engine.batch import Batches
 from router.engine.manifest import Shelf
+from router.engine.memory import Kept
 from router.engine.outage import Outage
 from router.engine.session import quiet_failures
 from router.engine.start import Checkpoint, alone, examine, resume
@@ -88,7 +89,12 @@ def run(loaded: Loaded, registry: Registry, spark: SparkSession, options: Option
     with alone(checkpoint, config.name):
         begin = _begin(spark, lake, checkpoint, config, options.accept)
         prepared = config.decode.prepare(
-            Preparation(loaded.path.parent, options.refresh, lambda rows: source.sample(spark, config, rows))
+            Preparation(
+                loaded.path.parent,
+                options.refresh,
+                lambda rows: source.sample(spark, config, rows),
+                Kept(checkpoint, "decoder"),
+            )
         )
         config = config.model_copy(update={"decode": prepared})
         _try_parts_on_executors(spark, registry, config)

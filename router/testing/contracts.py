@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from router.parts import Decoder, Rule, TableSink
 
 ADDED = {"event", "_error"}
-ABOUT_SCHEMA = {"schema_id", "schema_version", "subject", "message"}
+OPTIONAL = {"_wanted", "schema_id", "schema_version", "subject", "message"}
 """What a decoder that works with a schema registry may add besides."""
 
 _noise = random.Random(7)
@@ -130,7 +130,7 @@ def _check_columns(raw: DataFrame, decoded: DataFrame) -> None:
     lost, added = set(raw.columns) - set(decoded.columns), set(decoded.columns) - set(raw.columns)
     _require(not lost, f"the raw columns {sorted(lost)} are lost")
     _require(added >= ADDED, f"the columns {sorted(ADDED - added)} are not added")
-    _require(added <= ADDED | ABOUT_SCHEMA, f"the columns {sorted(added - ADDED - ABOUT_SCHEMA)} are left over")
+    _require(added <= ADDED | OPTIONAL, f"the columns {sorted(added - ADDED - OPTIONAL)} are left over")
     event, error = decoded.schema["event"], decoded.schema["_error"]
     _require(isinstance(event.dataType, T.StructType), f"event is a {event.dataType.simpleString()}, not a struct")
     _require(event.nullable, "event cannot be null")

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from router import ApplyingSink, Batch, Decoder, Outcome, Rule, TableSink
+from router import ApplyingSink, ArrowDecoder, ArrowDecoding, Batch, Decoder, Outcome, Rule, TableSink
 
 
 class Events(Decoder):
@@ -28,6 +29,60 @@ class Events(Decoder):
         event = F.struct(*[F.col("_parsed").getField(name).alias(name) for name in names])
         columns = {"event": F.when(~bad, event), "_error": F.when(bad, F.lit("no JSON object of the schema"))}
         return frame.withColumns(columns).drop("_parsed")
+
+
+class Known(Decoder):
+    """Decode `word:text` for the words it knows; fetch others from a folder, one file per word."""
+
+    folder: str
+    known: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+
+    def refresh(self, wanted: frozenset[str]) -> Known:
+        if Path(self.folder, "away").exists():
+            raise ConnectionError("the folder is away")
+        with Path(self.folder, "asked").open("a") as asked:
+            asked.write(f"{sorted(wanted)}\n")
+        found = {word for word in wanted if Path(self.folder, word).exists()}
+        if not wanted:
+            return self
+        return self.model_copy(
+            update={"known": (*self.known, *sorted(found)), "absent": (*self.absent, *sorted(wanted - found))}
+        )
+
+    def decode(self, raw: DataFrame) -> DataFrame:
+        word = F.substring_index(F.col("value").cast("string"), ":", 1)
+        text = F.substring_index(F.col("value").cast("string"), ":", -1)
+        known, absent = (word.isin(*words) if words else F.lit(False) for words in (self.known, self.absent))
+        added = {
+            "event": F.when(known, F.struct(word.alias("game"), text.alias("text"))),
+            "_error": F.when(~known, F.concat(F.lit("no word "), word)),
+            "_wanted": F.when(~known & ~absent, word),
+        }
+        return raw.withColumns(added)
+
+
+class Shouted(ArrowDecoder):
+    """Decode UTF-8 texts to capitals, in Python."""
+
+    def decoding(self) -> ArrowDecoding:
+        return ArrowDecoding(
+            shouted, "!", StructType.fromDDL("event struct<game: string, text: string>, _error string")
+        )
+
+
+def shouted(records: pa.RecordBatch, end: str) -> pa.RecordBatch:
+    """Return events with the text in capitals and `end` after it."""
+    texts, why = [], []
+    for value in records.column("value").to_pylist():
+        try:
+            texts.append({"game": "shouts", "text": value.decode().upper() + end})
+            why.append(None)
+        except (AttributeError, UnicodeDecodeError):
+            texts.append(None)
+            why.append("no text")
+    kind = pa.struct([("game", pa.string()), ("text", pa.string())])
+    return pa.RecordBatch.from_arrays([pa.array(texts, kind), pa.array(why, pa.string())], names=["event", "_error"])
 
 
 class Where(Rule):

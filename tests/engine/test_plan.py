@@ -220,9 +220,9 @@ def test_columns_that_a_lane_adds_are_taken(planned: Callable[..., Plan]) -> Non
 def test_a_planner_follows_the_schema_of_the_events(spark: SparkSession) -> None:
     """Without it a new field of a registry's schema is in no table until a restart."""
     raw, decoders = spark.createDataFrame([], RAW_SCHEMA), [Events(ddl="n int"), Events(ddl="n int, more string")]
-    planner, schemas = Planner(config(route())), []
+    planner, schemas = Planner(config(route()), config(route()).decode), []
     for decoder in [*decoders, decoders[0]]:
-        planner.config = planner.config.model_copy(update={"decode": decoder})
+        planner.decoder = decoder
         (target,) = planner.plan(raw).layout.targets
         schemas.append(target.schema.names)
 

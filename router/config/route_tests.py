@@ -1,0 +1,128 @@
+"""What a file of route tests says: records in, rows and dead letters expected. `games.test.yaml` tests `games.yaml`."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from router.config.document import Document, in_order, widths_of
+from router.config.tree import plain_data
+from router.config.yaml_nodes import parse
+from router.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pydantic_core import ErrorDetails
+
+SUFFIX = ".test.yaml"
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class Record(_Model):
+    """Be one record of the source. Its value is given as what becomes JSON, as text, or as bytes."""
+
+    value: Any = Field(default=None, description="text is taken as it is, null is no value, all else becomes JSON")
+    base64: str | None = Field(default=None, description="the value's bytes, in place of `value`")
+    key: str | None = None
+    headers: dict[str, str] = Field(default_factory=dict)
+    topic: str = "test"
+    partition: int = 0
+
+    @field_validator("base64")
+    @classmethod
+    def _readable(cls, text: str | None) -> str | None:
+        try:
+            base64.b64decode(text or "", validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"is no base64: {error}") from None
+        return text
+
+    @property
+    def content(self) -> bytes | None:
+        """Return the bytes of the value."""
+        if self.base64 is not None:
+            return base64.b64decode(self.base64)
+        if self.value is None:
+            return None
+        return self.value.encode() if isinstance(self.value, str) else json.dumps(self.value).encode()
+
+
+class Letter(_Model):
+    """Expect dead letters. What is not given may be anything; `reason` is part of the text."""
+
+    stage: str | None = None
+    reason: str = ""
+    route: str | None = None
+    sink: str | None = None
+    count: int = Field(default=1, ge=1)
+
+
+class Expected(_Model):
+    """Expect what the records become: everything that gets a row must be named here, but bronze and the ledger."""
+
+    tables: dict[str, int | list[dict[str, Any]]] = Field(
+        default_factory=dict, description="table -> its rows: how many, or which (in any order, the columns given)"
+    )
+    dead_letters: tuple[Letter, ...] = ()
+
+
+class Case(_Model):
+    """Be one test."""
+
+    name: str = Field(min_length=1)
+    records: tuple[Record, ...] = Field(min_length=1)
+    expect: Expected
+
+
+class RouteTests(_Model):
+    """Be a file of route tests."""
+
+    configuration: str | None = Field(
+        default=None, description="the file that is tested; default: X.yaml for X.test.yaml"
+    )
+    variables: dict[str, str] = Field(default_factory=dict, description="variables that the configuration needs")
+    tests: tuple[Case, ...] = Field(min_length=1)
+
+    def tested(self, path: Path) -> Path:
+        """Return the configuration that the file at `path` tests; raise ConfigError when its name does not tell."""
+        if self.configuration:
+            return path.parent / self.configuration
+        if path.name.endswith(SUFFIX):
+            return path.with_name(path.name.removesuffix(SUFFIX) + ".yaml")
+        hint = f"call the file NAME{SUFFIX}, or add `configuration: NAME.yaml`"
+        raise ConfigError((Problem(str(path), 1, 1, "", "does not say what it tests", hint),))
+
+
+def _shared(one: ErrorDetails, other: ErrorDetails) -> list[int | str]:
+    """Return the location that two errors have in common."""
+    pairs = zip(one["loc"], other["loc"], strict=False)
+    return [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+
+
+def load_tests(path: Path) -> RouteTests:
+    """Return the route tests of a file; raise ConfigError with all its problems."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError((Problem(str(path), 1, 1, "", f"cannot be read: {error}", "check the path"),)) from None
+    root, problems = parse(text, str(path))
+    if root is None or problems:
+        raise ConfigError(tuple(problems))
+    document = Document(str(path), root, widths_of(text))
+    try:
+        return RouteTests.model_validate(plain_data(root))
+    except ValidationError as error:
+        lines = error.errors(include_url=False)
+        # A list that is short because what is in it is wrong is no second mistake.
+        told = [a for a in lines if not any(len(b["loc"]) > len(a["loc"]) == len(_shared(a, b)) for b in lines)]
+        found = (document.problem(line["loc"], line["msg"], "see docs/configuration.md, Route tests") for line in told)
+        raise ConfigError(in_order(found)) from None

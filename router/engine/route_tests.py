@@ -1,0 +1,178 @@
+"""Run route tests: the records of a case through one batch of its configuration, into a lake of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from router.delta.lake import Lake
+from router.engine.apply import Applier
+from router.engine.batch import Batches
+from router.engine.layout import BRONZE_SCHEMA
+from router.engine.manifest import Shelf
+from router.engine.memory import Forgotten
+from router.errors import RouterError, StartError
+from router.parts import Preparation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from router.config.loader import Loaded
+    from router.config.models import Config
+    from router.config.route_tests import Case, Expected, Letter, Record
+    from router.delta.commit import TableCommit
+    from router.engine.layout import Target
+    from router.parts import ApplyingSink, Batch
+
+RUN = "test"
+RAW = BRONZE_SCHEMA.remove(BRONZE_SCHEMA.get_field_index("batch_id"))
+BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Say how a case went: `faults` is empty for one that passed."""
+
+    name: str
+    faults: tuple[str, ...]
+
+
+class _LaneOnly(Applier):
+    """Leave the rows in their lane: a test sends nothing anywhere."""
+
+    def apply(
+        self, sink: ApplyingSink, target: Target, work: TableCommit, events: DataFrame, batch: Batch
+    ) -> tuple[int, int]:
+        return work.rows, 0
+
+
+def run_tests(loaded: Loaded, cases: Iterable[Case], spark: SparkSession) -> Iterator[Verdict]:
+    """Run every case in a folder of its own and say how it went. Needs no source; sends nothing to applying sinks.
+
+    The rows of an applying sink are those of its lane, `lanes.QUERY__ROUTE__SINK`.
+    """
+    prepared = loaded.config.decode.prepare(Preparation(loaded.path.parent, False, _no_sample, Forgotten()))
+    for case in cases:
+        with TemporaryDirectory() as folder:
+            here = {"lake": f"{folder}/lake", "checkpoint": f"{folder}/checkpoint", "storage_options": {}}
+            config = loaded.config.model_copy(update={"decode": prepared, **here})
+            try:
+                faults = tuple(_faults(config, case, spark))
+            except RouterError as error:
+                faults = (f"the batch stopped: {error}",)
+        yield Verdict(case.name, faults)
+
+
+def _no_sample(rows: int) -> DataFrame:
+    raise StartError("a route test has no source to infer a schema from: run the configuration once, or give a schema")
+
+
+def _faults(config: Config, case: Case, spark: SparkSession) -> Iterator[str]:
+    lake, checkpoint = Lake.at(config.lake), Lake.at(config.checkpoint_path())
+    batches = Batches(config, RUN, RUN, spark, lake, Shelf.beside(checkpoint, RUN))
+    batches.applier = _LaneOnly(lake, batches.shelf, config.dead_letters)
+    batches.process(spark.createDataFrame(_raw(case.records)), 0)
+    hidden = {config.bronze, config.dead_letters, config.ledger}
+    found = {f"{layer}.{name}" if "." not in name else name for layer in lake.layers() for name in lake.tables(layer)}
+    yield from _table_faults(lake, case.expect, found - hidden)
+    letters = lake.open(config.dead_letters)
+    yield from _letter_faults(case.expect.dead_letters, letters.to_pyarrow_table().to_pylist() if letters else [])
+
+
+def _raw(records: Sequence[Record]) -> pa.Table:
+    offsets: Counter[tuple[str, int]] = Counter()
+    rows = []
+    for record in records:
+        place = (record.topic, record.partition)
+        rows.append({
+            "key": None if record.key is None else record.key.encode(),
+            "value": record.content,
+            "topic": record.topic,
+            "partition": record.partition,
+            "offset": offsets[place],
+            "timestamp": BEGIN,
+            "timestamp_type": 0,
+            "headers": [{"key": name, "value": text.encode()} for name, text in record.headers.items()] or None,
+        })  # fmt: skip
+        offsets[place] += 1
+    return pa.Table.from_pylist(rows, RAW)
+
+
+def _table_faults(lake: Lake, expected: Expected, found: set[str]) -> Iterator[str]:
+    for table in sorted(found | set(expected.tables)):
+        handle = lake.open(table)
+        rows = handle.to_pyarrow_table().to_pylist() if handle else []
+        wanted = expected.tables.get(table, 0)
+        if isinstance(wanted, int):
+            if len(rows) != wanted:
+                yield f"{table}: {wanted} rows expected, {len(rows)} found: {_shown(rows)}"
+            continue
+        left = list(rows)
+        for row in wanted:
+            if (match := next((have for have in left if _fits(row, have)), None)) is None:
+                yield f"{table}: no row {row!r}; there are: {_shown(left)}"
+            else:
+                left.remove(match)
+        if len(rows) != len(wanted):
+            yield f"{table}: {len(wanted)} rows expected, {len(rows)} found; beyond them: {_shown(left)}"
+
+
+def _letter_faults(expected: Sequence[Letter], letters: list[dict[str, Any]]) -> Iterator[str]:
+    left = list(letters)
+    for letter in expected:
+        matching = [have for have in left if _is(letter, have)][: letter.count]
+        left = [have for have in left if not any(have is taken for taken in matching)]
+        if len(matching) < letter.count:
+            what = {name: value for name, value in letter.model_dump().items() if value}
+            yield f"dead letters: {what} expected, {len(matching)} found; there are: {_about(left)}"
+    if left:
+        yield f"dead letters: nothing else expected, {len(left)} found: {_about(left)}"
+
+
+def _is(letter: Letter, have: dict[str, Any]) -> bool:
+    exact = all(getattr(letter, name) in (None, have[name]) for name in ("stage", "route", "sink"))
+    return exact and letter.reason in have["reason"]
+
+
+def _fits(wanted: Any, have: Any) -> bool:
+    """Say whether a value is as wanted; of a struct, the fields that are given."""
+    if isinstance(wanted, dict) and isinstance(have, dict):
+        return all(name in have and _fits(value, have[name]) for name, value in wanted.items())
+    if isinstance(wanted, dict) and isinstance(have, list):  # a map comes as its entries
+        return _fits(wanted, dict(have)) and len(wanted) == len(have)
+    if isinstance(wanted, list) and isinstance(have, list):
+        return len(wanted) == len(have) and all(_fits(one, other) for one, other in zip(wanted, have, strict=True))
+    return bool(_plain(wanted, have) == have)
+
+
+def _plain(wanted: Any, have: Any) -> Any:
+    """Return a value of YAML as the kind of value it is held against."""
+    try:
+        if isinstance(have, datetime):
+            moment = datetime.fromisoformat(str(wanted).replace("Z", "+00:00"))
+            return moment if have.tzinfo is None or moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+        if isinstance(have, date):
+            return date.fromisoformat(str(wanted))
+        if isinstance(have, Decimal):
+            return Decimal(str(wanted))
+    except (ValueError, ArithmeticError):
+        return wanted
+    return str(wanted).encode() if isinstance(have, bytes) else wanted
+
+
+def _shown(rows: list[dict[str, Any]]) -> str:
+    return ", ".join(repr(row) for row in rows[:3]) + (f" and {len(rows) - 3} more" if len(rows) > 3 else "") or "none"
+
+
+def _about(letters: list[dict[str, Any]]) -> str:
+    return _shown(
+        [{name: have[name] for name in ("stage", "reason", "route", "sink") if have[name]} for have in letters]
+    )

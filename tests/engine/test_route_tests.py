@@ -1,0 +1,96 @@
+"""Route tests pass where the configuration does what they say, and say what it does otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from router.config.loader import load
+from router.config.route_tests import RouteTests, load_tests
+from router.engine.route_tests import run_tests
+from router.registry import load_registry
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from router.engine.route_tests import Verdict
+
+ROUTES = Path(__file__).parents[2] / "routes"
+CONFIGURATION = """\
+name: games
+lake: ./lake
+source: {format: {name: rate}}
+decode: {json: {schema: "game string, amount decimal(9,2), at timestamp, tags array<string>, more map<string,int>"}}
+bronze: bronze.events
+routes:
+  - {name: games, match: {sql: "event.game IS NOT NULL"}, sinks: [{tables: "silver.{event.game}"}]}
+  - {name: copies, match: {sql: "event.amount > 5"}, sinks: [{copy: {to: /nowhere/at/all}}]}
+dead_letters: ops.dead
+"""
+UNO = {"game": "uno", "amount": 5.5, "at": "2026-01-01T00:00:00Z", "tags": ["a"], "more": {"b": 1}}
+
+Judge = Callable[..., tuple[str, ...]]
+
+
+@pytest.fixture
+def judge(spark: SparkSession, tmp_path: Path) -> Judge:
+    """Run one case over the configuration above and return its faults."""
+    plugin = tmp_path / "copy.py"
+    plugin.write_text(
+        "from router import hookimpl\nfrom tests.engine.parts import Copy\n\n\n"
+        "@hookimpl\ndef router_sinks():\n    return {'copy': Copy}\n"
+    )
+
+    def judge(*records: dict[str, Any], **expect: Any) -> tuple[str, ...]:
+        loaded = load(tmp_path / "games.yaml", load_registry([plugin]), text=CONFIGURATION)
+        tests = RouteTests.model_validate({"tests": [{"name": "case", "records": records, "expect": expect}]})
+        (verdict,) = run_tests(loaded, tests.tests, spark)
+        return verdict.faults
+
+    return judge
+
+
+def test_a_case_passes_on_counts_rows_dead_letters_and_lanes(judge: Judge) -> None:
+    rows = [{**UNO, "amount": 5.50}]
+    lanes = {"lanes.games__copies__copy": [{"game": "uno", "_offset": 0}]}
+
+    assert not judge({"value": UNO}, tables={"silver.uno": rows, **lanes})
+    assert not judge({"value": UNO}, tables={"silver.uno": 1, "lanes.games__copies__copy": 1})
+    assert not judge({"value": "no"}, {"value": "no"}, dead_letters=[{"stage": "decode", "reason": "JSON", "count": 2}])
+
+
+@pytest.mark.parametrize(
+    ("expect", "told"),
+    [
+        ({"tables": {"silver.uno": 2}}, "silver.uno"),
+        ({"tables": {"silver.uno": [{"game": "uno", "tags": ["b"]}]}}, "silver.uno"),
+        ({}, "silver.uno"),
+        ({"tables": {"silver.uno": 1, "silver.poker": 1}}, "silver.poker"),
+        ({"tables": {"silver.uno": 1}, "dead_letters": [{"stage": "decode"}]}, "dead letters"),
+    ],
+    ids=["count", "row", "a table that is not expected", "a table that does not come", "a dead letter"],
+)
+def test_a_case_fails_and_says_where(judge: Judge, expect: dict[str, Any], told: str) -> None:
+    """Without it a test proves nothing."""
+    faults = judge({"value": {**UNO, "amount": 1}}, **expect)
+
+    assert faults
+    assert all(fault.startswith(told) for fault in faults)
+
+
+def test_a_dead_letter_that_is_not_expected_fails(judge: Judge) -> None:
+    """Without it a route that loses records passes."""
+    (fault,) = judge({"value": "no"})
+
+    assert "decode" in fault
+
+
+def test_the_routes_that_we_ship_do_what_their_tests_say(spark: SparkSession) -> None:
+    for path in sorted(ROUTES.glob("*.test.yaml")):
+        tests = load_tests(path)
+        loaded = load(tests.tested(path), load_registry(), environ=tests.variables)
+        verdicts: list[Verdict] = list(run_tests(loaded, tests.tests, spark))
+        assert not [verdict for verdict in verdicts if verdict.faults]
