@@ -9,6 +9,7 @@ from hypothesis import settings
 
 from router.delta.lake import Lake
 from router_demo.kafka import EmbeddedKafka
+from router_demo.registry import EmbeddedRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 settings.register_profile("router", deadline=None)
 settings.load_profile("router")
 
-NEED_JAVA = {"spark", "broker"}
+NEED_JAVA = {"spark", "broker", "schema_registry"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,6 +42,13 @@ def broker() -> Iterator[EmbeddedKafka]:
     """Run one Kafka for the whole run; each test uses topics of its own, and leaves it running."""
     with EmbeddedKafka() as kafka:
         yield kafka
+
+
+@pytest.fixture(scope="session")
+def schema_registry() -> Iterator[EmbeddedRegistry]:
+    """Run one schema registry for the whole run; each test uses subjects of its own, and leaves it running."""
+    with EmbeddedRegistry() as registry:
+        yield registry
 
 
 @pytest.fixture(scope="session")

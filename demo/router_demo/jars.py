@@ -50,7 +50,7 @@ def kafka_jars() -> Path:
     folder = cache_home() / f"kafka-{KAFKA}"
     if folder.is_dir():
         return folder
-    with _locked(folder):
+    with locked(folder):
         if not folder.is_dir():
             log.info("fetching Kafka %s (43 MB, about half a minute, once)", KAFKA)
             _fetch(_KAFKA_MODULES, into=folder)
@@ -58,7 +58,7 @@ def kafka_jars() -> Path:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Let one process at a time fetch this folder; the kernel frees the lock of a killed one."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
@@ -83,7 +83,7 @@ def _resolve(modules: Sequence[tuple[str, str, str]], part: Path) -> None:
     """Run the resolver in `part`, with a cache of its own: it does not lock the shared one, where damage would last."""
     wanted = part / "wanted.xml"
     wanted.write_text(_WANTED.format(dependencies="\n".join(_DEPENDENCY.format(*module) for module in modules)))
-    command = [str(find_java()), "-jar", str(_resolver()), "-cache", str(part / "cache"), "-ivy", str(wanted)]
+    command = [str(find_java()), "-jar", str(resolver()), "-cache", str(part / "cache"), "-ivy", str(wanted)]
     command += ["-retrieve", f"{part}/jars/[artifact]-[revision](-[classifier]).[ext]", "-types", "jar", "bundle"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -92,7 +92,7 @@ def _resolve(modules: Sequence[tuple[str, str, str]], part: Path) -> None:
         raise StartError(f"{names} could not be fetched: is the network up, and the proxy set for Java?\n{tail}")
 
 
-def _resolver() -> Path:
+def resolver() -> Path:
     """Return the resolver's jar without importing PySpark, which takes a while."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:

@@ -59,7 +59,7 @@ broker.session.timeout.ms=3000
 
 # Waits for the end of its standard input, which the kernel brings about however this process ends, even by SIGKILL.
 # The broker may write for a moment after its own SIGKILL, so the folder is removed when it is gone.
-_WATCHDOG = """\
+WATCHDOG = """\
 read -r _
 kill -9 "$0" 2>/dev/null
 for _ in 1 2 3 4 5 6 7 8 9 10; do kill -0 "$0" 2>/dev/null || break; sleep 0.1; done
@@ -154,7 +154,7 @@ class EmbeddedKafka:
         """Choose ports and a folder, and format the storage as Kafka demands before the first start."""
         self._folder = folder = Path(tempfile.mkdtemp(prefix="router-kafka-"))
         atexit.register(self.close)
-        self._port, controller = _free_ports(2)
+        self._port, controller = free_ports(2)
         text = _PROPERTIES.format(
             host=HOST, broker=self._port, controller=controller, data=folder / "data", largest=LARGEST_MESSAGE
         )
@@ -177,7 +177,7 @@ class EmbeddedKafka:
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
         self._watchdog = subprocess.Popen(
-            ["sh", "-c", _WATCHDOG, str(self._broker.pid), str(folder)],
+            ["sh", "-c", WATCHDOG, str(self._broker.pid), str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -208,7 +208,7 @@ def _java(*options: str) -> list[str]:
     return [str(find_java()), *options, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", f"{kafka_jars()}/*"]
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Pick ports below the range the kernel hands to clients.
 
     From inside that range a client that keeps trying to reach a stopped broker may be given the broker's own port,
