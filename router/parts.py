@@ -141,6 +141,9 @@ class ArrowDecoding:
 class ArrowDecoder(Decoder, ABC):
     """Turn raw records into events in Python, a record batch at a time."""
 
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Modules that its tasks import: they are tried once on an executor before a stream starts."""
+
     @abstractmethod
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode. Runs on the driver."""

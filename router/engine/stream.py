@@ -24,7 +24,7 @@ from router.engine.outage import Outage
 from router.engine.session import quiet_failures
 from router.engine.start import Checkpoint, alone, examine, resume
 from router.errors import RouterError, StartError, TableError
-from router.parts import BatchReport, Preparation
+from router.parts import ArrowDecoder, BatchReport, Preparation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,7 +114,9 @@ def _begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, ac
 
 def _try_parts_on_executors(spark: SparkSession, registry: Registry, config: Config) -> None:
     """Import what the parts need once on an executor, so that a shipping mistake fails now and in one sentence."""
-    modules = ["router.engine.land", *registry.modules(config)]
+    decoder = config.decode
+    needed = decoder.needs if isinstance(decoder, ArrowDecoder) else ()
+    modules = ["router.engine.land", *registry.modules(config), *needed]
 
     def tried(_: Any) -> list[str]:
         failed = []

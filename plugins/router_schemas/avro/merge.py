@@ -1,0 +1,297 @@
+"""Merge the schemas that wrote a record into one reader's schema, which reads what each of them wrote.
+
+| versions differ in | the merged column |
+|---|---|
+| a field is missing in some | that field, nullable, default null: null says that the writer had no such field |
+| a field renamed, the newer one naming the older as alias | one column under the newest name |
+| null allowed in some | nullable |
+| int, long | long |
+| int, float, double | double: no int is lost in it, as in a float |
+| long beside float or double | refused: Avro would read it, and round what is beyond 2**53 |
+| string, bytes | bytes: bytes need not be a text |
+| enum with other symbols | an enum with the symbols of all |
+| record, array, map | merged inside |
+| unions of several types | the types of all; no type of them is widened |
+| one type, then a union of several | refused: one column cannot be both |
+| logical types | must be equal; decimals of one scale get the larger precision; a uuid beside a string is a string |
+| the rest: other types, other names, another size | refused |
+
+A type is the same in two versions when the full name is, the name without namespace in the same place, or an alias
+says so (specification, "Schema Resolution" and "Aliases"). The result holds every former name as alias, so it reads
+the writers' schemas as they are. A column is never decoded into a wrong value: what cannot be merged is a finding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from router_schemas.avro.sameness import same_fields, same_type
+from router_schemas.avro.schema import (
+    NULL,
+    Array,
+    Choice,
+    Definition,
+    Enum,
+    Field,
+    Fixed,
+    MapOf,
+    Primitive,
+    Record,
+    Ref,
+    Schema,
+    Type,
+    reachable,
+)
+from router_schemas.avro.widening import joined, meaning, nullable, parts, renamed, wider, words
+from router_schemas.findings import Incompatible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Be one version: its schema, and the label that findings call it by, such as "id 7 version 2"."""
+
+    label: str
+    schema: Schema
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Be the reader's schema of the versions in `labels`; `findings` say why the other versions are not among them."""
+
+    reader: Schema
+    labels: tuple[str, ...]
+    findings: tuple[Incompatible, ...] = ()
+
+
+def merge(writers: Sequence[Writer]) -> Merged:
+    """Merge the versions of one record, oldest first; raise ValueError when there is none.
+
+    A version that does not go with those before it is left out with all its findings. The versions left out can be
+    merged with each other: they are another class, and need another reader.
+    """
+    if not writers:
+        raise ValueError("there is no schema to merge; give at least one version")
+    state, labels, findings = _State(), [], list[Incompatible]()
+    for writer in writers:
+        fold = _Fold(state, writer)
+        after = fold.state()
+        if fold.findings:
+            findings += fold.findings
+        else:
+            state = after
+            labels.append(writer.label)
+    return Merged(state.published(), tuple(labels), tuple(findings))
+
+
+@dataclass(frozen=True)
+class _State:
+    """Be what was merged so far.
+
+    `types` are by keys that no renaming changes, and references are to these keys; `keys` has every name that a type
+    ever had. `origins` names the version that last shaped a field.
+    """
+
+    root: Type = NULL
+    types: dict[str, Definition] | None = None
+    keys: dict[str, str] | None = None
+    origins: dict[tuple[str, str], str] | None = None
+
+    def published(self) -> Schema:
+        """Return the schema with names in place of keys."""
+        types = self.types or {}
+        names = {key: definition.name for key, definition in types.items()}
+        named = {names[key]: _renamed_inside(definition, names) for key, definition in types.items()}
+        root = renamed(self.root, names)
+        return Schema(root, reachable(root, named))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Be where two types meet, and which version shaped what is there."""
+
+    path: str
+    origin: str
+
+    def inside(self, step: str) -> _Place:
+        return replace(self, path=f"{self.path}{step}")
+
+
+class _Fold:
+    """Merge one version into what there is; the outcome counts only without findings."""
+
+    def __init__(self, before: _State, writer: Writer) -> None:
+        self.before, self.label, self.come = before, writer.label, writer.schema
+        self.types, self.keys = dict(before.types or {}), dict(before.keys or {})
+        self.origins = dict(before.origins or {("", ""): writer.label})
+        self.pairs: dict[str, str] = {}  # this version's names -> keys
+        self.taken: set[str] = set()  # keys that a name of this version has
+        self.findings: list[Incompatible] = []
+
+    def state(self) -> _State:
+        """Return what there is afterwards."""
+        if self.before.types is None:
+            root = self.adopted(self.come.root)
+        else:
+            root = self.merged(self.before.root, self.come.root, _Place("", self.origins["", ""]))
+        try:
+            reachable(root, self.types)
+        except ValueError as error:
+            self.refuse(_Place("", self.origins["", ""]), str(error))
+        return _State(root, self.types, self.keys, self.origins)
+
+    def refuse(self, at: _Place, what: str) -> None:
+        """Note what keeps this version from being merged."""
+        self.findings.append(Incompatible(at.path.removeprefix("."), at.origin, self.label, what))
+
+    def merged(self, have: Type, come: Type, at: _Place) -> Type:
+        """Return the type that reads what both wrote."""
+        (null, ours), (null_too, theirs) = parts(have), parts(come)
+        if not ours or not theirs:
+            return joined(null or null_too, ours or tuple(map(self.adopted, theirs)))
+        if len(ours) == len(theirs) == 1:
+            return joined(null or null_too, (self.single(ours[0], theirs[0], at),))
+        if len(ours) == 1 or len(theirs) == 1:
+            self.refuse(at, f"{words(have, self.types)} became {words(come, self.come.types)}")
+            return have
+        return joined(null or null_too, self.union(ours, theirs, at))
+
+    def single(self, have: Type, come: Type, at: _Place) -> Type:
+        """Return the type that reads both, neither being a union."""
+        if isinstance(have, Primitive) and isinstance(come, Primitive):
+            return self.attempt(wider, have, come, at)
+        if isinstance(have, Array) and isinstance(come, Array):
+            return Array(self.merged(have.items, come.items, at.inside("[]")))
+        if isinstance(have, MapOf) and isinstance(come, MapOf):
+            return MapOf(self.merged(have.values, come.values, at.inside("{}")))
+        if isinstance(have, Ref) and isinstance(come, Ref):
+            return self.named(have.name, come.name, at)
+        self.refuse(at, f"{words(have, self.types)} became {words(come, self.come.types)}")
+        return have
+
+    def attempt(self, join: Callable[[S, S], S], have: S, come: S, at: _Place) -> S:
+        """Return what a join of two makes, the first where it refuses; that is noted."""
+        try:
+            return join(have, come)
+        except ValueError as error:
+            self.refuse(at, str(error))
+            return have
+
+    def union(self, ours: tuple[Type, ...], theirs: tuple[Type, ...], at: _Place) -> tuple[Type, ...]:
+        """Return the branches of both unions: what there was keeps its place, what is new comes last."""
+        branches = list(ours)
+        for come in theirs:
+            place = next((place for place, have in enumerate(ours) if self.corresponds(have, come)), None)
+            if place is None:
+                branches.append(self.adopted(come))
+            else:
+                branches[place] = self.single(branches[place], come, at)
+        return tuple(branches)
+
+    def corresponds(self, have: Type, come: Type) -> bool:
+        """Say whether two branches of unions are the same branch."""
+        if isinstance(have, Primitive) and isinstance(come, Primitive):
+            return have.name == come.name
+        if isinstance(have, Ref) and isinstance(come, Ref):
+            known = self.keys.get(come.name)
+            return known == have.name if known else same_type(self.types[have.name], self.come.types[come.name])
+        return type(have) is type(come)
+
+    def adopted(self, come: Type) -> Type:
+        """Return a type of this version for a place that had none."""
+        if isinstance(come, Ref):
+            return Ref(self.key(come.name))
+        if isinstance(come, Array):
+            return Array(self.adopted(come.items))
+        if isinstance(come, MapOf):
+            return MapOf(self.adopted(come.values))
+        if isinstance(come, Choice):
+            null, branches = parts(come)
+            return joined(null, tuple(map(self.adopted, branches)))
+        return come
+
+    def key(self, name: str) -> str:
+        """Return the key of a type of this version in a place that had none: a known type's, or a new one."""
+        if name in self.pairs:
+            return self.pairs[name]
+        come = self.come.types[name]
+        former = (alias for alias in come.aliases if alias in self.keys and alias not in self.come.types)
+        known = name if name in self.keys else next(former, None)
+        if known is not None:
+            return self.named(self.keys[known], name, _Place(f".{name}", self.origins["", ""])).name
+        key = self.pairs[name] = self.keys[name] = str(len(self.types))
+        self.taken.add(key)
+        self.types[key] = replace(come, aliases=())
+        if isinstance(come, Record):
+            fields = tuple(Field(field.name, self.adopted(field.type)) for field in come.fields)
+            self.types[key] = Record(name, fields)
+            self.origins |= {(key, field.name): self.label for field in fields}
+        return key
+
+    def named(self, key: str, name: str, at: _Place) -> Ref:
+        """Merge a named type of this version into the one that has its place."""
+        have, come = self.types[key], self.come.types[name]
+        if self.pairs.get(name) == key:
+            return Ref(key)
+        known = self.keys.get(name)
+        if type(have) is not type(come) or (known != key if known else not same_type(have, come)):
+            before, after = words(Ref(key), self.types), words(Ref(name), self.come.types)
+            self.refuse(at, f"{before} became {after}; a new name needs an alias")
+        elif name in self.pairs or key in self.taken:
+            self.refuse(at, f"types {have.name} and {name} became one, or one became both")
+        else:
+            self.pairs[name] = self.keys[name] = key
+            self.taken.add(key)
+            former = {have.name: None, **dict.fromkeys(have.aliases)}
+            aliases = tuple(alias for alias in former if alias != name)
+            self.types[key] = replace(self.definition(key, have, come, at), name=name, aliases=aliases)
+        return Ref(key)
+
+    def definition(self, key: str, have: Definition, come: Definition, at: _Place) -> Definition:
+        """Return what two versions of a named type have in common and apart."""
+        if isinstance(have, Record) and isinstance(come, Record):
+            return replace(have, fields=self.fields(key, have, come, at))
+        if isinstance(have, Enum) and isinstance(come, Enum):
+            return replace(have, symbols=tuple(dict.fromkeys((*have.symbols, *come.symbols))))
+        if isinstance(have, Fixed) and isinstance(come, Fixed):
+            if have.size != come.size:
+                self.refuse(at, f"its size of {have.size} bytes became {come.size}")
+            return replace(have, logical=self.attempt(meaning, have.logical, come.logical, at))
+        raise TypeError(f"{have.name} and {come.name} are of different kinds")  # asked before
+
+    def fields(self, key: str, have: Record, come: Record, at: _Place) -> tuple[Field, ...]:
+        """Return the fields of both versions of a record, those there were first."""
+        try:
+            matches = same_fields(have, come)
+        except ValueError as error:
+            self.refuse(at, str(error))
+            return have.fields
+        fields = [self.field(key, field, matches.get(field.name), at) for field in have.fields]
+        matched = {field.name for field in matches.values()}
+        for field in come.fields:
+            if field.name not in matched:
+                fields.append(Field(field.name, nullable(self.adopted(field.type))))
+                self.origins[key, field.name] = self.label
+        return tuple(fields)
+
+    def field(self, key: str, have: Field, come: Field | None, at: _Place) -> Field:
+        """Return a field that there was, merged with this version's."""
+        if come is None:
+            return replace(have, type=nullable(have.type))
+        origin = self.origins.pop((key, have.name))
+        kind = self.merged(have.type, come.type, _Place(f"{at.path}.{come.name}", origin))
+        aliases = tuple(name for name in dict.fromkeys((have.name, *have.aliases)) if name != come.name)
+        self.origins[key, come.name] = origin if kind == have.type and come.name == have.name else self.label
+        return Field(come.name, kind, aliases)
+
+
+def _renamed_inside(definition: Definition, names: dict[str, str]) -> Definition:
+    if not isinstance(definition, Record):
+        return definition
+    fields = (replace(field, type=renamed(field.type, names)) for field in definition.fields)
+    return replace(definition, fields=tuple(fields))

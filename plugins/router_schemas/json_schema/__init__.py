@@ -1,0 +1,1 @@
+"""Read registered JSON Schemas with what they refer to, and merge their versions."""

@@ -1,0 +1,145 @@
+"""Merge the Spark structs of several JSON Schemas into one that reads what each of them allows.
+
+| versions differ in | the merged column |
+|---|---|
+| a property is missing in some | that property: null where a version has none. `required` has no influence |
+| integer, number | double: JSON knows one kind of number; beyond 2**53 it is rounded |
+| objects, arrays, maps | merged inside |
+| names that differ by case only | refused: the columns of a table cannot |
+| the rest: string and integer, date and date-time, object and array, ... | refused |
+
+JSON has no promotions beyond the one for numbers: a text that one version calls a date-time and another a string
+would change the type of a column that there is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import types as T
+
+from router_schemas.avro.column_names import column_names
+from router_schemas.findings import Incompatible
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NUMBERS = {T.LongType(), T.DoubleType()}
+
+
+@dataclass(frozen=True)
+class Version:
+    """Be one version: its struct, and the label that findings call it by, such as "id 7 version 2"."""
+
+    label: str
+    struct: T.StructType
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Be the struct of the versions in `labels`; `findings` say why the other versions are not among them."""
+
+    struct: T.StructType
+    labels: tuple[str, ...]
+    findings: tuple[Incompatible, ...] = ()
+
+
+def merge(versions: Sequence[Version]) -> Merged:
+    """Merge the versions of one event, oldest first; raise ValueError when there is none.
+
+    A version that does not go with those before it is left out with all its findings. The versions left out can be
+    merged with each other.
+    """
+    if not versions:
+        raise ValueError("there is no schema to merge; give at least one version")
+    struct, origins, labels, findings = T.StructType(), dict[str, str](), list[str](), list[Incompatible]()
+    for version in versions:
+        fold = _Fold(version.label, origins)
+        merged = fold.struct(struct, version.struct, "")
+        if fold.findings:
+            findings += fold.findings
+        else:
+            struct, origins = merged, fold.origins
+            labels.append(version.label)
+    return Merged(struct, tuple(labels), tuple(findings))
+
+
+def table_type(kind: T.DataType) -> T.DataType:
+    """Return a type with the names that a Delta table can have, for a cast: fields keep their places.
+
+    Decode with the struct itself, because keys in JSON are the names of the properties, and cast the outcome to this;
+    Spark casts structs by place.
+    """
+    if isinstance(kind, T.StructType):
+        columns = column_names(kind.fieldNames())
+        return T.StructType([T.StructField(columns[field.name], table_type(field.dataType)) for field in kind])
+    if isinstance(kind, T.ArrayType):
+        return T.ArrayType(table_type(kind.elementType))
+    if isinstance(kind, T.MapType):
+        return T.MapType(kind.keyType, table_type(kind.valueType))
+    return kind
+
+
+class _Fold:
+    """Merge one version into what there is; `origins` names the version that last shaped a path."""
+
+    def __init__(self, label: str, origins: dict[str, str]) -> None:
+        self.label = label
+        self.origins = dict(origins)
+        self.findings: list[Incompatible] = []
+
+    def struct(self, have: T.StructType, come: T.StructType, path: str) -> T.StructType:
+        """Return a struct with the fields of both, those there were first."""
+        fields = {field.name: field.dataType for field in have}
+        folded = {name.lower(): name for name in fields}
+        for field in come:
+            at = f"{path}.{field.name}" if path else field.name
+            known = folded.setdefault(field.name.lower(), field.name)
+            if known != field.name:
+                self.refuse(at, f"it differs from {known!r} by case only, and columns cannot")
+            elif known in fields:
+                fields[known] = self.merged(fields[known], field.dataType, at)
+            else:
+                fields[known] = self.adopted(field.dataType, at)
+                self.origins[at] = self.label
+        return T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
+
+    def adopted(self, come: T.DataType, path: str) -> T.DataType:
+        """Return a type for a place that had none."""
+        if isinstance(come, T.StructType):
+            return self.struct(T.StructType(), come, path)
+        if isinstance(come, T.ArrayType):
+            return T.ArrayType(self.adopted(come.elementType, f"{path}[]"))
+        if isinstance(come, T.MapType):
+            return T.MapType(T.StringType(), self.adopted(come.valueType, f"{path}{{}}"))
+        return come
+
+    def merged(self, have: T.DataType, come: T.DataType, path: str) -> T.DataType:
+        """Return the type that holds the values of both."""
+        if isinstance(have, T.StructType) and isinstance(come, T.StructType):
+            return self.struct(have, come, path)
+        if isinstance(have, T.ArrayType) and isinstance(come, T.ArrayType):
+            return T.ArrayType(self.merged(have.elementType, come.elementType, f"{path}[]"))
+        if isinstance(have, T.MapType) and isinstance(come, T.MapType):
+            return T.MapType(T.StringType(), self.merged(have.valueType, come.valueType, f"{path}{{}}"))
+        if have == come:
+            return have
+        if {have, come} == NUMBERS:
+            self.origins[path] = self.label
+            return T.DoubleType()
+        self.refuse(path, f"{_shown(have)} became {_shown(come)}")
+        return have
+
+    def refuse(self, path: str, what: str) -> None:
+        """Note what keeps this version from being merged, and which version shaped the nearest place."""
+        place = path
+        while place and place not in self.origins:
+            place = place[:-2] if place.endswith(("[]", "{}")) else place.rpartition(".")[0]
+        self.findings.append(Incompatible(path, self.origins.get(place, self.label), self.label, what))
+
+
+def _shown(kind: T.DataType) -> str:
+    """Return a type in the words of JSON Schema."""
+    words = {"bigint": "integer", "double": "number", "struct": "object", "map": "object with any keys"}
+    return words.get(name := kind.simpleString().partition("<")[0], name)

@@ -1,0 +1,1 @@
+"""Decode Protobuf: descriptors on the driver, bytes to Arrow on the executors."""

@@ -1,0 +1,300 @@
+"""Registered JSON Schemas read with their references, and merged, without Spark."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import types as T
+
+from router_decoders.schema_mapping import json_schema_of, struct_of
+from router_schemas.json_schema.merge import Merged, Version, merge, table_type
+from router_schemas.json_schema.registered import MAX_DEPTH, struct_of_registered, struct_of_text
+from router_schemas.records import Closed, Registered
+
+Json = Any
+
+
+def event(**properties: Json) -> Json:
+    """Return the schema of an object."""
+    return {"type": "object", "properties": properties}
+
+
+def kind(name: str, **more: Json) -> Json:
+    """Return the schema of a value."""
+    return {"type": name, **more}
+
+
+def found(schema: Json, **imports: Json) -> str:
+    """Return the Spark type of a schema; `imports` are registered under their names."""
+    return struct_of_text(json.dumps(schema), {n: json.dumps(text) for n, text in imports.items()}).simpleString()
+
+
+def merged(*schemas: Json) -> Merged:
+    """Merge versions called v1, v2, ..."""
+    return merge([Version(f"v{n}", struct_of(schema)) for n, schema in enumerate(schemas, 1)])
+
+
+PLAYER = event(id=kind("string"), level=kind("integer"))
+
+
+def test_a_reference_of_the_registry_is_followed() -> None:
+    """Schemas that share a type would have no columns otherwise."""
+    assert found(event(who={"$ref": "player.json"}), **{"player.json": PLAYER}) == (
+        "struct<who:struct<id:string,level:bigint>>"
+    )
+
+
+def test_references_lead_to_places_in_each_other() -> None:
+    """A pointer in an imported schema is one in that schema, not in the importing one."""
+    shared = {"definitions": {"id": kind("integer"), "player": event(id={"$ref": "#/definitions/id"})}}
+    team = event(first={"$ref": "shared.json#/definitions/player"}, self_={"$ref": "#/properties/n"}, n=kind("number"))
+    whole = {
+        **event(team={"$ref": "team.json"}, id={"$ref": "#/definitions/id"}),
+        "definitions": {"id": kind("string")},
+    }
+
+    assert found(whole, **{"shared.json": shared, "team.json": team}) == (
+        "struct<team:struct<first:struct<id:bigint>,self_:double,n:double>,id:string>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("reference", "name", "own"),
+    [
+        ("player.json", "player.json", None),
+        ("player.json", "https://example.com/schemas/player.json", None),
+        ("https://example.com/schemas/player.json", "player.json", None),
+        ("https://other.org/p", "whatever", "https://other.org/p"),
+        ("player.json", "whatever", "https://example.com/schemas/player.json"),
+        ("../../x", "../../x", None),
+        ("player.json#", "player.json", None),
+    ],
+)
+def test_a_reference_is_found_under_its_addresses(reference: str, name: str, own: str | None) -> None:
+    """Producers write relative references, and register the schemas under whatever names."""
+    whole = {"$id": "https://example.com/schemas/event.json", **event(who={"$ref": reference})}
+    player = {**PLAYER, **({"$id": own} if own else {})}
+
+    assert found(whole, **{name: player}) == "struct<who:struct<id:string,level:bigint>>"
+
+
+def test_a_schema_may_refer_to_itself_by_its_address() -> None:
+    """It is the same place as #/..., and nothing to fetch."""
+    whole = {"$id": "https://example.com/e.json", **event(a=kind("date"), b={"$ref": "e.json#/properties/c"})}
+    whole["properties"] |= {"a": kind("boolean"), "c": kind("integer")}
+
+    assert found(whole, **{"x": PLAYER}) == "struct<a:boolean,b:bigint,c:bigint>"
+
+
+@pytest.mark.parametrize(
+    ("schema", "imports", "message"),
+    [
+        (event(a={"$ref": "https://example.com/secret.json"}), {}, "#/properties/a: 'https://example.com/secret.json'"),
+        (event(a={"$ref": "file:///etc/passwd"}), {"x": PLAYER}, "#/properties/a: 'file:///etc/passwd'"),
+        (event(a={"$ref": "p.json"}), {"p.json": event(b=kind("text"))}, "p.json#/properties/b: "),
+        (event(a={"$ref": "p.json#/none"}), {"p.json": PLAYER}, "there is no 'p.json#/none'"),
+        (event(a={"$ref": "p.json"}), {"p.json": event(b={"$ref": "q.json"})}, "p.json#/properties/b: 'q.json'"),
+        (event(a={"$ref": "p.json"}), {"p.json": event(b={"$ref": "p.json"})}, "contains itself"),
+        (event(a={"$ref": "p.json"}), {"p.json": event(b={"$ref": "#"})}, "contains itself"),
+        (event(a={"$ref": "#/properties/a"}), {"p.json": PLAYER}, "contains itself"),
+        (event(a={"$ref": "#anchor"}), {"p.json": PLAYER}, "'#anchor'"),
+        (event(id=kind("string"), ID=kind("string")), {}, "differ by case only"),
+        ({**PLAYER, "$references": []}, {"p.json": PLAYER}, "rename"),
+        ([], {"p.json": PLAYER}, "#: "),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_followed_is_refused_by_its_place(schema: Json, imports: dict[str, Json], message: str) -> None:
+    """Nothing is fetched: a schema could name any address inside of the company's network."""
+    with pytest.raises(ValueError, match=": ") as caught:
+        found(schema, **imports)
+
+    assert message in str(caught.value)
+    assert "$references/" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"a": ' * 400 + "1" + "}" * 400], ids=["", "{", "[", "deep"])
+def test_a_text_that_is_no_schema_is_refused(text: str) -> None:
+    """A registry serves what somebody put there."""
+    with pytest.raises(ValueError, match=": "):
+        struct_of_text(text)
+    with pytest.raises(ValueError, match=": "):
+        struct_of_text(json.dumps(PLAYER), {"x": text})
+
+
+def test_a_small_schema_cannot_describe_millions_of_columns() -> None:
+    """Thirty lines in a registry would take the driver's memory, or its next hours."""
+    levels = {f"t{n}": event(l={"$ref": f"#/$defs/t{n - 1}"}, r={"$ref": f"#/$defs/t{n - 1}"}) for n in range(1, 30)}
+
+    with pytest.raises(ValueError, match="parts"):
+        found({**event(a={"$ref": "#/$defs/t29"}), "$defs": {"t0": kind("string"), **levels}})
+
+
+def test_a_long_way_of_references_is_refused() -> None:
+    """Each step is flat, but the struct would not be."""
+    levels = {f"t{n}": event(x={"$ref": f"#/$defs/t{n + 1}"}) for n in range(MAX_DEPTH)}
+
+    with pytest.raises(ValueError, match="deep"):
+        found({**event(a={"$ref": "#/$defs/t0"}), "$defs": {**levels, f"t{MAX_DEPTH}": kind("string")}})
+
+
+def test_ten_megabytes_are_read() -> None:
+    """A generated schema may be as long."""
+    text = json.dumps(event(**{f"p{n}": kind("string", description="x" * 100) for n in range(75_000)}))
+
+    assert len(text) > 10_000_000
+    assert len(struct_of_text(text).fields) == 75_000
+
+
+def test_a_registered_schema_is_read_with_its_imports() -> None:
+    """This is how the registry's client hands them over."""
+    registered = Registered(7, "JSON", json.dumps(event(who={"$ref": "p"})))
+
+    struct = struct_of_registered(Closed(registered, {"p": json.dumps(PLAYER)}))
+
+    assert struct.simpleString() == "struct<who:struct<id:string,level:bigint>>"
+
+
+def test_properties_are_united_in_the_order_they_came() -> None:
+    """A column that moves or goes away would break who reads the table."""
+    first = event(b=kind("string"), a=event(x=kind("integer")))
+    second = event(c=kind("boolean"), a=event(y=kind("integer"), x=kind("integer")))
+
+    both = merged(first, second)
+
+    assert both.struct.simpleString() == "struct<b:string,a:struct<x:bigint,y:bigint>,c:boolean>"
+    assert (both.labels, both.findings) == (("v1", "v2"), ())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (kind("integer"), kind("number"), "double"),
+        (kind("number"), kind("integer"), "double"),
+        (kind("integer"), kind(["integer", "null"]), "bigint"),
+        (kind("array", items=kind("integer")), kind("array", items=kind("number")), "array<double>"),
+        (kind("array", items=event(a=kind("string"))), kind("array", items=event(b=kind("string"))), None),
+        (
+            {"additionalProperties": kind("integer")},
+            {"additionalProperties": kind("number")},
+            "map<string,double>",
+        ),
+    ],
+    ids=str,
+)
+def test_a_column_gets_the_wider_type(old: Json, new: Json, expected: str | None) -> None:
+    """Without it a topic would need a table per version."""
+    struct = merged(event(it=old), event(it=new)).struct
+
+    assert struct["it"].dataType.simpleString() == (expected or "array<struct<a:string,b:string>>")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path", "what"),
+    [
+        (kind("string"), kind("integer"), "it", "string became integer"),
+        (kind("string"), kind("string", format="date-time"), "it", "string became timestamp"),
+        (kind("string", format="date"), kind("string", format="date-time"), "it", "date became timestamp"),
+        (PLAYER, kind("string"), "it", "object became string"),
+        (PLAYER, {"additionalProperties": kind("string")}, "it", "object became object with any keys"),
+        (PLAYER, event(level=kind("string")), "it.level", "integer became string"),
+        (PLAYER, event(LEVEL=kind("integer")), "it.LEVEL", "by case only"),
+        (kind("array", items=kind("string")), kind("array", items=kind("boolean")), "it[]", "string became boolean"),
+        (
+            {"additionalProperties": event(a=kind("string"))},
+            {"additionalProperties": event(a=kind("number"))},
+            "it{}.a",
+            "string became number",
+        ),
+    ],
+    ids=str,
+)
+def test_what_one_column_cannot_hold_is_refused(old: Json, new: Json, path: str, what: str) -> None:
+    """Rows of one of the versions would all be dead letters."""
+    (finding,) = merged(event(it=old), event(it=new)).findings
+
+    assert (finding.field, finding.old, finding.new) == (path, "v1", "v2")
+    assert what in finding.what
+
+
+def test_the_finding_names_the_version_that_shaped_the_field() -> None:
+    """Whoever repairs it has to know which two versions to look at."""
+    schemas = [event(a=kind(name)) for name in ("integer", "number", "string", "integer")]
+
+    both = merged(*schemas)
+
+    assert [(finding.old, finding.new) for finding in both.findings] == [("v2", "v3")]
+    assert both.labels == ("v1", "v2", "v4")
+
+
+def test_nothing_to_merge_is_refused() -> None:
+    """An empty struct would decode every record to nothing."""
+    with pytest.raises(ValueError, match="no schema"):
+        merge([])
+
+
+def test_a_table_gets_names_that_delta_takes_in_their_places() -> None:
+    """One property with a blank in its name would stop every batch."""
+    inner = kind("array", items=event(**{"a b": kind("integer")}))
+
+    struct = struct_of(
+        event(**{"big win": kind("string"), "in": inner, "m": {"additionalProperties": event(**{"=": PLAYER})}})
+    )
+
+    assert table_type(struct).simpleString() == (
+        "struct<big_win:string,in:array<struct<a_b:bigint>>,m:map<string,struct<_:struct<id:string,level:bigint>>>>"
+    )
+
+
+SCALARS = [T.StringType(), T.LongType(), T.DoubleType(), T.BooleanType(), T.TimestampType()]
+
+
+def structs(children: st.SearchStrategy[T.DataType]) -> st.SearchStrategy[T.StructType]:
+    """Draw structs with few names, so that two of them often have some in common."""
+    fields = st.dictionaries(st.sampled_from("abcA"), children, min_size=1, max_size=3).filter(
+        lambda found: len({name.lower() for name in found}) == len(found)
+    )
+    return fields.map(lambda found: T.StructType([T.StructField(name, kind) for name, kind in found.items()]))
+
+
+def nested(children: st.SearchStrategy[T.DataType]) -> st.SearchStrategy[T.DataType]:
+    """Draw arrays, maps and structs of the given types."""
+    maps = children.map(lambda kind: T.MapType(T.StringType(), kind))
+    return st.one_of(children.map(T.ArrayType), maps, structs(children))
+
+
+any_struct = structs(st.recursive(st.sampled_from(SCALARS), nested, max_leaves=5))
+
+
+def holds(wide: T.DataType, narrow: T.DataType) -> bool:
+    """Say whether every value of one type can be one of the other."""
+    if isinstance(narrow, T.StructType):
+        kinds = {field.name: field.dataType for field in wide} if isinstance(wide, T.StructType) else {}
+        return all(field.name in kinds and holds(kinds[field.name], field.dataType) for field in narrow)
+    if isinstance(narrow, T.ArrayType):
+        return isinstance(wide, T.ArrayType) and holds(wide.elementType, narrow.elementType)
+    if isinstance(narrow, T.MapType):
+        return isinstance(wide, T.MapType) and holds(wide.valueType, narrow.valueType)
+    return wide == narrow or (wide, narrow) == (T.DoubleType(), T.LongType())
+
+
+@settings(max_examples=300)
+@given(st.lists(any_struct, min_size=1, max_size=4))
+def test_a_merged_struct_holds_every_version_in_it(found: list[T.StructType]) -> None:
+    """A version that is said to be in it and is not would lose its rows."""
+    versions = [Version(f"v{n}", struct_of(json_schema_of(struct))) for n, struct in enumerate(found)]
+
+    both = merge(versions)
+
+    assert both.labels[0] == "v0"
+    assert {finding.new for finding in both.findings} == {version.label for version in versions} - {*both.labels}
+    for version in versions:
+        assert holds(both.struct, version.struct) == (version.label in both.labels)
+    kept = [version for version in versions if version.label in both.labels]
+    assert merge([*kept, *kept]).struct == both.struct
+    names = [name.lower() for name in both.struct.fieldNames()]
+    assert len(set(names)) == len(names)

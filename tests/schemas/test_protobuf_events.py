@@ -1,0 +1,166 @@
+"""Records of any version and message of a real registry become events of one type, or a reason."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from google.protobuf import message_factory
+from google.protobuf.json_format import ParseDict
+
+from router_schemas.client import Client
+from router_schemas.connection import Registry, RegistryAway
+from router_schemas.frames import pack
+from router_schemas.memory import Folder
+from router_schemas.protobuf.compile import descriptors
+from router_schemas.protobuf.events import events, place
+from router_schemas.protobuf.library import Library
+from router_schemas.protobuf.messages import message_of, path_of
+from router_schemas.records import Closed, Registered
+from router_schemas.schemas import Schemas
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from router_demo.registry import EmbeddedRegistry
+    from router_schemas.protobuf.events import Events
+
+HEAD = 'syntax = "proto3"; package {0};'
+V1 = HEAD + "message Bet { string game = 1; int32 amount = 2; message Card { string face = 1; } }"
+V2 = V1.replace("int32", "int64")[:-1] + "optional string note = 3; }"
+BAD = HEAD + "message Bet { string game = 1; string amount = 2; message Card { string face = 1; } }"
+OTHER = HEAD + "message Login { string gamer = 1; string game = 2; }"
+CLASH = HEAD + "message Logout { bytes game = 1; }"
+
+
+@pytest.fixture
+def client(schema_registry: EmbeddedRegistry) -> Iterator[Client]:
+    with Client(Registry(url=(schema_registry.url,))) as client:
+        yield client
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """Return a package that only this test uses."""
+    return "t" + str(abs(hash(request.node.name)) % 10**9)
+
+
+@pytest.fixture
+def library(client: Client, tmp_path: Path) -> Library:
+    return Library(Schemas(client, Folder(tmp_path)), Folder(tmp_path))
+
+
+@pytest.fixture
+def write(client: Client, name: str) -> Callable[..., tuple[int, bytes]]:
+    """Register a text and return its id with a framed message."""
+
+    def write(text: str, message: str, values: dict[str, Any], subject: str = "") -> tuple[int, bytes]:
+        text = text.replace("{0}", name)
+        number = client.register(subject or f"{name}-value", "PROTOBUF", text)
+        files = descriptors(Closed(Registered(number, "PROTOBUF", text)))
+        made = ParseDict(values, message_factory.GetMessageClass(message_of(files, f"{name}.{message}"))())
+        path = path_of(files, f"{name}.{message}")
+        return number, pack(number, path, made.SerializeToString())
+
+    return write
+
+
+def read(library: Library, *values: bytes | None) -> list[dict[str, Any]]:
+    """Decode values as a stream does: what is wanted is fetched, and all are decoded anew."""
+    records = pa.record_batch({"value": pa.array(values, pa.binary())})
+    wanted: list[str] = []
+    for _ in range(3):
+        known: Events = library.refreshed(wanted)
+        found = events(records, known)
+        wanted = found.column("_wanted").drop_null().unique().to_pylist()
+        if not wanted:
+            break
+    assert not wanted
+    rows: list[dict[str, Any]] = found.to_pylist()
+    return rows
+
+
+def test_two_versions_of_a_message_are_one_event(library: Library, write) -> None:
+    """Without it the game's table has two columns, or none of the older records."""
+    first, old = write(V1, "Bet", {"game": "uno", "amount": 5})
+    second, new = write(V2, "Bet", {"game": "uno", "amount": 2**40, "note": ""})
+
+    rows = read(library, old, new, old)
+
+    assert [row["event"] for row in rows] == [
+        {"game": "uno", "amount": 5, "note": None},
+        {"game": "uno", "amount": 2**40, "note": ""},
+        {"game": "uno", "amount": 5, "note": None},
+    ]
+    assert [row["schema_id"] for row in rows] == [first, second, first]
+    assert [row["schema_version"] for row in rows] == [1, 2, 1]
+
+
+def test_a_version_that_no_column_can_hold_is_refused_with_the_field(library: Library, write) -> None:
+    """Without it 7 is read as -4, and nobody knows."""
+    _, good = write(V1, "Bet", {"game": "uno", "amount": 5})
+    _, bad = write(BAD, "Bet", {"game": "uno", "amount": "five"})
+
+    one, other = read(library, good, bad)
+
+    assert one["event"] == {"game": "uno", "amount": 5}
+    assert other["event"] is None
+    assert "amount" in other["_error"]
+
+
+def test_messages_of_a_topic_share_one_event(library: Library, write, name: str) -> None:
+    _, bet = write(V1, "Bet", {"game": "uno", "amount": 5})
+    _, login = write(OTHER, "Login", {"gamer": "g-1", "game": "uno"}, f"{name}-login")
+    _, card = write(V1, "Bet.Card", {"face": "queen"})
+    _, clash = write(CLASH, "Logout", {"game": "dW5v"}, f"{name}-logout")
+
+    rows = read(library, bet, login, card, clash)
+
+    assert [row["message"] for row in rows] == [f"{name}.{m}" for m in ("Bet", "Login", "Bet.Card", "Logout")]
+    blank = dict.fromkeys(rows[0]["event"])
+    assert rows[1]["event"] == {**blank, "gamer": "g-1", "game": "uno"}
+    assert rows[2]["event"] == {**blank, "face": "queen"}
+    assert rows[3]["event"] is None
+    assert "game" in rows[3]["_error"]
+
+
+def test_what_is_no_message_has_a_reason_whatever_its_neighbours(library: Library, client: Client, write) -> None:
+    number, good = write(V1, "Bet", {"game": "uno", "amount": 5})
+    avro = client.register(f"avro-{number}", "AVRO", '{"type":"record","name":"r","fields":[]}')
+    garbage = [None, b"", b"\x00", b"{}xxxxxx", pack(2**31 - 1, (0,), b""), pack(avro, (0,), b""),
+               pack(number, (7,), b""), pack(number, (0,), b"\xff\xff")]  # fmt: skip
+
+    alone = [read(library, value)[0]["_error"] for value in garbage]
+    together = read(library, good, *garbage, good)
+
+    assert all(alone)
+    assert [row["_error"] for row in together[1:-1]] == alone
+    assert together[0]["event"] == together[-1]["event"] == {"game": "uno", "amount": 5}
+
+
+def test_new_versions_of_a_known_subject_are_known_before_their_first_record(library: Library, write) -> None:
+    """Without it the first batch of every new version is decoded twice."""
+    _, old = write(V1, "Bet", {"game": "uno", "amount": 5})
+    read(library, old)
+    number, _ = write(V2, "Bet", {"game": "uno"})
+
+    assert place(number, (0,)) in library.refreshed().written
+    assert library.refreshed() is library.refreshed()
+
+
+def test_a_restart_without_the_registry_reads_what_was_read_before(
+    schema_registry: EmbeddedRegistry, write, tmp_path: Path
+) -> None:
+    """The first URL, the name of a registry, is one where nobody answers: alone, it is a registry that is down."""
+    nobody = "http://127.0.0.1:9"
+    _, old = write(V1, "Bet", {"game": "uno", "amount": 5})
+    with Client(Registry(url=(nobody, schema_registry.url))) as client:
+        before = read(Library(Schemas(client, Folder(tmp_path)), Folder(tmp_path)), old)
+
+    with Client(Registry(url=(nobody,), attempts=1)) as client:
+        restarted = Library(Schemas(client, Folder(tmp_path)), Folder(tmp_path))
+        assert read(restarted, old) == before
+        with pytest.raises(RegistryAway):
+            read(restarted, pack(2**20, (0,), b""))
