@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field, PrivateAttr
 from pyspark.sql import types as T
 
 from router import ArrowDecoder, ArrowDecoding, Preparation, StartError
-from router_schemas.client import Client
-from router_schemas.connection import Registry, RegistryAway
-from router_schemas.schemas import Schemas
+from router_decoders.registered import Registered
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    import pyarrow as pa
 
-    from router_schemas.protobuf.events import Events
-    from router_schemas.protobuf.library import Library
+    from router_schemas.protobuf.library import Messages
+    from router_schemas.schemas import Schemas
 
-ABOUT = "_error string, _wanted string, schema_id int, schema_version int, subject string, message string"
-SAMPLE = 1000
+ADDED = "_error string, _wanted string, schema_id int, schema_version int, subject string, message string"
 
 
-class Protobuf(ArrowDecoder):
+class Protobuf(Registered, ArrowDecoder):
     """Decode a record whose value is a Protobuf message in the frame of a Confluent-compatible schema registry.
 
     The frame is a zero byte, the schema's id (4 bytes, big-endian) and the index path of the message in its file. All
@@ -36,73 +32,35 @@ class Protobuf(ArrowDecoder):
     batch with a new one waits.
 
     Adds `schema_id`, `schema_version`, `subject` and `message` (full name), which rules and `select` may use.
-    How types are mapped: docs/formats.md.
+    How types are mapped: docs/formats.md. Runs in Python, on record batches.
     """
 
-    main_option: ClassVar[str | None] = "registry"
     needs: ClassVar[tuple[str, ...]] = ("router_schemas.protobuf.events",)
 
-    registry: Registry = Field(description="the registry; a bare URL is enough")
-    subjects: tuple[str, ...] = Field(
-        default=(),
-        description="subjects whose schemas are known before their first record; those of records that came are found "
-        "by their id",
-    )
-
-    _library: Library | None = PrivateAttr(default=None)
-    _events: Events | None = PrivateAttr(default=None)
-    _sampled: frozenset[str] = PrivateAttr(default=frozenset())
-
-    def prepare(self, preparation: Preparation) -> Self:
-        """Return this decoder with what it learnt in former runs; where that is nothing, with what a sample needs."""
+    def library(self, schemas: Schemas, preparation: Preparation) -> Messages:
+        """Return what learns Protobuf schemas."""
         try:
-            from router_schemas.protobuf.library import Library
+            from router_schemas.protobuf.library import Messages
         except ModuleNotFoundError as error:
             extra = "pip install 'spark-event-router[protobuf]', here and on every node"
             raise StartError(f"the decoder protobuf needs the module {error.name}: {extra}") from error
 
-        schemas = Schemas(Client(self.registry.beside(preparation.folder)), preparation.memory)
-        prepared = self.model_copy()
-        prepared._library = Library(schemas, preparation.memory, self.subjects)
-        if not prepared._library.uses and not self.subjects:
-            prepared._sampled = _places(preparation)
-        return prepared
+        return Messages(schemas, preparation.memory, self.subjects)
 
-    def refresh(self, wanted: frozenset[str]) -> Self:
-        """Return this decoder with new versions of known subjects and with what is wanted."""
-        if self._library is None:
-            raise StartError("the registry is not open: call prepare() before refresh()")
-        try:
-            events = self._library.refreshed(wanted | self._sampled)
-        except RegistryAway as away:
-            raise ConnectionError(f"waiting for the schema registry: {away}") from away
-        if not events.event.num_fields:
-            raise StartError("no schema is known: name the `subjects` of the records, or check what the topic holds")
-        if events is self._events:
-            return self
-        refreshed = self.model_copy()
-        refreshed._events = events
-        refreshed._sampled = frozenset()
-        return refreshed
+    def places(self, values: pa.Array) -> frozenset[str]:
+        """Return the schemas and messages that values name in their frames."""
+        from router_schemas.frames import parse
+        from router_schemas.protobuf.events import place
+
+        keys = parse(values, indexed=True).keys
+        return frozenset(place(key.id, key.path or (0,)) for key in keys if key.id is not None)
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode."""
         from router_schemas.protobuf.events import events
         from router_schemas.protobuf.mapping import spark_struct
 
-        if self._events is None:
-            raise StartError("no schema is known: call refresh() before decode()")
-        about = T.StructType.fromDDL(ABOUT)
-        assert isinstance(about, T.StructType)
-        event = T.StructField("event", spark_struct(self._events.event))
-        return ArrowDecoding(events, self._events, T.StructType([event, *about.fields]))
-
-
-def _places(preparation: Preparation) -> frozenset[str]:
-    """Return the places that the first records of the source name."""
-    from router_schemas.frames import parse
-    from router_schemas.protobuf.events import place
-
-    values = preparation.sample(SAMPLE).select("value").toArrow().column("value").combine_chunks()
-    keys = parse(values, indexed=True).keys
-    return frozenset(place(key.id, key.path or (0,)) for key in keys if key.id is not None)
+        added = T.StructType.fromDDL(ADDED)
+        assert isinstance(added, T.StructType)
+        event = T.StructField("event", spark_struct(self.known.event))
+        return ArrowDecoding(events, self.known, T.StructType([event, *added.fields]))

@@ -11,7 +11,8 @@ import requests
 from pydantic import BaseModel, Field, ValidationError
 from requests.auth import AuthBase, HTTPBasicAuth
 
-from router_schemas.connection import RegistryAway, RegistryRefuses, busy, send
+from router_schemas.connection import RegistryAway, RegistryRefuses
+from router_schemas.exchange import busy, send
 
 if TYPE_CHECKING:
     from collections.abc import Callable

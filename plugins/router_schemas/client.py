@@ -19,14 +19,16 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from router_schemas.auth import login
-from router_schemas.connection import NotFound, RegistryAway, RegistryError, RegistryRefuses, busy, send
+from router_schemas.connection import NotFound, RegistryAway, RegistryError, RegistryRefuses
+from router_schemas.exchange import busy, send
 from router_schemas.records import Kind, Reference, Registered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import TracebackType
 
-    from router_schemas.connection import Answer, Registry
+    from router_schemas.connection import Registry
+    from router_schemas.exchange import Answer
 
 T = TypeVar("T")
 

@@ -1,22 +1,16 @@
-"""Say how a registry is reached, and send it one request within limits."""
+"""Say how a registry is reached, and what it may answer when it gives nothing."""
 
 from __future__ import annotations
 
 import re
-import ssl
-import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import requests
-import urllib3
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from router import RouterError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pydantic import GetJsonSchemaHandler
@@ -24,9 +18,6 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
     from typing_extensions import Self
 
-LARGEST = 64 << 20
-"""Bytes of an answer: schemas of 10 MB are legal and grow in JSON, but a body must end."""
-BLOCK = 1 << 16
 _TEXT_OF_A_HEADER = re.compile(r"[\x20-\x7e]+")
 _NAME_OF_A_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, 5.6.2
 
@@ -190,71 +181,6 @@ class Registry(_Options):
         found += [self.basic.password] if self.basic else []
         found += [self.oauth.client_secret] if self.oauth else []
         return tuple(secret.get_secret_value() for secret in found if secret is not None)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Be what a server answered. `login` is the Authorization header that was sent."""
-
-    status: int
-    location: str
-    body: bytes
-    login: str = field(repr=False)
-
-
-def send(session: requests.Session, method: str, url: str, *, seconds: float, **arguments: Any) -> Answer:
-    """Send one request, follow no redirect, read the whole answer; `arguments` as for `requests`.
-
-    Raises RegistryAway when no whole answer comes in time, RegistryRefuses when none ever will.
-    """
-    try:
-        sent = session.request(method, url, timeout=seconds, allow_redirects=False, stream=True, **arguments)
-        with sent as response:
-            body = b"".join(_blocks(url, response, seconds))
-            login = response.request.headers.get("Authorization", "")
-            return Answer(response.status_code, response.headers.get("Location", ""), body, str(login))
-    # the causes may hold headers, so they are not shown
-    except (requests.Timeout, urllib3.exceptions.TimeoutError):
-        raise RegistryAway(url, f"no answer within {seconds:g} s") from None
-    except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-        raise _fault(url, error) from None
-
-
-def busy(status: int) -> bool:
-    """Say whether a status means: not now."""
-    return status in {408, 425, 429} or status >= 500
-
-
-def _blocks(url: str, response: requests.Response, seconds: float) -> Iterator[bytes]:
-    """Yield the body as it arrives: `read1`, for `iter_content` waits for whole blocks, and so for any drip."""
-    end, size = time.monotonic() + seconds, 0
-    while block := response.raw.read1(BLOCK, decode_content=True):
-        size += len(block)
-        if size > LARGEST:
-            raise RegistryAway(url, f"the answer does not end within {LARGEST} bytes")
-        if time.monotonic() > end:
-            raise RegistryAway(url, f"the answer does not end within {seconds:g} s")
-        yield block
-
-
-def _fault(url: str, error: Exception) -> RegistryError:
-    """Say in words why a request failed; `requests` wraps the reason several times."""
-    causes = list(_causes(error))
-    untrusted = next((cause for cause in causes if isinstance(cause, ssl.SSLCertVerificationError)), None)
-    if untrusted is not None:
-        what = f"its certificate is not trusted ({untrusted.verify_message}); name its authority in `ca`"
-        return RegistryRefuses(url, what)
-    if isinstance(error, ValueError):
-        return RegistryRefuses(url, f"no request can be made of it ({type(error).__name__}); check url and headers")
-    reason = next((cause.strerror for cause in causes if isinstance(cause, OSError) and cause.strerror), None)
-    return RegistryAway(url, f"no answer: {reason or type(error).__name__}")
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__ or cause.__context__
 
 
 def _checked_url(url: str, *, query: bool = False) -> str:

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 QUERY_LOGGER = "org.apache.spark.sql.execution.streaming.MicroBatchExecution"
 CLASS_PATH = "spark.driver.extraClassPath"
+AVRO_LIMITS = (
+    f"-Dorg.apache.avro.limits.string.maxLength={64 << 20}",
+    f"-Dorg.apache.avro.limits.bytes.maxLength={64 << 20}",
+    "-Dorg.apache.avro.limits.collectionItems.maxLength=1000000",
+)
+"""Spark makes room for what a length in an Avro record claims: without limits, ten bytes can end the JVM."""
 LOCAL_MASTER = "local[*,4]"
 """All cores, and a task that fails is tried again: plain local mode would fail the batch at once."""
 
@@ -90,7 +96,7 @@ def java_options(asked: Mapping[str, str]) -> str:
     takes a sixth off a cold run. The JVM refuses two collectors, so one that is asked for stands alone. The archive of
     classes takes seconds off a start; a JVM that it was not made by goes without it, and says nothing.
     """
-    options, given = [], asked.get("spark.driver.extraJavaOptions", "")
+    options, given = [*AVRO_LIMITS], asked.get("spark.driver.extraJavaOptions", "")
     if "GC" not in given:
         options.append("-XX:+UseParallelGC")
     if "Archive" not in given and class_archive().is_file():

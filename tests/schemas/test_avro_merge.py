@@ -42,7 +42,7 @@ def one_type(*types: Json) -> Json:
     return field["type"]
 
 
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(avro.lineages())
 def test_every_version_reads_as_it_was_written(lineage: tuple[avro.Struct, avro.History, list[avro.Version]]) -> None:
     """A wrong value in a column would never be noticed; a missing one has to be null, and not another's default."""
@@ -56,7 +56,7 @@ def test_every_version_reads_as_it_was_written(lineage: tuple[avro.Struct, avro.
             assert avro.same(expected, avro.by_number(template, history, found))
 
 
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(st.data())
 def test_strangers_are_refused_or_read_right(data: st.DataObject) -> None:
     """Somebody may register anything under a subject without a compatibility rule."""

@@ -16,7 +16,7 @@ import urllib3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router_schemas import connection
+from router_schemas import exchange
 from router_schemas.auth import ClientCredentialsAuth
 from router_schemas.client import Client
 from router_schemas.connection import NotFound, OAuth, Registry, RegistryAway, RegistryError, RegistryRefuses
@@ -170,7 +170,7 @@ def test_a_slow_registry_does_not_hold_a_batch_for_ever(faulty: FaultyRegistry, 
 def test_an_endless_answer_does_not_fill_the_memory(
     faulty: FaultyRegistry, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "LARGEST", 10_000_000)
+    monkeypatch.setattr(exchange, "LARGEST", 10_000_000)
     faulty.fails("endless")
 
     with pytest.raises(RegistryAway, match="10000000 bytes"):

@@ -213,16 +213,25 @@ def test_null_is_not_zero() -> None:
 
 def test_json_values_are_written_as_json() -> None:
     """A Struct is JSON by another name; numbers that JSON lacks are words, as ProtoJSON has them."""
-    kind, read = simple(Spec("v", 1, "google.protobuf.Struct"))
+    kind, read = simple(
+        Spec("v", 1, "google.protobuf.Struct"),
+        Spec("any", 2, "google.protobuf.Value", "repeated"),
+        Spec("list", 3, "google.protobuf.ListValue"),
+        Spec("absent", 4, "google.protobuf.Value"),
+    )
     event = kind()
     event.v.update({"b": [1, 2.5, None, True, "é"], "a": {"x": 1e300}})
     for name, number in (("n", float("nan")), ("i", float("-inf"))):
         event.v.fields[name].number_value = number
     event.v.fields["unset"].Clear()
+    event.any.add(string_value="x")
+    event.any.add(null_value=0)
+    event.list.extend([1, []])
 
     found = one(event.SerializeToString(), read)
 
     assert found["v"] == '{"a":{"x":1e+300},"b":[1,2.5,null,true,"é"],"i":"-Infinity","n":"NaN","unset":null}'
+    assert (found["any"], found["list"], found["absent"]) == (['"x"', "null"], "[1,[]]", None)
 
 
 def test_unknown_fields_are_counted_when_asked_for() -> None:

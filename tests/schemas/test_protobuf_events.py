@@ -15,7 +15,7 @@ from router_schemas.frames import pack
 from router_schemas.memory import Folder
 from router_schemas.protobuf.compile import descriptors
 from router_schemas.protobuf.events import events, place
-from router_schemas.protobuf.library import Library
+from router_schemas.protobuf.library import Messages
 from router_schemas.protobuf.messages import message_of, path_of
 from router_schemas.records import Closed, Registered
 from router_schemas.schemas import Schemas
@@ -48,8 +48,8 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def library(client: Client, tmp_path: Path) -> Library:
-    return Library(Schemas(client, Folder(tmp_path)), Folder(tmp_path))
+def library(client: Client, tmp_path: Path) -> Messages:
+    return Messages(Schemas(client, Folder(tmp_path)), Folder(tmp_path))
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def write(client: Client, name: str) -> Callable[..., tuple[int, bytes]]:
     return write
 
 
-def read(library: Library, *values: bytes | None) -> list[dict[str, Any]]:
+def read(library: Messages, *values: bytes | None) -> list[dict[str, Any]]:
     """Decode values as a stream does: what is wanted is fetched, and all are decoded anew."""
     records = pa.record_batch({"value": pa.array(values, pa.binary())})
     wanted: list[str] = []
@@ -82,7 +82,7 @@ def read(library: Library, *values: bytes | None) -> list[dict[str, Any]]:
     return rows
 
 
-def test_two_versions_of_a_message_are_one_event(library: Library, write) -> None:
+def test_two_versions_of_a_message_are_one_event(library: Messages, write) -> None:
     """Without it the game's table has two columns, or none of the older records."""
     first, old = write(V1, "Bet", {"game": "uno", "amount": 5})
     second, new = write(V2, "Bet", {"game": "uno", "amount": 2**40, "note": ""})
@@ -98,7 +98,7 @@ def test_two_versions_of_a_message_are_one_event(library: Library, write) -> Non
     assert [row["schema_version"] for row in rows] == [1, 2, 1]
 
 
-def test_a_version_that_no_column_can_hold_is_refused_with_the_field(library: Library, write) -> None:
+def test_a_version_that_no_column_can_hold_is_refused_with_the_field(library: Messages, write) -> None:
     """Without it 7 is read as -4, and nobody knows."""
     _, good = write(V1, "Bet", {"game": "uno", "amount": 5})
     _, bad = write(BAD, "Bet", {"game": "uno", "amount": "five"})
@@ -110,7 +110,7 @@ def test_a_version_that_no_column_can_hold_is_refused_with_the_field(library: Li
     assert "amount" in other["_error"]
 
 
-def test_messages_of_a_topic_share_one_event(library: Library, write, name: str) -> None:
+def test_messages_of_a_topic_share_one_event(library: Messages, write, name: str) -> None:
     _, bet = write(V1, "Bet", {"game": "uno", "amount": 5})
     _, login = write(OTHER, "Login", {"gamer": "g-1", "game": "uno"}, f"{name}-login")
     _, card = write(V1, "Bet.Card", {"face": "queen"})
@@ -126,7 +126,7 @@ def test_messages_of_a_topic_share_one_event(library: Library, write, name: str)
     assert "game" in rows[3]["_error"]
 
 
-def test_what_is_no_message_has_a_reason_whatever_its_neighbours(library: Library, client: Client, write) -> None:
+def test_what_is_no_message_has_a_reason_whatever_its_neighbours(library: Messages, client: Client, write) -> None:
     number, good = write(V1, "Bet", {"game": "uno", "amount": 5})
     avro = client.register(f"avro-{number}", "AVRO", '{"type":"record","name":"r","fields":[]}')
     garbage = [None, b"", b"\x00", b"{}xxxxxx", pack(2**31 - 1, (0,), b""), pack(avro, (0,), b""),
@@ -140,7 +140,7 @@ def test_what_is_no_message_has_a_reason_whatever_its_neighbours(library: Librar
     assert together[0]["event"] == together[-1]["event"] == {"game": "uno", "amount": 5}
 
 
-def test_new_versions_of_a_known_subject_are_known_before_their_first_record(library: Library, write) -> None:
+def test_new_versions_of_a_known_subject_are_known_before_their_first_record(library: Messages, write) -> None:
     """Without it the first batch of every new version is decoded twice."""
     _, old = write(V1, "Bet", {"game": "uno", "amount": 5})
     read(library, old)
@@ -157,10 +157,10 @@ def test_a_restart_without_the_registry_reads_what_was_read_before(
     nobody = "http://127.0.0.1:9"
     _, old = write(V1, "Bet", {"game": "uno", "amount": 5})
     with Client(Registry(url=(nobody, schema_registry.url))) as client:
-        before = read(Library(Schemas(client, Folder(tmp_path)), Folder(tmp_path)), old)
+        before = read(Messages(Schemas(client, Folder(tmp_path)), Folder(tmp_path)), old)
 
     with Client(Registry(url=(nobody,), attempts=1)) as client:
-        restarted = Library(Schemas(client, Folder(tmp_path)), Folder(tmp_path))
+        restarted = Messages(Schemas(client, Folder(tmp_path)), Folder(tmp_path))
         assert read(restarted, old) == before
         with pytest.raises(RegistryAway):
             read(restarted, pack(2**20, (0,), b""))

@@ -267,6 +267,29 @@ def test_enums_whose_names_changed_places_are_refused() -> None:
     assert "BLUE was 2 and is 1" in first.refused[1].what or "BLUE was 2 and is 1" in first.refused[0].what
 
 
+def test_a_refused_version_is_named_whichever_message_has_the_enum() -> None:
+    """The finding is how the version is found whose records are refused."""
+
+    def version(label: str, fields: dict[str, int], *values: tuple[str, int]) -> Version:
+        file = descriptor_pb2.FileDescriptorProto(name="s.proto", package="game.v1", syntax="proto3")
+        event, part = file.message_type.add(name="Event"), file.message_type.add(name="Part")
+        part.field.add(name="k", number=1, label=1, type=14, type_name=".game.v1.Kind")
+        for name, number in fields.items():
+            of, kind = ("Kind", 14) if name == "k" else ("Part", 11)
+            event.field.add(name=name, number=number, label=1, type=kind, type_name=f".game.v1.{of}")
+        enum = file.enum_type.add(name="Kind")
+        for value, number in values:
+            enum.value.add(name=value, number=number)
+        return Version.of(label, described(file), EVENT)
+
+    old = version("v1", {"k": 1, "part": 2}, ("NONE", 0), ("RED", 1))
+
+    first, _ = merge([old, version("v2", {"k": 1}, ("NONE", 0), ("RED", 2))])
+
+    (finding,) = first.refused
+    assert (finding.old, finding.new) == ("v1", "v2")
+
+
 def test_enums_of_proto2_keep_numbers_without_a_name_and_show_the_first_of_two_names() -> None:
     """google sets such a number aside; the column would show nothing."""
     version = enum_version("v1", ("ONE", 1), ("UNO", 1), ("TWO", 2), syntax="proto2", alias=True)

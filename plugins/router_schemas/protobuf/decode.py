@@ -4,6 +4,9 @@ Both are needed. The native decoder reads a batch or none of it, and takes some 
 exact, and several times slower when it has to make values. Rows that google would write otherwise (a value twice, two
 members of a oneof, map entries without a value or unsorted) go to the native decoder as google writes them, so that it
 reads what google reads. Source of the rules: protobuf.dev, "Encoding", last one wins.
+
+Left to differ, in bytes that no encoder writes: an entry of a map with fields of its own, which google's Python parser
+sets aside as unknown and which is an entry here as it is in Java.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@
 
 A value is null where the field tells absent from zero (`optional`, messages, oneofs, all of proto2), else zero. Names
 that differ in case only are one name to Delta: the field that came first keeps it, the others get `_` and their
-number. An enum of proto2 without a zero shows one as `_0`. Field names have letters, digits and underscores only, so
-none is a name that Delta refuses. Source of the JSON and of the ranges: protobuf.dev, "ProtoJSON" and the comments of
-timestamp.proto and duration.proto.
+number. An enum of proto2 without a zero shows one as `_0`. Field names have letters, digits and underscores only,
+because google's descriptor pool refuses any other, so none is a name that Delta refuses. Source of the JSON and of the
+ranges: protobuf.dev, "ProtoJSON" and the comments of timestamp.proto and duration.proto.
 """
 
 from __future__ import annotations

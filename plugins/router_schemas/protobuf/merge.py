@@ -78,7 +78,7 @@ def merge(versions: Sequence[Version]) -> tuple[Merged, ...]:
     while left:
         merged, taken, findings, again = left[0].shape, [left[0].label], [], []
         for version in left[1:]:
-            grown = _Merge(merged, version.shape)
+            grown = _Merge(merged, version)
             if grown.findings:
                 findings += grown.findings
                 again.append(version)
@@ -91,10 +91,11 @@ def merge(versions: Sequence[Version]) -> tuple[Merged, ...]:
 
 
 class _Merge:
-    """Merge two shapes; `result` is right when there are no findings."""
+    """Merge a version into a shape; `result` is right when there are no findings."""
 
-    def __init__(self, old: Shape, new: Shape) -> None:
-        self.root = old.root
+    def __init__(self, old: Shape, version: Version) -> None:
+        new = version.shape
+        self.root, self.label = old.root, version.label
         self.same = _same(old, new)
         self.findings: list[Incompatible] = []
         fields: dict[str, list[Field]] = {}
@@ -119,7 +120,7 @@ class _Merge:
             old = found.get(new.number, new)
             what = _difference(old, new)
             if what:
-                self.report(name, old, new, what)
+                self.report(name, new.name, old.version, what)
             found[new.number] = replace(
                 new,
                 kind=_wider(old.kind, new.kind) or new.kind,
@@ -135,13 +136,14 @@ class _Merge:
             if found.setdefault(value, number) != number:
                 what = f"the enum's {value} was {number} and is {found[value]}; give a new number a new name"
                 users = [(owner, one) for owner, fields in self.fields.items() for one in fields if one.of == name]
-                self.report(users[0][0], users[0][1], users[-1][1], what)
+                before = [one.version for _, one in users if one.version != self.label]
+                self.report(users[-1][0], users[-1][1].name, before[-1] if before else self.label, what)
         return tuple(found.items())
 
-    def report(self, owner: str, old: Field, new: Field, what: str) -> None:
-        """Add a finding about a field of a merged message."""
-        path = f"{self.paths[owner]}.{new.name}".removeprefix(".")
-        self.findings.append(Incompatible(path, old.version, new.version, what))
+    def report(self, owner: str, name: str, before: str, what: str) -> None:
+        """Add a finding about a field of a merged message; the version that is refused is always the new one."""
+        path = f"{self.paths[owner]}.{name}".removeprefix(".")
+        self.findings.append(Incompatible(path, before, self.label, what))
 
     def reached(self) -> Iterator[tuple[str, str]]:
         """Yield every merged message with the path of the first field that leads to it."""
