@@ -66,25 +66,61 @@ def moment(text: str) -> datetime:
 )
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="The same seed, the same events.")
 @click.option("--start", type=moment, help="Time of the first event, in ISO 8601; now without it.")
+@click.option(
+    "--format",
+    "form",
+    default="json",
+    show_default=True,
+    type=click.Choice(["json", "protobuf", "avro"]),
+    help="Of the values.",
+)
+@click.option(
+    "--registry", metavar="URL", help="Schema registry, for protobuf and avro: each version is registered as it begins."
+)
+@click.option("--subject", help="Subject of the schemas; TOPIC-value without it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-def simulate(servers: str, topic: str, partitions: int, seconds: float | None, as_json: bool, **traffic: Any) -> None:
+def simulate(
+    servers: str,
+    topic: str,
+    partitions: int,
+    seconds: float | None,
+    form: str,
+    registry: str | None,
+    subject: str | None,
+    as_json: bool,
+    **traffic: Any,
+) -> None:
     """Send events of simulated games to a Kafka topic, and print what was sent.
 
     It ends after --events or --seconds, or on Ctrl-C, which still delivers what was sent. The exit code is 1 when a
     record was not delivered.
     """
     # Imported here: every command of the router imports this module, and these take a while.
-    from router import StartError
+    from router import RouterError
+    from router_demo.formats import opened
     from router_demo.simulator import simulate as send
     from router_demo.traffic import Traffic
 
+    if form != "json" and registry is None:
+        raise click.UsageError(f"--format {form} needs --registry: the URL of a Confluent-compatible schema registry")
     described = Traffic(**traffic)
     try:
-        with _stopped_by_interrupt() as stop, _progress(described.events) as on_progress:
+        with (
+            opened(form, registry, subject or f"{topic}-value") as write,
+            _stopped_by_interrupt() as stop,
+            _progress(described.events) as on_progress,
+        ):
             sent = send(
-                servers, topic, described, seconds=seconds, partitions=partitions, stop=stop, on_progress=on_progress
+                servers,
+                topic,
+                described,
+                seconds=seconds,
+                partitions=partitions,
+                stop=stop,
+                on_progress=on_progress,
+                write=write,
             )
-    except StartError as error:
+    except RouterError as error:
         raise click.ClickException(str(error)) from error
     _show(sent, as_json)
     if sent.failed:

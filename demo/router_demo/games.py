@@ -5,7 +5,6 @@ Every event carries `game`, `gamer_id`, `ts`, `session_id`, `type` and `amount`;
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -76,14 +75,18 @@ def render_amounts(count: int, random: Random) -> list[str]:
     return [f"{0.01 + round((LARGEST_AMOUNT - 0.01) * random.random() ** 10, 2):.2f}" for _ in range(count)]
 
 
-def event_tail(game: int, version: int, random: Random) -> str:
-    """Render the end of an event of the game at this place: its type, its own fields and the columns of a version.
+def gamer_names(count: int) -> list[str]:
+    """Return the names of so many players, all of one length."""
+    return [f"g{number:08d}" for number in range(1, count + 1)]
+
+
+def event_fields(game: int, version: int, random: Random) -> Fields:
+    """Return what ends an event of the game at this place: its type, its own fields and the columns of a version.
 
     Schema version v has the columns col_foo_1 to col_foo_v: whole numbers, texts and fractions in turn.
     """
     fields: Fields = {"type": random.choice(TYPES)} | _FIELDS[game % len(_FIELDS)](random)
-    fields |= {f"col_foo_{number}": _further(number, random) for number in range(1, version + 1)}
-    return json.dumps(fields, separators=(",", ":"))[1:]
+    return fields | {f"col_foo_{number}": _further(number, random) for number in range(1, version + 1)}
 
 
 def _further(number: int, random: Random) -> object:

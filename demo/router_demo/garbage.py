@@ -44,18 +44,27 @@ def _named(*names: str) -> Callable[[bytes, Random], bytes]:
     return rename
 
 
+BAD_NAMES = {
+    "path_name": ("../../x", "..", "/etc/passwd", "a/b", "a\\b", "C:\\x", "x\u0000y"),
+    "emoji_name": ("🃏", "poker🂡"),
+    "long_name": ("x" * 300,),
+    "reserved_name": ("con", "nul", "_delta_log"),
+}
+"""Names of games that no table may get."""
+
 GARBAGE: dict[str, Callable[[bytes, Random], bytes | None]] = {
     "broken_json": _broken_json,
     "random_bytes": _random_bytes,
     "empty": _empty,
     "null": _null,
     "no_game": _no_game,
-    "path_name": _named("../../x", "..", "/etc/passwd", "a/b", "a\\b", "C:\\x", "x\u0000y"),
-    "emoji_name": _named("🃏", "poker🂡"),
-    "long_name": _named("x" * 300),
-    "reserved_name": _named("con", "nul", "_delta_log"),
-}
+} | {kind: _named(*names) for kind, names in BAD_NAMES.items()}
 """A maker of each kind of garbage: from a good event to the value sent in its place (None is a tombstone)."""
+
+
+def stage_of(kind: str) -> str:
+    """Return the stage at which the router must refuse garbage of a kind, whatever the format."""
+    return "name" if kind in BAD_NAMES else "match" if kind == "no_game" else "decode"
 
 
 def spoil(event: bytes, random: Random) -> tuple[str, bytes | None]:

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from router_demo.games import GAMES, event_tail, game_names, render_amounts
-from router_demo.garbage import spoil
+from router_demo.games import game_names, gamer_names
+from router_demo.json_values import JsonValues
+from router_demo.values import AMOUNTS, TAILS, Drawn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import numpy.typing as npt
 
     from router_demo.traffic import Traffic
+    from router_demo.values import Values
 
 Headers = list[tuple[str, str | bytes | None]]
 Record = tuple[bytes, bytes | None, Headers]
@@ -31,9 +33,6 @@ Record = tuple[bytes, bytes | None, Headers]
 CHUNK = 1000
 CHUNKS_PER_SECOND = 20
 """How smoothly a slow rate is kept."""
-TAILS = 512
-"""Different ends of events per kind of game and schema version."""
-AMOUNTS = 65_536
 SESSION_SECONDS = 600
 
 
@@ -46,15 +45,19 @@ class Chunk:
     garbage: Counter[str]
 
 
-def records(traffic: Traffic) -> Iterator[Record]:
+def records(traffic: Traffic, write: Callable[[Traffic], Values] = JsonValues) -> Iterator[Record]:
     """Yield the records of some traffic one by one."""
-    for chunk in chunks(traffic):
+    for chunk in chunks(traffic, write):
         yield from chunk.records
 
 
-def chunks(traffic: Traffic) -> Iterator[Chunk]:
-    """Yield the records of some traffic in chunks of one schema version, short ones at a slow rate."""
-    writer = _Writer(traffic)
+def chunks(traffic: Traffic, write: Callable[[Traffic], Values] = JsonValues) -> Iterator[Chunk]:
+    """Yield the records of some traffic in chunks of one schema version, short ones at a slow rate.
+
+    `write` makes the format. The same traffic has the same events in every format; of garbage it is the places that
+    are the same.
+    """
+    writer = _Writer(traffic, write(traffic))
     most = CHUNK if traffic.rate is None else max(1, min(CHUNK, int(traffic.rate / CHUNKS_PER_SECOND)))
     place = 0
     while traffic.events is None or place < traffic.events:
@@ -65,18 +68,17 @@ def chunks(traffic: Traffic) -> Iterator[Chunk]:
 
 
 class _Writer:
-    """Put records together from texts rendered before."""
+    """Draw events, let a format render them, and put garbage among them."""
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: Traffic, values: Values) -> None:
         self._traffic = traffic
+        self._values = values
         start = traffic.start or datetime.now(timezone.utc)
         self._start = np.datetime64(start.astimezone(timezone.utc).replace(tzinfo=None), "ms")
         self._names = game_names(traffic.games)
         volumes = 1 / np.arange(1, traffic.games + 1) ** traffic.skew
         self._cuts = np.cumsum(volumes / volumes.sum())[:-1]
-        self._gamers = [f"g{number:08d}" for number in range(1, traffic.gamers + 1)]
-        self._amounts = render_amounts(AMOUNTS, Random(traffic.seed))
-        self._ends: tuple[int, list[list[str]]] = (-1, [])
+        self._keys = [name.encode() for name in gamer_names(traffic.gamers)]
 
     def chunk(self, place: int, count: int, version: int) -> Chunk:
         """Write `count` records of one schema version, the first one at `place`.
@@ -95,38 +97,24 @@ class _Writer:
     def _good(
         self, place: int, version: int, games: npt.NDArray[np.int64], draws: npt.NDArray[np.float64]
     ) -> list[Record]:
-        names, gamers, amounts, ends = self._names, self._gamers, self._amounts, self._ends_of(version)
-        headers: Headers = [("producer", b"simulator"), ("schema-version", b"%d" % version)]
-        session = int(place * self._traffic.step) // SESSION_SECONDS
-        columns = (
-            games.tolist(),
-            _places(draws[0], len(gamers)),
-            _places(draws[1], len(amounts)),
-            _places(draws[2], TAILS),
-            self._times(place, len(games)),
+        drawn = Drawn(
+            version=version,
+            session=int(place * self._traffic.step) // SESSION_SECONDS,
+            games=games.tolist(),
+            gamers=_places(draws[0], len(self._keys)),
+            amounts=_places(draws[1], AMOUNTS),
+            ends=_places(draws[2], TAILS),
+            times=self._times(place, len(games)),
         )
-        return [
-            (
-                (gamer := gamers[who]).encode(),
-                f'{{"game":"{names[game]}","gamer_id":"{gamer}","ts":"{time}Z","session_id":"s{session:04d}-{gamer}",'
-                f'"amount":{amounts[much]},{ends[game % len(ends)][end]}'.encode(),
-                headers,
-            )
-            for game, who, much, end, time in zip(*columns, strict=True)
-        ]
+        headers: Headers = [("producer", b"simulator"), ("schema-version", b"%d" % version)]
+        keys = self._keys
+        values = self._values.render(drawn)
+        return [(keys[who], value, headers) for who, value in zip(drawn.gamers, values, strict=True)]
 
-    def _times(self, place: int, count: int) -> list[str]:
-        """Render the times of a chunk in milliseconds."""
+    def _times(self, place: int, count: int) -> npt.NDArray[np.datetime64]:
+        """Return the times of a chunk in milliseconds."""
         passed = np.arange(place, place + count) * (1000 * self._traffic.step)
-        return list(np.datetime_as_string(self._start + passed.astype("timedelta64[ms]")).tolist())
-
-    def _ends_of(self, version: int) -> list[list[str]]:
-        """Return the ends of events of a schema version, a list per kind of game; only the newest version is held."""
-        if self._ends[0] != version:
-            random = Random(f"{self._traffic.seed}/{version}")
-            kinds = range(min(len(GAMES), len(self._names)))
-            self._ends = (version, [[event_tail(kind, version, random) for _ in range(TAILS)] for kind in kinds])
-        return self._ends[1]
+        return self._start + passed.astype("timedelta64[ms]")
 
     def _spoil(self, written: list[Record], bad: npt.NDArray[np.int64], place: int) -> Counter[str]:
         """Replace the values at some places by garbage; return how much of each kind."""
@@ -134,7 +122,7 @@ class _Writer:
         garbage: Counter[str] = Counter()
         for index in bad.tolist():
             key, event, headers = written[index]
-            kind, value = spoil(event or b"", random)
+            kind, value = self._values.spoil(event or b"", random)
             written[index] = (key, value, headers)
             garbage[kind] += 1
         return garbage

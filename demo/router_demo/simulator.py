@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from router import StartError
+from router_demo.json_values import JsonValues
 from router_demo.records import chunks
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from router_demo.records import Chunk, Record
     from router_demo.traffic import Traffic
+    from router_demo.values import Values
 
 ANSWER_SECONDS = 10
 
@@ -66,12 +68,14 @@ def simulate(
     timeout: float = 120.0,
     stop: threading.Event | None = None,
     on_progress: Callable[[int], None] | None = None,
+    write: Callable[[Traffic], Values] = JsonValues,
 ) -> Sent:
     """Send traffic to a topic until it ends, `seconds` are over or `stop` is set; return when all is delivered.
 
     The topic is made with so many `partitions` when it does not exist. A record that Kafka has not taken after
     `timeout` seconds counts as an error: a broker that comes back before that loses none. `on_progress` gets the number
-    of records so far, many times a second. Raises StartError when no broker answers.
+    of records so far, many times a second. `write` makes the format of the values; what it raises ends the run, with
+    all that was sent before delivered. Raises StartError when no broker answers.
     """
     if seconds is not None and traffic.rate is not None and traffic.events is None:
         traffic = replace(traffic, events=round(seconds * traffic.rate))
@@ -79,14 +83,16 @@ def simulate(
     sent = Sent(Counter(), Counter(), Counter(), bytes=0, seconds=0)
     producer = Producer(_settings(servers, timeout, sent.errors), logger=log)
     begin, size = time.monotonic(), 0
-    for chunk in _paced(traffic, producer, seconds, stop):
-        _produce(producer, topic, chunk.records)
-        sent.games.update(chunk.games)
-        sent.garbage.update(chunk.garbage)
-        size += sum(len(value) for _, value, _ in chunk.records if value)
-        if on_progress is not None:
-            on_progress(sent.events)
-    left = producer.flush(timeout + ANSWER_SECONDS)
+    try:
+        for chunk in _paced(chunks(traffic, write), traffic, producer, seconds, stop):
+            _produce(producer, topic, chunk.records)
+            sent.games.update(chunk.games)
+            sent.garbage.update(chunk.garbage)
+            size += sum(len(value) for _, value, _ in chunk.records if value)
+            if on_progress is not None:
+                on_progress(sent.events)
+    finally:
+        left = producer.flush(timeout + ANSWER_SECONDS)
     if left:
         sent.errors["no answer from the broker"] += left
     return replace(sent, bytes=size, seconds=time.monotonic() - begin)
@@ -107,11 +113,11 @@ def ensure_topic(servers: str, topic: str, partitions: int) -> None:
 
 
 def _paced(
-    traffic: Traffic, producer: Producer, seconds: float | None, stop: threading.Event | None
+    made: Iterable[Chunk], traffic: Traffic, producer: Producer, seconds: float | None, stop: threading.Event | None
 ) -> Iterator[Chunk]:
     """Yield chunks when their time has come, until the run is over."""
     begin, place = time.monotonic(), 0
-    for chunk in chunks(traffic):
+    for chunk in made:
         if traffic.rate is not None:
             _wait(producer, begin + place * traffic.step)
         if (stop is not None and stop.is_set()) or (seconds is not None and time.monotonic() - begin >= seconds):

@@ -1,0 +1,38 @@
+"""Register the versions of a schema with a registry when they begin."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from router import StartError
+from router_schemas.client import Client
+from router_schemas.connection import Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from router_schemas.records import Kind
+
+
+class Subject:
+    """Be a subject of a registry."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client = client
+        self._name = name
+
+    def register(self, kind: Kind, text: str) -> int:
+        """Register a schema and return its id. Raises RegistryError when the registry does not take it."""
+        return self._client.register(self._name, kind, text)
+
+
+@contextmanager
+def subject_in(url: str, name: str) -> Iterator[Subject]:
+    """Hold a connection to a registry. Raises StartError for what is not the URL of one."""
+    try:
+        registry = Registry(url=(url,))
+    except ValueError:
+        raise StartError(f"{url!r} is not the URL of a registry: write http(s)://host[:port][/path]") from None
+    with Client(registry) as client:
+        yield Subject(client, name)
