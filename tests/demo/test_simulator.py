@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from router import StartError
 from router_demo.cli import simulate as command
@@ -43,7 +44,9 @@ def read(servers: str, topic: str, count: int) -> list[Message]:
     return found
 
 
+@retry(retry=retry_if_exception_type(KafkaException), stop=stop_after_delay(60), wait=wait_fixed(0.2), reraise=True)
 def stored(servers: str, topic: str) -> int:
+    """Return how many records a topic holds; a broker that was just started may not lead its partitions yet."""
     consumer = Consumer({"bootstrap.servers": servers, "group.id": topic})
     try:
         partitions = consumer.list_topics(topic, 10).topics[topic].partitions

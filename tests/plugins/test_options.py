@@ -135,7 +135,8 @@ def test_every_part_is_offered_with_a_main_option_that_exists() -> None:
     """A bare value would otherwise fail with a riddle."""
     parts = {**router_decoders(), **router_rules(), **router_sinks()}
 
-    assert set(parts) == {"json", "none", "all", "any", "field", "not", "schema", "sql", "delta", "tables"}
+    decoders, rules = {"avro", "json", "none", "protobuf"}, {"all", "any", "field", "not", "schema", "sql"}
+    assert set(parts) == decoders | rules | {"delta", "tables"}
     for part in parts.values():
         names = {field.alias or name for name, field in part.model_fields.items()}
         assert part.main_option is None or part.main_option in names
