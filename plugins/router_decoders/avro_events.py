@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from router_schemas.schemas import Schemas
 
 TO_THE_END = 2**31 - 1
-TEMPORARY = ("_id", "_body", "_reason")
+TEMPORARY = ("_id", "_body")
 
 
 class Avro(Registered):
@@ -64,8 +64,8 @@ class Avro(Registered):
             }
         )
         read = {f"_r{k}": _read(record) for k, record in enumerate(known.records)}
-        frame = frame.withColumns(read).withColumns({"_reason": _reason(known), **_about(known)})
-        frame = frame.withColumns({"event": _event(known), "_error": F.col("_reason")})
+        frame = frame.withColumns(read)
+        frame = frame.withColumns({"event": _event(known), "_error": _reason(known), **_about(known)})
         return frame.drop(*TEMPORARY, *read)
 
 

@@ -11,7 +11,6 @@ from functools import cached_property, reduce
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from router.engine.guard import any_of, holds
 from router.engine.layout import Layout
@@ -50,7 +49,7 @@ class Planner:
 
     Every level is one projection for all routes: Spark analyses a plan anew for each, which is what a small batch
     spends its time on. A column gets a level of its own only if it is costly and used more than once. The columns are
-    made once per schema of events and used for every batch: each is some calls across the gateway.
+    made once per decoder and used for every batch: each is some calls across the gateway.
     """
 
     def __init__(self, config: Config, decoder: Decoder) -> None:
@@ -58,7 +57,7 @@ class Planner:
         self.decoder = decoder
         own = frozenset(name for name in (config.bronze, config.dead_letters, config.ledger) if name)
         self.drafts = [Draft(index, route, own) for index, route in enumerate(config.routes)]
-        self.made: tuple[StructType, Layout, list[dict[str, Column]], list[Column]] | None = None
+        self.made: tuple[Decoder, Layout, list[dict[str, Column]], list[Column]] | None = None
 
     def refresh(self, wanted: frozenset[str] = frozenset()) -> None:
         """Let the decoder fetch what the next batch, or rows of this one, need. Raises OSError where it cannot now."""
@@ -66,14 +65,13 @@ class Planner:
 
     def plan(self, raw: DataFrame) -> Plan:
         """Return the plan of one batch. Lazy."""
-        decoded = self.decoder.decode(raw)
-        added = StructType([field for field in decoded.schema if field.name not in raw.columns])
-        if self.made is None or self.made[0] != added:
-            self.made = (added, *self._make(decoded))
+        decoder = self.decoder
+        if self.made is None or self.made[0] is not decoder:  # one that learnt something is another object
+            self.made = (decoder, *self._make(decoder.decode(raw)))
         _, layout, levels, labels = self.made
 
         def label(records: DataFrame) -> DataFrame:
-            frame = decoded if records is raw else self.decoder.decode(records)
+            frame = decoder.decode(records)
             for level in levels:
                 frame = frame.withColumns(level)
             return frame.select(*labels, *(["_aside"] if "_aside" in records.columns else []))

@@ -81,7 +81,7 @@ def _faults(config: Config, case: Case, spark: SparkSession) -> Iterator[str]:
     batches.applier = _LaneOnly(lake, batches.shelf, config.dead_letters)
     batches.process(spark.createDataFrame(_raw(case.records)), 0)
     hidden = {config.bronze, config.dead_letters, config.ledger}
-    found = {f"{layer}.{name}" if "." not in name else name for layer in lake.layers() for name in lake.tables(layer)}
+    found = {table for layer in lake.layers() for table in lake.tables(layer)}
     yield from _table_faults(lake, case.expect, found - hidden)
     letters = lake.open(config.dead_letters)
     yield from _letter_faults(case.expect.dead_letters, letters.to_pyarrow_table().to_pylist() if letters else [])
