@@ -79,6 +79,20 @@ class Memory(Protocol):
 
 
 @dataclass(frozen=True)
+class ArrowDecoding:
+    """Be how tasks decode record batches.
+
+    `function(records, argument)` is a module-level function. It takes a record batch with the columns of `RAW_SCHEMA`
+    and returns one with as many rows and the columns of `adds`, in that order: what `Decoder.decode` adds. It must not
+    raise on any row, and decides on a row without looking at its neighbours. `argument` travels to the tasks.
+    """
+
+    function: Callable[[pa.RecordBatch, Any], pa.RecordBatch]
+    argument: Any
+    adds: StructType
+
+
+@dataclass(frozen=True)
 class Preparation:
     """What a decoder may use once, before the stream starts.
 
@@ -97,6 +111,8 @@ class Decoder(Part, ABC):
     """Turn raw records into events: with native expressions, or with record batches (see ArrowDecoder)."""
 
     kind = "decoder"
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Modules that its tasks import: they are tried once on an executor before a stream starts."""
 
     def prepare(self, preparation: Preparation) -> Self:
         """Return this decoder made ready, once, at the start of a stream. Runs on the driver."""
@@ -111,6 +127,14 @@ class Decoder(Part, ABC):
         """
         return self
 
+    def decoding(self) -> ArrowDecoding | None:
+        """Return how tasks decode in the very stage that lands the rows, where routes allow it; None: they do not.
+
+        The function may add a boolean column `_undecided`, last: these rows are left to `decode`, and what it adds for
+        the others must be what `decode` would. Runs on the driver.
+        """
+        return None
+
     @abstractmethod
     def decode(self, raw: DataFrame) -> DataFrame:
         """Add the columns `event` (struct, null where the record cannot be decoded) and `_error` (string, why).
@@ -124,25 +148,8 @@ class Decoder(Part, ABC):
         """
 
 
-@dataclass(frozen=True)
-class ArrowDecoding:
-    """Be how tasks decode record batches.
-
-    `function(records, argument)` is a module-level function. It takes a record batch with the columns of `RAW_SCHEMA`
-    and returns one with as many rows and the columns of `adds`, in that order: what `Decoder.decode` adds. It must not
-    raise on any row, and decides on a row without looking at its neighbours. `argument` travels to the tasks.
-    """
-
-    function: Callable[[pa.RecordBatch, Any], pa.RecordBatch]
-    argument: Any
-    adds: StructType
-
-
 class ArrowDecoder(Decoder, ABC):
     """Turn raw records into events in Python, a record batch at a time."""
-
-    needs: ClassVar[tuple[str, ...]] = ()
-    """Modules that its tasks import: they are tried once on an executor before a stream starts."""
 
     @abstractmethod
     def decoding(self) -> ArrowDecoding:

@@ -37,5 +37,5 @@ def _partition_by(spark: SparkSession, task: Task) -> Run:
 
 
 KAFKA_NOOP = Subject("kafka_noop", "read only", session, _kafka_noop, records_read)
-DECODE_NOOP = Subject("decode_noop", "read and decode only", session, _decode_noop, records_read)
+DECODE_NOOP = Subject("decode_noop", "read and from_json only", session, _decode_noop, records_read)
 PARTITION_BY = Subject("partition_by", "one table, partitionBy", session, _partition_by, one_partitioned_table)

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import shutil
-import signal
 import subprocess
 import tarfile
 import tempfile
-import time
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import requests
 
 from router import StartError
+from router_demo.embedded import HOST, Embedded, free_ports
 from router_demo.jars import cache_home, locked, resolver
 from router_demo.java import find_java
-from router_demo.kafka import HOST, WATCHDOG, free_ports
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 APICURIO = "3.0.9"
 """The newest release whose archive runs on Java 17."""
 API = "/apis/ccompat/v7"
-START_SECONDS = 120
 _ARTIFACT = "apicurio-registry-app"
 _WANTED = f"""\
 <ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">
@@ -50,105 +43,34 @@ _SETTINGS = """\
 log = logging.getLogger(__name__)
 
 
-class EmbeddedRegistry:
-    """Hold a registry with its own port and its own temporary folder.
+class EmbeddedRegistry(Embedded):
+    """Hold a registry: it has written what it answered, so that `stop()` may kill it."""
 
-    `stop()` and `start()` keep port and schemas, so a test can take the registry away and bring it back; `close()`
-    ends it and removes the folder.
-    """
-
-    def __init__(self) -> None:
-        self._folder: Path | None = None
-        self._port = 0
-        self._registry: subprocess.Popen[bytes] | None = None
-        self._watchdog: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> EmbeddedRegistry:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    what: ClassVar[str] = "registry"
+    start_seconds: ClassVar[int] = 120
 
     @property
     def url(self) -> str:
         """Return the URL of the Confluent-compatible API, for clients; the same after a restart."""
-        if self._folder is None:
-            raise StartError("the embedded registry has no address before its start: use it in a `with` block")
-        return f"http://{HOST}:{self._port}{API}"
+        return f"http://{self._address()}{API}"
 
-    @property
-    def running(self) -> bool:
-        """Say whether the registry's process lives."""
-        return self._registry is not None and self._registry.poll() is None
-
-    def start(self) -> None:
-        """Start the registry, or start it again on the same port with the same schemas; return when it answers."""
-        if self.running:
-            return
-        self.stop()
-        jar = registry_jar()
-        try:
-            folder = self._folder or self._prepare()
-            self._launch(jar, folder)
-            self._await_answer(folder)
-        except BaseException:
-            self.close()
-            raise
-
-    def stop(self) -> None:
-        """End the registry, with SIGKILL as it has written all that it answered; its schemas stay."""
-        # the registry first: until it has ended the watchdog is needed
-        for process in (self._registry, self._watchdog):
-            if process is not None:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-                if process.stdin is not None:
-                    process.stdin.close()
-        self._registry = self._watchdog = None
-
-    def close(self) -> None:
-        """End the registry and remove its folder."""
-        self.stop()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
-        atexit.unregister(self.close)
-
-    def _prepare(self) -> Path:
-        self._folder = folder = Path(tempfile.mkdtemp(prefix="router-registry-"))
-        atexit.register(self.close)
+    def _prepare(self, folder: Path) -> None:
         (self._port,) = free_ports(1)
-        return folder
 
-    def _launch(self, jar: Path, folder: Path) -> None:
+    def _command(self, folder: Path) -> list[str]:
         command = [str(find_java()), "-Xmx512m", f"-Djava.io.tmpdir={folder}"]
         # By default the database is in memory, and one in a file writes half a second after it has answered.
         command += [f"-Dapicurio.datasource.url=jdbc:h2:file:{folder}/schemas;WRITE_DELAY=0"]
-        command += [f"-Dquarkus.http.host={HOST}", f"-Dquarkus.http.port={self._port}", "-jar", str(jar)]
-        with (folder / "registry.log").open("ab") as output:
-            # A session of its own, or Ctrl-C on the terminal would take it away from a stream that is ending.
-            self._registry = subprocess.Popen(
-                command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-            )
-        self._watchdog = subprocess.Popen(
-            ["sh", "-c", WATCHDOG, str(self._registry.pid), str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        command += [f"-Dquarkus.http.host={HOST}", f"-Dquarkus.http.port={self._port}"]
+        return [*command, "-jar", str(registry_jar())]
 
-    def _await_answer(self, folder: Path) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while not _answers(f"{self.url}/subjects"):
-            if not self.running:
-                raise StartError(f"the embedded registry ended at its start:\n{_tail(folder)}")
-            if time.monotonic() > deadline:
-                raise StartError(f"the embedded registry gave no answer for {START_SECONDS} s:\n{_tail(folder)}")
-            time.sleep(0.05)
+    def _answers(self) -> bool:
+        with requests.Session() as session:
+            session.trust_env = False  # no proxy lies between this machine and itself
+            try:
+                return session.get(f"{self.url}/subjects", timeout=5).status_code == 200
+            except requests.RequestException:
+                return False
 
 
 def registry_jar() -> Path:
@@ -212,16 +134,3 @@ def _archive(part: Path) -> Path:
         name = f"io.apicurio:{_ARTIFACT}:{APICURIO}"
         raise StartError(f"{name} could not be fetched: is the network up, and the proxy set for Java?\n{tail}")
     return found[0]
-
-
-def _answers(url: str) -> bool:
-    with requests.Session() as session:
-        session.trust_env = False  # no proxy lies between this machine and itself
-        try:
-            return session.get(url, timeout=5).status_code == 200
-        except requests.RequestException:
-            return False
-
-
-def _tail(folder: Path, lines: int = 30) -> str:
-    return "\n".join((folder / "registry.log").read_text(errors="replace").splitlines()[-lines:])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, model_validator
+from pyspark.sql import types as T
 
-from router import Decoder, Preparation, StartError
+from router import ArrowDecoding, Decoder, Preparation, StartError
 from router_decoders.json_columns import RESCUED, TEMPORARY, levels
-from router_decoders.schema_files import Infer, inferred, read_schema
+from router_decoders.schema_files import Infer, inferred, read_schema, struct_of_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,9 +41,12 @@ class Json(Decoder):
     - Half of a surrogate pair (`\\ud800` alone) becomes a question mark. Nesting deeper than 998 levels, a text of
       more than 20 million characters and a number of more than 1000 digits are not JSON here.
 
-    Runs as native expressions on executors; a good record is parsed once (twice with `rescue`).
+    Runs as native expressions on executors; a good record is parsed once (twice with `rescue`). Tasks that land rows
+    decode the plain records themselves, with the same result, where the schema has no map, decimal, float or other
+    type that `json_batches` leaves to Spark.
     """
 
+    needs: ClassVar[tuple[str, ...]] = ("router_decoders.json_batches",)
     main_option: ClassVar[str | None] = "schema"
 
     # pydantic models have a method called schema
@@ -76,6 +81,10 @@ class Json(Decoder):
             return self
         return self.model_copy(update={"ddl": struct.toDDL(), "schema_file": None, "infer": None})
 
+    def decoding(self) -> ArrowDecoding | None:
+        """Return how tasks decode plain records; None where the schema or `rescue` leaves it to native expressions."""
+        return None if self.rescue or self.ddl is None else _decoding(self.ddl)
+
     def decode(self, raw: DataFrame) -> DataFrame:
         """Add `event`, a struct with exactly the schema's fields, and `_error`; raise ValueError for a bad schema."""
         if self.ddl is None:
@@ -84,3 +93,15 @@ class Json(Decoder):
         for projection in levels(self.ddl, self.rescue):
             frame = frame.withColumns(projection)
         return frame.drop(*TEMPORARY)
+
+
+@lru_cache(maxsize=16)
+def _decoding(ddl: str) -> ArrowDecoding | None:
+    """Return how tasks decode to a schema; made once, because Spark is asked what the DDL means."""
+    from router_decoders.json_batches import events
+    from router_decoders.json_shapes import nullable, shape
+
+    schema = struct_of_ddl(ddl)
+    known = shape(schema)
+    adds = T.StructType([T.StructField("event", nullable(schema)), T.StructField("_error", T.StringType())])
+    return ArrowDecoding(events, known, adds) if known else None

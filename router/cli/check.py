@@ -15,8 +15,6 @@ from router.registry import Registry, load_registry
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from router.errors import Problem
-
 
 @click.command(short_help="Find every mistake in a configuration.")
 @config_argument
@@ -32,19 +30,14 @@ def check(ctx: click.Context, file: Path, plan: bool, plugin_files: tuple[Path, 
     registry = load_registry(plugin_files)
     try:
         loaded = load(file, registry)
+        told = import_module("router.engine.check").check_plan(loaded, registry) if plan else ""
     except ConfigError as error:
-        _fail(ctx, error.problems)
-    else:
-        if plan:
-            _fail(ctx, import_module("router.engine.check").check_plan(loaded, registry))
-        click.echo(_summary(loaded, registry))
-
-
-def _fail(ctx: click.Context, problems: tuple[Problem, ...]) -> None:
-    for problem in problems:
-        click.echo(str(problem))
-    if problems:
+        for problem in error.problems:
+            click.echo(str(problem))
         ctx.exit(1)
+    click.echo(_summary(loaded, registry))
+    if told:
+        click.echo(told)
 
 
 def _summary(loaded: Loaded, registry: Registry) -> str:

@@ -48,7 +48,7 @@ class Loaded:
         return self.document.problem(loc, what, hint)
 
     def changed(self, **fields: object) -> Loaded:
-        """Return this with other fields of the configuration, as options of a command line give them."""
+        """Return this with other fields of the configuration, valid ones, as options of a command line give them."""
         return replace(self, config=self.config.model_copy(update=fields))
 
 

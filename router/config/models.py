@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, StringConstraints, field_validator
 
 from router.config.intervals import interval, moment
 from router.parts import Decoder, Rule, Sink
@@ -114,6 +115,10 @@ class Landing(Model):
     spread: Literal["auto", "keep", "by_table"] = Field(
         default="auto", description="`by_table` shuffles so that a table's rows meet in one task: fewer small files"
     )
+    fuse: bool = Field(
+        default=True,
+        description="decode and match in the tasks that write, where the decoder and the routes allow it: faster",
+    )
 
 
 class Config(Model):
@@ -134,6 +139,12 @@ class Config(Model):
     trigger: Trigger = Trigger(continuous=True)
     landing: Landing = Landing()
     spark: dict[str, str] = Field(default_factory=dict, description="Spark settings of the session")
+
+    @field_validator("decode", mode="before")
+    @classmethod
+    def _both(cls, value: object) -> object:
+        """Take `{value: ..., key: ...}` for the options of the decoder `keyed`."""
+        return {"keyed": value} if isinstance(value, Mapping) and set(value) == {"value", "key"} else value
 
     def checkpoint_path(self) -> str:
         """Return where Spark's checkpoint and the router's manifests are kept."""

@@ -58,6 +58,9 @@ def json_schema(registry: Registry) -> dict[str, Any]:
         named = [_named(entry, references[entry.part, "validation"], definitions) for entry in family.values()]
         definitions[f"router.{kind}"] = {"oneOf": named}
     top = definitions.pop(references[Config, "validation"]["$ref"].rpartition("/")[2])
+    if keyed := registry.entries["decoder"].get("keyed"):  # its options may stand without its name
+        properties = top["properties"]
+        properties["decode"] = {"anyOf": [properties["decode"], references[keyed.part, "validation"]]}
     whole = {"$schema": _DRAFT, **top, "title": "Spark Event Router", "$defs": definitions}
     return dict(_filled(whole))
 

@@ -42,6 +42,16 @@ def refusal(name: Column) -> Column:
     return F.when(name.isNull(), F.lit("the table name is null")).otherwise(shown)
 
 
+def folded(name: str | None) -> str | None:
+    """Return what `fold` does, for one name outside of a frame."""
+    return name.lower() if name is not None and usable(name) else None
+
+
+def refused(name: str | None) -> str:
+    """Return what `refusal` does, for one name outside of a frame."""
+    return "the table name is null" if name is None else f"unusable table name: {name[:SHOWN]}"
+
+
 def usable(name: str) -> bool:
     """Say whether the rule accepts a name: the same rule, for names outside of a frame."""
     return re.match(_pattern(r"\Z"), name) is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 
 from router.engine.commit import Committer
 from router.engine.land import Job, Landed, landed
+from router.engine.layout import RAW_COLUMNS
 from router.engine.write import Landing
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ FEW_CORES = 5
 by table first, so that a table's rows meet in one task. With fewer cores the shuffle costs more than the files."""
 
 
+WORTH = 100_000
+"""Rows from which a batch is landed by tasks that label even when some rows then need a second job."""
 BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 UNBOUNDED = str(2**31 - 1)
 BOUNDED = 32 << 20
@@ -53,6 +56,11 @@ def _set_aside(raw: DataFrame) -> DataFrame:
     return raw.withColumns({"_aside": big, "key": F.when(~big, F.col("key")), "value": F.when(~big, F.col("value"))})
 
 
+def _named(planned: Plan) -> str | None:
+    """Return the column of a sink that names a table per row."""
+    return next((target.goes for target in planned.layout.targets if target.table is None), None)
+
+
 @dataclass
 class ArrowEngine:
     """Land a batch in one Spark job; commit it with one Delta commit per table."""
@@ -62,6 +70,9 @@ class ArrowEngine:
     options: Options
     tiny: bool = False
     measured: bool = False
+    fuses: bool = True
+    odd: bool = False
+    read: int = 0
 
     def land(self, planned: Plan, ruling: Ruling, batch: int) -> tuple[list[LandedFile], list[dict[str, Any]]]:
         """Write the batch's files; return them and the counts per task and source partition.
@@ -70,14 +81,10 @@ class ArrowEngine:
         """
         landing = Landing(self.lake, self.options.file_bytes, self.options.buffer_bytes)
         job = Job(planned.layout, ruling, landing, batch)
-        if self.measured:
-            found = self._measured(self._arranged(planned, planned.raw), job)
-        else:
-            found = landed(self._arranged(planned, _set_aside(planned.raw)), job)
-            if found.aside:
-                found = found + self._measured(self._arranged(planned, planned.raw.filter(_big())), job)
-        self.measured = found.aside > BIG_SHARE * max(1, sum(count["read"] for count in found.counts))
+        found = self._fused(planned, job) or self._whole(planned, job)
         files, counts = found.files, found.counts
+        self.read = sum(count["read"] for count in counts)
+        self.measured = found.aside > BIG_SHARE * max(1, self.read)
         tables, rows = len({file.table for file in files}), sum(file.rows for file in files)
         cores = self.spark.sparkContext.defaultParallelism
         self.tiny = cores >= FEW_CORES and tables * cores > MANY_FILES and rows < TINY_FILE * tables * cores
@@ -112,6 +119,43 @@ class ArrowEngine:
     def release(self) -> None:
         """Forget the batch."""
 
+    def _whole(self, planned: Plan, job: Job) -> Landed:
+        """Land with Spark labelling the rows."""
+        if self.measured:
+            return self._measured(self._arranged(planned, planned.raw), job)
+        found = landed(self._arranged(planned, _set_aside(planned.raw)), job)
+        if found.aside:
+            found = found + self._measured(self._arranged(planned, planned.raw.filter(_big())), job)
+        return found
+
+    def _fused(self, planned: Plan, job: Job) -> Landed | None:
+        """Land with tasks labelling the rows; None where that cannot be, or is not worth it.
+
+        What tasks cannot decide, and rows above BIG_ROW bytes, land in a second job with Spark labelling them. That
+        job costs a small batch more than it wins: after such a batch, small ones are labelled by Spark.
+        """
+        worth = self.fuses and not self.measured and not self._by_table and (not self.odd or self.read >= WORTH)
+        if isinstance(planned.fused, str) or not worth:
+            return None
+        raw = _set_aside(planned.raw.select(*RAW_COLUMNS))
+        found = landed(self._gathered(planned, raw), replace(job, fused=planned.fused))
+        self.odd = bool(found.left)
+        if found.overflow:
+            self.discard(found.files)
+            self.fuses = False  # records like these will come again
+            return None
+        if found.left:
+            rest = self.spark.createDataFrame(found.records)
+            found = found + landed(planned.label(rest), job)
+        if found.aside:
+            found = found + self._measured(self._arranged(planned, planned.raw.filter(_big())), job)
+        return found
+
+    @property
+    def _by_table(self) -> bool:
+        """Say whether rows are shuffled so that a table's meet in one task."""
+        return self.options.spread == "by_table" or (self.tiny and self.options.spread != "keep")
+
     def _measured(self, frame: DataFrame, job: Job) -> Landed:
         """Land with Arrow batches bounded in bytes."""
         conf = self.spark.conf
@@ -123,11 +167,13 @@ class ArrowEngine:
 
     def _arranged(self, planned: Plan, raw: DataFrame) -> DataFrame:
         """Return labelled records in the partitions that make the fewest files worth having."""
-        frame = planned.label(raw)
-        named = next((target.goes for target in planned.layout.targets if target.table is None), None)
-        if named is None or self.options.spread == "keep":
+        frame, named = planned.label(raw), _named(planned)
+        if named and self._by_table:
+            return frame.repartition(self.spark.sparkContext.defaultParallelism, named)
+        return self._gathered(planned, frame)
+
+    def _gathered(self, planned: Plan, frame: DataFrame) -> DataFrame:
+        """Return records in no more partitions than there are cores: more tasks would gain nothing but files."""
+        if _named(planned) is None or self.options.spread == "keep":
             return frame
-        cores = self.spark.sparkContext.defaultParallelism
-        if self.options.spread == "by_table" or self.tiny:
-            return frame.repartition(cores, named)
-        return frame.coalesce(cores)  # tasks beyond the cores gain nothing but files
+        return frame.coalesce(self.spark.sparkContext.defaultParallelism)

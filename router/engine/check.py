@@ -12,9 +12,9 @@ from pyspark.sql import functions as F
 
 from router.engine import source
 from router.engine.memory import Forgotten
-from router.engine.plan import plan
+from router.engine.plan import plan, stages
 from router.engine.session import build_session
-from router.errors import Problem, RouterError
+from router.errors import ConfigError, RouterError
 from router.parts import RAW_SCHEMA, Preparation, TableSink
 
 if TYPE_CHECKING:
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     from router.registry import Registry
 
 
-def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = None) -> tuple[Problem, ...]:
-    """Return a problem for every rule, projection, expectation and table name that Spark cannot analyse."""
+def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = None) -> str:
+    """Say in which stages a batch will run.
+
+    Raises ConfigError with every rule, projection, expectation and table name that Spark cannot analyse.
+    """
     config = loaded.config
     session = spark or build_session(config)
     raw = session.createDataFrame([], RAW_SCHEMA)
@@ -37,15 +40,15 @@ def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = 
         decoded = config.decode.decode(raw)
         decoded.schema  # noqa: B018 - analyses the frame
     except (AnalysisException, ParseException, RouterError, ValueError, OSError) as error:
-        return (loaded.problem(("decode",), _first_line(error)),)
+        raise ConfigError((loaded.problem(("decode",), _first_line(error)),)) from error
     found = tuple(loaded.problem(path, what) for path, make in _expressions(config) if (what := _fault(decoded, make)))
     if found:
-        return found
+        raise ConfigError(found)
     try:
-        plan(config, raw)
+        planned = plan(config, raw)
     except (AnalysisException, RouterError) as error:
-        return (loaded.problem(("routes",), _first_line(error)),)
-    return ()
+        raise ConfigError((loaded.problem(("routes",), _first_line(error)),)) from error
+    return stages(planned.fused)
 
 
 def _expressions(config: Config) -> list[tuple[tuple[str | int, ...], Callable[[], Column]]]:

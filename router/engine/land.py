@@ -17,10 +17,12 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from router.delta.commit import LandedFile
+from router.engine.fuse import Fused, labelled
 from router.engine.layout import (
     BRONZE_SCHEMA,
     COORDINATES,
     DEAD_SCHEMA,
+    RAW_COLUMNS,
     Layout,
     RouteLabels,
     Ruling,
@@ -35,9 +37,11 @@ if TYPE_CHECKING:
 
     from router.engine.write import Landing
 
-REPORT = "report string"
+REPORT = "report string, records binary"
 GATHERED = 32 << 20
 """Bytes of rows, at most, that are sorted into tables at once: what a table costs, it costs once for each such part."""
+HANDED_OVER = 8 << 20
+"""Bytes of undecided records that a task hands over."""
 
 
 @dataclass(frozen=True)
@@ -48,34 +52,57 @@ class Job:
     ruling: Ruling
     landing: Landing
     batch: int
+    fused: Fused | None = None
+    hands_over: int = HANDED_OVER
 
 
 @dataclass(frozen=True)
 class Landed:
-    """Be what a job reports: files, counts per task and source partition, and how many rows it was to leave out."""
+    """Be what a job reports: files, counts per task and source partition, and which rows it left out.
+
+    `aside` counts the rows that it was to leave out, `left` has those that its tasks could not decide, as raw records;
+    `overflow` says that these were too many to hand over, so that the job was in vain.
+    """
 
     files: list[LandedFile]
     counts: list[dict[str, Any]]
     aside: int = 0
+    left: tuple[bytes, ...] = ()
+    overflow: bool = False
 
     def __add__(self, other: Landed) -> Landed:
-        return Landed(self.files + other.files, self.counts + other.counts, self.aside + other.aside)
+        return Landed(
+            self.files + other.files,
+            self.counts + other.counts,
+            self.aside + other.aside,
+            self.left + other.left,
+            self.overflow or other.overflow,
+        )
+
+    @property
+    def records(self) -> pa.Table:
+        """Return the records that were left undecided."""
+        return pa.concat_tables([pa.ipc.open_stream(part).read_all() for part in self.left])
 
 
 def landed(frame: DataFrame, job: Job) -> Landed:
-    """Run the job. Needs the columns of the layout; rows with a true `_aside`, where there is one, are left out."""
+    """Run the job. Needs the columns of the layout, or raw ones if it is fused.
+
+    Rows with a true `_aside`, where there is one, are left out.
+    """
     files: list[LandedFile] = []
     counts: list[dict[str, Any]] = []
-    aside = 0
+    rest = Landed([], [])
     for row in frame.mapInArrow(task(job), REPORT).collect():  # one row per file and source partition of a task
         report = json.loads(row["report"])
         if "path" in report:
             files.append(LandedFile(**{**report, "columns": tuple(report["columns"])}))
         elif "aside" in report:
-            aside += report["aside"]
+            left = (bytes(row["records"]),) if row["records"] is not None else ()
+            rest = rest + Landed([], [], report["aside"], left, report["overflow"])
         else:
             counts.append(report)
-    return Landed(files, counts, aside)
+    return Landed(files, counts) + rest
 
 
 def task(job: Job) -> Any:
@@ -88,7 +115,9 @@ def task(job: Job) -> Any:
         for batch in gathered(batches, min(GATHERED, job.landing.buffer_bytes // 2)):
             work.take(batch)
         reports = work.finish()
-        yield pa.RecordBatch.from_arrays([pa.array(reports, pa.string())], names=["report"])
+        records = [None] * (len(reports) - 1) + [work.left.whole()]
+        columns = [pa.array(reports, pa.string()), pa.array(records, pa.binary())]
+        yield pa.RecordBatch.from_arrays(columns, names=["report", "records"])
 
     return land
 
@@ -107,6 +136,32 @@ def gathered(batches: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.Record
         yield pa.concat_batches(held)
 
 
+class _Left:
+    """Gather the records that a task could not decide."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.batches: list[pa.RecordBatch] = []
+        self.bytes = 0
+
+    @property
+    def overflow(self) -> bool:
+        return self.bytes > self.most
+
+    def add(self, records: pa.RecordBatch) -> None:
+        self.bytes += records.nbytes
+        self.batches = [] if self.overflow else [*self.batches, records]
+
+    def whole(self) -> bytes | None:
+        if not self.batches:
+            return None
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self.batches[0].schema) as stream:
+            for batch in self.batches:
+                stream.write_batch(batch)
+        return bytes(sink.getvalue())
+
+
 class _Task:
     """Sort the rows of one task into tables and count them."""
 
@@ -115,10 +170,15 @@ class _Task:
         self.writer = job.landing.writer(job.batch, attempt)
         self.counts: dict[tuple[str, int], Counts] = {}
         self.aside = 0
+        self.left = _Left(job.hands_over)
 
     def take(self, batch: pa.RecordBatch) -> None:
         """Sort one Arrow batch."""
         batch = self._without_aside(batch)
+        if self.job.fused and batch.num_rows:
+            batch, left = labelled(batch.select(list(RAW_COLUMNS)), self.job.fused)
+            if left is not None:
+                self.left.add(left)
         if not batch.num_rows:
             return
         rows = Rows(batch, self.counts)
@@ -128,10 +188,10 @@ class _Task:
         self.writer.flush()
 
     def finish(self) -> list[str]:
-        """Write what is held; return the reports as JSON, files first."""
+        """Write what is held; return the reports as JSON, files first, and last what was left out."""
         files = [json.dumps(asdict(file)) for file in self.writer.close()]
         counts = [json.dumps(asdict(counts)) for counts in self.counts.values()]
-        return [*files, *counts, json.dumps({"aside": self.aside})]
+        return [*files, *counts, json.dumps({"aside": self.aside, "overflow": self.left.overflow})]
 
     def _without_aside(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if "_aside" not in batch.schema.names or not (count := batch.column("_aside").true_count):

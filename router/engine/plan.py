@@ -6,12 +6,15 @@ a row is caught on that row (see `tried`): a rule becomes null, which is no matc
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from router.engine.expressions import Untranslatable
+from router.engine.fuse import Fused, fused
 from router.engine.guard import any_of, holds
 from router.engine.layout import Layout
 from router.engine.route import Draft, letter
@@ -25,13 +28,20 @@ if TYPE_CHECKING:
     from router.parts import Decoder
 
 
+log = logging.getLogger("router")
+
+
 @dataclass(frozen=True)
 class Plan:
-    """Be the records of a batch and how they are labelled. `label(raw)` keeps a column `_aside` where raw has one."""
+    """Be the records of a batch and how they are labelled. `label(raw)` keeps a column `_aside` where raw has one.
+
+    `fused` says how tasks label the records that they land; as text, why that is left to Spark.
+    """
 
     raw: DataFrame
     label: Callable[[DataFrame], DataFrame]
     layout: Layout
+    fused: Fused | str
 
     @cached_property
     def frame(self) -> DataFrame:
@@ -42,6 +52,16 @@ class Plan:
 def plan(config: Config, raw: DataFrame) -> Plan:
     """Label the records of one batch; see Planner."""
     return Planner(config, config.decode).plan(raw)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Be what is made once for a decoder."""
+
+    layout: Layout
+    levels: list[dict[str, Column]]
+    labels: list[Column]
+    fused: Fused | str
 
 
 class Planner:
@@ -57,7 +77,8 @@ class Planner:
         self.decoder = decoder
         own = frozenset(name for name in (config.bronze, config.dead_letters, config.ledger) if name)
         self.drafts = [Draft(index, route, own) for index, route in enumerate(config.routes)]
-        self.made: tuple[Decoder, Layout, list[dict[str, Column]], list[Column]] | None = None
+        self.made: tuple[Decoder, _Made] | None = None
+        self.told: str | None = None
 
     def refresh(self, wanted: frozenset[str] = frozenset()) -> None:
         """Let the decoder fetch what the next batch, or rows of this one, need. Raises OSError where it cannot now."""
@@ -67,18 +88,29 @@ class Planner:
         """Return the plan of one batch. Lazy."""
         decoder = self.decoder
         if self.made is None or self.made[0] is not decoder:  # one that learnt something is another object
-            self.made = (decoder, *self._make(decoder.decode(raw)))
-        _, layout, levels, labels = self.made
+            self.made = (decoder, self._make(decoder.decode(raw)))
+        made = self.made[1]
 
         def label(records: DataFrame) -> DataFrame:
             frame = decoder.decode(records)
-            for level in levels:
+            for level in made.levels:
                 frame = frame.withColumns(level)
-            return frame.select(*labels, *(["_aside"] if "_aside" in records.columns else []))
+            return frame.select(*made.labels, *(["_aside"] if "_aside" in records.columns else []))
 
-        return Plan(raw, label, layout)
+        return Plan(raw, label, made.layout, made.fused)
 
-    def _make(self, frame: DataFrame) -> tuple[Layout, list[dict[str, Column]], list[Column]]:
+    def _fused(self, frame: DataFrame, layout: Layout) -> Fused | str:
+        try:
+            found: Fused | str = fused(self.config, self.decoder, self.drafts, layout, frame)
+        except Untranslatable as why:
+            found = str(why)
+        told = stages(found)
+        if told != self.told:
+            log.info("%s: %s", self.config.name, told)
+        self.told = told
+        return found
+
+    def _make(self, frame: DataFrame) -> _Made:
         decoded = F.col("event").isNotNull()
         first = {"_failed": F.col("_error").isNotNull(), "_bare": ~decoded & F.col("_error").isNull()}
         first |= {draft.matched: holds(decoded, draft.route.match.matches()) for draft in self.drafts}
@@ -93,7 +125,15 @@ class Planner:
         labels = {"_unmatched": unmatched, "_dead": _dead(self.drafts, unmatched, self.config)}
         for draft in self.drafts:
             labels |= draft.verdicts()
-        return layout, levels, [labels[n].alias(n) if n in labels else F.col(n) for n in layout.columns()]
+        chosen = [labels[name].alias(name) if name in labels else F.col(name) for name in layout.columns()]
+        return _Made(layout, levels, chosen, self._fused(frame, layout))
+
+
+def stages(fused: Fused | str) -> str:
+    """Say in which stages a batch runs, and why."""
+    if isinstance(fused, str):
+        return f"Spark decodes and matches, tasks land: {fused}"
+    return "tasks decode, match and land in one stage"
 
 
 def _dead(drafts: list[Draft], unmatched: Column, config: Config) -> Column:

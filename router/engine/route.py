@@ -113,11 +113,14 @@ class Draft:
         """Return the projected row and the tables' names as the sinks give them."""
         found = {}
         if self.rows != "event":
-            columns = [column for text in self.route.select for column in _expand(frame, text)]
-            found[self.rows] = tried(F.when(self.unharmed, F.struct(*columns)))
+            found[self.rows] = tried(F.when(self.unharmed, F.struct(*self.columns(frame))))
         for j, named in self.named().items():
             found[f"_n{self.index}_{j}"] = tried(F.when(self.unharmed, named.cast("string")))
         return found
+
+    def columns(self, frame: DataFrame) -> list[Column]:
+        """Return the columns that the route selects."""
+        return [column for text in self.route.select for column in _expand(frame, text)]
 
     def tables(self, frame: DataFrame) -> dict[str, Column]:
         """Return the names that the naming rule lets through."""

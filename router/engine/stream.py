@@ -6,7 +6,6 @@ import importlib
 import json
 import logging
 import threading
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from router.engine.outage import Outage
 from router.engine.session import quiet_failures
 from router.engine.start import Checkpoint, alone, examine, resume
 from router.errors import RouterError, StartError, TableError
-from router.parts import ArrowDecoder, BatchReport, Preparation
+from router.parts import BatchReport, Preparation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,9 +113,7 @@ def _begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, ac
 
 def _try_parts_on_executors(spark: SparkSession, registry: Registry, config: Config) -> None:
     """Import what the parts need once on an executor, so that a shipping mistake fails now and in one sentence."""
-    decoder = config.decode
-    needed = decoder.needs if isinstance(decoder, ArrowDecoder) else ()
-    modules = ["router.engine.land", *registry.modules(config), *needed]
+    modules = ["router.engine.land", *registry.modules(config), *config.decode.needs]
 
     def tried(_: Any) -> list[str]:
         failed = []
@@ -195,14 +192,12 @@ class _Run:
     def _follow(self, query: StreamingQuery) -> None:
         """Return when the query has ended, or between two batches once it is told to stop; raise why it failed."""
         outage = Outage(self.config)
-        while query.isActive and not (self.options.stop.is_set() and not self.busy.locked()):
-            time.sleep(POLL_SECONDS)
-            self._tell(query)
-            outage.notice(query, busy=self.busy.locked())
-        if query.isActive:
-            return
         try:
-            query.awaitTermination()
+            while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type] # it takes fractions
+                if self.options.stop.is_set() and not self.busy.locked():
+                    return
+                self._tell(query)
+                outage.notice(query, busy=self.busy.locked())
         except StreamingQueryException as error:
             if not isinstance(self.error, _Stop):
                 raise (self.error or error) from None

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 import router.cli
 import router.registry
-from router import Problem, StartError
+from router import ConfigError, Problem, StartError
 
 TESTS = Path(__file__).parents[1]
 PARTS = TESTS / "config" / "parts.py"
@@ -69,15 +69,19 @@ def test_check_prints_one_problem_a_line(run):
     ("problems", "code"), [((), 0), ((Problem("good.yaml", 6, 23, "routes.0.match.where", "no column a"),), 1)]
 )
 def test_check_plan_asks_the_engine(run, monkeypatch, problems, code):
+    def check_plan(loaded, registry):
+        if problems:
+            raise ConfigError(problems)
+        return "in one stage"
+
     engine = ModuleType("router.engine.check")
-    engine.check_plan = lambda loaded, registry: problems  # type: ignore[attr-defined]
+    engine.check_plan = check_plan  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "router.engine.check", engine)
 
     result = run("check", "good.yaml", "--plan", "--plugin", str(PARTS))
 
-    assert [str(problem) for problem in problems] == [
-        line for line in result.output.splitlines() if "good;" not in line
-    ]
+    told = [line for line in result.output.splitlines() if "good;" not in line]
+    assert told == ([str(problem) for problem in problems] or ["in one stage"])
     assert code == result.exit_code
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import given, settings
@@ -17,12 +19,10 @@ from tests.engine.parts import Copy, Events, Fixed, Named, Where
 from tests.engine.query import Query, records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     import pyarrow as pa
 
-    MakeQuery = Callable[..., Query]
+MakeQuery = Callable[..., Query]
+Scenario = Callable[[MakeQuery, Path, str], Query]
 
 EVERY_TYPE = (
     "game string, gamer string, at timestamp, local timestamp_ntz, day date, amount bigint, price double, ratio float, "
@@ -253,3 +253,8 @@ def shared(make_query: MakeQuery, folder: Path, engine: str) -> Query:
             {"id": first + 5, "kind": "both"},
         ], first=first))  # fmt: skip
     return query
+
+
+APPLYING: list[Scenario] = [garbage, evolution]
+"""Scenarios with a sink that applies."""
+ALL: list[Scenario] = [*APPLYING, cap, shared]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from router import ConfigError
 from router.config.loader import load
 from router.engine.check import check_plan
 from router.registry import Registry, load_registry
@@ -60,7 +61,15 @@ def registry() -> Registry:
 @pytest.fixture
 def check(spark: SparkSession, registry: Registry) -> Check:
     """Check a text."""
-    return lambda text: check_plan(load(Path("games.yaml"), registry, environ={}, text=text), registry, spark)
+
+    def check(text: str) -> tuple[Problem, ...]:
+        try:
+            check_plan(load(Path("games.yaml"), registry, environ={}, text=text), registry, spark)
+        except ConfigError as error:
+            return error.problems
+        return ()
+
+    return check
 
 
 def test_a_good_configuration_has_no_problem(check: Check) -> None:

@@ -135,7 +135,7 @@ def test_every_part_is_offered_with_a_main_option_that_exists() -> None:
     """A bare value would otherwise fail with a riddle."""
     parts = {**router_decoders(), **router_rules(), **router_sinks()}
 
-    decoders, rules = {"avro", "json", "none", "protobuf"}, {"all", "any", "field", "not", "schema", "sql"}
+    decoders, rules = {"avro", "json", "keyed", "none", "protobuf"}, {"all", "any", "field", "not", "schema", "sql"}
     assert set(parts) == decoders | rules | {"delta", "tables"}
     for part in parts.values():
         names = {field.alias or name for name, field in part.model_fields.items()}
