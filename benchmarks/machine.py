@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-PACKAGES = ("pyspark", "delta-spark", "deltalake", "pyarrow", "polars", "confluent-kafka")
+PACKAGES = ("pyspark", "delta-spark", "deltalake", "pyarrow", "msgspec", "confluent-kafka")
 NOISY = 0.15
 """Cores that others use from which a cell is called noisy."""
 
@@ -31,7 +31,7 @@ def machine() -> dict[str, str]:
         "cores": str(os.cpu_count()),
         "processor": _processor(),
         "memory": f"{memory:.0f} GB",
-        "system": platform.platform(),
+        "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         "python": platform.python_version(),
         "java": _java(),
         **{package: found for package in PACKAGES if (found := _version(package))},

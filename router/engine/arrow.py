@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
+from pyspark.errors import PythonException
 from pyspark.sql import functions as F
 
 from router.engine.commit import Committer
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from router.engine.manifest import Manifest
     from router.engine.plan import Plan
 
+log = logging.getLogger("router")
 TINY_FILE = 5_000
 MANY_FILES = 500
 FEW_CORES = 5
@@ -33,6 +36,9 @@ FEW_CORES = 5
 by table first, so that a table's rows meet in one task. With fewer cores the shuffle costs more than the files."""
 
 
+HANDED_OVER = 64 << 20
+"""Bytes of undecided records, at most, that the tasks of a batch hand over to the driver."""
+MANY_TASKS = 1_000
 WORTH = 100_000
 """Rows from which a batch is landed by tasks that label even when some rows then need a second job."""
 BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -54,6 +60,11 @@ def _set_aside(raw: DataFrame) -> DataFrame:
     """Return the records with nothing in the big ones but a mark."""
     big = _big()
     return raw.withColumns({"_aside": big, "key": F.when(~big, F.col("key")), "value": F.when(~big, F.col("value"))})
+
+
+def _cause(error: Exception) -> str:
+    """Return the last line of what a Python task raised."""
+    return str(error).strip().split("\n")[-1].strip()[:300]
 
 
 def _named(planned: Plan) -> str | None:
@@ -137,8 +148,17 @@ class ArrowEngine:
         worth = self.fuses and not self.measured and not self._by_table and (not self.odd or self.read >= WORTH)
         if isinstance(planned.fused, str) or not worth:
             return None
-        raw = _set_aside(planned.raw.select(*RAW_COLUMNS))
-        found = landed(self._gathered(planned, raw), replace(job, fused=planned.fused))
+        raw, tasks = _set_aside(planned.raw.select(*RAW_COLUMNS)), MANY_TASKS
+        if self.options.spread != "keep":
+            tasks = self.spark.sparkContext.defaultParallelism
+            raw = raw.coalesce(tasks)
+        try:
+            found = landed(raw, replace(job, fused=planned.fused, hands_over=HANDED_OVER // max(8, tasks)))
+        except PythonException as error:
+            log.warning("landing in two stages, one stage failed: %s", _cause(error))
+            whole = self._whole(planned, job)
+            self.fuses = False  # two stages could: the fault is in the one, and would be there again
+            return whole
         self.odd = bool(found.left)
         if found.overflow:
             self.discard(found.files)
@@ -170,10 +190,6 @@ class ArrowEngine:
         frame, named = planned.label(raw), _named(planned)
         if named and self._by_table:
             return frame.repartition(self.spark.sparkContext.defaultParallelism, named)
-        return self._gathered(planned, frame)
-
-    def _gathered(self, planned: Plan, frame: DataFrame) -> DataFrame:
-        """Return records in no more partitions than there are cores: more tasks would gain nothing but files."""
-        if _named(planned) is None or self.options.spread == "keep":
+        if named is None or self.options.spread == "keep":
             return frame
-        return frame.coalesce(self.spark.sparkContext.defaultParallelism)
+        return frame.coalesce(self.spark.sparkContext.defaultParallelism)  # more tasks gain nothing but files

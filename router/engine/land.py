@@ -40,20 +40,21 @@ if TYPE_CHECKING:
 REPORT = "report string, records binary"
 GATHERED = 32 << 20
 """Bytes of rows, at most, that are sorted into tables at once: what a table costs, it costs once for each such part."""
-HANDED_OVER = 8 << 20
-"""Bytes of undecided records that a task hands over."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Be what every task of a landing job is given."""
+    """Be what every task of a landing job is given.
+
+    `hands_over`: bytes of records that it may leave undecided; they travel to the driver.
+    """
 
     layout: Layout
     ruling: Ruling
     landing: Landing
     batch: int
     fused: Fused | None = None
-    hands_over: int = HANDED_OVER
+    hands_over: int = 0
 
 
 @dataclass(frozen=True)

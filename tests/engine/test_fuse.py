@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql.types import StructType
 
+from router import ArrowDecoding
 from router.config.models import Expectation, Landing, Route
-from router.engine import arrow, land
+from router.engine import arrow
 from router.engine.fuse import Fused
 from router_decoders import Json
 from router_rules import All, Field, Not, Sql
@@ -21,6 +22,8 @@ from tests.engine.test_engines import multiset, shape
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pyarrow as pa
 
     from tests.engine.conftest import MakeQuery
 
@@ -48,6 +51,14 @@ ROUTES = (
         sinks=(Delta(table="gold.wins"), Copy(to="", refuses="amount % 2 = 1"), Delta(table="gold.wins_again")),
     ),
 )
+
+
+def broken(decoder: Json) -> ArrowDecoding:
+    return ArrowDecoding(fails, "why", StructType.fromDDL("event struct<game: string>, _error string"))
+
+
+def fails(batch: pa.RecordBatch, why: str) -> pa.RecordBatch:
+    raise RuntimeError(why)
 
 
 def event(i: int) -> dict[str, Any]:
@@ -131,7 +142,7 @@ def test_more_undecided_records_than_a_task_hands_over_land_from_spark(
     make_query: MakeQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it a topic of records that only Spark reads fills the driver's memory."""
-    monkeypatch.setattr(arrow, "Job", partial(land.Job, hands_over=1000))
+    monkeypatch.setattr(arrow, "HANDED_OVER", 1000)
     route = Route(name="all", match=Sql(where="event.game IS NOT NULL"), sinks=(Tables(table="silver.{event.game}"),))
     query = make_query(tmp_path, decode=Json(schema="game string"), routes=(route,))
     odd = [{"game": 5}] * 300  # a text field that is given a number
@@ -141,6 +152,22 @@ def test_more_undecided_records_than_a_task_hands_over_land_from_spark(
     assert len(query.rows("silver.5")) == 600
     assert len(query.rows("silver.uno")) == 2
     assert len(query.open("silver.uno").file_uris()) == 2  # no file of the stage that was in vain
+
+
+def test_a_stage_that_fails_leaves_the_batch_to_two(
+    make_query: MakeQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it a fault in the faster way stops a stream that the other one would not."""
+    route = Route(name="all", match=Sql(where="true"), sinks=(Tables(table="silver.{event.game}"),))
+    query = make_query(tmp_path, decode=Json(schema="game string"), routes=(route,))
+    monkeypatch.setattr(Json, "decoding", broken)
+    query.take(records([{"game": "uno"}]))
+    query.take(records([{"game": "uno"}], first=100))
+
+    assert len(query.rows("silver.uno")) == 2
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "landing in two stages, one stage failed: RuntimeError: why"
+    ]
 
 
 def test_an_arrow_decoder_works_in_the_stage_that_lands(make_query: MakeQuery, tmp_path: Path) -> None:
