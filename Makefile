@@ -1,6 +1,9 @@
 # Every target sets the machine up first: scripts/setup.sh does nothing when that is done already.
 BIN = JAVA_HOME="$$(cat .venv/java-home)" .venv/bin
 
+# Two processes, each with a Spark of its own; what shares fixtures stays together (tests/conftest.py).
+IN_TWO = -n 2 --dist loadgroup
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast test-all check bench bench-full zip clean
 
@@ -14,13 +17,13 @@ demo: setup ## Start a real Kafka, simulate games, land them in Delta tables, sh
 	@$(BIN)/python -m router_demo
 
 test: setup ## Run the tests, all but the slow ones
-	@$(BIN)/pytest -m "not slow"
+	@$(BIN)/pytest $(IN_TWO) -m "not slow"
 
 test-fast: setup ## Run the tests that need no Java: seconds
 	@$(BIN)/pytest -m "not spark and not slow"
 
 test-all: setup ## Run all tests, the slow ones too
-	@$(BIN)/pytest
+	@$(BIN)/pytest $(IN_TWO)
 
 check: setup ## Check style, formatting, types and the direction of imports
 	@$(BIN)/ruff check

@@ -10,6 +10,7 @@ from hypothesis import settings
 from router.delta.lake import Lake
 from router_demo.kafka import EmbeddedKafka
 from router_demo.registry import EmbeddedRegistry
+from tests.sharing import shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,29 +32,41 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs Java by the fixtures it asks for, before `-m` chooses."""
+    """Mark what needs Java by the fixtures it asks for, before `-m` chooses, and what runs in one process.
+
+    A module stays together for its fixtures, and so do all modules that look at the same played scenarios.
+    """
     for item in items:
-        if NEED_JAVA.intersection(getattr(item, "fixturenames", ())):
+        asked = getattr(item, "fixturenames", ())
+        if NEED_JAVA.intersection(asked):
             item.add_marker("spark")
+        item.add_marker(pytest.mark.xdist_group("scenarios" if "played" in asked else item.nodeid.split("::")[0]))
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[EmbeddedKafka]:
+def run_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Return a folder that all processes of this run know."""
+    own = tmp_path_factory.getbasetemp()
+    return own if worker_id == "master" else own.parent
+
+
+@pytest.fixture(scope="session")
+def broker(run_folder: Path) -> Iterator[EmbeddedKafka]:
     """Run one Kafka for the whole run; each test uses topics of its own, and leaves it running."""
-    with EmbeddedKafka() as kafka:
+    with shared(EmbeddedKafka, run_folder / "broker") as kafka:
         yield kafka
 
 
 @pytest.fixture(scope="session")
-def schema_registry() -> Iterator[EmbeddedRegistry]:
+def schema_registry(run_folder: Path) -> Iterator[EmbeddedRegistry]:
     """Run one schema registry for the whole run; each test uses subjects of its own, and leaves it running."""
-    with EmbeddedRegistry() as registry:
+    with shared(EmbeddedRegistry, run_folder / "schema_registry") as registry:
         yield registry
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Run one Spark for the whole run: two cores, two shuffle partitions; a task that fails is tried again."""
+    """Run one Spark for each process: two cores, two shuffle partitions; a task that fails is tried again."""
     from router.config.models import Config
     from router.engine.session import build_session, stop_session
 

@@ -59,6 +59,18 @@ class Embedded(ABC):
     ) -> None:
         self.close()
 
+    @classmethod
+    def elsewhere(cls, port: int) -> Self:
+        """Return a handle on a server that another process runs: it has the address, and nothing to end."""
+        handle = cls()
+        handle._port = port
+        return handle
+
+    @property
+    def port(self) -> int:
+        """Return the port for clients; 0 before the start."""
+        return self._port
+
     @property
     def running(self) -> bool:
         """Say whether the server's process lives."""
@@ -96,7 +108,7 @@ class Embedded(ABC):
         self.kill()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+            self._folder, self._port = None, 0
         atexit.unregister(self.close)
 
     @abstractmethod
@@ -113,7 +125,7 @@ class Embedded(ABC):
 
     def _address(self) -> str:
         """Return `host:port`; the same after a restart."""
-        if self._folder is None:
+        if not self._port:
             raise StartError(f"the embedded {self.what} has no address before its start: use it in a `with` block")
         return f"{HOST}:{self._port}"
 

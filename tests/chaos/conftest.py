@@ -94,12 +94,12 @@ def drain(spark, registry) -> Callable[..., list[BatchReport]]:
 
 
 @pytest.fixture(scope="session")
-def new_topic(broker) -> Callable[[], Topic]:
+def new_topic(broker, worker_id) -> Callable[[], Topic]:
     """Make topics that nobody else uses."""
     numbers = itertools.count()
 
     def new_topic() -> Topic:
-        name = f"chaos-{next(numbers)}"
+        name = f"chaos-{worker_id}-{next(numbers)}"
         broker.create_topic(name, PARTITIONS)
         return Topic(broker.servers, name)
 
