@@ -2,7 +2,7 @@
 BIN = JAVA_HOME="$$(cat .venv/java-home)" .venv/bin
 
 # Two processes, each with a Spark of its own; what shares fixtures stays together (tests/conftest.py).
-IN_TWO = -n 2 --dist loadgroup
+IN_TWO = -n 2 --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast test-all check bench bench-full zip clean

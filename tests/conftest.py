@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from router.delta.lake import Lake
 from router_demo.kafka import EmbeddedKafka
@@ -14,14 +16,15 @@ from tests.sharing import shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
+    from xdist.remote import Producer
 
 # An example that takes long says something about the machine, not about the code.
 settings.register_profile("router", deadline=None)
 settings.load_profile("router")
 
+PLAYING = {"test_engines", "test_evolution", "test_ledger", "test_replay"}
 NEED_JAVA = {"spark", "broker", "schema_registry"}
 
 
@@ -32,15 +35,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs Java by the fixtures it asks for, before `-m` chooses, and what runs in one process.
-
-    A module stays together for its fixtures, and so do all modules that look at the same played scenarios.
-    """
+    """Mark what needs Java by the fixtures it asks for, before `-m` chooses."""
     for item in items:
-        asked = getattr(item, "fixturenames", ())
-        if NEED_JAVA.intersection(asked):
+        if NEED_JAVA.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("spark")
-        item.add_marker(pytest.mark.xdist_group("scenarios" if "played" in asked else item.nodeid.split("::")[0]))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Deal the tests to the processes of a run by module; those that look at the same scenarios go to one."""
+    return Together(config, log)
+
+
+class Together(LoadScopeScheduling):
+    """Keep a module together for its fixtures, and the modules that play scenarios, which takes a minute."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.split("::", maxsplit=1)[0]
+        return "scenarios" if Path(module).stem in PLAYING else module
 
 
 @pytest.fixture(scope="session")

@@ -1,30 +1,71 @@
-"""Decode Protobuf messages whose schemas are in a registry."""
+"""Decode Protobuf messages whose schemas are in a registry or in a file."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pyspark.sql import types as T
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from router import ArrowDecoder, ArrowDecoding, Preparation, StartError
-from router_decoders.registered import Registered
+from router_decoders.by_schema import BySchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import Self
 
-    from router_schemas.protobuf.library import Messages
-    from router_schemas.schemas import Schemas
+    from router_schemas.library import Library
 
-ADDED = "_error string, _wanted string, schema_id int, schema_version int, subject string, message string"
+FIELD = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
+"""Names with dots between them: a path of fields, or the full name of a message."""
 
 
-class Protobuf(Registered, ArrowDecoder):
-    """Decode a record whose value is a Protobuf message in the frame of a Confluent-compatible schema registry.
+class Wrapper(BaseModel):
+    """Say where an outer message holds the message that is the event. Paths are fields with dots between them."""
 
-    The frame is a zero byte, the schema's id (4 bytes, big-endian) and the index path of the message in its file. All
-    versions of a message are read by one merged schema: a field that a version lacks is null, one that was removed
-    keeps its data, an unknown one is never lost silently, because its schema is fetched first. New versions are looked
-    for before every batch, and an id that comes unannounced within it: the stream is not started again for them.
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    payload: str = Field(pattern=FIELD, description="field with the message inside: bytes or a google.protobuf.Any")
+    name: str | None = Field(
+        default=None, pattern=FIELD, description="field with its name: the full one, a type URL, or the last part of it"
+    )
+    schema_id: str | None = Field(
+        default=None, pattern=FIELD, description="field with the id of its schema, whose first message it is"
+    )
+    messages: tuple[str, ...] = Field(
+        default=(), description="full names of messages inside that are known before their first record"
+    )
+    subjects: tuple[str, ...] = Field(
+        default=(), description="with schema_id: subjects whose schemas are known before their first record"
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.name is not None and self.schema_id is not None:
+            raise ValueError("give name or schema_id, not both; neither where the payload is a google.protobuf.Any")
+        if self.schema_id is None and self.subjects:
+            raise ValueError("subjects go with schema_id; payloads with a name are of the outer message's schema")
+        if self.schema_id is not None and self.messages:
+            raise ValueError("messages go with a name; of schemas with ids give the subjects")
+        return self
+
+
+class Protobuf(BySchema, ArrowDecoder):
+    """Decode a record whose value is a Protobuf message.
+
+    With a `registry` the value is in the frame of a Confluent-compatible schema registry: a zero byte, the schema's id
+    (4 bytes, big-endian) and the index path of the message in its file; or the record has the header
+    `__value_schema_id` with the schema's GUID, and the value is the bare message. All versions of a message are read
+    by one merged schema: a field that a version lacks is null (zero, where the field cannot tell absent from zero), one
+    that was removed keeps its data, an unknown one is never lost silently, because its schema is fetched first. New
+    versions are looked for before every batch, and an id that comes unannounced within it: the stream is not started
+    again for them.
+
+    Without one, `descriptor_file` or `proto_file` says what the one `message` looks like. The value is the message
+    alone (`frame: none`), or has a frame, of which id and GUID do not count; a record whose index path is that of
+    another message is a dead letter.
+
+    With a `wrapper` the message found so is only the outer one, and the event is the message inside: see its options.
+    `message` is then the full name of the message inside.
 
     A version that no single table column can hold together with the older ones (int32 became string) is reported with
     both versions and the field, and its records become dead letters. So do records with an unknown id, of another
@@ -36,31 +77,86 @@ class Protobuf(Registered, ArrowDecoder):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_schemas.protobuf.events",)
+    sources: ClassVar[tuple[str, ...]] = ("registry", "descriptor_file", "proto_file")
 
-    def library(self, schemas: Schemas, preparation: Preparation) -> Messages:
-        """Return what learns Protobuf schemas."""
+    descriptor_file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="a FileDescriptorSet (protoc --include_imports -o FILE), from the configuration's folder",
+    )
+    proto_file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="a .proto text, from the configuration's folder; what it imports is looked for beside it",
+    )
+    message: str | None = Field(default=None, pattern=FIELD, description="with a file: full name of the message")
+    frame: Literal["confluent", "none"] = Field(
+        default="confluent", description="`confluent`: as a registry's clients write; `none`: the value is the message"
+    )
+    wrapper: Wrapper | None = Field(
+        default=None,
+        description="the message holds another one, which is the event; options: `payload` (a field of bytes or a "
+        "google.protobuf.Any), `name` or `schema_id` (for bytes: the field that says which message), `messages` or "
+        "`subjects` (known before their first record)",
+    )
+
+    @model_validator(mode="after")
+    def _fits_the_source(self) -> Self:
+        if self.registry is not None and (self.message is not None or self.frame == "none"):
+            raise ValueError("records of a registry name their message in a frame; leave out message and frame")
+        if self.registry is None and self.message is None:
+            raise ValueError("say which message of the file the records are: message: PACKAGE.NAME")
+        if self.registry is None and self.wrapper is not None and self.wrapper.schema_id is not None:
+            raise ValueError("wrapper.schema_id needs the registry that the ids are of")
+        return self
+
+    def library(self, preparation: Preparation) -> Library[Any]:
+        """Return where Protobuf schemas come from."""
         try:
-            from router_schemas.protobuf.library import Messages
+            from router_schemas.protobuf.library import FileMessages, Files, Messages, OneMessage
+            from router_schemas.protobuf.unwrapping import Fields
+            from router_schemas.protobuf.wrapper import Payloads
         except ModuleNotFoundError as error:
             extra = "pip install 'spark-event-router[protobuf]', here and on every node"
             raise StartError(f"the decoder protobuf needs the module {error.name}: {extra}") from error
 
-        return Messages(schemas, preparation.memory, self.subjects)
+        memory, wrapper = preparation.memory, self.wrapper
+        outer: Messages | OneMessage
+        inner: Messages | FileMessages
+        if self.registry is not None:
+            from router_schemas.schemas import Schemas
 
-    def places(self, values: pa.Array) -> frozenset[str]:
-        """Return the schemas and messages that values name in their frames."""
-        from router_schemas.frames import parse
-        from router_schemas.protobuf.events import place
+            schemas = Schemas.opened(self.registry, preparation.folder, memory)
+            outer = Messages(schemas, memory, self.subjects, header=self.header)
+            if wrapper is None:
+                return outer
+            inner = Messages(schemas, memory, wrapper.subjects, keep="payloads")
+        else:
+            files = Files.read(preparation.folder / str(self.descriptor_file or self.proto_file))
+            outer = OneMessage(files, str(self.message), self.frame, self.header)
+            if wrapper is None:
+                return outer
+            inner = FileMessages(files, memory)
+        fields = Fields.of(wrapper.payload, wrapper.name, wrapper.schema_id)
+        return Payloads(outer, inner, fields, wrapper.messages)
 
-        keys = parse(values, indexed=True).keys
-        return frozenset(place(key.id, key.path or (0,)) for key in keys if key.id is not None)
+    def wanted_by(self, records: pa.RecordBatch, known: Any) -> frozenset[str]:
+        """Return the schemas and messages that records name and that are not known."""
+        return frozenset(self._function(records, known).column("_wanted").drop_null().to_pylist())
+
+    @property
+    def _function(self) -> Any:
+        from router_schemas.protobuf.events import events
+        from router_schemas.protobuf.unwrapping import unwrapped
+
+        return events if self.wrapper is None else unwrapped
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode."""
-        from router_schemas.protobuf.events import events
+        import pyarrow as pa
+
+        from router_schemas.protobuf.events import ADDED
         from router_schemas.protobuf.mapping import spark_struct
 
-        added = T.StructType.fromDDL(ADDED)
-        assert isinstance(added, T.StructType)
-        event = T.StructField("event", spark_struct(self.known.event))
-        return ArrowDecoding(events, self.known, T.StructType([event, *added.fields]))
+        event = (self.known if self.wrapper is None else self.known.inner).event
+        return ArrowDecoding(self._function, self.known, spark_struct(pa.struct([("event", event), *ADDED])))

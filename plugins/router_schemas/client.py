@@ -9,26 +9,31 @@ The requests and error codes are those of https://docs.confluent.io/platform/cur
 
 from __future__ import annotations
 
+import re
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urljoin, urlsplit
 
 import requests
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from router_schemas.answers import ANYTHING, CONTEXT_IDS, ID, NUMBERS, PAIRS, SCHEMA, VERSION, code, registered
 from router_schemas.auth import login
 from router_schemas.connection import NotFound, RegistryAway, RegistryError, RegistryRefuses
 from router_schemas.exchange import busy, send
-from router_schemas.records import Kind, Reference, Registered
+from router_schemas.records import LARGEST_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import TracebackType
+    from uuid import UUID
 
     from router_schemas.connection import Registry
     from router_schemas.exchange import Answer
+    from router_schemas.records import Kind, Reference, Registered
 
 T = TypeVar("T")
 
@@ -38,47 +43,12 @@ UNKNOWN = {40401, 40402, 40403}
 that looked."""
 UNADDRESSABLE = {400, 404, 414, 422, 431}
 """What servers answer when a name cannot be part of a URL there."""
+MISSING_ROUTE = {404, 405}
+"""What servers answer to a route that they do not have."""
 REDIRECTS = {301, 302, 303, 307, 308}
 MOST_REDIRECTS = 5
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds: a pause between two rounds is random, between none and twice the last one's most."""
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class _Reference(_Record):
-    name: str
-    subject: str
-    version: int
-
-
-class _Schema(_Record):
-    text: str = Field(alias="schema")
-    kind: str | None = Field(default=None, alias="schemaType")
-    references: tuple[_Reference, ...] | None = None
-
-
-class _Version(_Schema):
-    id: int
-
-
-class _Pair(_Record):
-    subject: str
-    version: int
-
-
-class _Id(_Record):
-    id: int
-
-
-_SCHEMA, _VERSION, _ID = TypeAdapter(_Schema), TypeAdapter(_Version), TypeAdapter(_Id)
-_PAIRS, _NUMBERS, _ANYTHING = TypeAdapter(tuple[_Pair, ...]), TypeAdapter(tuple[int, ...]), TypeAdapter(Any)
-
-
-class _Error(_Record):
-    error_code: int = 0
 
 
 class Client:
@@ -124,36 +94,56 @@ class Client:
 
     def by_id(self, schema_id: int) -> Registered:
         """Return the schema of an id, without its subjects."""
-        return _registered(schema_id, self._ask(f"/schemas/ids/{schema_id:d}", _SCHEMA), self.name)
+        return registered(schema_id, self._ask(f"/schemas/ids/{schema_id:d}", SCHEMA), self.name)
 
     def subjects_of(self, schema_id: int) -> tuple[tuple[str, int], ...]:
         """Return every (subject, version) of an id, deleted ones too; nothing where the registry cannot say."""
         try:
-            pairs = self._ask(f"/schemas/ids/{schema_id:d}/versions?deleted=true", _PAIRS)
+            pairs = self._ask(f"/schemas/ids/{schema_id:d}/versions?deleted=true", PAIRS)
         except NotFound:
             return ()
         except RegistryRefuses as refusal:
-            if refusal.status in {404, 405}:  # the registry lacks this route
+            if refusal.status in MISSING_ROUTE:
                 return ()
             raise
         return tuple(sorted((pair.subject, pair.version) for pair in pairs))
 
+    def id_of(self, guid: UUID) -> int:
+        """Return the id that a GUID has in the context of the url.
+
+        Raises NotFound where it has none, and for a registry that does not know GUIDs.
+        """
+        route = f"/schemas/guids/{guid}/ids"
+        try:
+            found = {one.context: one.id for one in self._ask(route, CONTEXT_IDS)}
+        except RegistryRefuses as refusal:
+            if refusal.status not in MISSING_ROUTE:
+                raise
+            self._check_api()
+            what = f"it does not know GUIDs (it answers {refusal.status}); let producers send ids in the value's prefix"
+            raise NotFound(refusal.where, what, refusal.status) from None
+        context = _context(self.name)
+        if context not in found:
+            others = f", only in {', '.join(sorted(found))[:200]}" if found else ""
+            raise NotFound(self.name + route, f"there is none in the context {context}{others}", 404)
+        return found[context]
+
     def versions(self, subject: str) -> tuple[int, ...]:
         """Return the versions of a subject in their order, without deleted ones."""
-        numbers = self._ask(f"/subjects/{_quoted(subject, self.name)}/versions", _NUMBERS)
+        numbers = self._ask(f"/subjects/{_quoted(subject, self.name)}/versions", NUMBERS)
         return tuple(sorted(numbers))
 
     def version(self, subject: str, version: int) -> Registered:
         """Return one version of a subject, also a deleted one: others may still refer to it."""
         route = f"/subjects/{_quoted(subject, self.name)}/versions/{version:d}?deleted=true"
         try:
-            found = self._ask(route, _VERSION)
+            found = self._ask(route, VERSION)
         except RegistryRefuses as refusal:
             if refusal.status not in UNADDRESSABLE:
                 raise
             # subjects come from whoever registered a schema: a bad one is no fault of the configuration
             raise NotFound(refusal.where, refusal.what, refusal.status) from None
-        return _registered(found.id, found, self.name)
+        return registered(found.id, found, self.name)
 
     def register(self, subject: str, kind: Kind, text: str, references: Iterable[Reference] = ()) -> int:
         """Register a schema and return its id; the id it has, when it is registered already."""
@@ -162,11 +152,16 @@ class Client:
             for reference in references
         ]
         body = {"schema": text, "schemaType": kind, "references": refers}
-        return self._ask(f"/subjects/{_quoted(subject, self.name)}/versions", _ID, "POST", body).id
+        return self._ask(f"/subjects/{_quoted(subject, self.name)}/versions", ID, "POST", body).id
 
     def set_compatibility(self, subject: str, level: str) -> None:
         """Set which changes a subject takes: NONE, BACKWARD, FORWARD, FULL, or one of them with _TRANSITIVE."""
-        self._ask(f"/config/{_quoted(subject, self.name)}", _ANYTHING, "PUT", {"compatibility": level})
+        self._ask(f"/config/{_quoted(subject, self.name)}", ANYTHING, "PUT", {"compatibility": level})
+
+    def _check_api(self) -> None:
+        """Raise RegistryRefuses where the url leads to something that does not answer as a registry does."""
+        with suppress(NotFound):
+            self.by_id(LARGEST_ID)
 
     def _ask(self, route: str, kind: TypeAdapter[T], method: str = "GET", body: Any = None) -> T:
         answer: T = self._retrying(self._in_turn, route, kind, method, body)
@@ -224,7 +219,7 @@ class Client:
 
     def _fault(self, url: str, answer: Answer) -> RegistryError:
         what = f"it answers {answer.status}: {self._excerpt(answer)}"
-        if answer.status == 404 and _code(answer.body) in UNKNOWN:
+        if answer.status == 404 and code(answer.body) in UNKNOWN:
             return NotFound(url, what, answer.status)
         if busy(answer.status) or answer.status < 400:
             return RegistryAway(url, what, answer.status)
@@ -241,14 +236,6 @@ class Client:
         return f"{line[:200]}..." if len(line) > 200 else line or "(nothing)"
 
 
-def _registered(schema_id: int, found: _Schema, where: str) -> Registered:
-    kind = found.kind or "AVRO"  # the first registries knew nothing else, and still leave it out
-    if kind not in get_args(Kind):
-        raise NotFound(where, f"schema {schema_id} is of the type {kind[:40]!r}; {', '.join(get_args(Kind))} are read")
-    references = tuple(Reference(one.name, one.subject, one.version) for one in found.references or ())
-    return Registered(schema_id, kind, found.text, references)  # type: ignore[arg-type]
-
-
 def _quoted(subject: str, where: str) -> str:
     """Return a subject as one segment of a path; `.` and `..` cannot be one, however they are written."""
     if subject in {"", ".", ".."}:
@@ -256,11 +243,10 @@ def _quoted(subject: str, where: str) -> str:
     return quote(subject, safe="")
 
 
-def _code(body: bytes) -> int:
-    try:
-        return _Error.model_validate_json(body).error_code
-    except ValidationError:
-        return 0
+def _context(url: str) -> str:
+    """Return the context that a URL leads to: `.../contexts/.games`; one dot is the default."""
+    found = re.search(r"/contexts/:?(\.[^/:]*):?(?:/|$)", url)
+    return found[1] if found else "."
 
 
 def _origin(url: str) -> str:

@@ -14,11 +14,13 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from router_schemas.places import FIRST, VALUE_HEADER, Place, dotted
 from router_schemas.protobuf.index_paths import PROBLEMS, Path, encoded, paths_at
 
 if TYPE_CHECKING:
@@ -27,9 +29,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Rows = NDArray[np.int64]
-
-VALUE_HEADER = "__value_schema_id"
-KEY_HEADER = "__key_schema_id"
 
 FRAMED, NULL, EMPTY, SHORT, MAGIC, ID, HEADER = range(7)
 REASONS = (
@@ -57,6 +56,11 @@ class Key:
     id: int | None
     guid: bytes | None = None
     path: Path | None = None
+
+    @property
+    def place(self) -> Place:
+        """Return the place of the message."""
+        return Place(self.id if self.guid is None else UUID(bytes=self.guid), dotted(self.path or FIRST))
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,11 @@ def prefix(schema_id: int, path: Sequence[int] | None = None) -> bytes:
 def pack(schema_id: int, path: Sequence[int] | None, payload: bytes) -> bytes:
     """Return a framed value; `path` for Protobuf only. Raises ValueError for an impossible frame."""
     return prefix(schema_id, path) + payload
+
+
+def guid_header(guid: UUID, path: Sequence[int] | None = None) -> bytes:
+    """Return the value of the header that names a schema by its GUID; `path` for Protobuf only."""
+    return b"\x01" + guid.bytes + (b"" if path is None else encoded(path))
 
 
 def _prefixes(column: _Bytes) -> tuple[NDArray[np.uint8], Rows]:

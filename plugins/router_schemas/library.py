@@ -1,6 +1,7 @@
-"""Know what the schemas of a registry wrote: a place (a schema, a message in it) that was seen keeps its meaning.
+"""Know what schemas wrote: where schemas come from, a registry or a file. For the driver.
 
-For the driver. A format says what a place is used for and how all uses are read together.
+A place (a schema, a message in it) that was seen keeps its meaning. A format says what a place is used for and how all
+uses are read together.
 """
 
 from __future__ import annotations
@@ -8,17 +9,21 @@ from __future__ import annotations
 import json
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
+from router_schemas.places import Place
 from router_schemas.records import Closed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
+    from uuid import UUID
 
+    from router_schemas.asking import Unknown
     from router_schemas.memory import Memory
     from router_schemas.records import Kind
-    from router_schemas.schemas import Schemas, Unknown
+    from router_schemas.schemas import Schemas
 
 HOLD = 30.0
 """Seconds for which a place stays unknown before it is asked for again."""
@@ -26,11 +31,40 @@ U = TypeVar("U")
 M = TypeVar("M")
 
 
-@dataclass
-class Library(ABC, Generic[U, M]):
-    """Hold what was learnt. `U` is what one place is used for, `M` what all are read with. `clock` is in seconds.
+class Library(ABC, Generic[M]):
+    """Be where the schemas of records come from. `M` says how records are read; it travels to the tasks."""
 
-    A place is a text that begins with the schema's id; `/` and what the format needs may follow.
+    settled: ClassVar[bool] = False
+    """Whether it will never know more than it does."""
+
+    @property
+    def advice(self) -> str:
+        """Say how a configuration announces schemas."""
+        return "name the `subjects` of the records"
+
+    @property
+    @abstractmethod
+    def empty(self) -> bool:
+        """Say whether nothing can be read yet, so that there is no telling what events look like."""
+
+    @property
+    def announced(self) -> bool:
+        """Say whether the configuration announces what is to be known before the first record."""
+        return False
+
+    @abstractmethod
+    def refreshed(self, wanted: Iterable[str] = ()) -> M:
+        """Return how to read all that is known and what is wanted; the same object when nothing is new.
+
+        Raises RegistryAway where something wanted was never seen and the registry cannot be asked.
+        """
+
+
+@dataclass
+class RegistryLibrary(Library[M], Generic[U, M]):
+    """Hold what was learnt of a registry. `U` is what one place is used for. `clock` is in seconds.
+
+    New versions of `subjects`, and of the subjects of schemas that were used, are looked for at every refresh.
     """
 
     kind: ClassVar[Kind]
@@ -38,6 +72,8 @@ class Library(ABC, Generic[U, M]):
     schemas: Schemas
     memory: Memory
     subjects: tuple[str, ...] = ()
+    keep: str = "places"
+    """The name under which the memory has what was used."""
     clock: Callable[[], float] = time.monotonic
     uses: dict[str, U] = field(default_factory=dict)
     closed: dict[str, Closed] = field(default_factory=dict)
@@ -46,7 +82,7 @@ class Library(ABC, Generic[U, M]):
     made: M | None = None
 
     @abstractmethod
-    def use(self, place: str, closed: Closed) -> U:
+    def use(self, place: Place, closed: Closed) -> U:
         """Return what a place is used for; raise ValueError with the reason when it cannot be read."""
 
     @abstractmethod
@@ -54,7 +90,15 @@ class Library(ABC, Generic[U, M]):
         """Return how all uses are read."""
 
     def __post_init__(self) -> None:
-        self._learn(json.loads(self.memory.read(self._name) or b"[]"))
+        self._learn(remembered(self.memory, self._name))
+
+    @property
+    def empty(self) -> bool:
+        return not self.uses
+
+    @property
+    def announced(self) -> bool:
+        return bool(self.subjects)
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -62,23 +106,24 @@ class Library(ABC, Generic[U, M]):
         return {**self.faults, **{place: reason for place, (reason, _) in self.unknown.items()}}
 
     def refreshed(self, wanted: Iterable[str] = ()) -> M:
-        """Return how to read all that is known and what is wanted; the same object when nothing is new.
-
-        Looks for new versions of the subjects that are known. Raises RegistryAway where a wanted schema was never seen
-        and the registry cannot be asked.
-        """
-        before = self._places()
-        now = self.clock()
-        self.unknown = {place: held for place, held in self.unknown.items() if held[1] > now}
-        self._learn([*wanted, *self._new_versions()])
+        """Return how to read all that is known and what is wanted."""
+        before, wanted = self._places(), list(wanted)
+        if not wanted:  # within a batch what was asked for must not be wanted again
+            now = self.clock()
+            self.unknown = {place: held for place, held in self.unknown.items() if held[1] > now}
+        self.learn(wanted)
         if self.made is None or before != self._places():
             self.made = self.make()
-            self.memory.write(self._name, json.dumps(sorted(self.uses)).encode())
+            keep(self.memory, self._name, self.uses)
         return self.made
+
+    def learn(self, wanted: list[str]) -> None:
+        """Learn what is wanted, and new versions."""
+        self._learn([*wanted, *self._new_versions()])
 
     @property
     def _name(self) -> str:
-        return f"{self.kind.lower()}-places.json"
+        return f"{self.kind.lower()}-{self.keep}.json"
 
     def _places(self) -> set[str]:
         return {*self.uses, *self.faults, *self.unknown}
@@ -86,51 +131,46 @@ class Library(ABC, Generic[U, M]):
     def _new_versions(self) -> list[str]:
         """Return places in new versions of subjects: those that older versions are used for, or the first."""
         used: dict[str, set[str]] = {subject: set() for subject in self.subjects}
-        for place in self.uses:
-            for subject, _ in self.closed[place].schema.subjects:
-                used.setdefault(subject, set()).add(place.partition("/")[2])
+        for place, closed in self.closed.items():
+            for subject, _ in closed.schema.subjects:
+                used.setdefault(subject, set()).add(Place.of(place).message)
         polled = ((number, inside) for subject, inside in used.items() for number in self.schemas.poll([subject]))
-        return [self.place(number, one) for number, inside in polled for one in inside or {self.first}]
-
-    first: ClassVar[str] = ""
-    """What stands after the id in the place that a schema's records most likely are in."""
-
-    @staticmethod
-    def place(number: int, inside: str) -> str:
-        """Return a place by its parts."""
-        return f"{number}/{inside}" if inside else str(number)
+        return [str(Place(number, one)) for number, inside in polled for one in inside or {""}]
 
     def _learn(self, places: Iterable[str]) -> None:
-        new = [place for place in dict.fromkeys(places) if place not in self._places()]
-        found = self.schemas.closed({_id(place) for place in new})
-        for place in new:
-            self._take(place, found[_id(place)])
+        new = {place: Place.of(place) for place in dict.fromkeys(places) if place not in self._places()}
+        found = self.schemas.closed(_schema(place) for place in new.values())
+        for text, place in new.items():
+            self._take(text, place, found[_schema(place)])
 
-    def _take(self, place: str, closed: Closed | Unknown) -> None:
+    def _take(self, text: str, place: Place, closed: Closed | Unknown) -> None:
         if not isinstance(closed, Closed):
-            self.unknown[place] = closed.reason, self.clock() + HOLD
+            self.unknown[text] = closed.reason, self.clock() + HOLD
         elif closed.schema.kind != self.kind:
-            self.faults[place] = f"schema {closed.schema.id} is {closed.schema.kind}, not {self.kind}"
+            self.faults[text] = f"schema {closed.schema.id} is {closed.schema.kind}, not {self.kind}"
         else:
-            self.closed[place] = closed
             try:
-                self.uses[place] = self.use(place, closed)
+                self.uses[text] = self.use(place, closed)
+                self.closed[text] = closed
             except ValueError as fault:
-                self.faults[place] = f"schema {closed.schema.id} cannot be used: {fault}"
+                self.faults[text] = f"schema {closed.schema.id} cannot be used: {fault}"
 
 
-def label(closed: Closed) -> str:
-    """Return what a schema is called in findings."""
-    if not closed.schema.subjects:
-        return f"schema {closed.schema.id}"
-    subject, version = closed.schema.subjects[0]
-    return f"{subject} version {version} (schema {closed.schema.id})"
+def remembered(memory: Memory, name: str) -> list[str]:
+    """Return the places that were used in former runs; what a memory has in another form is left aside."""
+    places: list[str] = []
+    for text in json.loads(memory.read(name) or b"[]"):
+        with suppress(ValueError):
+            places.append(str(Place.of(text)))
+    return places
 
 
-def age(closed: Closed) -> tuple[str, int]:
-    """Return subject and version, by which schemas are sorted; a registry that tells neither orders by id."""
-    return closed.schema.subjects[0] if closed.schema.subjects else ("", closed.schema.id)
+def keep(memory: Memory, name: str, places: Collection[str]) -> None:
+    """Remember the places that were used."""
+    memory.write(name, json.dumps(sorted(places)).encode())
 
 
-def _id(place: str) -> int:
-    return int(place.partition("/")[0])
+def _schema(place: Place) -> int | UUID:
+    if place.schema is None:
+        raise ValueError(f"{place} names no schema of a registry")
+    return place.schema

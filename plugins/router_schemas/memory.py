@@ -15,6 +15,7 @@ from router_schemas.records import Closed
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from uuid import UUID
 
 T = TypeVar("T")
 
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _CLOSED: TypeAdapter[Closed] = TypeAdapter(Closed)
 _VERSIONS: TypeAdapter[dict[int, int]] = TypeAdapter(dict[int, int])
+_ID: TypeAdapter[int] = TypeAdapter(int)
 
 
 class Memory(Protocol):
@@ -63,7 +65,7 @@ class Folder:
 
 
 class Remembered:
-    """Keep the schemas of one registry, a file for each id, and the versions of its subjects, a file for each.
+    """Keep the schemas of one registry, a file for each id, GUID and subject.
 
     `registry` is the name of the registry, its first URL. File names are hashes: nothing from the registry or from the
     data becomes part of a path. A file that cannot be read counts as missing.
@@ -81,6 +83,14 @@ class Remembered:
     def keep_schema(self, closed: Closed) -> None:
         """Keep a schema under its id."""
         self._memory.write(self._name("id", str(closed.schema.id)), _CLOSED.dump_json(closed))
+
+    def guid(self, guid: UUID) -> int | None:
+        """Return the id that was kept for a GUID."""
+        return self._read(self._name("guid", str(guid)), _ID)
+
+    def keep_guid(self, guid: UUID, schema_id: int) -> None:
+        """Keep the id of a GUID."""
+        self._memory.write(self._name("guid", str(guid)), _ID.dump_json(schema_id))
 
     def versions(self, subject: str) -> dict[int, int]:
         """Return version -> id of a subject as they were kept."""

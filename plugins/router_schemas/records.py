@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Kind = Literal["AVRO", "PROTOBUF", "JSON"]
+LARGEST_ID = 2**31 - 1
+"""Ids are Java's int; some registries answer nonsense to others, which any garbage can contain."""
 
 
 @dataclass(frozen=True)

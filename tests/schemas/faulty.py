@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
+from uuid import NAMESPACE_OID, UUID, uuid5
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
-ID, VERSIONS_OF_ID = "id", "versions of id"
+ID, VERSIONS_OF_ID, GUIDS = "id", "versions of id", "guids"
 MISSING = {"subject": 40401, "version": 40402, "schema": 40403}
 
 
@@ -55,6 +56,10 @@ class Book:
         versions[len(versions) + 1] = number
         return number
 
+    def guid(self, number: int) -> UUID:
+        """Return the GUID of an id: as in Confluent's registry it depends on the schema alone."""
+        return uuid5(NAMESPACE_OID, json.dumps(self.schemas[number]))
+
 
 class FaultyRegistry:
     """Serve a book of schemas in a `with` block.
@@ -76,7 +81,9 @@ class FaultyRegistry:
         self.granted: list[dict[str, Any]] = []
         """Answers of the token server, used up from the front; the last one stays."""
         self.lacks: set[str] = set()
-        """Routes that this registry does not have: ID, VERSIONS_OF_ID."""
+        """Routes that this registry does not have: ID, VERSIONS_OF_ID, GUIDS."""
+        self.context = "."
+        """The context that this registry says its ids are of."""
         self.seen: list[Seen] = []
         self.connections: set[socket.socket] = set()
         self._ended = threading.Event()
@@ -200,6 +207,8 @@ class _Handler(BaseHTTPRequestHandler):
                 told = self.schema(int(number))
             case "GET", "schemas", "ids", number, "versions" if VERSIONS_OF_ID not in self.registry.lacks:
                 told = self.pairs(int(number), deleted)
+            case "GET", "schemas", "guids", guid, "ids" if GUIDS not in self.registry.lacks:
+                told = self.ids(guid)
             case "GET", "subjects", subject, "versions":
                 told = self.versions(subject)
             case "GET", "subjects", subject, "versions", version:
@@ -223,6 +232,12 @@ class _Handler(BaseHTTPRequestHandler):
             if known == number and (deleted or subject not in book.deleted)
         ]
         return (200, found) if number in book.schemas else _missing("schema")
+
+    def ids(self, guid: str) -> tuple[int, Any]:
+        book = self.registry.book
+        return 200, [
+            {"context": self.registry.context, "id": one} for one in book.schemas if str(book.guid(one)) == guid
+        ]
 
     def versions(self, subject: str) -> tuple[int, Any]:
         book = self.registry.book

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote
+from uuid import UUID
 
 import pytest
 import requests
@@ -18,12 +19,12 @@ from hypothesis import strategies as st
 
 from router_schemas import exchange
 from router_schemas.auth import ClientCredentialsAuth
-from router_schemas.client import Client
+from router_schemas.client import Client, _context
 from router_schemas.connection import NotFound, OAuth, Registry, RegistryAway, RegistryError, RegistryRefuses
 from router_schemas.memory import Folder
 from router_schemas.records import Closed, Reference, Registered
 from router_schemas.schemas import Schemas
-from tests.schemas.faulty import ID, VERSIONS_OF_ID, FaultyRegistry
+from tests.schemas.faulty import GUIDS, ID, VERSIONS_OF_ID, FaultyRegistry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,6 +101,38 @@ def test_a_registry_that_cannot_tell_subjects_is_served_without(faulty: FaultyRe
     faulty.lacks.add(VERSIONS_OF_ID)
 
     assert ask().subjects_of(number) == ()
+
+
+def test_a_guid_has_an_id_in_the_context_of_the_url(faulty: FaultyRegistry, ask: Ask) -> None:
+    """Ids differ from context to context; the schema of another one would be asked for under a wrong number."""
+    number = faulty.book.add("event", PROTO)
+    guid = faulty.book.guid(number)
+
+    assert ask().id_of(guid) == number
+    with pytest.raises(NotFound, match=r"none in the context \.$"):
+        ask().id_of(UUID(int=1))
+    faulty.context = ".games"
+    with pytest.raises(NotFound, match=r"context \., only in \.games"):
+        ask().id_of(guid)
+
+
+@pytest.mark.parametrize(
+    ("path", "context"),
+    [("", "."), ("/api", "."), ("/contexts/.games", ".games"), ("/contexts/:.games:", ".games"), ("/contexts/.", ".")],
+)
+def test_the_context_is_that_of_the_url(path: str, context: str) -> None:
+    assert _context(f"http://registry.test{path}") == context
+
+
+def test_a_registry_without_guids_is_told_from_a_wrong_url(faulty: FaultyRegistry, ask: Ask) -> None:
+    """The one makes dead letters that say what to do; the other must not touch good records."""
+    faulty.lacks.add(GUIDS)
+    with pytest.raises(NotFound, match="does not know GUIDs"):
+        ask().id_of(UUID(int=1))
+
+    faulty.lacks.add(ID)
+    with pytest.raises(RegistryRefuses, match="path of the url"):
+        ask().id_of(UUID(int=1))
 
 
 def test_a_version_of_a_deleted_subject_can_still_be_referred_to(faulty: FaultyRegistry, ask: Ask) -> None:
@@ -498,6 +531,15 @@ def test_a_real_registry_says_that_an_id_is_not_there(real: Client, number: int)
     with pytest.raises(NotFound):
         real.by_id(number)
     assert real.subjects_of(number) == ()
+
+
+def test_a_real_registry_that_knows_no_guids_is_told_from_a_wrong_url(
+    real: Client, schema_registry: EmbeddedRegistry
+) -> None:
+    with pytest.raises(NotFound, match="does not know GUIDs"):
+        real.id_of(UUID(int=1))
+    with Client(Registry(url=(f"{schema_registry.url}/elsewhere",))) as lost, pytest.raises(RegistryRefuses):
+        lost.id_of(UUID(int=1))
 
 
 @pytest.mark.parametrize("subject", ["real-nobody", "../../x", "a/b", "ä b?#%", "x" * 3000])

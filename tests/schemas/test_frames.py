@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router_schemas.frames import FRAMED, KEY_HEADER, NULL, VALUE_HEADER, Frames, Key, pack, parse, payloads, prefix
+from router_schemas.frames import FRAMED, NULL, Frames, Key, pack, parse, payloads, prefix
+from router_schemas.places import KEY_HEADER, VALUE_HEADER
 from router_schemas.protobuf.index_paths import DEEPEST
 
 GUID = uuid.UUID("f3a1b8de-0f2a-4b8e-9d0b-7d5d7a1d7b11").bytes

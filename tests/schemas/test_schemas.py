@@ -7,16 +7,19 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from router_schemas.asking import HOLD, PAUSES, Unknown
 from router_schemas.client import Client
 from router_schemas.connection import Registry, RegistryAway, RegistryRefuses
 from router_schemas.memory import Folder, Memory
 from router_schemas.records import Closed, Registered
-from router_schemas.schemas import DEEPEST, HOLD, MOST_IMPORTS, PAUSES, Schemas, Unknown
+from router_schemas.references import DEEPEST, MOST_IMPORTS
+from router_schemas.schemas import Schemas
 from tests.schemas.faulty import FaultyRegistry
 
 QUICK = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -191,6 +194,63 @@ def test_an_id_that_is_not_there_is_unknown_after_a_second_and_only_for_a_while(
     assert closed(schemas, 1).schema.text == "the event"
 
 
+def test_a_reason_says_first_what_is_missing(faulty: FaultyRegistry, start: Start) -> None:
+    """Dead letters are read in columns, and those that begin with the same long URL cannot be told apart."""
+    reason = unknown(start(), 2**31 - 1).reason
+
+    assert reason.startswith("the registry does not give schema 2147483647: it answers 404")
+    assert reason.endswith(f"({faulty.url}/schemas/ids/2147483647)")
+
+
+def test_a_guid_is_resolved_once_and_remembered(faulty: FaultyRegistry, start: Start) -> None:
+    """A restart with the registry down reads what was read before, in whichever way schemas are named."""
+    faulty.book.add("event", "the event")
+    number = faulty.book.add("event", "the next event")
+    guid = faulty.book.guid(number)
+    schemas = start()
+    before = schemas.closed([guid, number])
+
+    assert before[guid] == before[number] == closed(schemas, number)
+    schemas.closed([guid])
+    assert faulty.paths.count(f"/schemas/guids/{guid}/ids") == faulty.paths.count(f"/schemas/ids/{number}") == 1
+    faulty.stop()
+    assert start().closed([guid, number]) == before
+
+
+def test_a_guid_that_is_not_there_is_unknown_for_a_while(faulty: FaultyRegistry, start: Start, time: Time) -> None:
+    guid, schemas = UUID(int=7), start()
+
+    found = schemas.closed([guid])[guid]
+
+    assert isinstance(found, Unknown)
+    assert found.reason.startswith(f"the registry does not give schema {guid}: there is none in the context .")
+    assert time.pauses == list(PAUSES)
+    asked = len(faulty.seen)
+    schemas.closed([guid])
+    assert len(faulty.seen) == asked
+
+
+def test_a_guid_never_seen_waits_for_a_registry_that_is_away(faulty: FaultyRegistry, start: Start) -> None:
+    guid = faulty.book.guid(faulty.book.add("event", "the event"))
+    schemas = start()
+    faulty.fails("503")
+
+    with pytest.raises(RegistryAway):
+        schemas.closed([guid])
+    faulty.fails("")
+    assert isinstance(schemas.closed([guid])[guid], Closed)
+
+
+def test_a_poll_that_is_to_wait_says_that_the_registry_is_away(faulty: FaultyRegistry, start: Start) -> None:
+    """What can be found among the versions of subjects only is unknown when these were looked at, not before."""
+    schemas = start()
+    faulty.fails("503")
+
+    assert schemas.poll(["event"]) == frozenset()
+    with pytest.raises(RegistryAway):
+        schemas.poll(["event"], wait=True)
+
+
 def test_a_schema_registered_just_now_is_found(faulty: FaultyRegistry, start: Start, time: Time) -> None:
     time.awake = lambda: faulty.book.add("event", "the event") if len(time.pauses) == 2 else None
 
@@ -282,7 +342,7 @@ def test_a_name_that_looks_like_a_path_is_only_a_name(
         assert isinstance(found, Closed)
         assert found.imports == {"../../x": "x"}
         schemas.poll([subject])
-        assert all(re.fullmatch(r"(id|subject)-[0-9a-f]{32}\.json", one.name) for one in memory.path.iterdir())
+        assert all(re.fullmatch(r"(id|subject|guid)-[0-9a-f]{32}\.json", one.name) for one in memory.path.iterdir())
     assert set(tmp_path.iterdir()) <= {memory.path}
 
 

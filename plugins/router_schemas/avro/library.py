@@ -1,131 +1,114 @@
-"""Know how to read what Avro schemas of a registry wrote: one reader's schema per record, one event for all.
-
-For the driver.
-"""
+"""Know what Avro schemas wrote: those of a registry, and that of one file. For the driver."""
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
+from uuid import UUID
 
-from pyspark.sql import types as T
-
-from router_schemas.avro.envelope import reader_text, writer_text
-from router_schemas.avro.mapping import mapped
+from router import StartError
+from router_schemas.avro.fingerprint import MARKER, single_object_header
 from router_schemas.avro.merge import Writer, merge
-from router_schemas.avro.parse import parse
-from router_schemas.avro.schema import Ref
-from router_schemas.library import Library, age, label
+from router_schemas.avro.parse import parse, parse_text
+from router_schemas.avro.reading import Records, Use, records_of
+from router_schemas.frames import guid_header, prefix
+from router_schemas.library import HOLD, Library, RegistryLibrary
+from router_schemas.origin import Origin
+from router_schemas.places import VALUE_HEADER, Place
 
 if TYPE_CHECKING:
-    from router_schemas.avro.merge import Merged
-    from router_schemas.avro.schema import Schema
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from router_schemas.avro.reading import Frame
     from router_schemas.records import Closed, Kind
 
-log = logging.getLogger("router")
-
-
-@dataclass(frozen=True)
-class About:
-    """Say what is known of a schema's records."""
-
-    version: int | None
-    subject: str | None
-    message: str
-
-
-@dataclass(frozen=True)
-class Record:
-    """Be one record: `reader` is the text of its reader's schema, `writers` those of each id, `struct` what is read."""
-
-    reader: str
-    writers: dict[int, str]
-    struct: T.StructType
-
-
-@dataclass(frozen=True)
-class Records:
-    """Say how ids are read: `reasons` has those that are not."""
-
-    event: T.StructType
-    records: tuple[Record, ...] = ()
-    about: dict[int, About] = field(default_factory=dict)
-    reasons: dict[int, str] = field(default_factory=dict)
+FINGERPRINT = "fingerprint "
+"""What stands before the eight bytes of a fingerprint that is wanted, in the order of the value."""
 
 
 @dataclass
-class Writers(Library["Schema", Records]):
-    """Know records. A place is an id."""
+class Writers(RegistryLibrary[Use, Records]):
+    """Know schemas of a registry, by ids and GUIDs."""
 
     kind: ClassVar[Kind] = "AVRO"
 
-    def use(self, place: str, closed: Closed) -> Schema:
+    header: str = VALUE_HEADER
+
+    def use(self, place: Place, closed: Closed) -> Use:
         """Return the schema at a place."""
-        schema = parse(closed)
-        _name(schema)
-        return schema
+        return Use.of(Origin.of(closed), parse(closed))
 
     def make(self) -> Records:
-        """Return one reader's schema per record; versions that do not fit the oldest are refused."""
-        made = _Making({int(place): reason for place, reason in self.reasons.items()})
-        names: dict[str, list[str]] = {}
-        for place in sorted(self.uses, key=lambda place: age(self.closed[place])):
-            names.setdefault(_name(self.uses[place]), []).append(place)
-            made.about[int(place)] = _about(self.closed[place], _name(self.uses[place]))
-        for name, places in names.items():
-            merged = merge([Writer(label(self.closed[place]), self.uses[place]) for place in places])
-            refused = _refused(merged)
-            for place in places:
-                if (why := refused.get(label(self.closed[place]))) is not None:
-                    made.reasons[int(place)] = why
-            fits = {int(place): self.uses[place] for place in places if int(place) not in made.reasons}
-            try:
-                made.take(name, merged, fits)
-            except ValueError as fault:
-                made.reasons |= dict.fromkeys(fits, f"{name} cannot be decoded: {fault}")
-        event = T.StructType([T.StructField(one, kind) for one, (kind, _) in made.types.items()])
-        return Records(event, tuple(made.records), made.about, made.reasons)
+        """Return one reader's schema per record, and the schema of every frame."""
+        uses = {frame_of(Place.of(place)): use for place, use in self.uses.items()}
+        reasons = {frame_of(Place.of(place)): reason for place, reason in self.reasons.items()}
+        return replace(records_of(uses, reasons), header=self.header)
 
 
 @dataclass
-class _Making:
-    """Collect records. `types`: field -> its type and the record that brought it."""
+class SingleObjects(Writers):
+    """Know schemas of subjects by their fingerprints, which a registry cannot be asked for."""
 
-    reasons: dict[int, str]
-    about: dict[int, About] = field(default_factory=dict)
-    records: list[Record] = field(default_factory=list)
-    types: dict[str, tuple[T.DataType, str]] = field(default_factory=dict)
+    keep: str = "objects"
 
-    def take(self, name: str, merged: Merged, writers: dict[int, Schema]) -> None:
-        """Add a record; raise ValueError where Spark cannot read it, or a field has another type in another record."""
-        found = mapped(merged.reader)
-        for one in found.struct:
-            kind, other = self.types.get(one.name, (one.dataType, name))
-            if kind != one.dataType:
-                types = f"{one.dataType.simpleString()}, and {kind.simpleString()} in {other}"
-                raise ValueError(f"its field {one.name} is {types}; no column holds both")
-        texts = {number: writer_text(schema, found.reader) for number, schema in writers.items()}
-        self.records.append(Record(reader_text(found.reader), texts, found.struct))
-        self.types.update({one.name: (one.dataType, name) for one in found.struct if one.name not in self.types})
+    def learn(self, wanted: list[str]) -> None:
+        """Learn all versions of the subjects; a fingerprint that is wanted and not among theirs is unknown."""
+        if wanted:
+            self.schemas.poll(self.subjects, wait=True)
+        super().learn([])
+        reason, until = f"no version of {', '.join(self.subjects)} has the", self.clock() + HOLD
+        self.unknown |= {text: (f"{reason} {text}", until) for text in wanted}
+        for use in self.uses.values():
+            self.unknown.pop(f"{FINGERPRINT}{single_object_header(use.schema)[2:].hex()}", None)
 
-
-def _name(schema: Schema) -> str:
-    if not isinstance(schema.root, Ref):
-        raise ValueError("it is no record, and an event has fields; wrap it in one")
-    return schema.root.name
-
-
-def _about(closed: Closed, name: str) -> About:
-    subject, version = age(closed)
-    return About(version if subject else None, subject or None, name)
+    def make(self) -> Records:
+        """Return one reader's schema per record, and the schema of every fingerprint."""
+        uses: dict[bytes, Use] = {}
+        unknown = {text: reason for text, (reason, _) in self.unknown.items() if text.startswith(FINGERPRINT)}
+        reasons = {_fingerprinted(text): reason for text, reason in unknown.items()}
+        for use in sorted(self.uses.values(), key=lambda use: use.origin.age):
+            header = single_object_header(use.schema)
+            older = uses.setdefault(header, use)
+            # a fingerprint does not tell logical types, so it may be that of two schemas that mean different things
+            both = merge([Writer(one.origin.label, one.schema) for one in (older, use)])
+            if both.findings:
+                reasons[header] = f"{both.findings[0]}; both have one fingerprint"
+        return replace(records_of(uses, reasons), frame="single_object")
 
 
-def _refused(merged: Merged) -> dict[str, str]:
-    """Return a reason for each version that was refused."""
-    reasons: dict[str, str] = {}
-    for finding in merged.findings:
-        if finding.new not in reasons:
-            log.warning("incompatible schemas: %s; its records become dead letters", finding)
-            reasons[finding.new] = str(finding)
-    return reasons
+class OneSchema(Library[Records]):
+    """Know the schema of a file, whatever the schema that a frame names."""
+
+    def __init__(self, path: Path, frame: Frame, header: str = VALUE_HEADER) -> None:
+        try:
+            use = Use.of(Origin(path.name), parse_text(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            what = f"{error.strerror}; it is looked for in the configuration's folder"
+            raise StartError(f"schema file {path}: {what}") from error
+        except ValueError as error:  # also text that is not UTF-8
+            raise StartError(f"schema file {path}: {error}") from error
+        key = single_object_header(use.schema) if frame == "single_object" else b""
+        made = records_of({key: use}, {})
+        if not made.records:
+            raise StartError(f"schema file {path}: {made.written[key].reason}")
+        self._made = replace(made, frame=frame, header=header, only=path.name)
+
+    @property
+    def empty(self) -> bool:
+        """Say that the schema is known."""
+        return False
+
+    def refreshed(self, wanted: Iterable[str] = ()) -> Records:
+        """Return how the values are read, always the same."""
+        return self._made
+
+
+def frame_of(place: Place) -> bytes:
+    """Return the bytes by which values name a schema of a registry."""
+    assert place.schema is not None
+    return guid_header(place.schema) if isinstance(place.schema, UUID) else prefix(place.schema)
+
+
+def _fingerprinted(text: str) -> bytes:
+    return MARKER + bytes.fromhex(text.removeprefix(FINGERPRINT))

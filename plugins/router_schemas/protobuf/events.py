@@ -1,7 +1,7 @@
-"""Turn framed records into events of one type, whatever message and version each was written with.
+"""Turn records into events of one type, whatever message and version each was written with.
 
 The events of all messages share one struct: a field has one type in all of them, and is null in a message that lacks
-it. Runs on executors, with what `library` made on the driver.
+it. Runs on executors, with what a library made on the driver.
 """
 
 from __future__ import annotations
@@ -11,32 +11,34 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from router_schemas.frames import FRAMED, NULL, parse, payloads
+from router_schemas.places import VALUE_HEADER
+from router_schemas.protobuf.addresses import addressed
 from router_schemas.protobuf.decode import Reader, decode
 
 if TYPE_CHECKING:
-    from router_schemas.frames import Frames, Key
+    from numpy.typing import NDArray
+
+    from router_schemas.protobuf.addresses import Addressed, Frame
 
 ABOUT = pa.schema(
     [("schema_id", pa.int32()), ("schema_version", pa.int32()), ("subject", pa.string()), ("message", pa.string())]
 )
 """What is known of an event's schema."""
-
-
-def place(schema_id: int, path: tuple[int, ...]) -> str:
-    """Return how a message of a schema is called where it is wanted: `17/0.1`."""
-    return f"{schema_id}/{'.'.join(map(str, path))}"
+ADDED = pa.schema([("_error", pa.string()), ("_wanted", pa.string()), *ABOUT])
+"""What stands beside an event."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """Be what a record was written with: a schema of the registry and a message in it.
+    """Be what a record was written with: a schema and a message in it.
 
     `reader` is the position of what reads it; -1 when nothing does, for the `reason`.
     """
 
     reader: int
+    schema_id: int | None = None
     schema_version: int | None = None
     subject: str | None = None
     message: str | None = None
@@ -47,30 +49,41 @@ class Written:
 class Events:
     """Say how records become events: plain data that travels to the executors.
 
-    `event` is the type of all events; `written` is by place.
+    `event` is the type of all events; `written` is by place. `header` is the name of the one that may hold a GUID.
+    `only` names the message that is read where ids and GUIDs do not count; empty where they do, and a place that is
+    not known is wanted.
     """
 
     event: pa.StructType
     readers: tuple[Reader, ...] = ()
     written: dict[str, Written] = field(default_factory=dict)
+    frame: Frame = "confluent"
+    header: str = VALUE_HEADER
+    only: str = ""
 
 
 def events(records: pa.RecordBatch, known: Events) -> pa.RecordBatch:
     """Return `event`, `_error`, `_wanted` and the columns of ABOUT. Never raises for what a row holds.
 
-    Needs the column `value`. A null value is a tombstone: no event and no reason but that.
+    Needs the columns `value` and `headers`. A null value is a tombstone: no event and no reason but that.
     """
-    values = records.column("value")
-    frames = parse(values, indexed=True)
-    found = [known.written.get(_place(key)) for key in frames.keys]
-    read = _read(payloads(values, frames), frames, known, found)
-    reasons = _reasons(frames, found, read.reasons)
-    wanted = _by_group(
-        frames, [_place(key) if one is None else None for key, one in zip(frames.keys, found, strict=True)]
-    )
-    about = _about(frames, found)
-    columns = [read.events, reasons, wanted, *about]
-    return pa.RecordBatch.from_arrays(columns, names=["event", "_error", "_wanted", *ABOUT.names])
+    return read(found_in(records, known), known)
+
+
+def found_in(records: pa.RecordBatch, known: Events) -> Addressed:
+    """Return what records were written with."""
+    return addressed(records, known.frame, known.header, not known.only)
+
+
+def read(found: Addressed, known: Events) -> pa.RecordBatch:
+    """Return what `events` does for records whose places and payloads are found."""
+    places = [known.written.get(place) for place in found.places]
+    made = _read(found, known, places)
+    wanted = [
+        place if one is None and not known.only else None for place, one in zip(found.places, places, strict=True)
+    ]
+    columns = [made.events, _reasons(found, known, places, made.reasons), _by_group(found, wanted, pa.string())]
+    return pa.RecordBatch.from_arrays([*columns, *_about(found, places)], names=["event", *ADDED.names])
 
 
 @dataclass(frozen=True)
@@ -79,16 +92,13 @@ class _Read:
     reasons: dict[int, str]
 
 
-def _place(key: Key) -> str:
-    return place(key.id if key.id is not None else -1, key.path or (0,))
-
-
-def _read(bodies: pa.BinaryArray, frames: Frames, known: Events, found: list[Written | None]) -> _Read:
+def _read(found: Addressed, known: Events, places: list[Written | None]) -> _Read:
     """Decode the rows of each reader together, and put them where they were."""
-    readers = np.array([-1 if one is None else one.reader for one in found] + [-1], np.int64)
-    of_row = readers[frames.groups]  # a row without a frame has the group -1, which is the last of these
+    readers = np.array([-1 if one is None else one.reader for one in places] + [-1], np.int64)
+    of_row = readers[found.groups]  # a row without a place has the group -1, which is the last of these
+    bodies = found.payloads
     parts: list[pa.StructArray] = []
-    order: list[np.ndarray] = []
+    order: list[NDArray[np.int64]] = []
     reasons: dict[int, str] = {}
     for number in np.unique(of_row[of_row >= 0]):
         rows = np.flatnonzero(of_row == number)
@@ -123,36 +133,31 @@ def _widened(part: pa.StructArray, event: pa.StructType) -> pa.StructArray:
     return pa.StructArray.from_arrays(columns, fields=list(event), mask=part.is_null() if part.null_count else None)
 
 
-def _reasons(frames: Frames, found: list[Written | None], read: dict[int, str]) -> pa.StringArray:
+def _reasons(found: Addressed, known: Events, places: list[Written | None], read: dict[int, str]) -> pa.StringArray:
     """Return why rows have no event: their frame, their schema, their payload."""
-    if (frames.status == FRAMED).all() and not read and all(one is not None and one.reason is None for one in found):
-        return pa.nulls(len(frames.status), pa.string())
-    texts = frames.reasons.to_pylist()
-    by_group = [
-        f"schema {_place(key)} is not known yet" if one is None else one.reason
-        for key, one in zip(frames.keys, found, strict=True)
+    missing = f"is not {known.only}, the only message that is read here" if known.only else "is not known yet"
+    texts = [
+        f"{place} {missing}" if one is None else one.reason for place, one in zip(found.places, places, strict=True)
     ]
-    for row in np.flatnonzero(frames.status == FRAMED).tolist():
-        texts[row] = read.get(row) or by_group[frames.groups[row]]
-    for row in np.flatnonzero(frames.status == NULL).tolist():
-        texts[row] = "value is null"
-    return pa.array(texts, pa.string())
+    reasons = pc.coalesce(found.reasons, _by_group(found, texts, pa.string()))
+    if not read:
+        return reasons
+    rows = np.array([*read], np.int64)
+    hit = np.zeros(len(reasons), bool)
+    hit[rows] = True
+    said = [read[row] for row in sorted(read)]
+    return pc.replace_with_mask(reasons, pa.array(hit), pa.array(said, pa.string()))
 
 
-def _by_group(frames: Frames, texts: list[str | None]) -> pa.StringArray:
-    at = np.where(frames.groups >= 0, frames.groups, len(texts))
-    return pa.array([*texts, None], pa.string()).take(pa.array(at))
+def _by_group(found: Addressed, values: list[str | None] | list[int | None], kind: pa.DataType) -> pa.Array:
+    if all(value is None for value in values):
+        return pa.nulls(len(found.groups), kind)
+    at = np.where(found.groups >= 0, found.groups, len(values))
+    return pa.array([*values, None], kind).take(pa.array(at))
 
 
-def _about(frames: Frames, found: list[Written | None]) -> list[pa.Array]:
-    """Return the columns of ABOUT. The id is there wherever a frame has one."""
-    blank = Written(-1)
-    known = [one or blank for one in found]
-    at = np.where(frames.groups >= 0, frames.groups, len(known))
-    ids = pa.array(frames.ids.astype(np.int32), mask=frames.ids < 0)
-    versions = pa.array([*(one.schema_version for one in known), None], pa.int32()).take(pa.array(at))
-    subjects, messages = (
-        pa.array([*(getattr(one, name) for one in known), None], pa.string()).take(pa.array(at))
-        for name in ("subject", "message")
-    )
-    return [ids, versions, subjects, messages]
+def _about(found: Addressed, places: list[Written | None]) -> list[pa.Array]:
+    """Return the columns of ABOUT. The id is there wherever a record names one."""
+    known = [one or Written(-1) for one in places]
+    ids, *columns = [_by_group(found, [getattr(one, field.name) for one in known], field.type) for field in ABOUT]
+    return [pc.coalesce(found.ids, ids), *columns]

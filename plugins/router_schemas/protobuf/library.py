@@ -1,110 +1,135 @@
-"""Know how to read what Protobuf schemas wrote: one reader per message, one event for all. For the driver."""
+"""Know messages: those of a registry, and those of one file. For the driver."""
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
-import pyarrow as pa
-
 from router import StartError
-from router_schemas.library import Library, age, label
-from router_schemas.protobuf.compile import CompilerError, descriptors
-from router_schemas.protobuf.decode import Reader, reader
-from router_schemas.protobuf.events import Events, Written
-from router_schemas.protobuf.merge import Version, merge
-from router_schemas.protobuf.messages import name_at
+from router_schemas.library import Library, RegistryLibrary, keep, remembered
+from router_schemas.origin import Origin
+from router_schemas.places import VALUE_HEADER, Place
+from router_schemas.protobuf.addresses import WHOLE, at_path
+from router_schemas.protobuf.compile import CompilerError, descriptors, from_file
+from router_schemas.protobuf.events import Events
+from router_schemas.protobuf.messages import name_at, paths_of
+from router_schemas.protobuf.reading import Use, events_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
-    from router_schemas.findings import Incompatible
+    from router_schemas.memory import Memory
+    from router_schemas.protobuf.addresses import Frame
     from router_schemas.records import Closed, Kind
-
-log = logging.getLogger("router")
-
-
-@dataclass(frozen=True)
-class Use:
-    """Be one message of one schema."""
-
-    version: Version
-    message: str
 
 
 @dataclass
-class Messages(Library[Use, Events]):
-    """Know messages. A place is `17/0.1`: schema 17, the message at index path 0.1."""
+class Messages(RegistryLibrary[Use, Events]):
+    """Know messages of a registry."""
 
     kind: ClassVar[Kind] = "PROTOBUF"
-    first: ClassVar[str] = "0"
 
+    header: str = VALUE_HEADER
     compiled: dict[int, bytes] = field(default_factory=dict)
 
-    def use(self, place: str, closed: Closed) -> Use:
+    def use(self, place: Place, closed: Closed) -> Use:
         """Return the message at a place."""
         number = closed.schema.id
+        origin = Origin.of(closed)
         try:
             files = self.compiled[number] = self.compiled.get(number) or descriptors(closed)
         except CompilerError as error:  # the schema may be good: no record may become a dead letter for this
-            raise StartError(f"{label(closed)} cannot be compiled here: {error}") from error
-        message = name_at(files, tuple(map(int, place.partition("/")[2].split("."))))
-        return Use(Version.of(label(closed), files, message), message)
+            raise StartError(f"{origin.label} cannot be compiled here: {error}") from error
+        return Use.of(origin, files, place.message if place.path is None else name_at(files, place.path))
 
     def make(self) -> Events:
         """Return one reader per message, and what every place is read with."""
-        made = _Making({place: Written(-1, reason=reason) for place, reason in self.reasons.items()})
-        messages: dict[str, list[str]] = {}
-        for place in sorted(self.uses, key=lambda place: age(self.closed[place])):
-            messages.setdefault(self.uses[place].message, []).append(place)
-        for message, places in messages.items():
-            self._add(made, message, places)
-        event = pa.struct([pa.field(name, kind) for name, (kind, _) in made.types.items()])
-        return Events(event, tuple(made.readers), made.written)
+        return replace(events_of(self.uses, self.reasons), header=self.header)
 
-    def _add(self, made: _Making, message: str, places: list[str]) -> None:
-        """Merge the versions of a message; those that do not fit the oldest are refused."""
-        versions = {self.uses[place].version.label: self.uses[place].version for place in places}
-        first, *_ = merge([*versions.values()])
+
+@dataclass(frozen=True)
+class Files:
+    """Be the messages of a file: `descriptors` is a FileDescriptorSet, `label` what findings call it."""
+
+    label: str
+    descriptors: bytes
+
+    @staticmethod
+    def read(path: Path) -> Files:
+        """Return the messages of a .proto file, or of a file that holds a FileDescriptorSet; raise StartError."""
         try:
-            made.take(message, reader(first))
-        except ValueError as fault:
-            fault_of_all = f"{message} cannot be decoded: {fault}"
-            made.written |= {place: Written(-1, message=message, reason=fault_of_all) for place in places}
-            return
-        refused = _refused(first.refused)
-        for place in places:
-            name = self.uses[place].version.label
-            subject, version = age(self.closed[place])
-            why = None if name in first.labels else refused.get(name, f"{name} does not fit")
-            number = len(made.readers) - 1 if why is None else -1
-            made.written[place] = Written(number, version if subject else None, subject or None, message, why)
+            return Files(path.name, from_file(path))
+        except OSError as error:
+            what = f"{error.strerror}; it is looked for in the configuration's folder"
+            raise StartError(f"schema file {path}: {what}") from error
+        except (ValueError, CompilerError) as error:
+            raise StartError(f"schema file {path}: {error}") from error
+
+    def use(self, message: str) -> Use:
+        """Return a message by its full name; raise StartError."""
+        try:
+            return Use.of(Origin(self.label), self.descriptors, message)
+        except ValueError as error:
+            raise StartError(f"schema file {self.label}: {error}") from error
 
 
-@dataclass
-class _Making:
-    """Collect readers. `types`: field -> its type and the message that brought it."""
+class OneMessage(Library[Events]):
+    """Know one message, whatever the schema that a frame names."""
 
-    written: dict[str, Written]
-    readers: list[Reader] = field(default_factory=list)
-    types: dict[str, tuple[pa.DataType, str]] = field(default_factory=dict)
+    settled: ClassVar[bool] = True
 
-    def take(self, message: str, made: Reader) -> None:
-        """Add a reader; raise ValueError where a field of it has another type in another message."""
-        for one in made.type:
-            kind, other = self.types.get(one.name, (one.type, message))
-            if kind != one.type:
-                raise ValueError(f"its field {one.name} is {one.type}, and {kind} in {other}; no column holds both")
-        self.types.update({one.name: (one.type, message) for one in made.type if one.name not in self.types})
-        self.readers.append(made)
+    def __init__(self, files: Files, message: str, frame: Frame, header: str = VALUE_HEADER) -> None:
+        use = files.use(message)
+        places = [WHOLE] if frame == "none" else [at_path(path) for path in paths_of(files.descriptors, message)]
+        made = events_of(dict.fromkeys(places, use), {})
+        if not made.readers:
+            raise StartError(f"schema file {files.label}: {made.written[places[0]].reason}")
+        self.uses = dict.fromkeys(places, use)
+        self._made = replace(made, frame=frame, header=header, only=message)
+
+    @property
+    def empty(self) -> bool:
+        """Say that the message is known."""
+        return False
+
+    def refreshed(self, wanted: Iterable[str] = ()) -> Events:
+        """Return how the message is read, always the same."""
+        return self._made
 
 
-def _refused(findings: Iterable[Incompatible]) -> dict[str, str]:
-    """Return a reason for each version that was refused."""
-    reasons: dict[str, str] = {}
-    for finding in findings:
-        if finding.new not in reasons:
-            log.warning("incompatible schemas: %s; its records become dead letters", finding)
-            reasons[finding.new] = str(finding)
-    return reasons
+class FileMessages(Library[Events]):
+    """Know messages of a file as they are wanted: `message games.Bet`."""
+
+    KEPT: ClassVar[str] = "file-payloads.json"
+
+    def __init__(self, files: Files, memory: Memory) -> None:
+        self.uses: dict[str, Use] = {}
+        self._files = files
+        self._memory = memory
+        self._faults: dict[str, str] = {}
+        self._made: Events | None = None
+        self._learn(remembered(memory, self.KEPT))
+        self._faults.clear()  # the file was another then
+
+    @property
+    def empty(self) -> bool:
+        """Say whether no message was wanted yet."""
+        return not self.uses
+
+    def refreshed(self, wanted: Iterable[str] = ()) -> Events:
+        """Return how the messages are read that were wanted so far."""
+        if self._learn(wanted) or self._made is None:
+            self._made = events_of(self.uses, self._faults)
+            keep(self._memory, self.KEPT, self.uses)
+        return self._made
+
+    def _learn(self, places: Iterable[str]) -> bool:
+        new = [place for place in dict.fromkeys(places) if place not in self.uses and place not in self._faults]
+        for place in new:
+            try:
+                origin = Origin(self._files.label)
+                self.uses[place] = Use.of(origin, self._files.descriptors, Place.of(place).message)
+            except ValueError as fault:
+                self._faults[place] = f"{place} cannot be used: {fault}"
+        return bool(new)

@@ -33,10 +33,22 @@ def path_of(descriptors: bytes, name: str) -> tuple[int, ...]:
     raise ValueError(f"{file.name}: no message {name!r}; it has {_listed(descriptors)}")
 
 
+def paths_of(descriptors: bytes, name: str) -> tuple[tuple[int, ...], ...]:
+    """Return the index paths of a message in the file that holds it: with entries counted, and without them."""
+    files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
+    both = ([*_nested(file.message_type, file.package, (), entries)] for file in files for entries in (True, False))
+    return tuple(dict.fromkeys(path for found in both for path, one, _ in found if one == name))
+
+
 def names(descriptors: bytes) -> tuple[str, ...]:
     """Return the full names of the messages of the last file, the first message first."""
-    file = _main(descriptors)
-    return tuple(name for _, name, message in _nested(file.message_type, file.package) if not message.options.map_entry)
+    return _names(_main(descriptors))
+
+
+def all_names(descriptors: bytes) -> tuple[str, ...]:
+    """Return the full names of the messages of all files, those of the last file first."""
+    files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
+    return tuple(name for file in reversed(files) for name in _names(file))
 
 
 def pool_of(descriptors: bytes) -> Any:
@@ -78,13 +90,18 @@ def _walked(file: Any, path: Sequence[int], entries: bool) -> str | None:
     return name if path else None
 
 
+def _names(file: Any) -> tuple[str, ...]:
+    return tuple(name for _, name, message in _nested(file.message_type, file.package) if not message.options.map_entry)
+
+
 def _nested(
-    messages: Sequence[Any], scope: str, at: tuple[int, ...] = ()
+    messages: Sequence[Any], scope: str, at: tuple[int, ...] = (), entries: bool = True
 ) -> Iterator[tuple[tuple[int, ...], str, Any]]:
-    for index, message in enumerate(messages):
+    counted = [one for one in messages if entries or not one.options.map_entry]
+    for index, message in enumerate(counted):
         name = _joined(scope, message.name)
         yield (*at, index), name, message
-        yield from _nested(message.nested_type, name, (*at, index))
+        yield from _nested(message.nested_type, name, (*at, index), entries)
 
 
 def _joined(scope: str, name: str) -> str:

@@ -1,0 +1,115 @@
+"""Be a decoder of what was written with a schema: open where schemas come from, look for new ones, fetch the wanted."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from router import Decoder, Preparation, StartError
+from router_schemas.connection import Registry, RegistryAway
+from router_schemas.places import KEY_HEADER, VALUE_HEADER
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from typing_extensions import Self
+
+    from router_schemas.library import Library
+
+SAMPLE = 1000
+"""Records that are looked at where nothing else says which schemas there are."""
+ROUNDS = 3
+"""Times that they are looked at: what a schema wraps is seen when that schema is known."""
+
+
+class BySchema(Decoder):
+    """Decode values by the schemas that they were written with. A format opens a library and reads with what it makes.
+
+    `sources` are the options that say where schemas come from, of which one is given.
+    """
+
+    main_option: ClassVar[str | None] = "registry"
+    sources: ClassVar[tuple[str, ...]] = ("registry",)
+
+    registry: Registry | None = Field(
+        default=None, description="where the schemas of all records are: a schema registry; a bare URL is enough"
+    )
+    subjects: tuple[str, ...] = Field(
+        default=(),
+        description="subjects of the registry whose schemas are known before their first record; those of records that "
+        "came are found by what their frames name",
+    )
+
+    header: str = Field(
+        default=VALUE_HEADER,
+        min_length=1,
+        description=f"record header that may hold the schema's GUID, in place of a frame; that of keys is {KEY_HEADER}",
+    )
+
+    _library: Any = PrivateAttr(default=None)
+    _known: Any = PrivateAttr(default=None)
+    _sample: Any = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [name for name in self.sources if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = f"{' and '.join(given)} are given" if given else "none is given"
+            raise ValueError(f"give exactly one of {', '.join(self.sources)}; {found}")
+        if self.subjects and self.registry is None:
+            raise ValueError(f"subjects are those of a registry; leave them out with {given[0]}")
+        return self
+
+    @abstractmethod
+    def library(self, preparation: Preparation) -> Library[Any]:
+        """Return where the schemas of this format come from."""
+
+    @abstractmethod
+    def wanted_by(self, records: pa.RecordBatch, known: Any) -> frozenset[str]:
+        """Return what raw records (their values and headers) want that is not known."""
+
+    def prepare(self, preparation: Preparation) -> Self:
+        """Return this decoder with what former runs learnt; where that is nothing, with a sample to learn from."""
+        prepared = self.model_copy()
+        prepared._library = self.library(preparation)
+        if prepared._library.empty and not prepared._library.announced:
+            sample = preparation.sample(SAMPLE).select("value", "headers").toArrow()
+            prepared._sample = sample.combine_chunks().to_batches()
+        return prepared
+
+    def refresh(self, wanted: frozenset[str]) -> Self:
+        """Return this decoder with new versions of known subjects and with what is wanted."""
+        if self._library is None:
+            raise StartError("where the schemas are is not open: call prepare() before refresh()")
+        try:
+            known = self._learnt(self._library.refreshed(wanted))
+        except RegistryAway as away:
+            raise ConnectionError(f"waiting for the schema registry: {away}") from away
+        if self._library.empty:
+            advice = self._library.advice
+            raise StartError(f"no schema is known that can be read: {advice}, or look at what the source holds")
+        if known is self._known:
+            return self
+        refreshed = self.model_copy()
+        refreshed._known = known
+        refreshed._sample = None
+        return refreshed
+
+    @property
+    def known(self) -> Any:
+        """Return what the library made last."""
+        if self._known is None:
+            raise StartError("no schema is known: call refresh() before decode()")
+        return self._known
+
+    def _learnt(self, known: Any) -> Any:
+        """Return what is known after a look at the sample, where there is one."""
+        for _ in range(ROUNDS):
+            wanted: frozenset[str] = frozenset()
+            for records in self._sample or ():
+                wanted |= self.wanted_by(records, known)
+            if not wanted:
+                break
+            known = self._library.refreshed(wanted)
+        return known

@@ -1,0 +1,98 @@
+"""Say how messages are read together: one reader per message, one event for all. For the driver."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from router_schemas.protobuf.decode import Reader, reader
+from router_schemas.protobuf.events import Events, Written
+from router_schemas.protobuf.merge import Version, merge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from router_schemas.findings import Incompatible
+    from router_schemas.origin import Origin
+
+log = logging.getLogger("router")
+
+
+@dataclass(frozen=True)
+class Use:
+    """Be one message of one schema; `files` is a FileDescriptorSet of the schema with all that it imports."""
+
+    origin: Origin
+    files: bytes
+    message: str
+    version: Version
+
+    @staticmethod
+    def of(origin: Origin, files: bytes, message: str) -> Use:
+        """Return a message by its full name; raise ValueError for one that is not there or cannot be decoded."""
+        return Use(origin, files, message, Version.of(origin.label, files, message))
+
+    def written(self, reader: int, reason: str | None = None) -> Written:
+        """Return what is known of the records of this use."""
+        return Written(reader, self.origin.id, self.origin.version, self.origin.subject, self.message, reason)
+
+
+def events_of(uses: Mapping[str, Use], reasons: Mapping[str, str]) -> Events:
+    """Return how the records of places are read, and why those of other places are not."""
+    made = _Making({place: Written(-1, reason=reason) for place, reason in reasons.items()})
+    messages: dict[str, list[str]] = {}
+    for place in sorted(uses, key=lambda place: uses[place].origin.age):
+        messages.setdefault(uses[place].message, []).append(place)
+    for message, places in messages.items():
+        made.add(message, {place: uses[place] for place in places})
+    event = pa.struct([pa.field(name, kind) for name, (kind, _) in made.types.items()])
+    return Events(event, tuple(made.readers), made.written)
+
+
+@dataclass
+class _Making:
+    """Collect readers. `types`: field -> its type and the message that brought it."""
+
+    written: dict[str, Written]
+    readers: list[Reader] = field(default_factory=list)
+    types: dict[str, tuple[pa.DataType, str]] = field(default_factory=dict)
+
+    def add(self, message: str, uses: dict[str, Use]) -> None:
+        """Merge the versions of a message; those that do not fit the oldest are refused."""
+        versions = {use.version.label: use.version for use in uses.values()}
+        first, *_ = merge([*versions.values()])
+        try:
+            self.take(message, reader(first))
+        except ValueError as fault:
+            self.written |= {
+                place: use.written(-1, f"{message} cannot be decoded: {fault}") for place, use in uses.items()
+            }
+            return
+        refused = _refused(first.refused)
+        for place, use in uses.items():
+            label = use.version.label
+            fits = label in first.labels
+            why = None if fits else refused.get(label, f"{label} does not fit")
+            self.written[place] = use.written(len(self.readers) - 1 if fits else -1, why)
+
+    def take(self, message: str, made: Reader) -> None:
+        """Add a reader; raise ValueError where a field of it has another type in another message."""
+        for one in made.type:
+            kind, other = self.types.get(one.name, (one.type, message))
+            if kind != one.type:
+                raise ValueError(f"its field {one.name} is {one.type}, and {kind} in {other}; no column holds both")
+        self.types.update({one.name: (one.type, message) for one in made.type if one.name not in self.types})
+        self.readers.append(made)
+
+
+def _refused(findings: Iterable[Incompatible]) -> dict[str, str]:
+    """Return a reason for each version that was refused."""
+    reasons: dict[str, str] = {}
+    for finding in findings:
+        if finding.new not in reasons:
+            log.warning("incompatible schemas: %s; its records become dead letters", finding)
+            reasons[finding.new] = str(finding)
+    return reasons

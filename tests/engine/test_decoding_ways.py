@@ -1,0 +1,179 @@
+"""Every way to find the schema of a record goes through a stream: GUIDs, files, wrappers, single objects."""
+
+from __future__ import annotations
+
+import json
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+
+from router import Preparation
+from router.config.loader import load
+from router.config.models import Route
+from router.config.route_tests import load_tests
+from router.engine.memory import Kept
+from router.engine.route_tests import run_tests
+from router.registry import load_registry
+from router.testing import check_decoder
+from router_decoders import Avro, Protobuf
+from router_schemas.frames import guid_header, pack
+from router_schemas.places import VALUE_HEADER
+from tests.engine.conftest import ENGINES
+from tests.engine.parts import Named, Where
+from tests.engine.query import RAW, records
+from tests.plugins.protos import Proto
+from tests.schemas.faulty import FaultyRegistry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+
+    from router import Decoder
+    from router.delta.lake import Lake
+    from tests.engine.conftest import MakeQuery
+    from tests.engine.query import Query
+
+ROUTES = Path(__file__).parents[2] / "routes"
+GAMES = Route(name="games", match=Where(sql="event.game IS NOT NULL"), sinks=(Named(sql="'silver.' || event.game"),))
+BET = {
+    "type": "record",
+    "name": "games.Bet",
+    "fields": [{"name": "game", "type": "string"}, {"name": "amount", "type": "long"}],
+}
+WRAPPER = {"payload": "head.body", "name": "head.name"}
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyRegistry]:
+    monkeypatch.setenv("NO_PROXY", "*")
+    with FaultyRegistry() as registry:
+        yield registry
+
+
+@pytest.fixture
+def proto(tmp_path: Path) -> Proto:
+    (tmp_path / "bet.avsc").write_text(json.dumps(BET))
+    return Proto.in_folder(tmp_path)
+
+
+@pytest.fixture(params=ENGINES)
+def begin(
+    request: pytest.FixtureRequest, make_query: MakeQuery, spark: SparkSession, lake: Lake, tmp_path: Path
+) -> Callable[..., Query]:
+    """Start a query with a decoder; `sample` is what the source holds then."""
+
+    def begin(decoder: Decoder, sample: pa.Table | None = None) -> Query:
+        held = RAW.empty_table() if sample is None else sample
+        preparation = Preparation(tmp_path, False, lambda rows: spark.createDataFrame(held), Kept(lake, "decoder"))
+        prepared = decoder.prepare(preparation)
+        return make_query(tmp_path, engine=request.param, decode=prepared, bronze="bronze.events", routes=(GAMES,))
+
+    return begin
+
+
+def with_headers(values: list[bytes | None], headers: list[dict[str, bytes] | None]) -> pa.Table:
+    """Return raw records with headers."""
+    table = records(values)
+    kind = table.schema.field("headers")
+    entries = [one and [{"key": key, "value": value} for key, value in one.items()] for one in headers]
+    return table.set_column(table.schema.get_field_index("headers"), kind, pa.array(entries, kind.type))
+
+
+def bet_in_avro(**values: Any) -> bytes:
+    written = BytesIO()
+    fastavro.schemaless_writer(written, fastavro.parse_schema(BET), values)
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("kind", [Avro, Protobuf])
+def test_a_guid_that_comes_unannounced_is_resolved_within_the_batch(
+    begin: Callable[..., Query], faulty: FaultyRegistry, proto: Proto, kind: type[Avro | Protobuf]
+) -> None:
+    """Without it records of producers that write headers are dead letters, all of them."""
+    avro = kind is Avro
+    text = json.dumps(BET) if avro else proto.path.read_text()
+    number = faulty.book.add("bets", text, "AVRO" if avro else "PROTOBUF")
+    good = bet_in_avro(game="uno", amount=5) if avro else proto.bytes("Bet", game="uno", amount=5)
+    path = None if avro else (0,)
+    headed = {VALUE_HEADER: guid_header(faulty.book.guid(number), path)}
+    query = begin(kind.model_validate({"registry": faulty.url, "subjects": ["bets"]}))
+
+    report = query.take(with_headers([good, pack(number, path, good), good, None], [headed, None, None, headed]))
+
+    assert (report.decoded, report.dead_letters) == (2, 2)
+    assert [row["amount"] for row in query.rows("silver.uno", "amount")] == [5, 5]
+
+
+@pytest.mark.parametrize("source", [{"proto_file": "games.proto"}, {"descriptor_file": "games.desc"}], ids=str)
+def test_bare_messages_are_read_with_a_file(begin: Callable[..., Query], proto: Proto, source: dict[str, str]) -> None:
+    query = begin(Protobuf.model_validate({**source, "message": "games.Bet", "frame": "none"}))
+
+    report = query.take(records([proto.bytes("Bet", game="uno", amount=5), b"\xff", None, b""]))
+
+    assert (report.decoded, report.failed, report.unmatched) == (2, 2, 0)
+    assert query.rows("silver.uno", "amount") == [{"amount": 5}]
+
+
+def test_a_new_message_inside_is_learnt_within_the_batch(begin: Callable[..., Query], proto: Proto) -> None:
+    """Without it a new kind of event waits for a restart."""
+    bet = proto.envelope("Bet", proto.message("Bet", game="uno", amount=5))
+    login = proto.envelope("games.Login", proto.message("Login", game="uno", gamer="g-1"))
+    options = {"proto_file": "games.proto", "message": "games.Envelope", "frame": "none", "wrapper": WRAPPER}
+    query = begin(Protobuf.model_validate(options), records([bet]))
+
+    query.take(records([bet, proto.envelope("Gone", proto.message("Bet"))]))
+    report = query.take(records([bet, login], first=2))
+
+    assert (report.decoded, report.dead_letters) == (2, 0)
+    assert {(row["amount"], row["gamer"]) for row in query.rows("silver.uno", "amount", "gamer")} == {
+        (5, None),
+        (None, "g-1"),
+    }
+    assert query.letters("reason") == {"wrapper: the file has no message 'Gone'": 1}
+
+
+@pytest.mark.parametrize("frame", ["none", "confluent", "single_object"])
+def test_avro_is_read_with_a_file(begin: Callable[..., Query], proto: Proto, frame: str) -> None:
+    body = bet_in_avro(game="uno", amount=5)
+    fingerprint = fastavro.schema.fingerprint(fastavro.schema.to_parsing_canonical_form(BET), "CRC-64-AVRO")
+    framed = {
+        "none": body,
+        "confluent": pack(9, None, body),
+        "single_object": b"\xc3\x01" + bytes.fromhex(fingerprint) + body,
+    }
+    query = begin(Avro.model_validate({"schema_file": "bet.avsc", "frame": frame}))
+
+    report = query.take(records([framed[frame], framed[frame][:-1], None]))
+
+    assert (report.decoded, report.failed) == (1, 2)
+    assert query.rows("silver.uno", "amount") == [{"amount": 5}]
+
+
+@pytest.mark.parametrize("frame", ["none", "confluent"])
+@pytest.mark.parametrize("wrapper", [None, {**WRAPPER, "messages": ["games.Bet"]}], ids=["bare", "wrapped"])
+def test_files_keep_the_contract(spark: SparkSession, proto: Proto, lake: Lake, frame: str, wrapper: Any) -> None:
+    bet = proto.message("Bet", game="uno", amount=5)
+    message, path, good = (
+        ("Bet", (0,), bet.SerializeToString()) if wrapper is None else ("Envelope", (3,), proto.envelope("Bet", bet))
+    )
+    options = {"proto_file": "games.proto", "message": f"games.{message}", "frame": frame, "wrapper": wrapper}
+    prepared = Protobuf.model_validate(options).prepare(
+        Preparation(proto.path.parent, False, lambda rows: spark.createDataFrame(RAW.empty_table()), Kept(lake, "d"))
+    )
+
+    check_decoder(spark, prepared.refresh(frozenset()), [good if frame == "none" else pack(3, path, good)])
+
+
+def test_the_route_file_with_a_wrapper_does_what_its_tests_say(spark: SparkSession) -> None:
+    """What is shown has to work as it stands."""
+    tests = load_tests(ROUTES / "envelopes.test.yaml")
+    loaded = load(tests.tested(ROUTES / "envelopes.test.yaml"), load_registry(), environ=tests.variables)
+
+    verdicts = list(run_tests(loaded, tests.tests, spark))
+
+    assert [(verdict.name, verdict.faults) for verdict in verdicts] == [(case.name, ()) for case in tests.tests]

@@ -1,0 +1,327 @@
+"""Avro values in every frame, with schemas from a registry and from a file, held to fastavro and the frames' parser."""
+
+from __future__ import annotations
+
+import json
+import random
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import fastavro
+import pyarrow as pa
+import pytest
+from pydantic import ValidationError
+
+from router import RAW_SCHEMA, Preparation, StartError
+from router.testing import check_decoder
+from router_decoders import Avro
+from router_schemas.avro.fingerprint import single_object_header
+from router_schemas.avro.library import OneSchema
+from router_schemas.avro.parse import parse_text
+from router_schemas.avro.reading import Records, Use, records_of
+from router_schemas.frames import ID, NULL, guid_header, pack, parse, prefix
+from router_schemas.memory import Folder
+from router_schemas.origin import Origin
+from router_schemas.places import KEY_HEADER, VALUE_HEADER
+from tests.schemas.faulty import GUIDS, FaultyRegistry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from router import Decoder
+
+GUID = UUID("f3a1b8de-0f2a-4b8e-9d0b-7d5d7a1d7b11")
+FIELDS: list[dict[str, Any]] = [
+    {"name": "game", "type": "string"},
+    {"name": "amount", "type": "long"},
+    {"name": "note", "type": ["null", "string"], "default": None},
+]
+Headers = dict[str, bytes] | None
+Decoded = list[dict[str, Any]]
+
+
+def schema(fields: int = 2, **changes: Any) -> dict[str, Any]:
+    return {"type": "record", "namespace": "games", "name": "Bet", "fields": FIELDS[:fields], **changes}
+
+
+def body(one: dict[str, Any], **values: Any) -> bytes:
+    """Return a record as fastavro writes it."""
+    written = BytesIO()
+    fastavro.schemaless_writer(written, fastavro.parse_schema(one), values)
+    return written.getvalue()
+
+
+def single_object(one: dict[str, Any], **values: Any) -> bytes:
+    """Return a single object whose fingerprint is fastavro's, with the bytes in the order of the specification."""
+    digits = fastavro.schema.fingerprint(fastavro.schema.to_parsing_canonical_form(one), "CRC-64-AVRO")
+    return b"\xc3\x01" + bytes.fromhex(digits) + body(one, **values)
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyRegistry]:
+    monkeypatch.setenv("NO_PROXY", "*")
+    with FaultyRegistry() as registry:
+        yield registry
+
+
+@pytest.fixture
+def open_(tmp_path: Path) -> Callable[..., Decoder]:
+    """Prepare a decoder as the start of a stream does; there is nothing to sample."""
+
+    def no_sample(rows: int) -> DataFrame:
+        raise AssertionError("the source was read")
+
+    def open_(**options: Any) -> Decoder:
+        decoder = Avro.model_validate(options)
+        return decoder.prepare(Preparation(tmp_path, False, no_sample, Folder(tmp_path / "memory")))
+
+    return open_
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> str:
+    """Write a schema file and return its name."""
+    (tmp_path / "bet.avsc").write_text(json.dumps(schema()))
+    return "bet.avsc"
+
+
+@pytest.fixture
+def decode(spark: SparkSession) -> Callable[..., Decoded]:
+    """Decode as a stream does: what is wanted is fetched, and all are decoded anew."""
+
+    def decode(decoder: Decoder, values: Sequence[bytes | None], headers: Sequence[Headers] = ()) -> Decoded:
+        raw = _raw(spark, values, headers)
+        wanted: frozenset[str] = frozenset()
+        for _ in range(3):
+            decoder = decoder.refresh(wanted)
+            rows = decoder.decode(raw).toArrow().to_pylist()
+            wanted = frozenset(row["_wanted"] for row in rows if row.get("_wanted"))
+            if not wanted:
+                break
+        assert not wanted
+        return sorted(rows, key=lambda row: int(row["offset"]))
+
+    return decode
+
+
+def _raw(spark: SparkSession, values: Sequence[bytes | None], headers: Sequence[Headers]) -> DataFrame:
+    given = [*headers, *[None] * (len(values) - len(headers))]
+    rows: list[Any] = [
+        (None, value, "topic", 0, offset, None, 0, None if header is None else [*header.items()])
+        for offset, (value, header) in enumerate(zip(values, given, strict=True))
+    ]
+    return spark.createDataFrame(rows, RAW_SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({}, "exactly one of registry, schema_file; none"),
+        ({"registry": "http://r.test", "schema_file": "a.avsc"}, "registry and schema_file are given"),
+        ({"registry": "http://r.test", "frame": "none"}, "use schema_file"),
+        ({"registry": "http://r.test", "frame": "single_object"}, "name the subjects"),
+        ({"schema_file": "a.avsc", "subjects": ["s"]}, "leave them out with schema_file"),
+        ({"schema_file": "a.avsc", "frame": "glue"}, "single_object"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], word: str) -> None:
+    with pytest.raises(ValidationError, match=word):
+        Avro.model_validate(options)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        (None, "configuration's folder"),
+        ("{", "not JSON"),
+        ('"string"', "no record"),
+        ('{"type":"record","name":"r","fields":[]}', "fields"),
+    ],
+)
+def test_a_schema_file_that_is_of_no_use_stops_the_start(tmp_path: Path, text: str | None, word: str) -> None:
+    """Without it every record would become a dead letter."""
+    if text is not None:
+        (tmp_path / "bad.avsc").write_text(text)
+
+    with pytest.raises(StartError, match=word) as told:
+        OneSchema(tmp_path / "bad.avsc", "none")
+    assert "bad.avsc" in str(told.value)
+
+
+def test_the_fingerprint_is_fastavros() -> None:
+    """The header of a single object is all that says which schema wrote it."""
+    for one in (schema(1), schema(3), schema(2, doc="text that does not count")):
+        assert single_object(one, game="uno", amount=1)[:10] == single_object_header(parse_text(json.dumps(one)))
+
+
+def test_values_without_a_frame_are_read_with_the_file(open_, written: str, decode) -> None:
+    good = body(schema(), game="uno", amount=5)
+
+    rows = decode(open_(schema_file=written, frame="none"), [good, None, b"", good[:-1], good + b"\0"])
+
+    assert [row["event"] for row in rows] == [{"game": "uno", "amount": 5}, None, None, None, None]
+    broken, more = "avro: the value is broken or cut off", "avro: there are more bytes behind the value"
+    assert [row["_error"] for row in rows] == [None, "value is null", broken, broken, more]
+    assert {(row["message"], row["schema_id"]) for row in rows[:1]} == {("games.Bet", None)}
+
+
+def test_with_a_file_the_id_of_a_frame_does_not_count(open_, written: str, decode) -> None:
+    """Nothing is to be asked: without a registry such a topic could not be read."""
+    good = body(schema(), game="uno", amount=5)
+    headed = {VALUE_HEADER: guid_header(GUID)}
+
+    rows = decode(
+        open_(schema_file=written), [pack(7, None, good), pack(8, None, good), good, good], [None, None, headed]
+    )
+
+    assert [row["event"] is not None for row in rows] == [True, True, True, False]
+    assert [row["schema_id"] for row in rows] == [7, 8, None, None]
+    assert "magic byte" in rows[3]["_error"]
+
+
+def test_a_single_object_is_read_when_its_fingerprint_is_that_of_the_file(open_, written: str, decode) -> None:
+    """Read with another schema than its own a value is wrong, and nobody knows."""
+    good, other = single_object(schema(), game="uno", amount=5), single_object(schema(1), game="uno")
+
+    rows = decode(open_(schema_file=written, frame="single_object"), [good, other, good[2:], b"", None, good[:9]])
+
+    assert [row["event"] for row in rows] == [{"game": "uno", "amount": 5}, *[None] * 5]
+    assert rows[1]["_error"] == f"fingerprint {other[2:10].hex()} is not that of {written}"
+    assert ["C3 01" in row["_error"] for row in rows[2:]] == [True, True, False, True]
+
+
+def test_single_objects_of_all_versions_of_a_subject_are_one_event(open_, faulty: FaultyRegistry, decode) -> None:
+    first = faulty.book.add("bets", json.dumps(schema(2)), "AVRO")
+    decoder = open_(registry=faulty.url, subjects=["bets"], frame="single_object")
+    old, new = single_object(schema(2), game="uno", amount=5), single_object(schema(3), game="uno", amount=6, note="a")
+    assert [row["event"] is None for row in decode(decoder, [old, new])] == [False, True]
+
+    second = faulty.book.add("bets", json.dumps(schema(3)), "AVRO")
+    rows = decode(decoder, [old, new, new])
+
+    assert [row["event"] for row in rows[:2]] == [
+        {"game": "uno", "amount": 5, "note": None},
+        {"game": "uno", "amount": 6, "note": "a"},
+    ]
+    assert [(row["schema_id"], row["schema_version"]) for row in rows] == [(first, 1), (second, 2), (second, 2)]
+
+
+def test_a_fingerprint_that_two_meanings_share_is_refused(open_, faulty: FaultyRegistry, decode) -> None:
+    """A fingerprint does not tell logical types: a number would be read as a time, or the other way round."""
+    amount = {"type": "long", "logicalType": "timestamp-millis"}
+    timed = {**schema(2), "fields": [FIELDS[0], {"name": "amount", "type": amount}]}
+    faulty.book.add("bets", json.dumps(schema(2)), "AVRO")
+    faulty.book.add("bets", json.dumps(timed), "AVRO")
+    faulty.book.add("bets", json.dumps(schema(3)), "AVRO")
+    decoder = open_(registry=faulty.url, subjects=["bets"], frame="single_object")
+
+    rows = decode(
+        decoder, [single_object(schema(2), game="uno", amount=5), single_object(schema(3), game="u", amount=1)]
+    )
+
+    assert rows[0]["event"] is None
+    assert "both have one fingerprint" in rows[0]["_error"]
+    assert rows[1]["event"] == {"game": "u", "amount": 1, "note": None}
+
+
+def test_a_guid_in_a_header_is_resolved_and_its_id_told(open_, faulty: FaultyRegistry, decode) -> None:
+    first = faulty.book.add("bets", json.dumps(schema(2)), "AVRO")
+    second = faulty.book.add("bets", json.dumps(schema(3)), "AVRO")
+    old, new = body(schema(2), game="uno", amount=5), body(schema(3), game="uno", amount=6, note="a")
+    headers = [{VALUE_HEADER: guid_header(faulty.book.guid(one))} for one in (first, second)]
+    decoder = open_(registry=faulty.url, subjects=["bets"])
+
+    rows = decode(decoder, [old, new, pack(first, None, old), None], [*headers, None, headers[0]])
+
+    assert [row["event"] and row["event"]["amount"] for row in rows] == [5, 6, 5, None]
+    assert [row["schema_id"] for row in rows] == [first, second, first, None]
+    assert [row["schema_version"] for row in rows] == [1, 2, 1, None]
+    assert rows[3]["_error"] == "value is null"
+
+
+def test_a_guid_that_the_registry_does_not_know_is_told_readably(open_, faulty: FaultyRegistry, decode) -> None:
+    faulty.book.add("bets", json.dumps(schema(2)), "AVRO")
+    faulty.lacks.add(GUIDS)
+    headers = [{VALUE_HEADER: guid_header(GUID)}, {VALUE_HEADER: b"\1short"}]
+
+    rows = decode(open_(registry=faulty.url, subjects=["bets"]), [b"a", b"b"], headers)
+
+    assert rows[0]["_error"].startswith(f"the registry does not give schema {GUID}: it does not know GUIDs")
+    assert "not 01 and 16 bytes" in rows[1]["_error"]
+
+
+def test_a_key_has_a_header_of_its_own(open_, faulty: FaultyRegistry, decode) -> None:
+    """The header of the value names another schema."""
+    number = faulty.book.add("bets", json.dumps(schema(2)), "AVRO")
+    good = body(schema(2), game="uno", amount=5)
+    headers = [{KEY_HEADER: guid_header(faulty.book.guid(number)), VALUE_HEADER: b"of something else"}]
+
+    (row,) = decode(open_(registry=faulty.url, subjects=["bets"], header=KEY_HEADER), [good], headers)
+
+    assert row["event"] == {"game": "uno", "amount": 5}
+
+
+def test_more_versions_than_a_list_of_conditions_takes_are_one_event(open_, faulty: FaultyRegistry, decode) -> None:
+    """Spark turns long lists of literals into sets, for bytes as for numbers."""
+    numbers = [faulty.book.add("bets", json.dumps(schema(2, doc=f"{index}")), "AVRO") for index in range(14)]
+    good = body(schema(2), game="uno", amount=5)
+
+    rows = decode(open_(registry=faulty.url, subjects=["bets"]), [pack(number, None, good) for number in numbers])
+
+    assert [row["schema_version"] for row in rows] == list(range(1, 15))
+    assert all(row["event"] == {"game": "uno", "amount": 5} for row in rows)
+
+
+def test_native_frames_are_those_of_the_parser(spark: SparkSession) -> None:
+    """Both say where a value starts and what wrote it: one topic may be read by either."""
+    from router_decoders.avro_frames import framed, unframed
+
+    draw = random.Random(8)
+    starts = [b"", b"\0", prefix(7), prefix(2**31 - 1), b"\0\x80\0\0\0", b"\0\xff\xff\xff\xff", b"\1", b"{}{}{}"]
+    tails = [b"", b"\0", b"abcdef", draw.randbytes(9)]
+    named = [guid_header(GUID), guid_header(GUID, (0, 1)), b"", b"\0" + GUID.bytes, b"\1" + GUID.bytes[:-1]]
+    headers: list[Headers] = [None, {}, {"other": b"1"}, *({"x": b"", VALUE_HEADER: name} for name in named)]
+    pairs = [(value, header) for value in [None, *(s + t for s in starts for t in tails)] for header in headers]
+    known = Records(records_of({}, {}).event)
+
+    values, given = zip(*pairs, strict=True)
+    raw = _raw(spark, values, given)
+    frame = framed(raw, known).withColumn("why", unframed(known)).toArrow().sort_by("offset")
+    frames = parse(frame.column("value").combine_chunks(), False, frame.column("headers").combine_chunks())
+
+    expected = [frames.keys[group] if group >= 0 else None for group in frames.groups]
+    names = [one and (guid_header(UUID(bytes=one.guid)) if one.guid else prefix(one.id or 0)) for one in expected]
+    assert frame.column("_key").to_pylist() == names
+    keyed = pa.array([name is not None for name in names])
+    starts_at = [value[start:] for value, start, key in zip(values, frames.starts, names, strict=True) if key]
+    assert frame.filter(keyed).column("_body").to_pylist() == starts_at
+    whys = [
+        "value is null" if status == NULL else why
+        for status, why in zip(frames.status, frames.reasons.to_pylist(), strict=True)
+    ]
+    assert [why for why, key in zip(frame.column("why").to_pylist(), names, strict=True) if key is None] == [
+        why for why, key in zip(whys, names, strict=True) if key is None
+    ]
+    assert ID in frames.status
+
+
+@pytest.mark.parametrize("frame", ["confluent", "none", "single_object"])
+def test_every_frame_keeps_the_contract(spark: SparkSession, open_, written: str, frame: str) -> None:
+    good = body(schema(), game="uno", amount=5)
+    framed = {
+        "none": good,
+        "confluent": pack(3, None, good),
+        "single_object": single_object(schema(), game="uno", amount=5),
+    }
+
+    check_decoder(spark, open_(schema_file=written, frame=frame).refresh(frozenset()), [framed[frame]])
+
+
+def test_a_use_is_a_record() -> None:
+    with pytest.raises(ValueError, match="no record"):
+        Use.of(Origin("bets"), parse_text('"string"'))
