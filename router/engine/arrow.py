@@ -39,8 +39,6 @@ by table first, so that a table's rows meet in one task. With fewer cores the sh
 HANDED_OVER = 64 << 20
 """Bytes of undecided records, at most, that the tasks of a batch hand over to the driver."""
 MANY_TASKS = 1_000
-WORTH = 100_000
-"""Rows from which a batch is landed by tasks that label even when some rows then need a second job."""
 BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 UNBOUNDED = str(2**31 - 1)
 BOUNDED = 32 << 20
@@ -82,8 +80,6 @@ class ArrowEngine:
     tiny: bool = False
     measured: bool = False
     fuses: bool = True
-    odd: bool = False
-    read: int = 0
 
     def land(self, planned: Plan, ruling: Ruling, batch: int) -> tuple[list[LandedFile], list[dict[str, Any]]]:
         """Write the batch's files; return them and the counts per task and source partition.
@@ -94,8 +90,7 @@ class ArrowEngine:
         job = Job(planned.layout, ruling, landing, batch)
         found = self._fused(planned, job) or self._whole(planned, job)
         files, counts = found.files, found.counts
-        self.read = sum(count["read"] for count in counts)
-        self.measured = found.aside > BIG_SHARE * max(1, self.read)
+        self.measured = found.aside > BIG_SHARE * max(1, sum(count["read"] for count in counts))
         tables, rows = len({file.table for file in files}), sum(file.rows for file in files)
         cores = self.spark.sparkContext.defaultParallelism
         self.tiny = cores >= FEW_CORES and tables * cores > MANY_FILES and rows < TINY_FILE * tables * cores
@@ -142,11 +137,9 @@ class ArrowEngine:
     def _fused(self, planned: Plan, job: Job) -> Landed | None:
         """Land with tasks labelling the rows; None where that cannot be, or is not worth it.
 
-        What tasks cannot decide, and rows above BIG_ROW bytes, land in a second job with Spark labelling them. That
-        job costs a small batch more than it wins: after such a batch, small ones are labelled by Spark.
+        What tasks cannot decide, and rows above BIG_ROW bytes, land in a second job with Spark labelling them.
         """
-        worth = self.fuses and not self.measured and not self._by_table and (not self.odd or self.read >= WORTH)
-        if isinstance(planned.fused, str) or not worth:
+        if isinstance(planned.fused, str) or not self.fuses or self.measured or self._by_table:
             return None
         raw, tasks = _set_aside(planned.raw.select(*RAW_COLUMNS)), MANY_TASKS
         if self.options.spread != "keep":
@@ -159,7 +152,6 @@ class ArrowEngine:
             whole = self._whole(planned, job)
             self.fuses = False  # two stages could: the fault is in the one, and would be there again
             return whole
-        self.odd = bool(found.left)
         if found.overflow:
             self.discard(found.files)
             self.fuses = False  # records like these will come again

@@ -107,9 +107,7 @@ def fuses(query: Query) -> bool:
 @pytest.fixture(scope="module")
 def both(make_query: MakeQuery, tmp_path_factory: pytest.TempPathFactory) -> tuple[Query, Query]:
     """Play the same records in one stage and in two."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrow, "WORTH", 0)
-        one = played(make_query, tmp_path_factory.mktemp("one"), fuse=True)
+    one = played(make_query, tmp_path_factory.mktemp("one"), fuse=True)
     return one, played(make_query, tmp_path_factory.mktemp("two"), fuse=False)
 
 
