@@ -17,7 +17,7 @@ from router import StartError
 from router_demo.kafka import EmbeddedKafka
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 LARGE = 20_000_000
@@ -28,6 +28,13 @@ with EmbeddedKafka() as kafka:
     print(kafka.servers, flush=True)
     time.sleep(600)
 """
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedKafka]:
+    """Run one of its own: these tests take it away."""
+    with EmbeddedKafka() as kafka:
+        yield kafka
 
 
 def produce(servers: str, topic: str, *values: bytes) -> None:

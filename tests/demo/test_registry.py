@@ -19,7 +19,7 @@ from router import StartError
 from router_demo.registry import EmbeddedRegistry, registry_jar, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 JAVA = """#!/bin/sh
@@ -36,6 +36,13 @@ with EmbeddedRegistry() as registry:
     print(registry.url, flush=True)
     time.sleep(600)
 """
+
+
+@pytest.fixture(scope="module")
+def schema_registry() -> Iterator[EmbeddedRegistry]:
+    """Run one of its own: these tests take it away."""
+    with EmbeddedRegistry() as registry:
+        yield registry
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, linkname: str = "") -> tarfile.TarInfo:
