@@ -90,8 +90,8 @@ def _reasons(letters: Counter[tuple[str, str]]) -> Table:
     shown.add_column("records", justify="right")
     most = letters.most_common(12)
     for (stage, reason), count in most:
-        text = reason if len(reason) <= 70 else reason[:70] + "…"
-        shown.add_row(stage, text.encode("ascii", "backslashreplace").decode(), f"{count:,}")
+        text = reason if len(reason) <= 70 else reason[:70] + "..."
+        shown.add_row(stage, text.encode("unicode_escape").decode(), f"{count:,}")
     if rest := letters.total() - sum(count for _, count in most):
         shown.add_row("", f"and {len(letters) - len(most)} more reasons", f"{rest:,}")
     return shown
