@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from router.delta.commit import done
+from router.delta.handles import Handles
 from router.engine import ledger
 from router.engine.apply import Applier
 from router.engine.arrow import ArrowEngine
@@ -55,7 +56,8 @@ class Batches:
     def __post_init__(self) -> None:
         self.query = f"{self.config.name}:{self.run}"
         self.planner = Planner(self.config, self.config.decode)
-        self.fitter = Fitter(self.lake, self.query)
+        self.handles = Handles(self.lake)
+        self.fitter = Fitter(self.lake, self.handles, self.query)
         self.applier = Applier(self.lake, self.shelf, self.config.dead_letters)
         self.engines: dict[str, ArrowEngine | SparkEngine] = {
             "arrow": ArrowEngine(self.spark, self.lake, self.config.landing),
@@ -82,7 +84,7 @@ class Batches:
             manifest, handles, planned = self._decide(planned, steps)
         commits = manifest.commits
         with steps.step("commit", len(commits)):
-            handles = handles or self.fitter.open({work.table for work in commits})
+            handles = handles or self.handles.open({work.table for work in commits})
             tell = partial(steps.tell, "commit", of=len(commits))
             self.engine.commit(planned, manifest, handles, self._notes(manifest), tell)
             self.fitter.committed(work.table for work in commits)
@@ -91,7 +93,7 @@ class Batches:
         with steps.step("ledger"):
             name, counted = self.config.name, manifest.partitions
             found = ledger.rows(name, self.run, steps.batch, manifest.targets, counted, applied)
-            ledger.append(self.lake, self.config.ledger, self.query, steps.batch, found)
+            ledger.append(self.lake, self.handles, self.config.ledger, self.query, steps.batch, found)
         return report(self.config.name, planned.layout, manifest, steps)
 
     def _decided(self, batch: int) -> Manifest | None:
@@ -102,7 +104,7 @@ class Batches:
         manifest = self.shelf.read(batch)
         if manifest is None:
             return None
-        handles = self.fitter.open({work.table for work in manifest.commits})
+        handles = self.handles.open({work.table for work in manifest.commits})
         left = [work for work in manifest.commits if not ((have := handles[work.table]) and done(have, work))]
         if self.engines[manifest.engine].keeps(left):
             self.engine = self.engines[manifest.engine]

@@ -1,6 +1,6 @@
 """Hold landed files against the tables they are for: what to add, and what must land differently.
 
-Tables are opened here once per batch; the same handles commit. Where a table's schema or the number of tables says
+The same handles commit. Where a table's schema or the number of tables says
 that rows must land otherwise, the new ruling says how, and the batch is landed again. That is rare: a ruling is kept
 for the batches that follow.
 """
@@ -8,7 +8,6 @@ for the batches that follow.
 from __future__ import annotations
 
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
 
     from deltalake import DeltaTable
 
+    from router.delta.handles import Handles
     from router.delta.lake import Lake
 
-THREADS = 8
 V = TypeVar("V")
 
 
@@ -43,6 +42,7 @@ class Fitter:
     """Fit batches of one query; remembers only the names of tables that exist."""
 
     lake: Lake
+    handles: Handles
     query: str
     known: dict[str, set[str]] = field(default_factory=dict)
 
@@ -51,7 +51,7 @@ class Fitter:
         by_table: dict[str, dict[str, list[LandedFile]]] = defaultdict(lambda: defaultdict(list))
         for file in files:
             by_table[file.table][file.target].append(file)
-        handles = self.open(by_table)
+        handles = self.handles.open(by_table)
         schemas = {"/bronze": BRONZE_SCHEMA, "/dead_letters": DEAD_SCHEMA, **{t.key: t.schema for t in layout.targets}}
         casts, conflicts = dict(ruling.casts), dict(ruling.conflicts)
         commits: list[TableCommit] = []
@@ -70,12 +70,6 @@ class Fitter:
         allowed = self._allowed(layout, by_table)
         found = Ruling(_filled(casts), _filled(conflicts), {**ruling.allowed, **allowed})
         return Fit(tuple(commits), handles, found)
-
-    def open(self, tables: Iterable[str]) -> dict[str, DeltaTable | None]:
-        """Open tables in parallel; None where there is none yet."""
-        names = sorted(tables)
-        with ThreadPoolExecutor(THREADS) as pool:
-            return dict(zip(names, pool.map(self.lake.open, names), strict=True))
 
     def committed(self, tables: Iterable[str]) -> None:
         """Remember that tables exist now."""

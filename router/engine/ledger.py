@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from router.config.models import Config
+    from router.delta.handles import Handles
     from router.engine.balance import Partition
 
 SCHEMA = pa.schema(
@@ -91,7 +92,7 @@ def rows(
     return found
 
 
-def append(lake: Lake, table: str, query: str, batch: int, found: list[dict[str, Any]]) -> None:
+def append(lake: Lake, handles: Handles, table: str, query: str, batch: int, found: list[dict[str, Any]]) -> None:
     """Append the rows of a batch to the ledger table, once."""
     folder = table.replace(".", "/")
     now = int(time.time() * 1_000_000)
@@ -104,7 +105,7 @@ def append(lake: Lake, table: str, query: str, batch: int, found: list[dict[str,
         size = stream.tell()
     file = LandedFile("/ledger", table, path, size, len(found), tuple(SCHEMA.names), statistics(footers[0]))
     work = TableCommit("/ledger", table, f"{query}/ledger", batch, (file,), to_delta(SCHEMA))
-    if not commit(lake, work, {}):
+    if not commit(lake, work, {}, handles.open([table])[table]):
         lake.files.delete_file(path)
 
 

@@ -19,8 +19,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 
 from router.delta.commit import LandedFile, TableCommit, to_arrow_schema
+from router.delta.handles import THREADS
 from router.engine.commit import widen
-from router.engine.fit import THREADS
 from router.engine.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, RAW_COLUMNS, Layout, Ruling, Target
 from router.engine.route import DEAD_TYPE
 from router.errors import TableError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow.compute as pc
 from pyarrow import fs
 
-from router.engine.fit import THREADS
+from router.delta.handles import THREADS
 from router.errors import StartError
 
 if TYPE_CHECKING:
