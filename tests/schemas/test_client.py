@@ -489,7 +489,7 @@ def test_a_client_shows_its_certificate(certificate: Path, ask: Ask) -> None:
 
 @pytest.fixture
 def real(schema_registry: EmbeddedRegistry) -> Iterator[Client]:
-    with Client(Registry(url=(schema_registry.url,))) as client:
+    with Client(Registry(url=(schema_registry.url,), timeout=120)) as client:  # it parses the 10 MB it is given
         yield client
 
 
