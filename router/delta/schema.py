@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+_FLOATS = (pa.float32(), pa.float64())
+_EXACT_IN_DOUBLE = {*_INTEGERS[:3], *_FLOATS}
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def _merge_structs(have: pa.DataType, come: pa.DataType) -> pa.DataType | None:
 def _merge_leaves(have: pa.DataType, come: pa.DataType) -> pa.DataType | None:
     if have in _INTEGERS and come in _INTEGERS:
         return max(have, come, key=_INTEGERS.index)
-    if {have, come} == {pa.float32(), pa.float64()}:
+    if {have, come} <= _EXACT_IN_DOUBLE and not {have, come}.isdisjoint(_FLOATS):
         return pa.float64()
     if pa.types.is_decimal(have) and pa.types.is_decimal(come):
         whole = max(have.precision - have.scale, come.precision - come.scale)

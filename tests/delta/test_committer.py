@@ -130,6 +130,7 @@ GROWN = pa.struct([("x", pa.int64()), ("new", pa.string())])
 WIDER = {
     "top": (pa.int32(), pa.int64(), 1, 2**40),
     "float": (pa.float32(), pa.float64(), 1.5, 1e300),
+    "number": (pa.int32(), pa.float64(), 2**31 - 1, 0.5),
     "nested": (pa.struct([("x", pa.int32())]), GROWN, {"x": 1}, {"x": 2**40, "new": "n"}),
     "list": (pa.list_(pa.int16()), pa.list_(pa.int32()), [1], [2**20]),
     "map_": (pa.map_(pa.string(), pa.int32()), pa.map_(pa.string(), pa.int64()), [("k", 1)], [("k", 2**40)]),
@@ -156,14 +157,15 @@ def test_columns_are_widened_in_place(spark: SparkSession, land: Callable[..., T
         "id": 1,
         "top": 1,
         "float": 1.5,
+        "number": float(2**31 - 1),
         "nested": {"x": 1, "new": None},
         "list": [1],
         "map_": {"k": 1},
         "added": None,
     }
     assert new == {
-        **{"id": 2, "top": 2**40, "float": 1e300, "nested": {"x": 2**40, "new": "n"}, "list": [2**20]},
-        **{"map_": {"k": 2**40}, "added": "x"},
+        **{"id": 2, "top": 2**40, "float": 1e300, "number": 0.5, "nested": {"x": 2**40, "new": "n"}},
+        **{"list": [2**20], "map_": {"k": 2**40}, "added": "x"},
     }
 
 

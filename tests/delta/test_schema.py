@@ -28,6 +28,13 @@ FITS = {
     "narrower rows": (pa.int64(), pa.int8(), Difference(cast={"a": pa.int64()})),
     "float to double": (pa.float32(), pa.float64(), Difference(widened=(field(pa.float64()),))),
     "double and float": (pa.float64(), pa.float32(), Difference(cast={"a": pa.float64()})),
+    "int to double": (pa.int32(), pa.float64(), Difference(widened=(field(pa.float64()),))),
+    "float and short": (
+        pa.float32(),
+        pa.int16(),
+        Difference(widened=(field(pa.float64()),), cast={"a": pa.float64()}),
+    ),
+    "double and int": (pa.float64(), pa.int32(), Difference(cast={"a": pa.float64()})),
     "decimal grows": (
         pa.decimal128(10, 2),
         pa.decimal128(12, 4),
