@@ -147,12 +147,12 @@ class Client:
 
     def register(self, subject: str, kind: Kind, text: str, references: Iterable[Reference] = ()) -> int:
         """Register a schema and return its id; the id it has, when it is registered already."""
-        refers = [
-            {"name": reference.name, "subject": reference.subject, "version": reference.version}
-            for reference in references
-        ]
-        body = {"schema": text, "schemaType": kind, "references": refers}
+        body = _body(kind, text, references)
         return self._ask(f"/subjects/{_quoted(subject, self.name)}/versions", ID, "POST", body).id
+
+    def lookup(self, subject: str, kind: Kind, text: str, references: Iterable[Reference] = ()) -> int:
+        """Return the id of a schema that is registered under a subject; NotFound when it is not."""
+        return self._ask(f"/subjects/{_quoted(subject, self.name)}", ID, "POST", _body(kind, text, references)).id
 
     def set_compatibility(self, subject: str, level: str) -> None:
         """Set which changes a subject takes: NONE, BACKWARD, FORWARD, FULL, or one of them with _TRANSITIVE."""
@@ -234,6 +234,13 @@ class Client:
             text = text.replace(secret, "***") if secret else text
         line = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
         return f"{line[:200]}..." if len(line) > 200 else line or "(nothing)"
+
+
+def _body(kind: Kind, text: str, references: Iterable[Reference]) -> dict[str, Any]:
+    refers = [
+        {"name": reference.name, "subject": reference.subject, "version": reference.version} for reference in references
+    ]
+    return {"schema": text, "schemaType": kind, "references": refers}
 
 
 def _quoted(subject: str, where: str) -> str:

@@ -215,6 +215,8 @@ class _Handler(BaseHTTPRequestHandler):
                 told = self.version(subject, int(version), deleted)
             case "POST", "subjects", subject, "versions":
                 told = self.register(subject, json.loads(body))
+            case "POST", "subjects", subject:
+                told = self.lookup(subject, json.loads(body))
             case "PUT", "config", _:
                 told = 200, json.loads(body)
         return told
@@ -258,6 +260,15 @@ class _Handler(BaseHTTPRequestHandler):
             return 409, {"error_code": 409, "message": "incompatible: field 3 changed"}
         references = [(one["name"], one["subject"], one["version"]) for one in body["references"]]
         return 200, {"id": self.registry.book.add(subject, body["schema"], body["schemaType"], references)}
+
+    def lookup(self, subject: str, body: dict[str, Any]) -> tuple[int, Any]:
+        book = self.registry.book
+        if subject not in book.subjects:
+            return _missing("subject")
+        for version, number in book.subjects[subject].items():
+            if book.schemas[number]["schema"] == body["schema"]:
+                return 200, {"subject": subject, "version": version, "id": number, **book.schemas[number]}
+        return _missing("schema")
 
     def misbehave(self, fault: str) -> None:
         self.close_connection = True
