@@ -1,5 +1,6 @@
 """Route the events of a stream to hundreds of tables and services in one Spark job."""
 
+from router.engine.guard import tried
 from router.errors import (
     BatchError,
     ConfigError,
@@ -20,6 +21,7 @@ from router.parts import (
     BatchReport,
     Decoder,
     Memory,
+    Opening,
     Outcome,
     Part,
     Preparation,
@@ -39,6 +41,7 @@ __all__ = [
     "ConfigError",
     "Decoder",
     "Memory",
+    "Opening",
     "Outcome",
     "Part",
     "PluginError",
@@ -52,4 +55,5 @@ __all__ = [
     "TableError",
     "TableSink",
     "hookimpl",
+    "tried",
 ]

@@ -39,6 +39,8 @@ class Part(BaseModel):
     """Which family a part belongs to; set by Decoder, Rule and Sink only."""
     main_option: ClassVar[str | None] = None
     """The option that a bare string (or list) stands for, so that `sql: "a > 1"` can be written."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Modules that its tasks import: they are tried once on an executor before a stream starts."""
 
     _named: str = PrivateAttr(default="")
 
@@ -111,8 +113,6 @@ class Decoder(Part, ABC):
     """Turn raw records into events: with native expressions, or with record batches (see ArrowDecoder)."""
 
     kind = "decoder"
-    needs: ClassVar[tuple[str, ...]] = ()
-    """Modules that its tasks import: they are tried once on an executor before a stream starts."""
 
     def prepare(self, preparation: Preparation) -> Self:
         """Return this decoder made ready, once, at the start of a stream. Runs on the driver."""
@@ -245,6 +245,18 @@ class Outcome:
     refused: DataFrame | None = None
 
 
+@dataclass(frozen=True)
+class Opening:
+    """What an applying sink may use once, before the stream starts.
+
+    `folder` is the configuration's folder, `events` an empty frame with the columns that `apply` will get. A decoder
+    that learns may add columns to them while the stream runs.
+    """
+
+    folder: Path
+    events: DataFrame
+
+
 class ApplyingSink(Sink, ABC):
     """Consume a route's events from its lane, a Delta table that the engine landed them in.
 
@@ -256,11 +268,19 @@ class ApplyingSink(Sink, ABC):
     ordered: ClassVar[bool] = False
     """True when the sink needs the rows of a source partition in the order of their offsets."""
 
+    def prepare(self, opening: Opening) -> Self:
+        """Return this sink made ready, once, at the start of a stream. Runs on the driver.
+
+        Raise a StartError for what must be changed first, an OSError for what is away: the start then waits.
+        """
+        return self
+
     @abstractmethod
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
         """Consume one batch: the route's columns and `_topic, _partition, _offset, _timestamp, _key`.
 
-        Runs on the driver; the frame reads landed files, so using it twice never reads the source again.
+        Runs on the driver; the frame reads landed files, so using it twice never reads the source again. An OSError
+        says that the other side is away: the stream waits, and the batch is applied again. Any other stops it.
         """
 
 

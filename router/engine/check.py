@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from router.engine import source
 from router.engine.memory import Forgotten
+from router.engine.opening import opened
 from router.engine.plan import plan, stages
 from router.engine.session import build_session
 from router.errors import ConfigError, RouterError
@@ -46,7 +47,8 @@ def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = 
         raise ConfigError(found)
     try:
         planned = plan(config, raw)
-    except (AnalysisException, RouterError) as error:
+        opened(config, session, place.folder)
+    except (AnalysisException, RouterError, OSError) as error:
         raise ConfigError((loaded.problem(("routes",), _first_line(error)),)) from error
     return stages(planned.fused)
 

@@ -72,9 +72,10 @@ class Planner:
     made once per decoder and used for every batch: each is some calls across the gateway.
     """
 
-    def __init__(self, config: Config, decoder: Decoder) -> None:
+    def __init__(self, config: Config, decoder: Decoder, *, quiet: bool = False) -> None:
         self.config = config
         self.decoder = decoder
+        self.quiet = quiet
         own = frozenset(name for name in (config.bronze, config.dead_letters, config.ledger) if name)
         self.drafts = [Draft(index, route, own) for index, route in enumerate(config.routes)]
         self.made: tuple[Decoder, _Made] | None = None
@@ -105,7 +106,7 @@ class Planner:
         except Untranslatable as why:
             found = str(why)
         told = stages(found)
-        if told != self.told:
+        if told != self.told and not self.quiet:
             log.info("%s: %s", self.config.name, told)
         self.told = told
         return found

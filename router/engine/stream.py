@@ -19,14 +19,17 @@ from router.engine import source
 from router.engine.batch import Batches
 from router.engine.manifest import Shelf
 from router.engine.memory import Kept
+from router.engine.opening import opened
 from router.engine.outage import Outage
 from router.engine.session import quiet_failures
 from router.engine.start import Checkpoint, alone, examine, resume
-from router.errors import RouterError, StartError, TableError
+from router.errors import RouterError, SinkError, StartError, TableError
 from router.parts import BatchReport, Preparation
+from router.registry import parts_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -97,7 +100,8 @@ def run(loaded: Loaded, registry: Registry, spark: SparkSession, options: Option
         )
         config = config.model_copy(update={"decode": prepared})
         _try_parts_on_executors(spark, registry, config)
-        return _Run(config, loaded.fingerprint, registry, spark, lake, checkpoint, options).until_done(begin)
+        place = loaded.path.parent
+        return _Run(config, place, loaded.fingerprint, registry, spark, lake, checkpoint, options).until_done(begin)
 
 
 def _begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, accept: Accept) -> source.Offsets | None:
@@ -113,7 +117,8 @@ def _begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, ac
 
 def _try_parts_on_executors(spark: SparkSession, registry: Registry, config: Config) -> None:
     """Import what the parts need once on an executor, so that a shipping mistake fails now and in one sentence."""
-    modules = ["router.engine.land", *registry.modules(config), *config.decode.needs]
+    modules = ["router.engine.land", *registry.modules(config)]
+    modules += dict.fromkeys(module for part in parts_in(config) for module in part.needs)
 
     def tried(_: Any) -> list[str]:
         failed = []
@@ -135,6 +140,7 @@ def _try_parts_on_executors(spark: SparkSession, registry: Registry, config: Con
 @dataclass
 class _Run:
     config: Config
+    folder: Path
     fingerprint: str
     registry: Registry
     spark: SparkSession
@@ -146,6 +152,7 @@ class _Run:
     waiting: deque[BatchReport] = field(default_factory=deque)
     reports: deque[BatchReport] = field(default_factory=lambda: deque(maxlen=KEPT_REPORTS))
     batches: Batches | None = None
+    open: bool = False
 
     def until_done(self, begin: source.Offsets | None) -> list[BatchReport]:
         """Run the query, and again after a failure that passes: every batch can be taken up where it was left."""
@@ -173,6 +180,8 @@ class _Run:
 
     def _query(self, begin: source.Offsets | None) -> None:
         self.error = None
+        if not self.open:  # here, where what is away is waited for
+            self.config, self.open = opened(self.config, self.spark, self.folder), True
         frame = source.stream(self.spark, self.config, begin)
         trigger = self.options.trigger or self.config.trigger
         writer = frame.writeStream.queryName(self.config.name).foreachBatch(self._handle)
@@ -245,7 +254,9 @@ class _Run:
 
 
 def passing(error: BaseException) -> bool:
-    """Say whether a failure passes by itself: the source, the registry or the storage is away."""
+    """Say whether a failure passes by itself: the source, the registry, the storage or a sink's other side is away."""
+    if isinstance(error, SinkError):
+        return isinstance(error.__cause__, OSError)
     if isinstance(error, RouterError):
         return isinstance(error, TableError)
     told = f"{type(error).__name__}: {error}"
