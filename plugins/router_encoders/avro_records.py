@@ -1,0 +1,91 @@
+"""Encode rows as Avro in the frame of a schema registry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from router_encoders.encoding import Encoded, Encoding, encoded, row
+from router_encoders.registered import Found, FromRegistry, record_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from router_schemas.pieces import Write
+    from router_schemas.records import Kind
+
+FULL_NAME = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
+
+
+@dataclass(frozen=True)
+class Written:
+    """Be what tasks write with: the frame, the schema's text and the columns."""
+
+    prefix: bytes
+    schema: str
+    columns: StructType
+
+
+class Avro(FromRegistry):
+    """Encode a row as an Avro record behind a zero byte and the schema's id (4 bytes, big-endian).
+
+    How columns go with a schema, and which schema is made for them: docs/formats.md, "Writing".
+    """
+
+    kind: ClassVar[Kind] = "AVRO"
+    file_option: ClassVar[str] = "schema_file"
+
+    schema_file: str | None = Field(default=None, min_length=1, description="an .avsc file, not the newest version")
+    name: str | None = Field(
+        default=None, pattern=FULL_NAME, description="full name of a record made for columns; default: the subject's"
+    )
+
+    @property
+    def file(self) -> str | None:
+        """Return the schema file."""
+        return self.schema_file
+
+    def written(self, found: Found, columns: StructType, folder: Path) -> Encoding:
+        """Return how rows are written with a schema."""
+        from router_schemas.avro.parse import parse
+        from router_schemas.avro.schema import text_of
+        from router_schemas.frames import prefix
+
+        argument = Written(prefix(found.closed.schema.id), text_of(parse(found.closed)), columns)
+        _writer(argument)  # what does not go together shall be said here
+        return Encoding(row, encode, argument, found.label)
+
+    def derived(self, columns: StructType, subject: str, latest: Found | None) -> str | None:
+        """Return a schema for columns that can be read together with the newest one."""
+        from router_schemas.avro.derive import derived
+        from router_schemas.avro.merge import Writer, merge
+        from router_schemas.avro.parse import parse
+        from router_schemas.avro.schema import Ref, text_of
+
+        former = parse(latest.closed) if latest else None
+        named = former.root.name if former and isinstance(former.root, Ref) else record_name(subject)
+        made = derived(columns, self.name or named)
+        if latest and former:
+            for finding in merge([Writer(latest.label, former), Writer("the columns", made)]).findings:
+                raise ValueError(str(finding))
+        return text_of(made)
+
+
+def encode(array: pa.Array, written: Written) -> Encoded:
+    """Return framed records of an array of structs. Runs on executors."""
+    write = _writer(written)
+    return encoded(array, lambda some: [written.prefix + one for one in write(some)])
+
+
+@lru_cache(maxsize=64)
+def _writer(written: Written) -> Write:
+    from router_schemas.avro.parse import parse_text
+    from router_schemas.avro.write import writer
+
+    return writer(parse_text(written.schema), written.columns)

@@ -1,0 +1,114 @@
+"""Encode rows as Protobuf in the frame of a schema registry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field, field_validator
+
+from router import StartError
+from router_encoders.avro_records import FULL_NAME
+from router_encoders.encoding import Encoded, Encoding, Place, encoded, row
+from router_encoders.registered import Found, FromRegistry, record_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from router_schemas.pieces import Write
+    from router_schemas.records import Kind
+
+
+@dataclass(frozen=True)
+class Written:
+    """Be what tasks write with: the frame, the message of a FileDescriptorSet, and the columns."""
+
+    prefix: bytes
+    descriptors: bytes
+    message: str
+    columns: StructType
+
+
+class Protobuf(FromRegistry):
+    """Encode a row as a Protobuf message behind a zero byte, the schema's id and the index path of the message.
+
+    Needs the extra `protobuf`, on the nodes of a cluster too. How columns go with a message, and which message is made
+    for them: docs/formats.md, "Writing".
+    """
+
+    kind: ClassVar[Kind] = "PROTOBUF"
+    file_option: ClassVar[str] = "proto_file"
+
+    proto_file: str | None = Field(default=None, min_length=1, description="a .proto file, not the newest version")
+    message: str | None = Field(
+        default=None,
+        pattern=FULL_NAME,
+        description="full name of the message; default: the first of the schema, or the subject's name",
+    )
+
+    @field_validator("proto_file")
+    @classmethod
+    def _text(cls, file: str | None) -> str | None:
+        if file is not None and not file.endswith(".proto"):
+            raise ValueError("a .proto file is needed here: its text is what is registered")
+        return file
+
+    @property
+    def file(self) -> str | None:
+        """Return the schema file."""
+        return self.proto_file
+
+    def open(self, columns: StructType, place: Place) -> Encoding:
+        """Return how rows are written. Asks the registry."""
+        try:
+            from router_schemas.protobuf.compile import CompilerError
+        except ModuleNotFoundError as error:
+            extra = "pip install 'spark-event-router[protobuf]', here and on every node"
+            raise StartError(f"protobuf needs the module {error.name}: {extra}") from error
+        try:
+            return super().open(columns, place)
+        except CompilerError as error:
+            raise StartError(f"the schema cannot be compiled here: {error}") from error
+
+    def written(self, found: Found, columns: StructType, folder: Path) -> Encoding:
+        """Return how rows are written with a message of a schema."""
+        from router_schemas.frames import prefix
+        from router_schemas.protobuf.compile import descriptors
+        from router_schemas.protobuf.messages import names, path_of
+
+        files = descriptors(found.closed)
+        message = self.message or next(iter(names(files)), "")
+        path = path_of(files, message)
+        argument = Written(prefix(found.closed.schema.id, path), files, message, columns)
+        _writer(argument)  # what does not go together shall be said here
+        return Encoding(row, encode, argument, f"{message} of {found.label}")
+
+    def derived(self, columns: StructType, subject: str, latest: Found | None) -> str | None:
+        """Return a message for columns that goes on from the newest one."""
+        from router_schemas.protobuf.compile import descriptors
+        from router_schemas.protobuf.derive import derived, known, text_of
+        from router_schemas.protobuf.messages import names
+
+        if latest is None:
+            return text_of(derived(columns, self.message or record_name(subject)))
+        files = descriptors(latest.closed)
+        name = self.message or next(iter(names(files)), "")
+        before = known(files, name)
+        return text_of(derived(columns, name, before)) if before else None
+
+
+def encode(array: pa.Array, written: Written) -> Encoded:
+    """Return framed messages of an array of structs. Runs on executors."""
+    write = _writer(written)
+    return encoded(array, lambda some: [written.prefix + one for one in write(some)])
+
+
+@lru_cache(maxsize=64)
+def _writer(written: Written) -> Write:
+    from router_schemas.protobuf.write import writer
+
+    return writer(written.descriptors, written.message, written.columns)
