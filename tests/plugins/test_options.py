@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from router_decoders import Json, router_decoders
 from router_rules import All, Field, Not, Schema, Sql, router_rules
-from router_sinks import Delta, Tables, router_sinks
+from router_sinks import Delta, Kafka, Tables, router_sinks
 from router_sinks.naming import Placeholder, parse
 
 if TYPE_CHECKING:
@@ -64,6 +64,17 @@ if TYPE_CHECKING:
         (Tables, {"table": "silver.{{event.game}}"}, "character 8 has no partner"),
         (Tables, {"table": "silver.{ }"}, "hold no field"),
         (Tables, {"table": "silver.{event.game}", "at_most": 0}, "greater than or equal to 1"),
+        (Kafka, {"topic": "a"}, "Field required"),
+        (Kafka, {"servers": "b:1", "topic": "{event.game}"}, "begins with fixed text"),
+        (Kafka, {"servers": "b:1", "topic": "a b"}, "not 'a b'"),
+        (Kafka, {"servers": "b:1", "topic": "__x"}, "Kafka's own"),
+        (Kafka, {"servers": "b:1", "topic": "a", "headers": {"router.batch": "1"}}, "does not begin with router"),
+        (Kafka, {"servers": "b:1", "topic": "a", "headers": {"x": " "}}, "there is no SQL"),
+        (Kafka, {"servers": "b:1", "topic": "a", "options": {"acks": "1"}}, "the promise needs `all`"),
+        (Kafka, {"servers": "b:1", "topic": "a", "options": {"bootstrap.servers": "c:1"}}, "write `servers`"),
+        (Kafka, {"servers": "b:1", "topic": "a", "create_topics": {}}, "partitions"),
+        (Kafka, {"servers": "b:1", "topic": "a", "patience": 0}, "greater than 0"),
+        (Kafka, {"servers": "b:1", "topic": "a-{b}", "value": {"avro": {"registry": "http://c"}}}, "a `subject`"),
     ],
     ids=str,
 )
@@ -136,7 +147,7 @@ def test_every_part_is_offered_with_a_main_option_that_exists() -> None:
     parts = {**router_decoders(), **router_rules(), **router_sinks()}
 
     decoders, rules = {"avro", "json", "keyed", "none", "protobuf"}, {"all", "any", "field", "not", "schema", "sql"}
-    assert set(parts) == decoders | rules | {"delta", "tables"}
+    assert set(parts) == decoders | rules | {"delta", "kafka", "tables"}
     for part in parts.values():
         names = {field.alias or name for name, field in part.model_fields.items()}
         assert part.main_option is None or part.main_option in names

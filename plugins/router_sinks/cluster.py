@@ -1,0 +1,96 @@
+"""Ask a Kafka cluster for topics, and create them. Runs on the driver, with a client of its own for every batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from router import StartError
+from router_sinks.client import Trouble, errors_into
+from router_sinks.topics import Topics, pattern, unusable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from router_sinks.kafka import CreateTopics
+
+SECONDS = 10.0
+"""How long the cluster may take for an answer."""
+_OF_THE_NAME = {KafkaError.TOPIC_EXCEPTION, KafkaError.POLICY_VIOLATION}
+"""What a cluster says of a topic that it will not have: its name collides with another's, a policy is against it."""
+_OF_THE_REQUEST = {
+    KafkaError.INVALID_CONFIG,
+    KafkaError.INVALID_PARTITIONS,
+    KafkaError.INVALID_REPLICATION_FACTOR,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+}
+"""What it says of `create_topics` and of the login."""
+
+
+@dataclass
+class Cluster:
+    """Be a connection to a cluster; `settings` are those of librdkafka.
+
+    Every method raises ConnectionError where the cluster does not answer, StartError where settings are wrong.
+    """
+
+    settings: dict[str, str]
+    trouble: Trouble = field(default_factory=Trouble)
+
+    def __post_init__(self) -> None:
+        settings = {**self.settings, "allow.auto.create.topics": "false"}  # to ask for a topic would make it
+        self.admin = errors_into(AdminClient, settings, self.trouble)
+
+    def fixed(self, topic: str, create: CreateTopics | None, *, running: bool) -> Topics:
+        """Return one topic; where it is not there raise StartError, or ConnectionError when the stream is running."""
+        found = self._metadata(topic).get(topic)
+        code = KafkaError.UNKNOWN_TOPIC_OR_PART if found is None else found.error and found.error.code()
+        if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise StartError(f"topic {topic}: this login may not see it")
+        if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            refused = self.create([topic], create) if create else {topic: "create it, or set `create_topics`"}
+            if refused:
+                raise (ConnectionError if running else StartError)(f"there is no topic {topic}: {refused[topic]}")
+        return Topics(frozenset({topic}), {}, fixed=True)
+
+    def matching(self, template: str) -> frozenset[str]:
+        """Return the topics that a template can name and rows may be sent to."""
+        rule = pattern(template)
+        return frozenset(name for name in self._metadata(None) if rule.fullmatch(name) and not unusable(name))
+
+    def create(self, names: Iterable[str], create: CreateTopics) -> dict[str, str]:
+        """Create topics; return why some cannot be. One that is there already is as good."""
+        wanted = [
+            NewTopic(name, create.partitions, create.replication, config=dict(create.config)) for name in sorted(names)
+        ]
+        refused: dict[str, str] = {}
+        for name, future in self.admin.create_topics(wanted, request_timeout=SECONDS).items() if wanted else ():
+            try:
+                future.result()
+            except KafkaException as error:
+                why = error.args[0]
+                if why.code() in _OF_THE_REQUEST:
+                    raise StartError(f"topic {name} cannot be created: {why.str()}") from None
+                if why.code() in _OF_THE_NAME:
+                    refused[name] = f"topic {name} cannot be created: {why.str()}"
+                elif why.code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise ConnectionError(f"topic {name} cannot be created now: {why.str()}") from None
+        return refused
+
+    def _metadata(self, topic: str | None) -> dict[str, Any]:
+        try:
+            found = self.admin.list_topics(topic, timeout=SECONDS)
+        except KafkaException as error:
+            self.admin.poll(0)  # what the connection itself met with
+            if self.trouble.refused:
+                raise StartError(f"Kafka at {self.settings['bootstrap.servers']}: {self.trouble.text}") from None
+            what = self.trouble.text or error.args[0].str()
+            raise ConnectionError(f"Kafka does not answer at {self.settings['bootstrap.servers']}: {what}") from None
+        if not found.brokers:  # one that is starting: what it says of topics is not true yet
+            raise ConnectionError(f"Kafka at {self.settings['bootstrap.servers']} is not ready")
+        topics: dict[str, Any] = found.topics
+        return topics

@@ -1,0 +1,231 @@
+"""Send events to Kafka topics."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator, model_validator
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import functions as F
+
+from router import ApplyingSink, Batch, Opening, Outcome, StartError
+from router_encoders import Encoding, Json, Place, Value
+from router_sinks.outgoing import PLACE, new_topics, outgoing, own_columns, refused_rows
+from router_sinks.topics import Topics, check_topic, is_fixed, unusable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+    from typing_extensions import Self
+
+log = logging.getLogger("router")
+OURS = "router."
+"""What the headers begin with that every record gets."""
+MOST_NAMES = 10_000
+"""New topic names of one batch that are looked at."""
+BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+BOUNDED = str(32 << 20)
+"""Bytes of an Arrow batch: the router leaves it open, for rows that are small."""
+TAKEN = {
+    "bootstrap.servers": "write `servers`",
+    "metadata.broker.list": "write `servers`",
+    "acks": "the promise needs `all`",
+    "request.required.acks": "the promise needs acks of all",
+    "enable.idempotence": "the promise needs it",
+    "enable.gapless.guarantee": "the promise needs it",
+    "transactional.id": "records are deduplicated by their headers",
+    "message.timeout.ms": "write `patience`",
+    "delivery.timeout.ms": "write `patience`",
+    "allow.auto.create.topics": "write `create_topics`",
+    "message.send.max.retries": "the promise needs retries without end",
+    "retries": "the promise needs retries without end",
+    "delivery.report.only.error": "the promise needs every report",
+    "plugin.library.paths": "no libraries are loaded",
+}
+"""Options that would work against the sink, and what to do."""
+
+
+class CreateTopics(BaseModel):
+    """Say how topics are created that are not there."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    partitions: int = Field(ge=1, le=10_000, description="partitions of a new topic")
+    replication: int = Field(default=-1, ge=-1, le=100, description="copies; -1: as the brokers say")
+    config: dict[str, str] = Field(default_factory=dict, description="settings of a new topic, such as retention.ms")
+    at_most: int = Field(default=1000, ge=1, description="topics that there may be of this sink's names")
+
+
+class Kafka(ApplyingSink):
+    """Send events to a Kafka topic, or to one per value of one or more fields.
+
+    `topic: games-{event.game}` sends an event of the game uno to games-uno. SQL in `topic`, `key` and `headers` sees
+    the route's columns, also as `event.NAME`, and of the record `_topic`, `_partition`, `_offset`, `_timestamp` and
+    `_key`. A topic that is not there is not created, unless `create_topics` says how.
+
+    The value is a JSON object of the route's columns, or an Avro record or Protobuf message in the frame of a schema
+    registry: docs/formats.md, "Writing".
+
+    Every record has the headers router.query, router.sink (route/sink), router.batch, router.topic, router.partition
+    and router.offset: but for the batch they are the same when a record is sent again, and no other record has them.
+
+    Delivery: at least once, in order per source partition and key. What Kafka, or the schema, refuses for good is a
+    dead letter; while Kafka is away the stream waits. Runs as one shuffle by source partition and one stage in Python.
+    """
+
+    ordered: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("router_sinks.publish",)
+
+    servers: str = Field(min_length=1, description="host:port, several with commas")
+    topic: str = Field(description="a topic, or text with fields in braces behind it: games-{event.game}")
+    key: str | None = Field(
+        default="_key",
+        min_length=1,
+        description="SQL; binary stays, all else becomes text; null: none. Default: the record's key",
+    )
+    value: Value = Field(default=Value(json=Json()), description="one of json, avro, protobuf, with its options")
+    headers: dict[str, str] = Field(default_factory=dict, description="name: SQL; a header that is null is left out")
+    create_topics: CreateTopics | None = Field(default=None, description="create topics that are not there")
+    options: dict[str, SecretStr] = Field(
+        default_factory=dict, description="passed to librdkafka as they are: security.protocol, sasl.password, ..."
+    )
+    patience: float = Field(
+        default=30.0,
+        gt=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="seconds without any arrival before all is tried anew",
+    )
+
+    _place: Place = PrivateAttr(default=Place())
+    _encodings: dict[str, Encoding] = PrivateAttr(default_factory=dict)
+
+    @field_validator("topic")
+    @classmethod
+    def _topic(cls, topic: str) -> str:
+        return check_topic(topic)
+
+    @field_validator("headers")
+    @classmethod
+    def _headers(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name, sql in headers.items():
+            if not name or name.startswith(OURS):
+                raise ValueError(
+                    f"a header has a name, and one that does not begin with {OURS}: these are the router's"
+                )
+            if not sql.strip():
+                raise ValueError(f"header {name}: there is no SQL; a text is written '...' in quotes of its own")
+        return headers
+
+    @field_validator("options")
+    @classmethod
+    def _options(cls, options: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        for name in options:
+            if name in TAKEN or name.startswith(("test.", "topic.")):
+                raise ValueError(f"the option {name} belongs to the sink: {TAKEN.get(name, 'take it away')}")
+        return options
+
+    @model_validator(mode="after")
+    def _subject(self) -> Self:
+        encoder = self.value.avro or self.value.protobuf
+        if encoder and not is_fixed(self.topic) and encoder.subject is None and encoder.id is None:
+            raise ValueError("a topic that data names tells no subject; give the value's format a `subject`")
+        return self
+
+    def prepare(self, opening: Opening) -> Self:
+        """Return this sink with its schema found. Asks Kafka and the registry."""
+        from router_sinks.sender import Sender
+
+        subject = f"{self.topic}-value" if is_fixed(self.topic) else None
+        prepared = self.model_copy()
+        prepared._place, prepared._encodings = Place(opening.folder, subject), {}
+        try:
+            encoding = prepared._encoding(opening.events)
+            prepared._rows(opening.events, encoding).schema  # noqa: B018 - analyses the expressions
+        except (AnalysisException, ParseException) as error:
+            raise StartError(str(error).strip().split("\n")[0]) from error
+        Sender(self._settings, self.patience).check()
+        prepared._topics(None)
+        log.info("values for %s are written as %s", self.topic, encoding.what)
+        return prepared
+
+    def apply(self, events: DataFrame, batch: Batch) -> Outcome:
+        """Send the rows of one batch. Raises ConnectionError while Kafka or the registry is away."""
+        from router_sinks.publish import REPORT, Job, task
+
+        encoding = self._encoding(events)
+        rows = self._rows(events, encoding)
+        marks = {"query": batch.query, "sink": f"{batch.route}/{batch.sink}", "batch": str(batch.id)}
+        job = Job(
+            settings=self._settings,
+            encode=encoding.function,
+            argument=encoding.argument,
+            topics=self._topics(rows),
+            headers=tuple(self.headers),
+            marks=tuple((f"{OURS}{name}", text.encode()) for name, text in marks.items()),
+            patience=self.patience,
+        )
+        ordered = rows.repartition("_topic", "_partition").sortWithinPartitions(*PLACE)
+        with _bounded(events.sparkSession):
+            # at once, and never again: whatever is asked of the reports later must not send anything
+            reports = ordered.mapInArrow(task(job), REPORT).localCheckpoint(eager=True)
+        return self._outcome(events, reports)
+
+    def _outcome(self, events: DataFrame, reports: DataFrame) -> Outcome:
+        summed = reports.groupBy("kind").agg(F.sum("rows").alias("rows"), F.max("text").alias("text")).collect()
+        rows, text = {one["kind"]: one["rows"] or 0 for one in summed}, {one["kind"]: one["text"] for one in summed}
+        if "denied" in text:
+            raise StartError(text["denied"])
+        if "away" in text:
+            raise ConnectionError(f"Kafka at {self.servers} does not take records: {text['away']}")
+        if rows.get("alone"):
+            why = "some were refused, or `batch.size` is above a topic's max.message.bytes"
+            log.warning("%d records for %s were sent one by one: %s", rows["alone"], self.topic, why)
+        return Outcome(rows.get("sent", 0), refused_rows(events, reports) if "refused" in text else None)
+
+    def _encoding(self, events: DataFrame) -> Encoding:
+        """Return how rows of these columns are encoded; what was found for columns is kept for the next batch."""
+        columns = own_columns(events)
+        named = columns.simpleString()
+        if named not in self._encodings:
+            self._encodings[named] = self.value.encoder.open(columns, self._place)
+        return self._encodings[named]
+
+    def _rows(self, events: DataFrame, encoding: Encoding) -> DataFrame:
+        return outgoing(events, self.topic, self.key, self.headers, encoding)
+
+    def _topics(self, rows: DataFrame | None) -> Topics:
+        """Return the topics that rows may go to, after creating those that are wanted; no rows: before the start."""
+        from router_sinks.cluster import Cluster
+
+        cluster, create = Cluster(self._settings), self.create_topics
+        if is_fixed(self.topic):
+            return cluster.fixed(self.topic, create, running=rows is not None)
+        known = cluster.matching(self.topic)
+        if create is None or rows is None:
+            return Topics(known, {}, fixed=False)
+        names = [name for name in new_topics(rows, known, MOST_NAMES) if not unusable(name)]
+        room = max(0, create.at_most - len(known))
+        refused = cluster.create(names[:room], create)
+        refused |= dict.fromkeys(names[room:], f"the sink may have {create.at_most} topics and has them")
+        return Topics(known | set(names[:room]) - set(refused), refused, fixed=False)
+
+    @property
+    def _settings(self) -> dict[str, str]:
+        """Return the settings of Kafka's client, secrets and all."""
+        given = {name: value.get_secret_value() for name, value in self.options.items()}
+        return {**given, "bootstrap.servers": self.servers}
+
+
+@contextmanager
+def _bounded(spark: SparkSession) -> Iterator[None]:
+    """Let tasks get rows in Arrow batches of bounded bytes."""
+    before: Any = spark.conf.get(BATCH_BYTES)
+    spark.conf.set(BATCH_BYTES, BOUNDED)
+    try:
+        yield
+    finally:
+        spark.conf.set(BATCH_BYTES, before)

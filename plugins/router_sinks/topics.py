@@ -1,0 +1,82 @@
+"""Name topics: by a fixed name or by fields, within Kafka's naming rule. Needs neither Spark nor Kafka.
+
+Source of the rule: org.apache.kafka.common.internals.Topic, `validate`: letters of ASCII, digits, dots, underscores and
+hyphens, at most 249 of them, and neither "." nor "..".
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from router_sinks.naming import Placeholder, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LONGEST = 249
+RULE = re.compile(rf"[a-zA-Z0-9._-]{{1,{LONGEST}}}")
+INTERNAL = "__"
+"""What the names of Kafka's own topics begin with."""
+
+
+def check_topic(topic: str) -> str:
+    """Return a topic, or a template for topics; raise ValueError saying what to change in one that is none."""
+    pieces = parse(topic)
+    texts = [piece for piece in pieces if isinstance(piece, str)]
+    if len(texts) < len(pieces) and (not pieces or not isinstance(pieces[0], str)):
+        raise ValueError(
+            "a topic begins with fixed text, such as `games-` in games-{event.game}: data may not name any"
+        )
+    for text in texts:
+        if not RULE.fullmatch(text):
+            raise ValueError(f"a topic has letters, digits, dots, underscores and hyphens, not {text!r}")
+    if fault := unusable("".join(texts)):
+        raise ValueError(fault)
+    return topic
+
+
+def is_fixed(topic: str) -> bool:
+    """Say whether a topic is one and the same for all rows."""
+    return not any(isinstance(piece, Placeholder) for piece in parse(topic))
+
+
+def pattern(topic: str) -> re.Pattern[str]:
+    """Return what the names that a template can make look like."""
+    pieces = (".*" if isinstance(piece, Placeholder) else re.escape(piece) for piece in parse(topic))
+    return re.compile("".join(pieces), re.DOTALL)
+
+
+def unusable(name: str) -> str | None:
+    """Say why a name cannot be that of a topic which rows are sent to; None for one that can."""
+    if not RULE.fullmatch(name) or name in (".", ".."):
+        shown = name if len(name) <= 100 else f"{name[:100]}..."
+        return f"unusable topic name {shown!r}: letters, digits, dots, underscores and hyphens, {LONGEST} at most"
+    if name.startswith(INTERNAL):
+        return f"unusable topic name {name!r}: topics that begin with {INTERNAL} are Kafka's own"
+    return None
+
+
+@dataclass(frozen=True)
+class Topics:
+    """Say which topics rows may go to, as the driver found them: `known` are there, `refused` say why others are not.
+
+    `fixed`: the name does not come from data, and whether it is there was looked at before.
+    """
+
+    known: frozenset[str]
+    refused: Mapping[str, str]
+    fixed: bool
+
+    def refusal(self, name: str | None, source: str | None) -> str | None:
+        """Say why a row that came from a topic cannot go to another; None where it can. Runs on executors."""
+        if name is None:
+            return "the topic's name is null"
+        if name == source:
+            return f"topic {name} is where the record came from; it would come again for ever"
+        if name in self.known:
+            return None
+        return (
+            self.refused.get(name) or unusable(name) or f"there is no topic {name}; create it, or set `create_topics`"
+        )

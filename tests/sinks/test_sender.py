@@ -1,0 +1,235 @@
+"""Records reach a real broker in order; what it refuses is refused by itself; nothing is skipped while it is away."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import pytest
+
+from router import StartError
+from router_demo.kafka import EmbeddedKafka
+from router_sinks.client import Trouble
+from router_sinks.cluster import Cluster
+from router_sinks.kafka import CreateTopics
+from router_sinks.sender import Away, Denied, Sender
+from tests.sinks.topic import read_topic, topics_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from router_sinks.sender import Record
+
+NOBODY = "127.0.0.1:1"
+
+
+def records(topic: str, count: int, *, size: int = 20, first: int = 0) -> list[Record]:
+    """Return numbered records with seven keys."""
+    return [
+        (topic, b"k%d" % (number % 7), b"%08d" % number + b"." * size, [("n", b"%d" % number)])
+        for number in range(first, first + count)
+    ]
+
+
+def numbers(servers: str, topic: str) -> dict[bytes | None, list[int]]:
+    """Return the numbers that arrived, by key, in the order of their partition."""
+    found = defaultdict(list)
+    for one in read_topic(servers, topic):
+        assert one.value is not None
+        found[one.key].append(int(one.value[:8]))
+    return dict(found)
+
+
+def wanted(count: int, without: tuple[int, ...] = ()) -> dict[bytes | None, list[int]]:
+    """Return all numbers by key."""
+    keys = {number % 7: b"k%d" % (number % 7) for number in range(count)}
+    return {key: [n for n in range(count) if n % 7 == rest and n not in without] for rest, key in keys.items()}
+
+
+@pytest.fixture
+def sender(broker: EmbeddedKafka) -> Sender:
+    return Sender({"bootstrap.servers": broker.servers}, patience=20)
+
+
+def test_records_arrive_in_order_with_key_and_headers(broker: EmbeddedKafka, sender: Sender) -> None:
+    """Without it a consumer sees an older state of a player after a newer one."""
+    broker.create_topic("sent-in-order", partitions=3)
+
+    for part in (records("sent-in-order", 5000), records("sent-in-order", 5000, first=5000)):
+        assert sender.send(part) == {}
+
+    assert numbers(broker.servers, "sent-in-order") == wanted(10_000)
+    arrived = read_topic(broker.servers, "sent-in-order")
+    assert all(one.header("n") == str(int((one.value or b"")[:8])) for one in arrived)
+    assert len({one.partition for one in arrived}) > 1
+    assert sender.alone == 0
+
+
+def test_a_record_that_is_too_large_is_refused_by_itself(broker: EmbeddedKafka, sender: Sender) -> None:
+    """Without it its neighbours are dead letters with it, or come after those that follow."""
+    broker.create_topic("sent-small", config={"max.message.bytes": "20000"})
+    sent = records("sent-small", 3000)
+    for large in (700, 1500):
+        sent[large] = (sent[large][0], sent[large][1], sent[large][2] + b"x" * 30_000, [])
+
+    refused = sender.send(sent)
+
+    assert sorted(refused) == [700, 1500]
+    assert "too large" in refused[700]
+    assert numbers(broker.servers, "sent-small") == wanted(3000, (700, 1500))
+    assert sender.send(records("sent-small", 10, first=3000)) == {}, "the sender goes on"
+
+
+def test_a_batch_that_is_too_large_for_the_topic_is_sent_in_smaller_ones(broker: EmbeddedKafka, sender: Sender) -> None:
+    """Without it a topic with a small limit refuses good records."""
+    broker.create_topic("sent-narrow", config={"max.message.bytes": "5000"})
+
+    assert sender.send(records("sent-narrow", 2000, size=100)) == {}
+
+    assert numbers(broker.servers, "sent-narrow") == wanted(2000)
+    assert sender.alone > 0
+
+
+def test_an_invalid_record_is_refused_by_itself(broker: EmbeddedKafka, sender: Sender) -> None:
+    """Without it one record without a key takes its whole batch with it, or those behind it overtake it."""
+    broker.create_topic("sent-compacted", config={"cleanup.policy": "compact"})
+    sent = records("sent-compacted", 2000)
+    bare = (3, 4, 500, 1999)
+    for number in bare:
+        sent[number] = (sent[number][0], None, sent[number][2], [])
+
+    refused = sender.send(sent)
+
+    assert sorted(refused) == list(bare)
+    assert all("validate" in why or "key" in why for why in refused.values()), refused
+    assert numbers(broker.servers, "sent-compacted") == wanted(2000, bare)
+
+
+def test_a_record_beyond_every_limit_is_refused_without_asking(broker: EmbeddedKafka, sender: Sender) -> None:
+    """Without it the broker cuts the connection, and the stream waits for ever."""
+    broker.create_topic("sent-huge")
+
+    refused = sender.send([("sent-huge", None, b"x" * (65 << 20), []), ("sent-huge", b"k0", b"00000000", [])])
+
+    assert list(refused) == [0]
+    assert numbers(broker.servers, "sent-huge") == {b"k0": [0]}
+
+
+def test_a_broker_that_is_not_there_is_said_to_be_away() -> None:
+    """Without it good records are refused because a broker is started again."""
+    began = time.monotonic()
+
+    with pytest.raises(Away, match="refused"):
+        Sender({"bootstrap.servers": NOBODY}, patience=1).send(records("any", 10))
+
+    assert time.monotonic() - began < 10
+
+
+def test_a_wrong_setting_is_named_without_its_value() -> None:
+    """Without it the stream tries for ever, or the log has the password."""
+    for settings in ({"security.protocol": "geheim"}, {"sasl.pass": "geheim"}, {"message.max.bytes": "geheim"}):
+        with pytest.raises(StartError) as caught:
+            Sender({"bootstrap.servers": NOBODY, **settings}, patience=1).check()
+        assert next(iter(settings)) in str(caught.value)
+        assert "geheim" not in str(caught.value)
+
+
+def test_a_login_that_is_refused_is_not_waited_for() -> None:
+    """Without it a wrong password looks like a broker that is away."""
+    sender = Sender({"bootstrap.servers": NOBODY}, patience=1, trouble=Trouble("no such user", refused=True))
+
+    assert isinstance(sender.away(""), Denied)
+
+
+@pytest.fixture
+def own_broker() -> Iterator[EmbeddedKafka]:
+    """Run a broker that may be taken away, and would create topics by itself."""
+    with EmbeddedKafka({"auto.create.topics.enable": "true"}) as kafka:
+        yield kafka
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(180)
+def test_what_is_there_when_a_broker_goes_is_a_beginning(own_broker: EmbeddedKafka) -> None:
+    """Without it a record is overtaken by those behind it, and who skips repetitions ends with the old one."""
+    own_broker.create_topic("cut", partitions=3)
+    sent = records("cut", 20_000, size=2000)
+    sender = Sender({"bootstrap.servers": own_broker.servers, "linger.ms": "50", "batch.size": "20000"}, patience=2)
+    killer = threading.Timer(0.15, own_broker.kill)
+    killer.start()
+    try:
+        sender.send(sent)
+        pytest.skip("the broker was too quick")
+    except Away:
+        pass
+    finally:
+        killer.join()
+    own_broker.start()
+
+    before = numbers(own_broker.servers, "cut")
+    for key, found in before.items():
+        assert found == wanted(20_000)[key][: len(found)], "a gap"
+    assert Sender({"bootstrap.servers": own_broker.servers}, patience=30).send(sent) == {}
+    after = numbers(own_broker.servers, "cut")
+    assert after == {key: before.get(key, []) + every for key, every in wanted(20_000).items()}
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(180)
+def test_a_short_absence_costs_nothing(own_broker: EmbeddedKafka) -> None:
+    """Without it every election of a leader sends a batch twice."""
+    own_broker.create_topic("blink")
+    sender = Sender({"bootstrap.servers": own_broker.servers}, patience=60)
+    assert sender.send(records("blink", 100)) == {}
+    own_broker.stop()
+    starter = threading.Timer(2, own_broker.start)
+    starter.start()
+
+    assert sender.send(records("blink", 100, first=100)) == {}
+
+    starter.join()
+    assert numbers(own_broker.servers, "blink") == wanted(200)
+
+
+@pytest.mark.spark
+def test_no_topic_is_created_by_accident(own_broker: EmbeddedKafka) -> None:
+    """Without it every typing mistake, and every name in the data, makes a topic with the broker's defaults."""
+    cluster = Cluster({"bootstrap.servers": own_broker.servers})
+
+    with pytest.raises(StartError, match=r"there is no topic mistyped: create it, or set `create_topics`"):
+        cluster.fixed("mistyped", None, running=False)
+    with pytest.raises(ConnectionError):
+        cluster.fixed("mistyped", None, running=True)
+    assert cluster.matching("mis{x}") == frozenset()
+    with pytest.raises(Away):
+        Sender({"bootstrap.servers": own_broker.servers}, patience=2).send(records("mistyped", 1))
+    assert "mistyped" not in topics_of(own_broker.servers)
+
+
+def test_topics_are_created_as_said(broker: EmbeddedKafka) -> None:
+    """Without it a new game has no topic until somebody makes one."""
+    cluster, create = (
+        Cluster({"bootstrap.servers": broker.servers}),
+        CreateTopics(partitions=3, config={"retention.ms": "1"}),
+    )
+    broker.create_topic("made-a.b")
+
+    refused = cluster.create(["made-uno", "made-a.b", "made-a_b"], create)
+
+    assert list(refused) == ["made-a_b"], "a name that Kafka cannot tell from another's"
+    assert cluster.matching("made-{x}") == {"made-uno", "made-a.b"}
+    assert cluster.fixed("made-uno", None, running=False).known == {"made-uno"}
+    assert cluster.fixed("made-fixed", create, running=False).fixed
+    assert "made-fixed" in topics_of(broker.servers)
+    with pytest.raises(StartError, match="made-odd cannot be created"):
+        cluster.create(["made-odd"], CreateTopics(partitions=1, config={"no.such": "1"}))
+    with pytest.raises(StartError, match="made-odd cannot be created"):
+        cluster.create(["made-odd"], CreateTopics(partitions=1, replication=3))
+
+
+def test_a_cluster_that_does_not_answer_is_away() -> None:
+    """Without it a router that starts together with its broker ends."""
+    with pytest.raises(ConnectionError, match=f"Kafka does not answer at {NOBODY}"):
+        Cluster({"bootstrap.servers": NOBODY}).matching("a-{x}")
