@@ -45,6 +45,21 @@ def test_the_plugin_of_the_readme_is_a_rule(tmp_path: Path) -> None:
     assert loaded.config.routes[0].match.part_name == "region"
 
 
+def test_the_sink_of_the_page_on_formats_loads() -> None:
+    """A user who copies it must not meet an error."""
+    (text,) = [text for text in fences(ROOT / "docs" / "formats.md", "yaml") if "- kafka:" in text]
+    readme = fences(ROOT / "README.md", "yaml")[0]
+    indented = "".join(f"    {line}\n" for line in text.splitlines())
+    text = readme.replace("    sinks: [{delta: silver.big_wins}]\n", indented)
+    environ = {"REGISTRY": "http://127.0.0.1:8081", "OUT_PASSWORD": "secret"}
+
+    loaded = load(ROOT / "routes" / "readme.yaml", load_registry(), environ=environ, text=text)
+
+    (sink,) = loaded.config.routes[1].sinks
+    assert sink.part_name == "kafka"
+    assert "secret" not in repr(loaded.config)
+
+
 ROUTES = [path for path in sorted((ROOT / "routes").glob("*.yaml")) if not path.name.endswith(".test.yaml")]
 
 
