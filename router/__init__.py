@@ -1,5 +1,7 @@
 """Route the events of a stream to hundreds of tables and services in one Spark job."""
 
+from router.applying import ApplyingSink, Batch, Opening, Outcome
+from router.encoding import Encoded, Encoder, Encoding, row
 from router.engine.guard import tried
 from router.errors import (
     BatchError,
@@ -14,15 +16,11 @@ from router.errors import (
 from router.hookspecs import hookimpl
 from router.parts import (
     RAW_SCHEMA,
-    ApplyingSink,
     ArrowDecoder,
     ArrowDecoding,
-    Batch,
     BatchReport,
     Decoder,
     Memory,
-    Opening,
-    Outcome,
     Part,
     Preparation,
     Rule,
@@ -40,6 +38,9 @@ __all__ = [
     "BatchReport",
     "ConfigError",
     "Decoder",
+    "Encoded",
+    "Encoder",
+    "Encoding",
     "Memory",
     "Opening",
     "Outcome",
@@ -55,5 +56,6 @@ __all__ = [
     "TableError",
     "TableSink",
     "hookimpl",
+    "row",
     "tried",
 ]

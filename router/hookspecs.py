@@ -1,4 +1,4 @@
-"""The hooks of the router: four, none of them firstresult.
+"""The hooks of the router: five, none of them firstresult.
 
 A plugin is a module (or package) with functions marked `@hookimpl`. It is found through the entry-point group
 `event_router`, or given as one file with `--plugin FILE`.
@@ -13,6 +13,7 @@ import pluggy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from router.encoding import Encoder
     from router.parts import BatchReport, Decoder, Rule, Sink
 
 PROJECT = "event_router"
@@ -71,6 +72,26 @@ def router_sinks() -> Mapping[str, type[Sink]]:  # type: ignore[empty-body]
     >>> @hookimpl
     ... def router_sinks():
     ...     return {"by_day": ByDay}
+    """
+
+
+@hookspec
+def router_encoders() -> Mapping[str, type[Encoder]]:  # type: ignore[empty-body]
+    """Return encoders by the name a configuration uses.
+
+    >>> from pyspark.sql import functions as F
+    >>> from router import Encoded, Encoder, Encoding, hookimpl, row
+    >>> def lines(array, argument):
+    ...     return Encoded(array.to_pylist())
+    >>> def line(names):
+    ...     return F.to_csv(row(names)).cast("binary")
+    >>> class ToCsv(Encoder):
+    ...     '''Encode a row as a line of CSV.'''
+    ...     def open(self, columns, folder, subject=None, *, trial=False) -> Encoding:
+    ...         return Encoding(lines, None, "CSV", line)
+    >>> @hookimpl
+    ... def router_encoders():
+    ...     return {"to_csv": ToCsv}
     """
 
 

@@ -1,4 +1,4 @@
-"""What plugins implement: decoders, rules and sinks.
+"""What plugins implement: decoders, rules and table sinks; applying sinks and encoders have a module each.
 
 A part is a frozen pydantic model. Its fields are its options, their descriptions and its docstring are its manual
 page. Methods run on the driver and build plans; what must run on an executor is a module-level function with plain
@@ -35,8 +35,8 @@ class Part(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    kind: ClassVar[Literal["decoder", "rule", "sink", ""]] = ""
-    """Which family a part belongs to; set by Decoder, Rule and Sink only."""
+    kind: ClassVar[Literal["decoder", "rule", "sink", "encoder", ""]] = ""
+    """Which family a part belongs to; set by Decoder, Rule, Sink and Encoder only."""
     main_option: ClassVar[str | None] = None
     """The option that a bare string (or list) stands for, so that `sql: "a > 1"` can be written."""
     needs: ClassVar[tuple[str, ...]] = ()
@@ -51,7 +51,7 @@ class Part(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Let a field of type `Rule` (or Decoder, Sink) take `{name: options}` from a configuration."""
+        """Let a field of type `Rule` (or Decoder, Sink, Encoder) take `{name: options}` from a configuration."""
         schema = handler(source)
         if not cls.__dict__.get("kind"):  # a concrete part validates as an ordinary model
             return schema
@@ -66,7 +66,7 @@ class Part(BaseModel):
             return value
         resolve = (info.context or {}).get("resolve")
         if resolve is None:
-            raise ValueError(f"a {cls.kind} object is needed here")
+            raise ValueError(f"an object of the class {cls.__name__} is needed here")
         return resolve(cls, value)
 
 
@@ -187,7 +187,7 @@ class Rule(Part, ABC):
 
 
 class Sink(Part, ABC):
-    """Be where a route's events go: see TableSink and ApplyingSink."""
+    """Be where a route's events go: see TableSink and ApplyingSink (router.applying)."""
 
     kind = "sink"
 
@@ -211,76 +211,6 @@ class TableSink(Sink, ABC):
         """Return one fixed `layer.table`, or a string column over `event` and the raw columns that names it per row.
 
         A name that breaks the naming rule makes the row a dead letter. Runs on the driver.
-        """
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Identify one micro-batch of one sink.
-
-    `key` is unique for (query, route, sink) and, with `id`, names the batch the same way in every replay.
-    """
-
-    query: str
-    id: int
-    route: str
-    sink: str
-    replay: bool = False
-
-    @property
-    def key(self) -> str:
-        """Return the name under which a replay can be recognised."""
-        return f"{self.query}/{self.route}/{self.sink}"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Count what an applying sink did with a batch.
-
-    `refused` holds the rows that can never be applied: the columns of the batch and a string column `reason`. They
-    become dead letters. applied + refused must equal the rows of the batch, or the stream stops.
-    """
-
-    applied: int
-    refused: DataFrame | None = None
-
-
-@dataclass(frozen=True)
-class Opening:
-    """What an applying sink may use once, before the stream starts.
-
-    `folder` is the configuration's folder, `events` an empty frame with the columns that `apply` will get. A decoder
-    that learns may add columns to them while the stream runs.
-    """
-
-    folder: Path
-    events: DataFrame
-
-
-class ApplyingSink(Sink, ABC):
-    """Consume a route's events from its lane, a Delta table that the engine landed them in.
-
-    Delivery: at least once; a batch whose `apply` returned is not applied again, one that was interrupted is.
-    """
-
-    replay_safe: ClassVar[bool] = False
-    """True when applying the same batch twice leaves the same result."""
-    ordered: ClassVar[bool] = False
-    """True when the sink needs the rows of a source partition in the order of their offsets."""
-
-    def prepare(self, opening: Opening) -> Self:
-        """Return this sink made ready, once, at the start of a stream. Runs on the driver.
-
-        Raise a StartError for what must be changed first, an OSError for what is away: the start then waits.
-        """
-        return self
-
-    @abstractmethod
-    def apply(self, events: DataFrame, batch: Batch) -> Outcome:
-        """Consume one batch: the route's columns and `_topic, _partition, _offset, _timestamp, _key`.
-
-        Runs on the driver; the frame reads landed files, so using it twice never reads the source again. An OSError
-        says that the other side is away: the stream waits, and the batch is applied again. Any other stops it.
         """
 
 

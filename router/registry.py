@@ -25,8 +25,10 @@ from pydantic import BaseModel
 from pyspark import cloudpickle
 
 from router import hookspecs
+from router.applying import ApplyingSink
+from router.encoding import Encoder
 from router.errors import PluginError
-from router.parts import ApplyingSink, BatchReport, Decoder, Part, Rule, Sink, TableSink
+from router.parts import BatchReport, Decoder, Part, Rule, Sink, TableSink
 from router.resolve import Entries, Entry, options_of, resolve, suggestion
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound=Part)
 
-FAMILIES: Mapping[str, type[Part]] = {"decoder": Decoder, "rule": Rule, "sink": Sink}
+FAMILIES: Mapping[str, type[Part]] = {"decoder": Decoder, "rule": Rule, "sink": Sink, "encoder": Encoder}
 FILE_MODULE = "router_plugin_"
 """Prefix of the module names of plugin files: such modules travel to executors by value, not by import."""
 

@@ -71,7 +71,7 @@ def _named(entries: Entries, kind: str, value: object) -> tuple[str, object]:
         return next((str(name), options) for name, options in value.items())
     if isinstance(value, Mapping) and value:
         _refuse(kind, list(_surplus(entries, kind, value)))
-    what = f"a {kind} is one key, its name, and its options"
+    what = f"{_a(kind)} is one key, its name, and its options"
     known = isinstance(value, str) and value in entries[kind]
     offered = ", ".join(sorted(entries[kind])) or "(nothing is on offer)"
     hint = f"write {{{value}}}" if known else f"known {kind}s: {offered}"
@@ -84,8 +84,12 @@ def _surplus(entries: Entries, kind: str, value: Mapping[object, object]) -> Ite
     known = [key for key in keys if key in entries[kind]] or keys
     for key in keys:
         if key != known[0]:
-            what = f"a {kind} is one key, and `{known[0]}` is here already"
+            what = f"{_a(kind)} is one key, and `{known[0]}` is here already"
             yield _line(fault(what, f"take `{key}` away, or check the indentation", at="key"), (key,), value)
+
+
+def _a(kind: str) -> str:
+    return f"an {kind}" if kind == "encoder" else f"a {kind}"
 
 
 def _validate(entry: Entry, options: object, nested: Callable[[type[Part], object], Part]) -> Part:

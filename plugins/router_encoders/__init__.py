@@ -1,9 +1,14 @@
-"""Turn the rows of a route into bytes for other systems: what sinks that send offer as `value`."""
+"""Turn the rows of a route into bytes for other systems: JSON, or Avro and Protobuf with a schema registry."""
 
-from router_encoders.avro_records import Avro
-from router_encoders.encoding import Encoded, Encoder, Encoding, Place, row
-from router_encoders.json_texts import Json
-from router_encoders.protobuf_messages import Protobuf
-from router_encoders.value import Value
+from router import Encoder, hookimpl
+from router_encoders.avro_records import ToAvro
+from router_encoders.json_texts import ToJson
+from router_encoders.protobuf_messages import ToProtobuf
 
-__all__ = ["Avro", "Encoded", "Encoder", "Encoding", "Json", "Place", "Protobuf", "Value", "row"]
+__all__ = ["ToAvro", "ToJson", "ToProtobuf", "router_encoders"]
+
+
+@hookimpl
+def router_encoders() -> dict[str, type[Encoder]]:
+    """Offer the encoders that come with the router."""
+    return {"to_avro": ToAvro, "to_json": ToJson, "to_protobuf": ToProtobuf}

@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from router_encoders.encoding import Encoded, Encoding, encoded, row
-from router_encoders.registered import Found, FromRegistry, record_name
+from router import Encoded, Encoding
+from router_encoders.framing import framed
+from router_encoders.registered import FULL_NAME, Registering, record_name
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from router_schemas.pieces import Write
-    from router_schemas.records import Kind
-
-FULL_NAME = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
+    from router_schemas.records import Closed, Kind
 
 
 @dataclass(frozen=True)
@@ -32,13 +29,14 @@ class Written:
     columns: StructType
 
 
-class Avro(FromRegistry):
+class ToAvro(Registering):
     """Encode a row as an Avro record behind a zero byte and the schema's id (4 bytes, big-endian).
 
     How columns go with a schema, and which schema is made for them: docs/formats.md, "Writing".
     """
 
-    kind: ClassVar[Kind] = "AVRO"
+    needs: ClassVar[tuple[str, ...]] = ("router_schemas.avro.write",)
+    schema_kind: ClassVar[Kind] = "AVRO"
     file_option: ClassVar[str] = "schema_file"
 
     schema_file: str | None = Field(default=None, min_length=1, description="an .avsc file, not the newest version")
@@ -46,41 +44,38 @@ class Avro(FromRegistry):
         default=None, pattern=FULL_NAME, description="full name of a record made for columns; default: the subject's"
     )
 
-    @property
-    def file(self) -> str | None:
-        """Return the schema file."""
-        return self.schema_file
-
-    def written(self, found: Found, columns: StructType, folder: Path) -> Encoding:
+    def written(self, closed: Closed, columns: StructType) -> Encoding:
         """Return how rows are written with a schema."""
         from router_schemas.avro.parse import parse
         from router_schemas.avro.schema import text_of
         from router_schemas.frames import prefix
 
-        argument = Written(prefix(found.closed.schema.id), text_of(parse(found.closed)), columns)
+        argument = Written(prefix(closed.schema.id), text_of(parse(closed)), columns)
         _writer(argument)  # what does not go together shall be said here
-        return Encoding(row, encode, argument, found.label)
+        return Encoding(encode, argument, "Avro")
 
-    def derived(self, columns: StructType, subject: str, latest: Found | None) -> str | None:
+    def derived(self, columns: StructType, subject: str, latest: Closed | None) -> str | None:
         """Return a schema for columns that can be read together with the newest one."""
         from router_schemas.avro.derive import derived
         from router_schemas.avro.merge import Writer, merge
         from router_schemas.avro.parse import parse
         from router_schemas.avro.schema import Ref, text_of
+        from router_schemas.origin import Origin
 
-        former = parse(latest.closed) if latest else None
-        named = former.root.name if former and isinstance(former.root, Ref) else record_name(subject)
+        if latest is None:
+            return text_of(derived(columns, self.name or record_name(subject)))
+        former = parse(latest)
+        named = former.root.name if isinstance(former.root, Ref) else record_name(subject)
         made = derived(columns, self.name or named)
-        if latest and former:
-            for finding in merge([Writer(latest.label, former), Writer("the columns", made)]).findings:
-                raise ValueError(str(finding))
+        found = merge([Writer(Origin.of(latest).label, former), Writer("the columns", made)]).findings
+        if found:
+            raise ValueError(str(found[0]))
         return text_of(made)
 
 
 def encode(array: pa.Array, written: Written) -> Encoded:
     """Return framed records of an array of structs. Runs on executors."""
-    write = _writer(written)
-    return encoded(array, lambda some: [written.prefix + one for one in write(some)])
+    return framed(array, written.prefix, _writer(written))
 
 
 @lru_cache(maxsize=64)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 from pyspark.sql import functions as F
 
-from router import tried
-from router_encoders.encoding import Encoded, Encoder, Encoding, Place, row
+from router import Encoded, Encoder, Encoding, row, tried
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     import pyarrow as pa
     from pyspark.sql import Column
@@ -23,7 +23,7 @@ _OPTIONS = {"timeZone": "UTC", "timestampFormat": f"{_FORMAT}XXX", "timestampNTZ
 """Spark's own formats end at milliseconds."""
 
 
-class Json(Encoder):
+class ToJson(Encoder):
     """Encode a row as a JSON object in UTF-8.
 
     Times are ISO 8601 in UTC with microseconds, dates ISO 8601, binary is base64, decimals are plain numbers. NaN and
@@ -34,10 +34,10 @@ class Json(Encoder):
         default="omit", description="`keep`: a field that is null is written as null"
     )
 
-    def open(self, columns: StructType, place: Place) -> Encoding:
+    def open(self, columns: StructType, folder: Path, subject: str | None = None, *, trial: bool = False) -> Encoding:
         """Return how rows are encoded; any columns are."""
         options = {**_OPTIONS, "ignoreNullFields": "true" if self.nulls == "omit" else "false"}
-        return Encoding(partial(_text, options=options), as_it_is, None, "JSON")
+        return Encoding(as_it_is, None, "JSON", partial(_text, options=options))
 
 
 def _text(names: Iterable[str], options: dict[str, str]) -> Column:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, field_validator
 
-from router import StartError
-from router_encoders.avro_records import FULL_NAME
-from router_encoders.encoding import Encoded, Encoding, Place, encoded, row
-from router_encoders.registered import Found, FromRegistry, record_name
+from router import Encoded, Encoding, StartError
+from router_encoders.framing import framed
+from router_encoders.registered import FULL_NAME, Registering, record_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from router_schemas.pieces import Write
-    from router_schemas.records import Kind
+    from router_schemas.records import Closed, Kind
 
 
 @dataclass(frozen=True)
@@ -33,14 +32,15 @@ class Written:
     columns: StructType
 
 
-class Protobuf(FromRegistry):
+class ToProtobuf(Registering):
     """Encode a row as a Protobuf message behind a zero byte, the schema's id and the index path of the message.
 
     Needs the extra `protobuf`, on the nodes of a cluster too. How columns go with a message, and which message is made
     for them: docs/formats.md, "Writing".
     """
 
-    kind: ClassVar[Kind] = "PROTOBUF"
+    needs: ClassVar[tuple[str, ...]] = ("router_schemas.protobuf.write",)
+    schema_kind: ClassVar[Kind] = "PROTOBUF"
     file_option: ClassVar[str] = "proto_file"
 
     proto_file: str | None = Field(default=None, min_length=1, description="a .proto file, not the newest version")
@@ -57,12 +57,7 @@ class Protobuf(FromRegistry):
             raise ValueError("a .proto file is needed here: its text is what is registered")
         return file
 
-    @property
-    def file(self) -> str | None:
-        """Return the schema file."""
-        return self.proto_file
-
-    def open(self, columns: StructType, place: Place) -> Encoding:
+    def open(self, columns: StructType, folder: Path, subject: str | None = None, *, trial: bool = False) -> Encoding:
         """Return how rows are written. Asks the registry."""
         try:
             from router_schemas.protobuf.compile import CompilerError
@@ -70,24 +65,24 @@ class Protobuf(FromRegistry):
             extra = "pip install 'spark-event-router[protobuf]', here and on every node"
             raise StartError(f"protobuf needs the module {error.name}: {extra}") from error
         try:
-            return super().open(columns, place)
+            return super().open(columns, folder, subject, trial=trial)
         except CompilerError as error:
             raise StartError(f"the schema cannot be compiled here: {error}") from error
 
-    def written(self, found: Found, columns: StructType, folder: Path) -> Encoding:
+    def written(self, closed: Closed, columns: StructType) -> Encoding:
         """Return how rows are written with a message of a schema."""
         from router_schemas.frames import prefix
         from router_schemas.protobuf.compile import descriptors
         from router_schemas.protobuf.messages import names, path_of
 
-        files = descriptors(found.closed)
+        files = descriptors(closed)
         message = self.message or next(iter(names(files)), "")
         path = path_of(files, message)
-        argument = Written(prefix(found.closed.schema.id, path), files, message, columns)
+        argument = Written(prefix(closed.schema.id, path), files, message, columns)
         _writer(argument)  # what does not go together shall be said here
-        return Encoding(row, encode, argument, f"{message} of {found.label}")
+        return Encoding(encode, argument, f"Protobuf message {message}")
 
-    def derived(self, columns: StructType, subject: str, latest: Found | None) -> str | None:
+    def derived(self, columns: StructType, subject: str, latest: Closed | None) -> str | None:
         """Return a message for columns that goes on from the newest one."""
         from router_schemas.protobuf.compile import descriptors
         from router_schemas.protobuf.derive import derived, known, text_of
@@ -95,7 +90,7 @@ class Protobuf(FromRegistry):
 
         if latest is None:
             return text_of(derived(columns, self.message or record_name(subject)))
-        files = descriptors(latest.closed)
+        files = descriptors(latest)
         name = self.message or next(iter(names(files)), "")
         before = known(files, name)
         return text_of(derived(columns, name, before)) if before else None
@@ -103,8 +98,7 @@ class Protobuf(FromRegistry):
 
 def encode(array: pa.Array, written: Written) -> Encoded:
     """Return framed messages of an array of structs. Runs on executors."""
-    write = _writer(written)
-    return encoded(array, lambda some: [written.prefix + one for one in write(some)])
+    return framed(array, written.prefix, _writer(written))
 
 
 @lru_cache(maxsize=64)

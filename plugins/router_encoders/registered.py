@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, model_validator
 
-from router import StartError
-from router_encoders.encoding import Encoder, Encoding, Place
+from router import Encoder, Encoding, StartError
 from router_schemas.connection import NotFound, Registry, RegistryAway, RegistryError
+from router_schemas.origin import Origin
 from router_schemas.records import Closed, Kind, Registered
+from router_schemas.references import References, Unusable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,19 +31,15 @@ if TYPE_CHECKING:
 
     from router_schemas.client import Client
 
-
-@dataclass(frozen=True)
-class Found:
-    """Be a schema of the registry, and what messages call it."""
-
-    closed: Closed
-    label: str
+FULL_NAME = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
+NOBODYS = 0
+"""The id in frames of a trial, which end nowhere."""
 
 
-class FromRegistry(Encoder):
+class Registering(Encoder):
     """Encode with a schema of a registry. A format says how columns go with a schema, and makes one for them."""
 
-    kind: ClassVar[Kind]
+    schema_kind: ClassVar[Kind]
     file_option: ClassVar[str]
 
     registry: Registry = Field(description="the registry; a bare URL is enough")
@@ -62,80 +59,87 @@ class FromRegistry(Encoder):
         return self
 
     @property
-    @abstractmethod
     def file(self) -> str | None:
         """Return the schema file, relative to the configuration."""
+        found: str | None = getattr(self, self.file_option)
+        return found
 
     @abstractmethod
-    def written(self, found: Found, columns: StructType, folder: Path) -> Encoding:
+    def written(self, closed: Closed, columns: StructType) -> Encoding:
         """Return how rows are written with a schema; raise ValueError, naming the field, where they cannot be."""
 
     @abstractmethod
-    def derived(self, columns: StructType, subject: str, latest: Found | None) -> str | None:
+    def derived(self, columns: StructType, subject: str, latest: Closed | None) -> str | None:
         """Return the text of a schema for columns that goes on from the newest one; None where only its author can.
 
         Raises ValueError, naming the field, where there can be none.
         """
 
-    def open(self, columns: StructType, place: Place) -> Encoding:
+    def open(self, columns: StructType, folder: Path, subject: str | None = None, *, trial: bool = False) -> Encoding:
         """Return how rows are written. Asks the registry."""
         from router_schemas.client import Client
 
-        subject = self.subject or place.subject
+        subject = self.subject or subject
         if subject is None and self.id is None:
             raise StartError("no subject can be told from a topic that data names; give `subject`")
         try:
-            with Client(self.registry.beside(place.folder)) as client:
-                return self._chosen(client, subject or "", columns, place.folder)
+            with Client(self.registry.beside(folder)) as client:
+                return self._chosen(client, subject or "", columns, folder, trial)
         except RegistryAway as away:
             raise ConnectionError(f"waiting for the schema registry: {away}") from away
-        except (RegistryError, ValueError) as fault:
+        except (RegistryError, ValueError, Unusable) as fault:
             raise StartError(str(fault)) from fault
 
-    def _chosen(self, client: Client, subject: str, columns: StructType, folder: Path) -> Encoding:
+    def _chosen(self, client: Client, subject: str, columns: StructType, folder: Path, trial: bool) -> Encoding:
         if self.id is not None:
-            return self._fitted(_closed(client, self.id, f"schema {self.id}"), columns, folder)
+            return self._fitted(_closed(client, client.by_id(self.id)), columns)
         if self.file:
-            return self._fitted(self._of_file(client, subject, folder), columns, folder)
+            made = self._of_file(client, subject, folder, trial)
+            return self._fitted(made, columns, f"{self.file} (schema {made.schema.id})")
         latest = _latest(client, subject)
         if latest is None and not self.registers:
             raise ValueError(f"subject {subject} has no schema; register one, or set `register: true`")
         try:
             if latest is not None:
-                return self._fitted(latest, columns, folder)
+                return self._fitted(latest, columns)
         except ValueError as fault:
-            if not self.registers or latest is None or latest.closed.schema.kind != self.kind:
+            if not self.registers or latest is None or latest.schema.kind != self.schema_kind:
                 raise
             if (text := self.derived(columns, subject, latest)) is None:
                 raise ValueError(f"{fault}; add it, for this schema was not made by the router") from fault
         else:
             text = self.derived(columns, subject, None)
             assert text is not None  # there is nobody else's
-        number = client.register(subject, self.kind, text)
-        return self._fitted(_found(number, self.kind, text, subject), columns, folder)
+        return self._fitted(self._registered(client, subject, text, trial), columns)
 
-    def _fitted(self, found: Found, columns: StructType, folder: Path) -> Encoding:
-        if found.closed.schema.kind != self.kind:
-            raise ValueError(f"{found.label} is {found.closed.schema.kind}, not {self.kind}")
+    def _registered(self, client: Client, subject: str, text: str, trial: bool) -> Closed:
+        number = NOBODYS if trial else client.register(subject, self.schema_kind, text)
+        return Closed(Registered(number, self.schema_kind, text))
+
+    def _fitted(self, closed: Closed, columns: StructType, label: str = "") -> Encoding:
+        label = label or Origin.of(closed).label
+        if closed.schema.kind != self.schema_kind:
+            raise ValueError(f"{label} is {closed.schema.kind}, not {self.schema_kind}")
         try:
-            return self.written(found, columns, folder)
+            encoding = self.written(closed, columns)
         except ValueError as fault:
-            raise ValueError(f"{found.label}: {fault}") from fault
+            raise ValueError(f"{label}: {fault}") from fault
+        return replace(encoding, what=f"{encoding.what}, {label}")
 
-    def _of_file(self, client: Client, subject: str, folder: Path) -> Found:
+    def _of_file(self, client: Client, subject: str, folder: Path, trial: bool) -> Closed:
         assert self.file is not None
         try:
             text = (folder / self.file).read_text(encoding="utf-8")
         except OSError as error:
             raise StartError(f"{self.file_option} {self.file} cannot be read: {error.strerror}") from error
+        if self.registers:
+            return self._registered(client, subject, text, trial)
         try:
-            number = (client.register if self.registers else client.lookup)(subject, self.kind, text)
+            number = client.lookup(subject, self.schema_kind, text)
         except NotFound as absent:
-            if self.registers:
-                raise
             what = f"{self.file} is not registered under {subject}; register it, or set `register: true`"
             raise ValueError(what) from absent
-        return _found(number, self.kind, text, self.file)
+        return Closed(Registered(number, self.schema_kind, text))
 
 
 def record_name(subject: str) -> str:
@@ -145,35 +149,15 @@ def record_name(subject: str) -> str:
     return ".".join(parts) or "Event"
 
 
-def _found(number: int, kind: Kind, text: str, called: str) -> Found:
-    return Found(Closed(Registered(number, kind, text)), f"{called} (schema {number})")
-
-
-def _latest(client: Client, subject: str) -> Found | None:
+def _latest(client: Client, subject: str) -> Closed | None:
     """Return the newest version of a subject, None where there is none."""
     try:
         version = client.versions(subject)[-1]
     except (NotFound, IndexError):
         return None
-    number = client.version(subject, version).id
-    return _closed(client, number, f"{subject} version {version} (schema {number})")
+    return _closed(client, replace(client.version(subject, version), subjects=((subject, version),)))
 
 
-def _closed(client: Client, number: int, label: str) -> Found:
+def _closed(client: Client, schema: Registered) -> Closed:
     """Return a schema with what it refers to."""
-    from router_schemas.schemas import Schemas
-
-    closed = Schemas(client, _Forgetful()).closed([number])[number]
-    if not isinstance(closed, Closed):
-        raise ValueError(closed.reason)
-    return Found(closed, label)
-
-
-class _Forgetful:
-    """Remember nothing: a sink asks once, when it starts."""
-
-    def read(self, name: str) -> bytes | None:
-        return None
-
-    def write(self, name: str, content: bytes) -> None:
-        pass
+    return Closed(schema, References(client).imports(schema))

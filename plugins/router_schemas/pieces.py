@@ -160,4 +160,5 @@ def full(array: pa.Array, path: str, what: str) -> pa.Array:
 
 def one_of(fields: Sequence[pa.Array]) -> NDArray[np.int64]:
     """Return how many of some fields have a value, row by row."""
-    return np.sum([pc.is_valid(field).to_numpy(zero_copy_only=False) for field in fields], axis=0, dtype=np.int64)
+    found: NDArray[np.int64] = np.sum([pc.is_valid(one).to_numpy(zero_copy_only=False) for one in fields], 0, np.int64)
+    return found

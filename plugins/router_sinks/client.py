@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 C = TypeVar("C")
+
+_SILENT = logging.getLogger(f"{__name__}.librdkafka")
+_SILENT.propagate = False
+_SILENT.addHandler(logging.NullHandler())
+"""What librdkafka says by itself, it says on stderr; all that matters comes through `error_cb` and reports."""
 
 _OF_THE_LOGIN = {
     KafkaError._AUTHENTICATION,
@@ -46,7 +52,7 @@ class Trouble:
 def errors_into(kind: Callable[[dict[str, Any]], C], settings: Mapping[str, Any], trouble: Trouble) -> C:
     """Return a client that reports to `trouble`; raise StartError for a setting that is wrong, without its value."""
     try:
-        return kind({"log_level": 0, **settings, "error_cb": trouble.note})
+        return kind({"logger": _SILENT, **settings, "error_cb": trouble.note})
     except KafkaException as error:
         what = error.args[0].str()
     except (TypeError, ValueError) as error:

@@ -45,13 +45,16 @@ class Cluster:
         settings = {**self.settings, "allow.auto.create.topics": "false"}  # to ask for a topic would make it
         self.admin = errors_into(AdminClient, settings, self.trouble)
 
-    def fixed(self, topic: str, create: CreateTopics | None, *, running: bool) -> Topics:
-        """Return one topic; where it is not there raise StartError, or ConnectionError when the stream is running."""
+    def fixed(self, topic: str, create: CreateTopics | None, *, running: bool, trial: bool = False) -> Topics:
+        """Return one topic; where it is not there raise StartError, or ConnectionError when the stream is running.
+
+        It is created as `create` says, but for a `trial`.
+        """
         found = self._metadata(topic).get(topic)
         code = KafkaError.UNKNOWN_TOPIC_OR_PART if found is None else found.error and found.error.code()
         if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             raise StartError(f"topic {topic}: this login may not see it")
-        if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        if code == KafkaError.UNKNOWN_TOPIC_OR_PART and not (create and trial):
             refused = self.create([topic], create) if create else {topic: "create it, or set `create_topics`"}
             if refused:
                 raise (ConnectionError if running else StartError)(f"there is no topic {topic}: {refused[topic]}")

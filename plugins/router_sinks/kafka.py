@@ -6,12 +6,12 @@ import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as F
 
-from router import ApplyingSink, Batch, Opening, Outcome, StartError
-from router_encoders import Encoding, Json, Place, Value
+from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, StartError
+from router_encoders import ToJson
 from router_sinks.outgoing import PLACE, new_topics, outgoing, own_columns, refused_rows
 from router_sinks.topics import Topics, check_topic, is_fixed, unusable
 
@@ -86,7 +86,7 @@ class Kafka(ApplyingSink):
         min_length=1,
         description="SQL; binary stays, all else becomes text; null: none. Default: the record's key",
     )
-    value: Value = Field(default=Value(json=Json()), description="one of json, avro, protobuf, with its options")
+    value: Encoder = Field(default=ToJson(), description="an encoder: to_json, to_avro, to_protobuf, ...")
     headers: dict[str, str] = Field(default_factory=dict, description="name: SQL; a header that is null is left out")
     create_topics: CreateTopics | None = Field(default=None, description="create topics that are not there")
     options: dict[str, SecretStr] = Field(
@@ -100,7 +100,7 @@ class Kafka(ApplyingSink):
         description="seconds without any arrival before all is tried anew",
     )
 
-    _place: Place = PrivateAttr(default=Place())
+    _opening: Opening | None = PrivateAttr(default=None)
     _encodings: dict[str, Encoding] = PrivateAttr(default_factory=dict)
 
     @field_validator("topic")
@@ -128,27 +128,19 @@ class Kafka(ApplyingSink):
                 raise ValueError(f"the option {name} belongs to the sink: {TAKEN.get(name, 'take it away')}")
         return options
 
-    @model_validator(mode="after")
-    def _subject(self) -> Self:
-        encoder = self.value.avro or self.value.protobuf
-        if encoder and not is_fixed(self.topic) and encoder.subject is None and encoder.id is None:
-            raise ValueError("a topic that data names tells no subject; give the value's format a `subject`")
-        return self
-
     def prepare(self, opening: Opening) -> Self:
         """Return this sink with its schema found. Asks Kafka and the registry."""
         from router_sinks.sender import Sender
 
-        subject = f"{self.topic}-value" if is_fixed(self.topic) else None
         prepared = self.model_copy()
-        prepared._place, prepared._encodings = Place(opening.folder, subject), {}
+        prepared._opening, prepared._encodings = opening, {}
         try:
             encoding = prepared._encoding(opening.events)
             prepared._rows(opening.events, encoding).schema  # noqa: B018 - analyses the expressions
         except (AnalysisException, ParseException) as error:
             raise StartError(str(error).strip().split("\n")[0]) from error
         Sender(self._settings, self.patience).check()
-        prepared._topics(None)
+        prepared._topics(None, trial=opening.trial)
         log.info("values for %s are written as %s", self.topic, encoding.what)
         return prepared
 
@@ -161,8 +153,7 @@ class Kafka(ApplyingSink):
         marks = {"query": batch.query, "sink": f"{batch.route}/{batch.sink}", "batch": str(batch.id)}
         job = Job(
             settings=self._settings,
-            encode=encoding.function,
-            argument=encoding.argument,
+            encoding=encoding,
             topics=self._topics(rows),
             headers=tuple(self.headers),
             marks=tuple((f"{OURS}{name}", text.encode()) for name, text in marks.items()),
@@ -191,19 +182,23 @@ class Kafka(ApplyingSink):
         columns = own_columns(events)
         named = columns.simpleString()
         if named not in self._encodings:
-            self._encodings[named] = self.value.encoder.open(columns, self._place)
+            if self._opening is None:
+                raise StartError("the sink is not open: call prepare() before apply()")
+            subject = f"{self.topic}-value" if is_fixed(self.topic) else None
+            opened = self.value.open(columns, self._opening.folder, subject, trial=self._opening.trial)
+            self._encodings[named] = opened
         return self._encodings[named]
 
     def _rows(self, events: DataFrame, encoding: Encoding) -> DataFrame:
         return outgoing(events, self.topic, self.key, self.headers, encoding)
 
-    def _topics(self, rows: DataFrame | None) -> Topics:
+    def _topics(self, rows: DataFrame | None, *, trial: bool = False) -> Topics:
         """Return the topics that rows may go to, after creating those that are wanted; no rows: before the start."""
         from router_sinks.cluster import Cluster
 
         cluster, create = Cluster(self._settings), self.create_topics
         if is_fixed(self.topic):
-            return cluster.fixed(self.topic, create, running=rows is not None)
+            return cluster.fixed(self.topic, create, running=rows is not None, trial=trial)
         known = cluster.matching(self.topic)
         if create is None or rows is None:
             return Topics(known, {}, fixed=False)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from router import StartError, tried
-from router_encoders import row
+from router import StartError, row, tried
 from router_sinks.naming import Placeholder, parse
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-    from router_encoders import Encoding
+    from router import Encoding
 
 COORDINATES = ("_topic", "_partition", "_offset", "_timestamp", "_key")
 """The columns of a lane that are not the route's."""

@@ -12,7 +12,7 @@ from router_sinks.sender import Away, Denied, Sender
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from router_encoders import Encoded
+    from router import Encoded, Encoding
     from router_sinks.sender import Record
     from router_sinks.topics import Topics
 
@@ -39,8 +39,7 @@ class Job:
     """Be what every task is given; `headers` are the names of the user's, `marks` those that all rows share."""
 
     settings: dict[str, str] = field(repr=False)
-    encode: Callable[[pa.Array, Any], Encoded]
-    argument: Any
+    encoding: Encoding
     topics: Topics
     headers: tuple[str, ...]
     marks: tuple[tuple[str, bytes], ...]
@@ -71,7 +70,7 @@ def _reported(found: list[dict[str, Any]]) -> pa.RecordBatch:
 
 def _sent(rows: pa.RecordBatch, job: Job, sender: Sender) -> list[dict[str, Any]]:
     """Send the rows of one record batch; return how many are there and which are refused."""
-    made = job.encode(rows.column("_row"), job.argument)
+    made = job.encoding.function(rows.column("_row"), job.encoding.argument)
     records, at, refused = _records(rows, job, made)
     refused |= {at[position]: reason for position, reason in sender.send(records).items()}
     found: list[dict[str, Any]] = [{"kind": "sent", "rows": rows.num_rows - len(refused)}]
@@ -113,7 +112,7 @@ def _records(rows: pa.RecordBatch, job: Job, made: Encoded) -> tuple[list[Record
             ("router.partition", b"%d" % partitions[row]),
             ("router.offset", b"%d" % offsets[row]),
         )
-        records.append((names[row], keys[row], value, [*own, *job.marks, *marks]))
+        records.append((str(names[row]), keys[row], value, [*own, *job.marks, *marks]))
         at.append(row)
     return records, at, refused
 

@@ -141,7 +141,7 @@ class _Round:
                 )
             except BufferError:
                 before = len(self.reports)
-                self.producer.poll(_POLL)
+                self._poll(_POLL)
                 since = time.monotonic() if len(self.reports) > before else since
                 self._give_up_after(since)
             except KafkaException as error:
@@ -153,7 +153,7 @@ class _Round:
                 self.ended = True
             else:
                 self.sent += 1
-                self.producer.poll(0)
+                self._poll(0)
                 return
 
     def _arrive(self) -> None:
@@ -164,10 +164,18 @@ class _Round:
             if self.ended and not purged:  # in flight they stay: what has arrived must not be sent again
                 self.producer.purge(in_queue=True, in_flight=False)
                 purged = True
-            self.producer.poll(_POLL)
+            self._poll(_POLL)
             if len(self.reports) > seen:
                 since, seen = time.monotonic(), len(self.reports)
             self._give_up_after(since)
+
+    def _poll(self, seconds: float) -> None:
+        """Take reports. A producer that ended says so by raising, and has the other reports none the less."""
+        try:
+            self.producer.poll(seconds)
+        except KafkaException as error:
+            self.sender.trouble.note(error.args[0])
+            self.ended = True
 
     def _report(self, position: int, alone: bool, error: KafkaError | None, message: object) -> None:
         self.reports[position] = error

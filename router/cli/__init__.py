@@ -18,7 +18,7 @@ from router.errors import ConfigError, RouterError
 COMMANDS = {
     "check": ("router.cli.check:check", "Find every mistake in a configuration."),
     "ledger": ("router.cli.ledger:ledger", "Print the last batches and their balance."),
-    "plugins": ("router.cli.plugins:plugins", "List decoders, rules and sinks, or show the page of one."),
+    "plugins": ("router.cli.plugins:plugins", "List decoders, rules, sinks and encoders, or show the page of one."),
     "run": ("router.cli.run:run", "Run a configuration."),
     "schema": ("router.cli.schema:schema", "Print the configuration's JSON Schema, for editors."),
     "test": ("router.cli.test:test", "Run route tests: records in, rows expected."),

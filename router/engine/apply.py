@@ -12,10 +12,10 @@ from router.delta.commit import TableCommit, names
 from router.errors import SinkError
 
 if TYPE_CHECKING:
+    from router.applying import ApplyingSink, Batch
     from router.delta.lake import Lake
     from router.engine.layout import Target
     from router.engine.manifest import Shelf
-    from router.parts import ApplyingSink, Batch
 
 
 @dataclass(frozen=True)

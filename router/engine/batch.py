@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from router.applying import ApplyingSink, Batch
 from router.delta.commit import done
 from router.delta.handles import Handles
 from router.engine import ledger
@@ -21,7 +22,7 @@ from router.engine.route import sink_names
 from router.engine.spark import SparkEngine
 from router.engine.steps import Steps, Watch
 from router.errors import BatchError
-from router.parts import ApplyingSink, Batch, BatchReport
+from router.parts import BatchReport
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -47,7 +47,7 @@ def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = 
         raise ConfigError(found)
     try:
         planned = plan(config, raw)
-        opened(config, session, place.folder)
+        opened(config, session, place.folder, trial=True)
     except (AnalysisException, RouterError, OSError) as error:
         raise ConfigError((loaded.problem(("routes",), _first_line(error)),)) from error
     return stages(planned.fused)

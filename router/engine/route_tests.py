@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from router.applying import ApplyingSink, Batch
     from router.config.loader import Loaded
     from router.config.models import Config
     from router.config.route_tests import Case, Expected, Letter, Record
     from router.delta.commit import TableCommit
     from router.engine.layout import Target
-    from router.parts import ApplyingSink, Batch
 
 RUN = "test"
 RAW = BRONZE_SCHEMA.remove(BRONZE_SCHEMA.get_field_index("batch_id"))

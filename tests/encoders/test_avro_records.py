@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from router_encoders.encoding import encoded
+from router_encoders.framing import framed
 from router_schemas.avro.column_names import column_names
 from router_schemas.avro.derive import derived
 from router_schemas.avro.mapping import mapped
@@ -224,7 +224,7 @@ def test_a_value_that_cannot_be_written_is_one_row_without_a_value(
     columns, text = struct(a=kind), record(a=schema)
     write = writer(parse_text(text), columns)
 
-    found = encoded(rows_of(columns, [{"a": value} for value in values]), write)
+    found = framed(rows_of(columns, [{"a": value} for value in values]), b"", write)
 
     assert [value is None for value in found.values] == [False, True, False]
     assert list(found.reasons) == [1]

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 from pyspark.sql import types as T
 
-from router import StartError
-from router_encoders import Avro, Encoder, Place, Protobuf, Value
+from router import Encoder, StartError
+from router.registry import load_registry
+from router_encoders import ToAvro, ToProtobuf
 from router_encoders.registered import record_name
 from router_schemas.frames import parse
 from tests.encoders.columns import rows_of, struct
 from tests.schemas.faulty import FaultyRegistry
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SUBJECT = "games-value"
 COLUMNS = struct(game=T.StringType(), amount=T.LongType())
@@ -36,6 +35,7 @@ TEXTS = {
     "protobuf": 'syntax = "proto3"; package games; message Bet { string game = 1; int64 amount = 2; }',
 }
 FILES = {"avro": ("schema_file", "bet.avsc"), "protobuf": ("proto_file", "bet.proto")}
+HERE = Path()
 Encode = Callable[..., Encoder]
 
 
@@ -58,14 +58,14 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def encoder(registry: FaultyRegistry, kind: str) -> Encode:
     """Make an encoder of the format with options."""
-    made = {"avro": Avro, "protobuf": Protobuf}[kind]
+    made = {"avro": ToAvro, "protobuf": ToProtobuf}[kind]
     url = {"url": registry.url, "attempts": 1}
     return lambda **options: made.model_validate({"registry": url, "subject": SUBJECT, **options})
 
 
-def number_of(encoder: Encoder, columns: T.StructType, place: Place | None = None) -> int:
+def number_of(encoder: Encoder, columns: T.StructType, folder: Path = HERE, subject: str | None = None) -> int:
     """Return the id in the frame of a row that is encoded."""
-    encoding = encoder.open(columns, place or Place())
+    encoding = encoder.open(columns, folder, subject)
     found = encoding.function(rows_of(columns, [dict.fromkeys(columns.names)]), encoding.argument)
     assert not found.reasons
     return int(parse(rows_of(struct(v=T.BinaryType()), [{"v": found.values[0]}]).field("v"), False).ids[0])
@@ -95,16 +95,16 @@ def test_a_column_without_a_field_keeps_a_stream_from_starting(
     registry.book.add(SUBJECT, TEXTS[kind], KINDS[kind])
 
     with pytest.raises(StartError, match=r"games-value version 1 \(schema 1\): field note: .* has no field") as caught:
-        encoder().open(WIDER, Place())
+        encoder().open(WIDER, HERE)
     assert "Traceback" not in str(caught.value)
     with pytest.raises(StartError, match="field amount: the column is string"):
-        encoder().open(struct(game=T.StringType(), amount=T.StringType()), Place())
+        encoder().open(struct(game=T.StringType(), amount=T.StringType()), HERE)
 
 
 def test_nothing_is_registered_without_leave(registry: FaultyRegistry, encoder: Encode) -> None:
     """Without it a typing mistake in `subject` makes a subject."""
     with pytest.raises(StartError, match="subject games-value has no schema"):
-        encoder().open(COLUMNS, Place())
+        encoder().open(COLUMNS, HERE)
     assert not registry.book.subjects
 
 
@@ -126,25 +126,24 @@ def test_a_schema_of_somebody_else_is_not_replaced(registry: FaultyRegistry, enc
     other = {"avro": struct(game=T.IntegerType(), note=T.StringType()), "protobuf": WIDER}[kind]
 
     with pytest.raises(StartError, match=r"field '?(game|note)'?"):
-        encoder(register=True).open(other, Place())
+        encoder(register=True).open(other, HERE)
     assert len(registry.book.subjects[SUBJECT]) == 1
 
 
 def test_a_file_has_to_be_registered(registry: FaultyRegistry, encoder: Encode, kind: str, tmp_path: Path) -> None:
     """Without it records carry an id that means another schema."""
     option, name = FILES[kind]
-    place = Place(tmp_path)
     with pytest.raises(StartError, match=f"{option} {name} cannot be read"):
-        encoder(**{option: name}).open(COLUMNS, place)
+        encoder(**{option: name}).open(COLUMNS, tmp_path)
     (tmp_path / name).write_text(TEXTS[kind])
 
     with pytest.raises(StartError, match=f"{name} is not registered under games-value"):
-        encoder(**{option: name}).open(COLUMNS, place)
-    made = number_of(encoder(**{option: name}, register=True), COLUMNS, place)
+        encoder(**{option: name}).open(COLUMNS, tmp_path)
+    made = number_of(encoder(**{option: name}, register=True), COLUMNS, tmp_path)
 
-    assert number_of(encoder(**{option: name}), COLUMNS, place) == made
+    assert number_of(encoder(**{option: name}), COLUMNS, tmp_path) == made
     with pytest.raises(StartError, match=rf"{name} \(schema {made}\): field note"):
-        encoder(**{option: name}).open(WIDER, place)
+        encoder(**{option: name}).open(WIDER, tmp_path)
 
 
 def test_a_schema_of_another_format_is_refused(registry: FaultyRegistry, encoder: Encode, kind: str) -> None:
@@ -154,7 +153,7 @@ def test_a_schema_of_another_format_is_refused(registry: FaultyRegistry, encoder
 
     for options in ({}, {"register": True}, {"id": 1}):
         with pytest.raises(StartError, match=f"is {KINDS[other]}, not {KINDS[kind]}"):
-            encoder(**options).open(COLUMNS, Place())
+            encoder(**options).open(COLUMNS, HERE)
 
 
 def test_a_registry_that_is_away_is_waited_for(registry: FaultyRegistry, encoder: Encode) -> None:
@@ -162,21 +161,21 @@ def test_a_registry_that_is_away_is_waited_for(registry: FaultyRegistry, encoder
     registry.fails("503")
 
     with pytest.raises(ConnectionError, match="waiting for the schema registry"):
-        encoder().open(COLUMNS, Place())
+        encoder().open(COLUMNS, HERE)
 
 
 def test_an_unknown_id_is_refused(registry: FaultyRegistry, encoder: Encode) -> None:
     with pytest.raises(StartError, match="schema not found"):
-        encoder(id=77).open(COLUMNS, Place())
+        encoder(id=77).open(COLUMNS, HERE)
 
 
 def test_the_subject_is_that_of_the_topic(registry: FaultyRegistry, encoder: Encode, kind: str) -> None:
     """Without it every fixed topic needs its name twice."""
     number = registry.book.add("wins-value", TEXTS[kind], KINDS[kind])
 
-    assert number_of(encoder(subject=None), COLUMNS, Place(subject="wins-value")) == number
+    assert number_of(encoder(subject=None), COLUMNS, subject="wins-value") == number
     with pytest.raises(StartError, match="give `subject`"):
-        encoder(subject=None).open(COLUMNS, Place())
+        encoder(subject=None).open(COLUMNS, HERE)
 
 
 def test_a_message_inside_of_another_is_named_in_the_frame(registry: FaultyRegistry) -> None:
@@ -184,14 +183,14 @@ def test_a_message_inside_of_another_is_named_in_the_frame(registry: FaultyRegis
     inner = "message B { map<string, int64> m = 1; message C { string game = 1; } }"
     text = f'syntax = "proto3"; package g; message A {{ {inner} }}'
     number = registry.book.add(SUBJECT, text, "PROTOBUF")
-    made = Protobuf.model_validate({"registry": registry.url, "subject": SUBJECT, "message": "g.A.B.C"})
-    encoding = made.open(struct(game=T.StringType()), Place())
+    made = ToProtobuf.model_validate({"registry": registry.url, "subject": SUBJECT, "message": "g.A.B.C"})
+    encoding = made.open(struct(game=T.StringType()), HERE)
 
     (value,) = encoding.function(rows_of(struct(game=T.StringType()), [{"game": "uno"}]), encoding.argument).values
 
     assert value == b"\0" + number.to_bytes(4, "big") + b"\x06\0\0\x02" + b"\x0a\x03uno"
     with pytest.raises(StartError, match=r"no message 'g\.X'"):
-        made.model_copy(update={"message": "g.X"}).open(COLUMNS, Place())
+        made.model_copy(update={"message": "g.X"}).open(COLUMNS, HERE)
 
 
 @pytest.mark.parametrize(
@@ -205,24 +204,19 @@ def test_a_record_is_called_by_its_subject(subject: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({}, "one of json, avro, protobuf"),
-        ({"json": {}, "avro": {"registry": "http://a"}}, "one of json, avro, protobuf"),
-        ({"json": {"null": "keep"}}, "Extra inputs"),
-        ({"avro": {}}, "Field required"),
-        ({"avro": {"registry": "http://a", "id": 1, "register": True}}, "take `register` and `schema_file` away"),
-        ({"protobuf": {"registry": "http://a", "id": 1, "proto_file": "a.proto"}}, "take `register` and `proto_file`"),
-        ({"protobuf": {"registry": "http://a", "proto_file": "a.desc"}}, "a .proto file is needed"),
-        ({"protobuf": {"registry": "http://a", "message": "a b"}}, "match pattern"),
-        ({"avro": {"registry": "http://a", "name": "a."}}, "match pattern"),
+        ({}, "an encoder is one key"),
+        ({"to_json": {}, "to_avro": {"registry": "http://a"}}, "`to_json` is here already"),
+        ({"to_json": {"null": "keep"}}, "Extra inputs"),
+        ({"to_avro": {}}, "Field required"),
+        ({"to_avro": {"registry": "http://a", "id": 1, "register": True}}, "take `register` and `schema_file` away"),
+        ({"to_protobuf": {"registry": "http://a", "id": 1, "proto_file": "a.proto"}}, "take `register` and `proto_"),
+        ({"to_protobuf": {"registry": "http://a", "proto_file": "a.desc"}}, "a .proto file is needed"),
+        ({"to_protobuf": {"registry": "http://a", "message": "a b"}}, "match pattern"),
+        ({"to_avro": {"registry": "http://a", "name": "a."}}, "match pattern"),
     ],
     ids=str,
 )
 def test_a_wrong_option_is_refused_when_it_is_read(options: dict[str, Any], word: str) -> None:
     """A wrong configuration never starts."""
     with pytest.raises(ValidationError, match=word):
-        Value.model_validate(options)
-
-
-def test_json_needs_no_options() -> None:
-    """`value: {json: }` is what YAML makes of no options."""
-    assert Value.model_validate({"json": None}) == Value.model_validate({"json": {}})
+        load_registry().resolve(Encoder, options)

@@ -14,7 +14,7 @@ import fastavro
 import pytest
 from google.protobuf import message_factory
 
-from router import SinkError, StartError
+from router import Sink, StartError
 from router.config.loader import load
 from router.config.models import Route
 from router.engine.opening import opened
@@ -26,7 +26,6 @@ from router_schemas.connection import Registry
 from router_schemas.protobuf.compile import descriptors
 from router_schemas.protobuf.messages import message_of
 from router_schemas.records import Closed
-from router_sinks import Kafka
 from tests.engine.conftest import ENGINES
 from tests.engine.parts import Events, Where
 from tests.engine.query import records
@@ -49,15 +48,14 @@ def bet(game: str | None, n: int, **more: Any) -> dict[str, Any]:
     return {"game": game, "n": n, "amount": 1.25, "at": AT, "cards": ["queen", ""], "odds": {"red": 0.5}, **more}
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture
 def begin(request: pytest.FixtureRequest, make_query: Any, spark: SparkSession, tmp_path: Path) -> Begin:
     """Begin a query with one route of one Kafka sink, opened as a stream opens it."""
 
     def begin(match: str = "event.n >= 0", select: tuple[str, ...] = ("event.*",), **options: Any) -> Query:
-        sink = Kafka.model_validate(options)
-        sink._named = "kafka"
+        sink = load_registry().resolve(Sink, {"kafka": options})
         route = Route(name="bets", match=Where(sql=match), select=select, sinks=(sink,))
-        query = make_query(tmp_path, engine=request.param, decode=Events(ddl=DDL), routes=(route,))
+        query = make_query(tmp_path, engine=getattr(request, "param", "arrow"), decode=Events(ddl=DDL), routes=(route,))
         return query.restarted(routes=opened(query.config, spark, tmp_path).routes)
 
     return begin
@@ -73,6 +71,7 @@ def topic(request: pytest.FixtureRequest) -> str:
     return topic_of(request)
 
 
+@pytest.mark.parametrize("begin", ENGINES, indirect=True)
 def test_events_are_sent_by_name_key_and_headers(begin: Begin, broker: EmbeddedKafka, topic: str) -> None:
     """Without it events reach other topics, other partitions, or consumers that cannot tell a repetition."""
     for game in ("uno", "poker"):
@@ -81,7 +80,7 @@ def test_events_are_sent_by_name_key_and_headers(begin: Begin, broker: EmbeddedK
         servers=broker.servers,
         topic=f"{topic}-{{event.game}}",
         key="upper(game)",
-        headers={"trace": "concat('t', n)", "none": "cards[5]", "raw": "_key", "at": "event.at"},
+        headers={"trace": "concat('t', n)", "none": "get(cards, 5)", "raw": "_key", "at": "event.at"},
     )
     values = [bet("uno", 0), bet("poker", 1), bet("uno", 2), {"n": -1}]
 
@@ -124,7 +123,7 @@ def test_avro_is_registered_and_read_by_others(
 ) -> None:
     """Without it nobody but the router can read what it sends."""
     broker.create_topic(topic)
-    value = {"avro": {"registry": schema_registry.url, "name": "games.Bet", "register": True}}
+    value = {"to_avro": {"registry": schema_registry.url, "name": "games.Bet", "register": True}}
     query = begin(servers=broker.servers, topic=topic, value=value)
 
     query.take(records([bet("uno", 0), bet("uno", 1, amount=None, odds=None)]))
@@ -143,7 +142,7 @@ def test_protobuf_is_registered_and_read_by_others(
 ) -> None:
     """Without it nobody but the router can read what it sends."""
     broker.create_topic(topic)
-    value = {"protobuf": {"registry": schema_registry.url, "message": "games.Bet", "register": True}}
+    value = {"to_protobuf": {"registry": schema_registry.url, "message": "games.Bet", "register": True}}
     select = ("event.game", "event.n", "event.at", "event.cards", "event.odds", "string(event.amount) AS amount")
     query = begin(servers=broker.servers, topic=topic, value=value, select=select)
 
@@ -156,6 +155,7 @@ def test_protobuf_is_registered_and_read_by_others(
     assert found[0].at.ToJsonString() == "2026-01-01T12:00:00.123456Z"
 
 
+@pytest.mark.parametrize("begin", ENGINES, indirect=True)
 def test_what_is_refused_is_a_dead_letter(begin: Begin, broker: EmbeddedKafka, topic: str) -> None:
     """Without it one bad row stops the stream, or is lost."""
     broker.create_topic(f"{topic}-uno", config={"max.message.bytes": "50000"})
@@ -225,25 +225,6 @@ def test_a_batch_that_was_cut_off_is_sent_again_under_the_same_names(
     origins = Counter(one.origin for one in read_topic(broker.servers, topic))
     assert len(origins) == 50
     assert set(origins.values()) == {2}
-
-
-@pytest.mark.timeout(240)
-def test_a_broker_that_is_away_loses_nothing(begin: Begin, topic: str) -> None:
-    """Without it the events of an outage are dead letters, or gone."""
-    with EmbeddedKafka() as own:
-        own.create_topic(topic)
-        query = begin(servers=own.servers, topic=topic, patience=2)
-        query.take(records([bet("uno", n) for n in range(5)]))
-        own.stop()
-
-        with pytest.raises(SinkError) as caught:
-            query.take(records([bet("uno", n) for n in range(5, 9)], first=5))
-
-        assert isinstance(caught.value.__cause__, ConnectionError)
-        assert query.letters("stage").total() == 0
-        own.start()
-        query.again(1)
-        assert [json.loads(one.value or b"")["n"] for one in read_topic(own.servers, topic)] == [*range(9)]
 
 
 MISTAKES = {
@@ -316,7 +297,7 @@ def test_what_one_router_sends_another_reads(
     (tmp_path / "events" / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
     broker.create_topic(topic)
     registered = {"registry": schema_registry.url, "register": True}
-    value = {"json": {}} if written == "json" else {written: registered}
+    value = {f"to_{written}": {} if written == "json" else registered}
     sinks = [{"delta": "silver.all"}, {"kafka": {"servers": broker.servers, "topic": topic, "value": value}}]
     files = {"files": {"path": str(tmp_path / "events")}}
     sending = configured(tmp_path / "sends", "sends", files, {"json": schema}, sinks)
@@ -340,8 +321,10 @@ def once() -> Any:
 
 
 @pytest.mark.timeout(240)
-def test_a_stream_waits_for_the_broker_it_sends_to(spark: SparkSession, tmp_path: Path, topic: str) -> None:
-    """Without it a router ends when the broker behind it is started again, or when it is up first."""
+def test_a_stream_waits_for_the_broker_it_sends_to(
+    spark: SparkSession, tmp_path: Path, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it a router ends when the broker behind it is started again, or the events of an outage are lost."""
     events, stop, done = tmp_path / "events", threading.Event(), []
     events.mkdir()
     (events / "a.jsonl").write_text('{"n": 1}\n{"n": 2}')
@@ -353,29 +336,24 @@ def test_a_stream_waits_for_the_broker_it_sends_to(spark: SparkSession, tmp_path
         options = Options(stop=stop, finished=lambda report, behind: done.append(report))
         thread = threading.Thread(target=run, args=(loaded, load_registry(), spark, options))
         thread.start()
-        time.sleep(3)
         try:
-            assert thread.is_alive(), "it ended for want of a broker"
+            until(lambda: own.servers in caplog.text or not thread.is_alive())
             own.start()
             until(lambda: len(read_topic(own.servers, topic)) == 2)
             own.stop()
+            caplog.clear()
             (events / "b.jsonl").write_text('{"n": 3}')
-            time.sleep(5)
+            until(lambda: own.servers in caplog.text or not thread.is_alive())
             own.start()
-            until(lambda: len(read_topic(own.servers, topic)) == 3)
+            until(lambda: len(read_topic(own.servers, topic)) >= 3)
         finally:
             stop.set()
             thread.join(60)
-        assert [json.loads(one.value or b"") for one in read_topic(own.servers, topic)] == [
-            {"n": 1},
-            {"n": 2},
-            {"n": 3},
-        ]
+        sent = [json.loads(one.value or b"")["n"] for one in read_topic(own.servers, topic)]
+        assert list(dict.fromkeys(sent)) == [1, 2, 3]
     assert sum(report.dead_letters for report in done) == 0
 
 
-def until(holds: Callable[[], bool], seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.5)
+def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # the test's own time limit ends it
+        time.sleep(0.2)

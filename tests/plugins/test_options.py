@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from router_decoders import Json, router_decoders
+from router_encoders import router_encoders
 from router_rules import All, Field, Not, Schema, Sql, router_rules
 from router_sinks import Delta, Kafka, Tables, router_sinks
 from router_sinks.naming import Placeholder, parse
@@ -74,7 +75,6 @@ if TYPE_CHECKING:
         (Kafka, {"servers": "b:1", "topic": "a", "options": {"bootstrap.servers": "c:1"}}, "write `servers`"),
         (Kafka, {"servers": "b:1", "topic": "a", "create_topics": {}}, "partitions"),
         (Kafka, {"servers": "b:1", "topic": "a", "patience": 0}, "greater than 0"),
-        (Kafka, {"servers": "b:1", "topic": "a-{b}", "value": {"avro": {"registry": "http://c"}}}, "a `subject`"),
     ],
     ids=str,
 )
@@ -144,10 +144,10 @@ def test_a_fixed_table_is_known_without_spark() -> None:
 
 def test_every_part_is_offered_with_a_main_option_that_exists() -> None:
     """A bare value would otherwise fail with a riddle."""
-    parts = {**router_decoders(), **router_rules(), **router_sinks()}
+    parts = {**router_decoders(), **router_rules(), **router_sinks(), **router_encoders()}
 
     decoders, rules = {"avro", "json", "keyed", "none", "protobuf"}, {"all", "any", "field", "not", "schema", "sql"}
-    assert set(parts) == decoders | rules | {"delta", "kafka", "tables"}
+    assert set(parts) == decoders | rules | {"delta", "kafka", "tables"} | {"to_avro", "to_json", "to_protobuf"}
     for part in parts.values():
         names = {field.alias or name for name, field in part.model_fields.items()}
         assert part.main_option is None or part.main_option in names

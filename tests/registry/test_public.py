@@ -10,6 +10,8 @@ import pytest
 import router
 from router import hookspecs
 
+HOOKS = ["router_decoders", "router_rules", "router_sinks", "router_encoders", "router_batch_finished"]
+
 
 def test_public_names():
     names = [name for name, value in vars(router).items() if name[0] != "_" and not inspect.ismodule(value)]
@@ -17,7 +19,7 @@ def test_public_names():
     assert sorted(router.__all__) == sorted(names)
 
 
-@pytest.mark.parametrize("name", ["router_decoders", "router_rules", "router_sinks", "router_batch_finished"])
+@pytest.mark.parametrize("name", HOOKS)
 def test_example_of_a_hook_runs(name):
     finder = doctest.DocTestFinder(recurse=False)
     (example,) = finder.find(getattr(hookspecs, name), name, globs={"__name__": name})
@@ -32,4 +34,4 @@ def test_example_of_a_hook_runs(name):
 def test_every_hook_is_tested_above():
     hooks = {name for name in vars(hookspecs) if name.startswith("router_")}
 
-    assert hooks == {"router_decoders", "router_rules", "router_sinks", "router_batch_finished"}
+    assert hooks == set(HOOKS)
