@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 
 _SILENT = logging.getLogger(f"{__name__}.librdkafka")
-_SILENT.propagate = False
-_SILENT.addHandler(logging.NullHandler())
-"""What librdkafka says by itself, it says on stderr; all that matters comes through `error_cb` and reports."""
+_SILENT.setLevel(logging.CRITICAL + 1)
+"""librdkafka would write to stderr; what matters of it comes through `error_cb` and delivery reports."""
 
 _OF_THE_LOGIN = {
     KafkaError._AUTHENTICATION,

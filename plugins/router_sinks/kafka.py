@@ -88,7 +88,11 @@ class Kafka(ApplyingSink):
     )
     value: Encoder = Field(default=ToJson(), description="an encoder: to_json, to_avro, to_protobuf, ...")
     headers: dict[str, str] = Field(default_factory=dict, description="name: SQL; a header that is null is left out")
-    create_topics: CreateTopics | None = Field(default=None, description="create topics that are not there")
+    create_topics: CreateTopics | None = Field(
+        default=None,
+        description="how topics are created that are not there; options: `partitions`, `replication` (-1: as the "
+        "brokers say), `config` (such as retention.ms), `at_most` (topics that there may be of this sink's names, 1000)",
+    )
     options: dict[str, SecretStr] = Field(
         default_factory=dict, description="passed to librdkafka as they are: security.protocol, sasl.password, ..."
     )

@@ -209,7 +209,8 @@ class _Run:
                 outage.notice(query, busy=self.busy.locked())
         except StreamingQueryException as error:
             if not isinstance(self.error, _Stop):
-                raise (self.error or error) from None
+                failed = self.error or error
+                raise failed from failed.__cause__  # which says whether it passes
 
     def _end(self, query: StreamingQuery) -> None:
         """Stop the query between two batches, and pass the last reports on."""
