@@ -30,7 +30,7 @@ class Written:
 
 
 class ToAvro(Registering):
-    """Encode a row as an Avro record behind a zero byte and the schema's id (4 bytes, big-endian).
+    """Encode a row as an Avro record behind a zero byte and the schema's id (4 bytes, big-endian), or alone.
 
     How columns go with a schema, and which schema is made for them: docs/formats.md, "Writing".
     """
@@ -50,7 +50,8 @@ class ToAvro(Registering):
         from router_schemas.avro.schema import text_of
         from router_schemas.frames import prefix
 
-        argument = Written(prefix(closed.schema.id), text_of(parse(closed)), columns)
+        frame = b"" if self.frame == "none" else prefix(closed.schema.id)
+        argument = Written(frame, text_of(parse(closed)), columns)
         _writer(argument)  # what does not go together shall be said here
         return Encoding(encode, argument, "Avro")
 

@@ -33,7 +33,7 @@ class Written:
 
 
 class ToProtobuf(Registering):
-    """Encode a row as a Protobuf message behind a zero byte, the schema's id and the index path of the message.
+    """Encode a row as a Protobuf message behind a zero byte, the schema's id and the message's index path, or alone.
 
     Needs the extra `protobuf`, on the nodes of a cluster too. How columns go with a message, and which message is made
     for them: docs/formats.md, "Writing".
@@ -52,7 +52,7 @@ class ToProtobuf(Registering):
 
     @field_validator("proto_file")
     @classmethod
-    def _text(cls, file: str | None) -> str | None:
+    def _is_text(cls, file: str | None) -> str | None:
         if file is not None and not file.endswith(".proto"):
             raise ValueError("a .proto file is needed here: its text is what is registered")
         return file
@@ -78,7 +78,8 @@ class ToProtobuf(Registering):
         files = descriptors(closed)
         message = self.message or next(iter(names(files)), "")
         path = path_of(files, message)
-        argument = Written(prefix(closed.schema.id, path), files, message, columns)
+        frame = b"" if self.frame == "none" else prefix(closed.schema.id, path)
+        argument = Written(frame, files, message, columns)
         _writer(argument)  # what does not go together shall be said here
         return Encoding(encode, argument, f"Protobuf message {message}")
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 FULL_NAME = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 NOBODYS = 0
-"""The id in frames of a trial, which end nowhere."""
+"""The id where nobody sees it: in a trial, and without a frame."""
 
 
 class Registering(Encoder):
@@ -42,7 +42,12 @@ class Registering(Encoder):
     schema_kind: ClassVar[Kind]
     file_option: ClassVar[str]
 
-    registry: Registry = Field(description="the registry; a bare URL is enough")
+    registry: Registry | None = Field(
+        default=None, description="the registry; a bare URL is enough. None: a schema file and `frame: none`"
+    )
+    frame: Literal["confluent", "none"] = Field(
+        default="confluent", description="`confluent`: as a registry's clients write; `none`: the record alone"
+    )
     subject: str | None = Field(
         default=None, min_length=1, description="subject of the schema; default: TOPIC-value, where the topic is fixed"
     )
@@ -56,6 +61,9 @@ class Registering(Encoder):
     def _one_schema(self) -> Self:
         if self.id is not None and (self.registers or self.file):
             raise ValueError(f"`id` names a schema that is there; take `register` and `{self.file_option}` away")
+        named = self.subject is not None or self.id is not None or self.registers
+        if self.registry is None and (named or self.frame != "none" or not self.file):
+            raise ValueError(f"give a `registry`, or `{self.file_option}` and `frame: none` and nothing of a registry")
         return self
 
     @property
@@ -80,9 +88,13 @@ class Registering(Encoder):
         from router_schemas.client import Client
 
         subject = self.subject or subject
-        if subject is None and self.id is None:
+        if subject is None and self.id is None and self.registry is not None:
             raise StartError("no subject can be told from a topic that data names; give `subject`")
         try:
+            if self.registry is None:
+                return self._fitted(
+                    Closed(Registered(NOBODYS, self.schema_kind, self._text(folder))), columns, self.file
+                )
             with Client(self.registry.beside(folder)) as client:
                 return self._chosen(client, subject or "", columns, folder, trial)
         except RegistryAway as away:
@@ -116,7 +128,7 @@ class Registering(Encoder):
         number = NOBODYS if trial else client.register(subject, self.schema_kind, text)
         return Closed(Registered(number, self.schema_kind, text))
 
-    def _fitted(self, closed: Closed, columns: StructType, label: str = "") -> Encoding:
+    def _fitted(self, closed: Closed, columns: StructType, label: str | None = None) -> Encoding:
         label = label or Origin.of(closed).label
         if closed.schema.kind != self.schema_kind:
             raise ValueError(f"{label} is {closed.schema.kind}, not {self.schema_kind}")
@@ -127,11 +139,7 @@ class Registering(Encoder):
         return replace(encoding, what=f"{encoding.what}, {label}")
 
     def _of_file(self, client: Client, subject: str, folder: Path, trial: bool) -> Closed:
-        assert self.file is not None
-        try:
-            text = (folder / self.file).read_text(encoding="utf-8")
-        except OSError as error:
-            raise StartError(f"{self.file_option} {self.file} cannot be read: {error.strerror}") from error
+        text = self._text(folder)
         if self.registers:
             return self._registered(client, subject, text, trial)
         try:
@@ -140,6 +148,13 @@ class Registering(Encoder):
             what = f"{self.file} is not registered under {subject}; register it, or set `register: true`"
             raise ValueError(what) from absent
         return Closed(Registered(number, self.schema_kind, text))
+
+    def _text(self, folder: Path) -> str:
+        """Return the text of the schema file."""
+        try:
+            return (folder / str(self.file)).read_text(encoding="utf-8")
+        except OSError as error:
+            raise StartError(f"{self.file_option} {self.file} cannot be read: {error.strerror}") from error
 
 
 def record_name(subject: str) -> str:

@@ -91,7 +91,7 @@ class Kafka(ApplyingSink):
     create_topics: CreateTopics | None = Field(
         default=None,
         description="how topics are created that are not there; options: `partitions`, `replication` (-1: as the "
-        "brokers say), `config` (such as retention.ms), `at_most` (topics that there may be of this sink's names, 1000)",
+        "brokers say), `config` (such as retention.ms), `at_most` (topics there may be of this sink's names, 1000)",
     )
     options: dict[str, SecretStr] = Field(
         default_factory=dict, description="passed to librdkafka as they are: security.protocol, sasl.password, ..."

@@ -146,6 +146,35 @@ def test_a_file_has_to_be_registered(registry: FaultyRegistry, encoder: Encode, 
         encoder(**{option: name}).open(WIDER, tmp_path)
 
 
+def test_a_record_can_be_alone(registry: FaultyRegistry, encoder: Encode, kind: str, tmp_path: Path) -> None:
+    """Without it readers without a registry, most of HTTP, cannot be written for."""
+    option, name = FILES[kind]
+    (tmp_path / name).write_text(TEXTS[kind])
+    registry.book.add(SUBJECT, TEXTS[kind], KINDS[kind])
+    made = type(encoder())
+    alone = made.model_validate({option: name, "frame": "none"}).open(COLUMNS, tmp_path)
+    seen = [encoder().open(COLUMNS, HERE), encoder(frame="none").open(COLUMNS, HERE), alone]
+    rows = rows_of(COLUMNS, [{"game": "uno", "amount": 7}])
+
+    framed, *bare = (encoding.function(rows, encoding.argument).values[0] or b"" for encoding in seen)
+
+    assert {framed[5:] if kind == "avro" else framed[6:]} == set(bare)
+    with pytest.raises(StartError, match=rf"{name}: field note"):
+        made.model_validate({option: name, "frame": "none"}).open(WIDER, tmp_path)
+
+
+def test_a_trial_registers_nothing(registry: FaultyRegistry, encoder: Encode, kind: str, tmp_path: Path) -> None:
+    """Without it looking at a configuration makes subjects."""
+    option, name = FILES[kind]
+    (tmp_path / name).write_text(TEXTS[kind])
+
+    for options in ({"register": True}, {"register": True, option: name}):
+        encoder(**options).open(COLUMNS, tmp_path, trial=True)
+    with pytest.raises(StartError, match="field note"):
+        encoder(**{"register": True, option: name}).open(WIDER, tmp_path, trial=True)
+    assert not registry.book.subjects
+
+
 def test_a_schema_of_another_format_is_refused(registry: FaultyRegistry, encoder: Encode, kind: str) -> None:
     """Without it Avro is written into a topic of Protobuf."""
     other = {"avro": "protobuf", "protobuf": "avro"}[kind]
@@ -207,7 +236,10 @@ def test_a_record_is_called_by_its_subject(subject: str, name: str) -> None:
         ({}, "an encoder is one key"),
         ({"to_json": {}, "to_avro": {"registry": "http://a"}}, "`to_json` is here already"),
         ({"to_json": {"null": "keep"}}, "Extra inputs"),
-        ({"to_avro": {}}, "Field required"),
+        ({"to_avro": {}}, "give a `registry`, or `schema_file` and `frame: none`"),
+        ({"to_avro": {"schema_file": "a.avsc"}}, "give a `registry`, or `schema_file` and `frame: none`"),
+        ({"to_avro": {"schema_file": "a.avsc", "frame": "none", "id": 1}}, "take `register` and `schema_file` away"),
+        ({"to_avro": {"schema_file": "a.avsc", "frame": "none", "subject": "a"}}, "nothing of a registry"),
         ({"to_avro": {"registry": "http://a", "id": 1, "register": True}}, "take `register` and `schema_file` away"),
         ({"to_protobuf": {"registry": "http://a", "id": 1, "proto_file": "a.proto"}}, "take `register` and `proto_"),
         ({"to_protobuf": {"registry": "http://a", "proto_file": "a.desc"}}, "a .proto file is needed"),
