@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from router import Encoded, Encoding
+from router_encoders.by_schema import FULL_NAME, BySchema, record_name
 from router_encoders.framing import framed
-from router_encoders.registered import FULL_NAME, Registering, record_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +29,7 @@ class Written:
     columns: StructType
 
 
-class ToAvro(Registering):
+class ToAvro(BySchema):
     """Encode a row as an Avro record behind a zero byte and the schema's id (4 bytes, big-endian), or alone.
 
     How columns go with a schema, and which schema is made for them: docs/formats.md, "Writing".

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field, field_validator
 
 from router import Encoded, Encoding, StartError
+from router_encoders.by_schema import FULL_NAME, BySchema, record_name
 from router_encoders.framing import framed
-from router_encoders.registered import FULL_NAME, Registering, record_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,7 @@ class Written:
     columns: StructType
 
 
-class ToProtobuf(Registering):
+class ToProtobuf(BySchema):
     """Encode a row as a Protobuf message behind a zero byte, the schema's id and the message's index path, or alone.
 
     Needs the extra `protobuf`, on the nodes of a cluster too. How columns go with a message, and which message is made

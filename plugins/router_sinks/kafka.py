@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator
@@ -88,10 +89,17 @@ class Kafka(ApplyingSink):
     )
     value: Encoder = Field(default=ToJson(), description="an encoder: to_json, to_avro, to_protobuf, ...")
     headers: dict[str, str] = Field(default_factory=dict, description="name: SQL; a header that is null is left out")
+    without: tuple[str, ...] = Field(
+        default=(), description="columns of the route that are for topic, key and headers only, not for the value"
+    )
     create_topics: CreateTopics | None = Field(
         default=None,
         description="how topics are created that are not there; options: `partitions`, `replication` (-1: as the "
         "brokers say), `config` (such as retention.ms), `at_most` (topics there may be of this sink's names, 1000)",
+    )
+    other_cluster: bool = Field(
+        default=False,
+        description="`servers` are not the source's: a record may go to a topic of the name that it came from",
     )
     options: dict[str, SecretStr] = Field(
         default_factory=dict, description="passed to librdkafka as they are: security.protocol, sasl.password, ..."
@@ -158,7 +166,7 @@ class Kafka(ApplyingSink):
         job = Job(
             settings=self._settings,
             encoding=encoding,
-            topics=self._topics(rows),
+            topics=replace(self._topics(rows), other_cluster=self.other_cluster),
             headers=tuple(self.headers),
             marks=tuple((f"{OURS}{name}", text.encode()) for name, text in marks.items()),
             patience=self.patience,
@@ -183,7 +191,7 @@ class Kafka(ApplyingSink):
 
     def _encoding(self, events: DataFrame) -> Encoding:
         """Return how rows of these columns are encoded; what was found for columns is kept for the next batch."""
-        columns = own_columns(events)
+        columns = own_columns(events, self.without)
         named = columns.simpleString()
         if named not in self._encodings:
             if self._opening is None:
@@ -194,7 +202,8 @@ class Kafka(ApplyingSink):
         return self._encodings[named]
 
     def _rows(self, events: DataFrame, encoding: Encoding) -> DataFrame:
-        return outgoing(events, self.topic, self.key, self.headers, encoding)
+        value = encoding.column(own_columns(events, self.without).fieldNames())
+        return outgoing(events, self.topic, self.key, self.headers, value)
 
     def _topics(self, rows: DataFrame | None, *, trial: bool = False) -> Topics:
         """Return the topics that rows may go to, after creating those that are wanted; no rows: before the start."""

@@ -11,11 +11,10 @@ from router import StartError, row, tried
 from router_sinks.naming import Placeholder, parse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from pyspark.sql import Column, DataFrame
 
-    from router import Encoding
 
 COORDINATES = ("_topic", "_partition", "_offset", "_timestamp", "_key")
 """The columns of a lane that are not the route's."""
@@ -23,14 +22,19 @@ PLACE = COORDINATES[:3]
 """Where a record came from; no two rows of a lane have the same."""
 
 
-def own_columns(events: DataFrame) -> T.StructType:
-    """Return the route's columns of a lane."""
-    return T.StructType([T.StructField(one.name, one.dataType) for one in events.schema if one.name not in COORDINATES])
+def own_columns(events: DataFrame, without: Iterable[str] = ()) -> T.StructType:
+    """Return the route's columns of a lane; raise StartError where one of `without` is not there, or no other is."""
+    unknown = sorted({*without} - {*events.columns})
+    if unknown:
+        raise StartError(f"`without` has {', '.join(unknown)}, and the route has no such columns")
+    left_out = {*COORDINATES, *without}
+    found = T.StructType([T.StructField(one.name, one.dataType) for one in events.schema if one.name not in left_out])
+    if not found.fields:
+        raise StartError("the value would have no columns; take one out of `without`")
+    return found
 
 
-def outgoing(
-    events: DataFrame, topic: str, key: str | None, headers: Mapping[str, str], encoding: Encoding
-) -> DataFrame:
+def outgoing(events: DataFrame, topic: str, key: str | None, headers: Mapping[str, str], value: Column) -> DataFrame:
     """Return what tasks take: see publish.TAKES. A row on which an expression raises has a null `_to`.
 
     Raises StartError for a key or header that is not one value.
@@ -43,7 +47,7 @@ def outgoing(
     pieces = [F.col(one.path).cast("string") if isinstance(one, Placeholder) else F.lit(one) for one in parse(topic)]
     to = F.struct(F.concat(*pieces).alias("topic"), *(one.alias(f"c{place}") for place, one in enumerate(made)))
     guarded = tried(F.when(F.col("_offset") >= 0, to))  # always so, which no optimiser knows: see `tried`
-    return seen.select(*PLACE, guarded.alias("_to"), encoding.column(names).alias("_row"))
+    return seen.select(*PLACE, guarded.alias("_to"), value.alias("_row"))
 
 
 def new_topics(rows: DataFrame, known: frozenset[str], most: int) -> list[str]:

@@ -62,19 +62,21 @@ def unusable(name: str) -> str | None:
 class Topics:
     """Say which topics rows may go to, as the driver found them: `known` are there, `refused` say why others are not.
 
-    `fixed`: the name does not come from data, and whether it is there was looked at before.
+    `fixed`: the name does not come from data, and whether it is there was looked at before. `other_cluster`: rows may
+    go to a topic of the name that they came from.
     """
 
     known: frozenset[str]
     refused: Mapping[str, str]
     fixed: bool
+    other_cluster: bool = False
 
     def refusal(self, name: str | None, source: str | None) -> str | None:
         """Say why a row that came from a topic cannot go to another; None where it can. Runs on executors."""
         if name is None:
             return "the topic's name is null"
-        if name == source:
-            return f"topic {name} is where the record came from; it would come again for ever"
+        if name == source and not self.other_cluster:
+            return f"topic {name} is where the record came from: it would come for ever (option `other_cluster`)"
         if name in self.known:
             return None
         return (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,3 +73,11 @@ def test_a_row_is_refused_with_a_reason(name: str | None, source: str, word: str
     why = topics.refusal(name, source)
 
     assert why is None if word is None else word in (why or "")
+
+
+def test_a_topic_of_another_cluster_may_have_the_name_of_the_source() -> None:
+    """Without it a topic cannot be copied from one cluster to another."""
+    there = Topics(frozenset({"events"}), {}, fixed=True)
+
+    assert there.refusal("events", "events") is not None
+    assert replace(there, other_cluster=True).refusal("events", "events") is None

@@ -1,4 +1,4 @@
-"""Be a format whose schemas are in a registry: find the schema that rows are written with, or register one.
+"""Be a format with schemas: find the one that rows are written with, or register one.
 
 | given | written with |
 |---|---|
@@ -6,6 +6,7 @@
 | a schema file | its text, which is registered with `register: true` and has to be there already without |
 | neither | the newest version of the subject, if the columns go with it |
 | neither, `register: true` | the same; where there is none, or it lacks fields, one made for the columns |
+| a schema file, no registry | its text; the value has no frame |
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ NOBODYS = 0
 """The id where nobody sees it: in a trial, and without a frame."""
 
 
-class Registering(Encoder):
-    """Encode with a schema of a registry. A format says how columns go with a schema, and makes one for them."""
+class BySchema(Encoder):
+    """Encode with a schema of a registry or a file. A format says how columns go with one, and makes one for them."""
 
     schema_kind: ClassVar[Kind]
     file_option: ClassVar[str]

@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from router import Encoder, StartError
 from router.registry import load_registry
 from router_encoders import ToAvro, ToProtobuf
-from router_encoders.registered import record_name
+from router_encoders.by_schema import record_name
 from router_schemas.frames import parse
 from tests.encoders.columns import rows_of, struct
 from tests.schemas.faulty import FaultyRegistry
