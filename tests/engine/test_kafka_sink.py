@@ -20,6 +20,7 @@ from router.config.models import Route
 from router.engine.opening import opened
 from router.engine.stream import Options, run
 from router.registry import load_registry
+from router.testing import check_applying_sink
 from router_demo.kafka import EmbeddedKafka
 from router_schemas.client import Client
 from router_schemas.connection import Registry
@@ -106,6 +107,14 @@ def test_events_are_sent_by_name_key_and_headers(begin: Begin, broker: EmbeddedK
     }
     booked = [row for row in query.rows("ops.ledger") if row["applied"] is not None]
     assert [(row["applied"], row["dead"]) for row in booked] == [(3, 0)]
+
+
+def test_the_sink_keeps_the_contract(spark: SparkSession, broker: EmbeddedKafka, topic: str) -> None:
+    """Without it the engine stops for what it counts, or for an empty batch."""
+    broker.create_topic(f"{topic}-uno")
+    sink = load_registry().resolve(Sink, {"kafka": {"servers": broker.servers, "topic": f"{topic}-{{game}}"}})
+
+    check_applying_sink(sink, spark.createDataFrame([("uno", 1), ("poker", 2), (None, None)], "game string, n int"))
 
 
 def of_avro(client: Client, value: bytes) -> Any:
