@@ -25,6 +25,8 @@ from router.errors import BatchError
 from router.parts import BatchReport
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
@@ -95,7 +97,7 @@ class Batches:
             name, counted = self.config.name, manifest.partitions
             found = ledger.rows(name, self.run, steps.batch, manifest.targets, counted, applied)
             ledger.append(self.lake, self.handles, self.config.ledger, self.query, steps.batch, found)
-        return report(self.config.name, planned.layout, manifest, steps)
+        return report(self.config.name, planned.layout, manifest, steps, applied)
 
     def _decided(self, batch: int) -> Manifest | None:
         """Return the manifest of a batch that was cut off, and finish it with the engine that decided it.
@@ -230,8 +232,10 @@ def _changes(before: Ruling, after: Ruling, files: list[LandedFile]) -> bool:
     return before.allowed != after.allowed
 
 
-def report(query: str, layout: Layout, manifest: Manifest, steps: Steps) -> BatchReport:
-    """Return the report of a finished batch."""
+def report(
+    query: str, layout: Layout, manifest: Manifest, steps: Steps, applied: Mapping[str, tuple[int, int]]
+) -> BatchReport:
+    """Return the report of a finished batch; `applied` is what sinks did with their lanes."""
     counted, commits = manifest.partitions, manifest.commits
     by = {kind: keyed(counted, kind) for kind in ("matched", "refused", "dropped", "landed", "turned", "warned")}
     routes = {
@@ -245,6 +249,7 @@ def report(query: str, layout: Layout, manifest: Manifest, steps: Steps) -> Batc
         for route in layout.routes
     }
     read, failed = total(counted, "read"), total(counted, "failed")
+    refused = sum(dead for _, dead in applied.values())
     return BatchReport(
         query=query,
         batch=manifest.batch,
@@ -252,7 +257,7 @@ def report(query: str, layout: Layout, manifest: Manifest, steps: Steps) -> Batc
         decoded=read - failed - total(counted, "bare"),
         failed=failed,
         unmatched=total(counted, "unmatched"),
-        dead_letters=sum(work.rows for work in commits if work.target == "/dead_letters"),
+        dead_letters=sum(work.rows for work in commits if work.target == "/dead_letters") + refused,
         tables=len({work.table for work in commits}),
         files=sum(len(work.files) for work in commits),
         seconds={name: round(seconds, 4) for name, seconds in steps.seconds.items()},

@@ -186,7 +186,7 @@ def test_what_is_refused_is_a_dead_letter(begin: Begin, broker: EmbeddedKafka, t
     assert "unusable topic name" in why[6]
     assert why[7] == "its topic, key or headers cannot be evaluated"
     assert why[8] == "the topic's name is null"
-    assert (len(letters), report.read) == (5, 9)
+    assert (len(letters), report.dead_letters, report.read) == (5, 5, 9)
     assert {(row["route"], row["sink"], row["topic"]) for row in letters} == {("bets", "kafka", "events")}
     assert f"{topic}-nogame" not in topics_of(broker.servers)
 
