@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ from router_sinks.sender import Away, Denied, Sender
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from router import Encoded, Encoding
+    from router import Encoding
     from router_sinks.sender import Record
     from router_sinks.topics import Topics
 
@@ -70,8 +71,7 @@ def _reported(found: list[dict[str, Any]]) -> pa.RecordBatch:
 
 def _sent(rows: pa.RecordBatch, job: Job, sender: Sender) -> list[dict[str, Any]]:
     """Send the rows of one record batch; return how many are there and which are refused."""
-    made = job.encoding.function(rows.column("_row"), job.encoding.argument)
-    records, at, refused = _records(rows, job, made)
+    records, at, refused = outgoing_records(rows, job)
     refused |= {at[position]: reason for position, reason in sender.send(records).items()}
     found: list[dict[str, Any]] = [{"kind": "sent", "rows": rows.num_rows - len(refused)}]
     if refused:
@@ -85,36 +85,35 @@ def _sent(rows: pa.RecordBatch, job: Job, sender: Sender) -> list[dict[str, Any]
     return found
 
 
-def _records(rows: pa.RecordBatch, job: Job, made: Encoded) -> tuple[list[Record], list[int], dict[int, str]]:
+def outgoing_records(rows: pa.RecordBatch, job: Job) -> tuple[list[Record], list[int], dict[int, str]]:
     """Return records to send, the row of each, and why other rows are none."""
-    sources, partitions, offsets = (rows.column(name).to_pylist() for name in TAKES[:3])
+    made = job.encoding.function(rows.column("_row"), job.encoding.argument)
+    places = zip(*(rows.column(name).to_pylist() for name in TAKES[:3]), strict=True)
     to = rows.column("_to")
     topic, key, *headers = to.flatten()
     # as bytes, for Spark lets texts pass that are not UTF-8
     names = [name if name is None else name.decode(errors="replace") for name in topic.cast(pa.binary()).to_pylist()]
-    keys, lists = key.to_pylist(), [[*zip(job.headers, one, strict=True)] for one in _by_row(headers, rows.num_rows)]
-    missing = to.is_null().to_pylist()
-    verdicts: dict[tuple[str | None, str | None], str | None] = {}
+    columns = zip(places, names, key.to_pylist(), _by_row(headers, rows.num_rows), made.values, strict=True)
+    missing, refusal = to.is_null().to_pylist(), cache(job.topics.refusal)
     records: list[Record] = []
     at: list[int] = []
     refused: dict[int, str] = {}
-    for row, value in enumerate(made.values):
-        place = (names[row], sources[row])
-        if place not in verdicts:
-            verdicts[place] = job.topics.refusal(*place)
-        why = _UNMADE if missing[row] else verdicts[place] or made.reasons.get(row)
+    for row, (place, name, keyed, own, value) in enumerate(columns):
+        why = _UNMADE if missing[row] else refusal(name, place[0]) or made.reasons.get(row)
         if why is not None or value is None:
             refused[row] = why or "there is no value"
             continue
-        own = [(name, held) for name, held in lists[row] if held is not None]
-        marks = (
-            ("router.topic", (sources[row] or "").encode()),
-            ("router.partition", b"%d" % partitions[row]),
-            ("router.offset", b"%d" % offsets[row]),
-        )
-        records.append((str(names[row]), keys[row], value, [*own, *job.marks, *marks]))
+        given = [(header, held) for header, held in zip(job.headers, own, strict=True) if held is not None]
+        records.append((str(name), keyed, value, [*given, *job.marks, *_origin(*place)]))
         at.append(row)
     return records, at, refused
+
+
+def _origin(topic: str | None, partition: int, offset: int) -> Iterator[tuple[str, bytes]]:
+    """Yield the headers that say where a record came from."""
+    yield "router.topic", (topic or "").encode()
+    yield "router.partition", b"%d" % partition
+    yield "router.offset", b"%d" % offset
 
 
 def _by_row(headers: list[pa.Array], rows: int) -> Iterable[tuple[bytes | None, ...]]:
