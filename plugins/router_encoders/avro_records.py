@@ -56,22 +56,22 @@ class ToAvro(BySchema):
         return Encoding(encode, argument, "Avro")
 
     def derived(self, columns: StructType, subject: str, latest: Closed | None) -> str | None:
-        """Return a schema for columns that can be read together with the newest one."""
-        from router_schemas.avro.derive import derived
+        """Return a schema for columns, and for the fields of the newest one, where the router could have made that."""
+        from router_schemas.avro.derive import derived, known
         from router_schemas.avro.merge import Writer, merge
-        from router_schemas.avro.parse import parse
         from router_schemas.avro.schema import Ref, text_of
         from router_schemas.origin import Origin
 
         if latest is None:
             return text_of(derived(columns, self.name or record_name(subject)))
-        former = parse(latest)
-        named = former.root.name if isinstance(former.root, Ref) else record_name(subject)
-        made = derived(columns, self.name or named)
-        found = merge([Writer(Origin.of(latest).label, former), Writer("the columns", made)]).findings
-        if found:
-            raise ValueError(str(found[0]))
-        return text_of(made)
+        before = known(latest)
+        if before is None or not isinstance(before.root, Ref):
+            return None
+        made = derived(columns, self.name or before.root.name)
+        merged = merge([Writer(Origin.of(latest).label, before), Writer("the columns", made)])
+        if merged.findings:
+            raise ValueError(str(merged.findings[0]))
+        return text_of(merged.reader)
 
 
 def encode(array: pa.Array, written: Written) -> Encoded:

@@ -12,17 +12,36 @@
 | array, map<string, ...> | array, map |
 
 Everything may be null, and null is every default: so a column may come and go, and a version is compatible with those
-before it in both directions.
+before it in both directions. A version follows only one that this module could have written (`known`).
 """
 
 from __future__ import annotations
 
+import json
 import re
+from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
-from router_schemas.avro.schema import Array, Definition, Field, Logical, MapOf, Primitive, Record, Ref, Schema, Type
+from router_schemas.avro.mapping import mapped
+from router_schemas.avro.parse import parse
+from router_schemas.avro.schema import (
+    Array,
+    Definition,
+    Field,
+    Logical,
+    MapOf,
+    Primitive,
+    Record,
+    Ref,
+    Schema,
+    Type,
+    text_of,
+)
 from router_schemas.avro.widening import joined
+
+if TYPE_CHECKING:
+    from router_schemas.records import Closed
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN: dict[type[T.DataType], Primitive] = {
@@ -48,6 +67,21 @@ def derived(columns: T.StructType, name: str) -> Schema:
     """
     types: dict[str, Definition] = {}
     return Schema(_record(columns, name, "", types), types)
+
+
+def known(closed: Closed) -> Schema | None:
+    """Return the schema of a version that this module could have written; None for one that it could not.
+
+    Whatever else somebody declared (a field without null, a default, a text for people) would be lost on the way.
+    """
+    schema = parse(closed)
+    if not isinstance(schema.root, Ref):
+        return None
+    try:
+        again = derived(mapped(schema).struct, schema.root.name)
+    except ValueError:
+        return None
+    return again if json.loads(text_of(again)) == json.loads(closed.schema.text) else None
 
 
 def _record(struct: T.StructType, name: str, path: str, types: dict[str, Definition]) -> Ref:
