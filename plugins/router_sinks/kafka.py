@@ -43,6 +43,7 @@ TAKEN = {
     "allow.auto.create.topics": "write `create_topics`",
     "message.send.max.retries": "the promise needs retries without end",
     "retries": "the promise needs retries without end",
+    "queuing.strategy": "the promise needs the order of arrival",
     "delivery.report.only.error": "the promise needs every report",
     "plugin.library.paths": "no libraries are loaded",
 }
