@@ -107,7 +107,7 @@ class BySchema(Encoder):
         if self.id is not None:
             return self._fitted(_closed(client, client.by_id(self.id)), columns)
         if self.file:
-            made = self._of_file(client, subject, folder, trial)
+            made = self._of_file(client, subject, columns, folder, trial)
             return self._fitted(made, columns, f"{self.file} (schema {made.schema.id})")
         latest = _latest(client, subject)
         if latest is None and not self.registers:
@@ -123,6 +123,7 @@ class BySchema(Encoder):
         else:
             text = self.derived(columns, subject, None)
             assert text is not None  # there is nobody else's
+        self.written(Closed(Registered(NOBODYS, self.schema_kind, text)), columns)  # before a version is there for ever
         return self._fitted(self._registered(client, subject, text, trial), columns)
 
     def _registered(self, client: Client, subject: str, text: str, trial: bool) -> Closed:
@@ -139,9 +140,11 @@ class BySchema(Encoder):
             raise ValueError(f"{label}: {fault}") from fault
         return replace(encoding, what=f"{encoding.what}, {label}")
 
-    def _of_file(self, client: Client, subject: str, folder: Path, trial: bool) -> Closed:
+    def _of_file(self, client: Client, subject: str, columns: StructType, folder: Path, trial: bool) -> Closed:
         text = self._text(folder)
         if self.registers:
+            # before a version is there for ever
+            self._fitted(Closed(Registered(NOBODYS, self.schema_kind, text)), columns, self.file)
             return self._registered(client, subject, text, trial)
         try:
             number = client.lookup(subject, self.schema_kind, text)

@@ -173,8 +173,8 @@ def test_a_trial_registers_nothing(registry: FaultyRegistry, encoder: Encode, ki
 
     for options in ({"register": True}, {"register": True, option: name}):
         encoder(**options).open(COLUMNS, tmp_path, trial=True)
-    with pytest.raises(StartError, match="field note"):
-        encoder(**{"register": True, option: name}).open(WIDER, tmp_path, trial=True)
+    with pytest.raises(StartError, match="field note"):  # nor does one that cannot start
+        encoder(**{"register": True, option: name}).open(WIDER, tmp_path)
     assert not registry.book.subjects
 
 

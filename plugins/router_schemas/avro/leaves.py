@@ -26,7 +26,7 @@ _PLAIN: dict[tuple[str, str], tuple[type[T.DataType], ...]] = {
         (("long", "time-micros"), ("long", "timestamp-nanos"), ("long", "local-timestamp-nanos")), (T.LongType,)
     ),
     ("float", ""): (T.FloatType,),
-    ("double", ""): (T.FloatType, T.DoubleType),
+    ("double", ""): (*_INTS, T.FloatType, T.DoubleType),
     **dict.fromkeys((("string", ""), ("string", "uuid")), (T.StringType,)),
     **dict.fromkeys((("bytes", ""), ("bytes", "big-decimal")), (T.BinaryType,)),
     ("int", "date"): (T.DateType,),

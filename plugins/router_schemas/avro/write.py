@@ -3,7 +3,8 @@
 | column | schema |
 |---|---|
 | boolean, float, double, binary | boolean; float, double; double; bytes, fixed |
-| tinyint, smallint, int / bigint | int, time-millis, long / long, time-micros, timestamp-nanos, local-timestamp-nanos |
+| tinyint, smallint, int | int, time-millis, long, double |
+| bigint | long, time-micros, timestamp-nanos, local-timestamp-nanos |
 | string | string, enum |
 | date, timestamp, timestamp_ntz | date, timestamp-micros or -millis, local-timestamp-micros or -millis |
 | decimal | decimal on bytes or fixed, with no fewer digits before or after the point |

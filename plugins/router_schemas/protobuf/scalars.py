@@ -25,7 +25,7 @@ ZERO = {VARINT: b"\0", I64: bytes(8), LEN: b"\0", I32: bytes(4)}
 _INTS = (T.ByteType, T.ShortType, T.IntegerType)
 _LONGS = (*_INTS, T.LongType)
 _TAKES: dict[str, tuple[type[T.DataType], ...]] = {
-    "double": (T.FloatType, T.DoubleType),
+    "double": (*_INTS, T.FloatType, T.DoubleType),
     "float": (T.FloatType,),
     "bool": (T.BooleanType,),
     "string": (T.StringType,),
