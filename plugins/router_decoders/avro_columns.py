@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import from_avro
 
-from router_decoders.avro_frames import TEMPORARY, binary, called, framed, schema_id, unframed
+from router_decoders.frame_columns import TEMPORARY, about, binary, framed, unframed, wanted
 from router_schemas.avro.envelope import END
 
 if TYPE_CHECKING:
@@ -21,10 +21,9 @@ def decoded(raw: DataFrame, known: Records) -> DataFrame:
     """Return raw records with `event`, `_error`, `_wanted` (where something can be) and what is known of the schema."""
     numbers = {key: number for number, key in enumerate(known.written)}
     read = {f"_r{k}": _read(record, numbers) for k, record in enumerate(known.records)}
-    wanted = F.when(F.col("_key").isNotNull() & F.col("_known").isNull(), called(known))
-    frame = framed(raw, known).withColumns({**read, "_wanted": wanted})
+    frame = framed(raw, known).withColumns({**read, "_wanted": wanted(known)})
     parts = [_Part(f"_r{k}", record) for k, record in enumerate(known.records)]
-    frame = frame.withColumns({"event": _event(known, parts), "_error": _reason(known, parts), **_about(known)})
+    frame = frame.withColumns({"event": _event(known, parts), "_error": _reason(known, parts), **about(known)})
     return frame.drop(*TEMPORARY, *read, *(["_wanted"] if known.only else []))
 
 
@@ -72,8 +71,3 @@ def _fields(known: Records, part: _Part) -> list[Column]:
         for one in known.event
     }
     return [column.alias(one.name) for one, column in found.items()]
-
-
-def _about(known: Records) -> dict[str, Column]:
-    told = {name: F.col(f"_known.{name}") for name in ("schema_id", "schema_version", "subject", "message")}
-    return {**told, "schema_id": F.coalesce(told["schema_id"], schema_id(known))}

@@ -73,8 +73,7 @@ class Avro(BySchema):
 
     def wanted_by(self, records: pa.RecordBatch, known: Records) -> frozenset[str]:
         """Return the schemas that records name by id or GUID and that are not known."""
-        from router_schemas.avro.library import frame_of
-        from router_schemas.frames import parse
+        from router_schemas.frames import frame_of, parse
 
         keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
         return frozenset(str(key.place) for key in keys if frame_of(key.place) not in known.written)

@@ -91,10 +91,14 @@ class BySchema(Decoder):
             raise StartError(f"no schema is known that can be read: {advice}, or look at what the source holds")
         if known is self._known:
             return self
-        refreshed = self.model_copy()
-        refreshed._known = known
-        refreshed._sample = None
-        return refreshed
+        return self.reading(known)
+
+    def reading(self, known: Any) -> Self:
+        """Return this decoder with what a library made."""
+        copy = self.model_copy()
+        copy._known = known
+        copy._sample = None
+        return copy
 
     @property
     def known(self) -> Any:

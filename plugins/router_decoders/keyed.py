@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from router import ArrowDecoding, Decoder, Preparation
+from router_decoders.by_schema import BySchema
 from router_decoders.key_names import KEY_NAMES, OF_A_KEY, SCHEMA
+from router_schemas.places import KEY_HEADER
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -24,13 +26,22 @@ class Keyed(Decoder):
 
     The value becomes `event` as always, the key becomes `event_key`, a struct that rules and `select` may use; what a
     decoder tells of a schema is told of the key as `key_schema_id`, `key_subject` and so on. A record without a key
-    has a null `event_key`. A record whose key cannot be decoded is a dead letter, as one whose value cannot.
+    has a null `event_key`. A record whose key cannot be decoded is a dead letter, as one whose value cannot. Where a
+    record header may hold a schema's GUID, that of the key is `__key_schema_id` unless `header` says otherwise.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_decoders.keyed_batches",)
 
     value: Decoder = Field(description="decoder of the value")
     key: Decoder = Field(description="decoder of the key")
+
+    @field_validator("key")
+    @classmethod
+    def _of_a_key(cls, key: Decoder) -> Decoder:
+        """Let a GUID be looked for where clients put that of a key: the value's would be taken for it."""
+        if isinstance(key, BySchema) and "header" not in key.model_fields_set:
+            return key.model_copy(update={"header": KEY_HEADER})
+        return key
 
     def prepare(self, preparation: Preparation) -> Self:
         """Return this decoder with both prepared."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -13,7 +14,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Self
 
+    from router import Memory
     from router_schemas.library import Library
+    from router_schemas.protobuf.library import Messages
+    from router_schemas.schemas import Schemas
 
 FIELD = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 """Names with dots between them: a path of fields, or the full name of a message."""
@@ -112,13 +116,10 @@ class Protobuf(BySchema, ArrowDecoder):
 
     def library(self, preparation: Preparation) -> Library[Any]:
         """Return where Protobuf schemas come from."""
-        try:
-            from router_schemas.protobuf.library import FileMessages, Files, Messages, OneMessage
-            from router_schemas.protobuf.unwrapping import Fields
-            from router_schemas.protobuf.wrapper import Payloads
-        except ModuleNotFoundError as error:
-            extra = "pip install 'spark-event-router[protobuf]', here and on every node"
-            raise StartError(f"the decoder protobuf needs the module {error.name}: {extra}") from error
+        _needs_the_extra()
+        from router_schemas.protobuf.library import FileMessages, Files, Messages, OneMessage
+        from router_schemas.protobuf.unwrapping import Fields
+        from router_schemas.protobuf.wrapper import Payloads
 
         memory, wrapper = preparation.memory, self.wrapper
         outer: Messages | OneMessage
@@ -140,6 +141,14 @@ class Protobuf(BySchema, ArrowDecoder):
         fields = Fields.of(wrapper.payload, wrapper.name, wrapper.schema_id)
         return Payloads(outer, inner, fields, wrapper.messages)
 
+    @staticmethod
+    def messages(schemas: Schemas, memory: Memory, header: str) -> Messages:
+        """Return the messages of a registry that has other formats, too."""
+        _needs_the_extra()
+        from router_schemas.protobuf.library import Messages
+
+        return Messages(schemas, memory, header=header, among_others=True)
+
     def wanted_by(self, records: pa.RecordBatch, known: Any) -> frozenset[str]:
         """Return the schemas and messages that records name and that are not known."""
         return frozenset(self._function(records, known).column("_wanted").drop_null().to_pylist())
@@ -155,8 +164,16 @@ class Protobuf(BySchema, ArrowDecoder):
         """Return how tasks decode."""
         import pyarrow as pa
 
-        from router_schemas.protobuf.events import ADDED
         from router_schemas.protobuf.mapping import spark_struct
+        from router_schemas.told import ADDED
 
         event = (self.known if self.wrapper is None else self.known.inner).event
         return ArrowDecoding(self._function, self.known, spark_struct(pa.struct([("event", event), *ADDED])))
+
+
+def _needs_the_extra() -> None:
+    try:
+        import_module("router_schemas.protobuf.library")
+    except ModuleNotFoundError as error:
+        extra = "pip install 'spark-event-router[protobuf]', here and on every node"
+        raise StartError(f"the decoder protobuf needs the module {error.name}: {extra}") from error

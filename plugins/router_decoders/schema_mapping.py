@@ -36,30 +36,40 @@ SCALARS: dict[str, T.DataType] = {
     "boolean": T.BooleanType(),
 }
 FORMATS: dict[str, T.DataType] = {"date-time": T.TimestampType(), "date": T.DateType()}
+UNIONS = ("oneOf", "anyOf", "allOf")
 NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+
+
+class Untyped(ValueError):  # noqa: N818 - it says what a schema is
+    """Say that a schema is a good one, and that no column type holds what it allows."""
 
 
 def struct_of(document: object) -> T.StructType:
     """Return the Spark struct of a JSON Schema; raise ValueError naming the JSON pointer of what has none."""
-    found = _Mapping(document).type_at(document, "#", ())
-    if not isinstance(found, T.StructType):
-        raise ValueError("#: an event is an object with properties")
-    return found
+    return TypeMapping(document).struct()
 
 
-class _Mapping:
+class TypeMapping:
     """Map the places of one document; `trail` holds the references that led to a place."""
 
     def __init__(self, document: object) -> None:
         self.document = document
 
+    def struct(self) -> T.StructType:
+        """Return the struct of the whole document."""
+        found = self.type_at(self.document, "#", ())
+        if not isinstance(found, T.StructType):
+            raise ValueError("#: an event is an object with properties")
+        return found
+
     def type_at(self, node: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
         """Return the Spark type of one schema."""
         if not isinstance(node, Mapping):
-            raise _refusal(pointer, f"a schema is an object here, not {str(node).lower()}; give a type")
+            what = f"a schema is an object here, not {str(node).lower()}; give a type"
+            raise _untyped(pointer, what) if isinstance(node, bool) else _refusal(pointer, what)
         if "$ref" in node:
             return self.referred(str(node["$ref"]), pointer, trail)
-        for union in ("oneOf", "anyOf", "allOf"):
+        for union in UNIONS:
             if union in node:
                 return self.united(union, node[union], pointer, trail)
         name = type_name(node, pointer)
@@ -69,12 +79,16 @@ class _Mapping:
             return self.array_type(node, pointer, trail)
         return FORMATS.get(str(node.get("format")), SCALARS[name]) if name == "string" else SCALARS[name]
 
+    def inside(self, node: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
+        """Return the type of a property, of elements or of a map's values."""
+        return self.type_at(node, pointer, trail)
+
     def referred(self, reference: str, pointer: str, trail: tuple[str, ...]) -> T.DataType:
         """Follow a reference inside the document."""
         if not reference.startswith("#/") and reference != "#":
             raise _refusal(pointer, f"{reference!r} cannot be followed; only #/... in this file can")
         if reference in ("#", *trail):
-            raise _refusal(pointer, f"{reference!r} contains itself; a Spark type cannot")
+            raise _untyped(pointer, f"{reference!r} contains itself; a Spark type cannot")
         node = self.document
         for key in reference[2:].split("/"):
             node = _step(node, unquote(key).replace("~1", "/").replace("~0", "~"))
@@ -95,7 +109,7 @@ class _Mapping:
                 found += [kind] if kind not in found else []
         if len(found) != 1:
             kinds = " or ".join(kind.simpleString() for kind in found) or "null only"
-            raise _refusal(f"{pointer}/{union}", f"a column has one type, not {kinds}")
+            raise _untyped(f"{pointer}/{union}", f"a column has one type, not {kinds}")
         return found[0]
 
     def object_type(self, node: Mapping[str, Any], pointer: str, trail: tuple[str, ...]) -> T.DataType:
@@ -104,22 +118,22 @@ class _Mapping:
             return self.struct_type(node["properties"], f"{pointer}/properties", trail)
         rest = node.get("additionalProperties")
         if not isinstance(rest, Mapping):
-            raise _refusal(pointer, "an object needs properties, or a schema as additionalProperties")
-        return T.MapType(T.StringType(), self.type_at(rest, f"{pointer}/additionalProperties", trail))
+            raise _untyped(pointer, "an object needs properties, or a schema as additionalProperties")
+        return T.MapType(T.StringType(), self.inside(rest, f"{pointer}/additionalProperties", trail))
 
     def struct_type(self, properties: object, pointer: str, trail: tuple[str, ...]) -> T.StructType:
         """Return a struct with the properties in their order."""
         if not isinstance(properties, Mapping):
             raise _refusal(pointer, "properties are an object")
-        fields = {name: self.type_at(node, f"{pointer}/{_escaped(name)}", trail) for name, node in properties.items()}
+        fields = {name: self.inside(node, f"{pointer}/{_escaped(name)}", trail) for name, node in properties.items()}
         return T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
 
     def array_type(self, node: Mapping[str, Any], pointer: str, trail: tuple[str, ...]) -> T.DataType:
         """Return an array; a tuple has no type of its elements."""
         items = node.get("items")
         if "prefixItems" in node or not isinstance(items, Mapping):
-            raise _refusal(pointer, "an array needs one schema as items")
-        return T.ArrayType(self.type_at(items, f"{pointer}/items", trail))
+            raise _untyped(pointer, "an array needs one schema as items")
+        return T.ArrayType(self.inside(items, f"{pointer}/items", trail))
 
 
 def type_name(node: Mapping[str, Any], pointer: str) -> str:
@@ -129,7 +143,7 @@ def type_name(node: Mapping[str, Any], pointer: str) -> str:
     if names == {"integer", "number"}:
         return "number"
     if len(names) != 1:
-        raise _refusal(pointer, f"a column has one type, not {' or '.join(sorted(names)) or 'none'}")
+        raise _untyped(pointer, f"a column has one type, not {' or '.join(sorted(names)) or 'none'}")
     name = names.pop()
     if name not in {*SCALARS, "object", "array"}:
         raise _refusal(pointer, f"there is no type {name!r} in JSON Schema")
@@ -187,3 +201,7 @@ def _escaped(name: str) -> str:
 
 def _refusal(pointer: str, what: str) -> ValueError:
     return ValueError(f"{pointer}: {what}")
+
+
+def _untyped(pointer: str, what: str) -> ValueError:
+    return Untyped(f"{pointer}: {what}")

@@ -176,6 +176,12 @@ def guid_header(guid: UUID, path: Sequence[int] | None = None) -> bytes:
     return b"\x01" + guid.bytes + (b"" if path is None else encoded(path))
 
 
+def frame_of(place: Place) -> bytes:
+    """Return the bytes by which values or headers name a schema of a registry, without an index path."""
+    assert place.schema is not None
+    return guid_header(place.schema) if isinstance(place.schema, UUID) else prefix(place.schema)
+
+
 def _prefixes(column: _Bytes) -> tuple[NDArray[np.uint8], Rows]:
     """Return the status and the schema id of every row, by its first five bytes."""
     sizes = column.ends - column.begins

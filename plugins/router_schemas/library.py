@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from router_schemas.memory import Memory
     from router_schemas.records import Kind
     from router_schemas.schemas import Schemas
+    from router_schemas.written import Taken
 
 HOLD = 30.0
 """Seconds for which a place stays unknown before it is asked for again."""
@@ -80,6 +81,8 @@ class RegistryLibrary(Library[M], Generic[U, M]):
     faults: dict[str, str] = field(default_factory=dict)
     unknown: dict[str, tuple[str, float]] = field(default_factory=dict)
     made: M | None = None
+    taken: Taken = field(default_factory=dict)
+    """What fields have other formats brought, where records of several formats are one event."""
 
     @abstractmethod
     def use(self, place: Place, closed: Closed) -> U:

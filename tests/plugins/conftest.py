@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from router import RAW_SCHEMA, Decoder
+from router import RAW_SCHEMA, Decoder, Preparation
+from router_schemas.memory import Folder
+from tests.schemas.faulty import FaultyRegistry
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame, SparkSession
 
 Raw = Callable[[Sequence["bytes | None"]], "DataFrame"]
 Decode = Callable[[Decoder, Sequence["bytes | None"]], list[tuple[Any, "str | None"]]]
+Headers = Sequence["Mapping[str, bytes] | None"]
+Open = Callable[[Decoder], Decoder]
+Stream = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
@@ -36,3 +43,45 @@ def decode(raw: Raw) -> Decode:
         return [(row["event"], row["_error"]) for row in sorted(rows, key=lambda row: row["offset"])]
 
     return decode
+
+
+@pytest.fixture
+def misbehaving(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyRegistry]:
+    """Run a registry that does what a test wants."""
+    monkeypatch.setenv("NO_PROXY", "*")
+    with FaultyRegistry() as registry:
+        yield registry
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Open:
+    """Prepare a decoder as the start of a stream does; there is nothing to sample."""
+
+    def no_sample(rows: int) -> DataFrame:
+        raise AssertionError("the source was read")
+
+    return lambda decoder: decoder.prepare(Preparation(tmp_path, False, no_sample, Folder(tmp_path / "memory")))
+
+
+@pytest.fixture
+def stream(spark: SparkSession) -> Stream:
+    """Decode values as a stream does: what is wanted is fetched, and all are decoded anew."""
+
+    def stream(decoder: Decoder, values: Sequence[bytes | None], headers: Headers = ()) -> list[dict[str, Any]]:
+        given = [*headers, *[None] * (len(values) - len(headers))]
+        rows: list[Any] = [
+            (None, value, "topic", 0, offset, None, 0, header and [*header.items()])
+            for offset, (value, header) in enumerate(zip(values, given, strict=True))
+        ]
+        raw, wanted = spark.createDataFrame(rows, RAW_SCHEMA), frozenset[str]()
+        for _ in range(4):
+            decoder = decoder.refresh(wanted)
+            found = decoder.decode(raw).toArrow().to_pylist()
+            wanted = frozenset(row["_wanted"] for row in found if row["_wanted"])
+            if not wanted:
+                break
+        assert not wanted
+        assert [row["value"] for row in sorted(found, key=lambda row: row["offset"])] == list(values)
+        return sorted(found, key=lambda row: int(row["offset"]))
+
+    return stream

@@ -12,6 +12,8 @@ from router import RAW_SCHEMA, ConfigError
 from router.config.loader import load
 from router.registry import load_registry
 from router_decoders import Json, Keyed, Nothing
+from router_decoders.by_schema import BySchema
+from router_schemas.places import KEY_HEADER, VALUE_HEADER
 from tests.engine.parts import Known, Shouted
 
 if TYPE_CHECKING:
@@ -113,6 +115,22 @@ def test_value_and_key_need_no_name_in_a_configuration() -> None:
     config = load(Path("games.yaml"), load_registry(), environ={}, text=TEXT).config
 
     assert isinstance(config.decode, Keyed)
+
+
+@pytest.mark.parametrize("name", ["avro", "json_schema", "protobuf"])
+@pytest.mark.parametrize(
+    ("more", "header"), [("", KEY_HEADER), (f", header: {VALUE_HEADER}", VALUE_HEADER), (", header: x", "x")]
+)
+def test_the_guid_of_a_key_is_in_a_header_of_its_own(name: str, more: str, header: str) -> None:
+    """Without it every key is read with the schema of the value, unless somebody knows of the option."""
+    text = TEXT.replace('{json: "id int"}', f'{{{name}: {{registry: "http://r.test"{more}}}}}')
+    decoder = load(Path("games.yaml"), load_registry(), environ={}, text=text).config.decode
+
+    assert isinstance(decoder, Keyed)
+    assert isinstance(decoder.key, BySchema)
+    assert (decoder.key.header, decoder.key.part_name) == (header, name)
+    value = type(decoder.key).model_validate({"registry": "http://r.test"})
+    assert Keyed(value=value, key=value).value.header == VALUE_HEADER  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

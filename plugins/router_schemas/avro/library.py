@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
-from uuid import UUID
 
 from router import StartError
 from router_schemas.avro.fingerprint import MARKER, single_object_header
 from router_schemas.avro.merge import Writer, merge
 from router_schemas.avro.parse import parse, parse_text
 from router_schemas.avro.reading import Records, Use, records_of
-from router_schemas.frames import guid_header, prefix
+from router_schemas.frames import frame_of
 from router_schemas.library import HOLD, Library, RegistryLibrary
 from router_schemas.origin import Origin
 from router_schemas.places import VALUE_HEADER, Place
@@ -43,7 +42,7 @@ class Writers(RegistryLibrary[Use, Records]):
         """Return one reader's schema per record, and the schema of every frame."""
         uses = {frame_of(Place.of(place)): use for place, use in self.uses.items()}
         reasons = {frame_of(Place.of(place)): reason for place, reason in self.reasons.items()}
-        return replace(records_of(uses, reasons), header=self.header)
+        return replace(records_of(uses, reasons, self.taken), header=self.header)
 
 
 @dataclass
@@ -102,12 +101,6 @@ class OneSchema(Library[Records]):
     def refreshed(self, wanted: Iterable[str] = ()) -> Records:
         """Return how the values are read, always the same."""
         return self._made
-
-
-def frame_of(place: Place) -> bytes:
-    """Return the bytes by which values name a schema of a registry."""
-    assert place.schema is not None
-    return guid_header(place.schema) if isinstance(place.schema, UUID) else prefix(place.schema)
 
 
 def _fingerprinted(text: str) -> bytes:

@@ -13,6 +13,7 @@ from router_schemas.avro.mapping import mapped
 from router_schemas.avro.merge import Writer, merge
 from router_schemas.avro.schema import Ref
 from router_schemas.places import VALUE_HEADER
+from router_schemas.written import Written
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from router_schemas.avro.merge import Merged
     from router_schemas.avro.schema import Schema
     from router_schemas.origin import Origin
+    from router_schemas.written import Taken
 
 log = logging.getLogger("router")
 
@@ -40,17 +42,6 @@ class Use:
         if not isinstance(schema.root, Ref):
             raise ValueError("it is no record, and an event has fields; wrap it in one")
         return Use(origin, schema, schema.root.name)
-
-
-@dataclass(frozen=True)
-class Written:
-    """Be what is known of the values of one frame; `reason` says why they cannot be read."""
-
-    schema_id: int | None = None
-    schema_version: int | None = None
-    subject: str | None = None
-    message: str | None = None
-    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -76,25 +67,29 @@ class Records:
     frame: Frame = "confluent"
     header: str = VALUE_HEADER
     only: str = ""
+    origins: dict[str, str] = field(default_factory=dict)
+    """Field of the event -> the record and version that brought it."""
 
 
-def records_of(uses: Mapping[bytes, Use], reasons: Mapping[bytes, str]) -> Records:
-    """Return one reader's schema per record; versions that do not fit the oldest are refused."""
-    made = _Making({frame: Written(reason=reason) for frame, reason in reasons.items()})
+def records_of(uses: Mapping[bytes, Use], reasons: Mapping[bytes, str], taken: Taken | None = None) -> Records:
+    """Return one reader's schema per record; versions that do not fit the oldest, or what is `taken`, are refused."""
+    made = _Making({frame: Written(reason=reason) for frame, reason in reasons.items()}, taken or {})
     names: dict[str, dict[bytes, Use]] = {}
     for frame in sorted(uses, key=lambda frame: uses[frame].origin.age):
         names.setdefault(uses[frame].name, {})[frame] = uses[frame]
     for name, found in names.items():
         made.add(name, found)
     event = T.StructType([T.StructField(one, kind) for one, (kind, _) in made.types.items()])
-    return Records(event, tuple(made.records), made.written)
+    origins = {one: label for one, (_, label) in made.types.items()}
+    return Records(event, tuple(made.records), made.written, origins=origins)
 
 
 @dataclass
 class _Making:
-    """Collect records. `types`: field -> its type and the record that brought it."""
+    """Collect records. `types`: field -> its type and what brought it; `taken` are those of other formats."""
 
     written: dict[bytes, Written]
+    taken: Taken
     records: list[Record] = field(default_factory=list)
     types: dict[str, tuple[T.DataType, str]] = field(default_factory=dict)
 
@@ -108,24 +103,24 @@ class _Making:
         fits = {frame: use.schema for frame, use in uses.items() if frame not in reasons}
         try:
             if fits:
-                self.take(name, merged, fits)
+                self.take(name, merged, fits, [uses[frame].origin.label for frame in fits][-1])
         except ValueError as fault:
-            reasons |= dict.fromkeys(fits, f"{name} cannot be decoded: {fault}")
+            reasons |= {frame: f"{name} of {uses[frame].origin.label} cannot be decoded: {fault}" for frame in fits}
         for frame, use in uses.items():
-            origin = use.origin
-            self.written[frame] = Written(origin.id, origin.version, origin.subject, name, reasons.get(frame))
+            self.written[frame] = Written.of(use.origin, name, reasons.get(frame))
 
-    def take(self, name: str, merged: Merged, writers: dict[bytes, Schema]) -> None:
+    def take(self, name: str, merged: Merged, writers: dict[bytes, Schema], newest: str) -> None:
         """Add a record; raise ValueError where Spark cannot read it, or a field has another type in another record."""
         found = mapped(merged.reader)
         for one in found.struct:
-            kind, other = self.types.get(one.name, (one.dataType, name))
+            kind, other = self.types.get(one.name, self.taken.get(one.name, (one.dataType, name)))
             if kind != one.dataType:
                 types = f"{one.dataType.simpleString()}, and {kind.simpleString()} in {other}"
                 raise ValueError(f"its field {one.name} is {types}; no column holds both")
         texts = {frame: writer_text(schema, found.reader) for frame, schema in writers.items()}
         self.records.append(Record(reader_text(found.reader), texts, found.struct))
-        self.types.update({one.name: (one.dataType, name) for one in found.struct if one.name not in self.types})
+        label = f"{name} of {newest}"
+        self.types.update({one.name: (one.dataType, label) for one in found.struct if one.name not in self.types})
 
 
 def _refused(merged: Merged) -> dict[str, str]:

@@ -14,16 +14,18 @@ would change the type of a column that there is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
-from router_schemas.avro.column_names import column_names
+from router_schemas.avro.column_names import REFUSED, column_names
 from router_schemas.findings import Incompatible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from router_schemas.written import Taken
 
 NUMBERS = {T.LongType(), T.DoubleType()}
 
@@ -43,26 +45,32 @@ class Merged:
     struct: T.StructType
     labels: tuple[str, ...]
     findings: tuple[Incompatible, ...] = ()
+    origins: dict[str, str] = field(default_factory=dict)
 
 
-def merge(versions: Sequence[Version]) -> Merged:
+def merge(versions: Sequence[Version], taken: Taken | None = None) -> Merged:
     """Merge the versions of one event, oldest first; raise ValueError when there is none.
 
     A version that does not go with those before it is left out with all its findings. The versions left out can be
-    merged with each other.
+    merged with each other. Fields that are `taken` by records of another format keep their types, and are in the struct
+    where a version has them; integers are read as the numbers they have there.
     """
     if not versions:
         raise ValueError("there is no schema to merge; give at least one version")
-    struct, origins, labels, findings = T.StructType(), dict[str, str](), list[str](), list[Incompatible]()
+    taken, labels, findings = taken or {}, list[str](), list[Incompatible]()
+    struct = T.StructType([T.StructField(name, kind) for name, (kind, _) in taken.items()])
+    origins = {name: label for name, (_, label) in taken.items()}
     for version in versions:
         fold = _Fold(version.label, origins)
         merged = fold.struct(struct, version.struct, "")
+        fold.keep(taken, version.struct, merged)
         if fold.findings:
             findings += fold.findings
         else:
             struct, origins = merged, fold.origins
             labels.append(version.label)
-    return Merged(struct, tuple(labels), tuple(findings))
+    own = {name for version in versions if version.label in labels for name in version.struct.fieldNames()}
+    return Merged(T.StructType([one for one in struct if one.name in own]), tuple(labels), tuple(findings), origins)
 
 
 def table_type(kind: T.DataType) -> T.DataType:
@@ -91,19 +99,28 @@ class _Fold:
 
     def struct(self, have: T.StructType, come: T.StructType, path: str) -> T.StructType:
         """Return a struct with the fields of both, those there were first."""
-        fields = {field.name: field.dataType for field in have}
+        fields = {one.name: one.dataType for one in have}
         folded = {name.lower(): name for name in fields}
-        for field in come:
-            at = f"{path}.{field.name}" if path else field.name
-            known = folded.setdefault(field.name.lower(), field.name)
-            if known != field.name:
+        for one in come:
+            at = f"{path}.{one.name}" if path else one.name
+            known = folded.setdefault(one.name.lower(), one.name)
+            if known != one.name:
                 self.refuse(at, f"it differs from {known!r} by case only, and columns cannot")
             elif known in fields:
-                fields[known] = self.merged(fields[known], field.dataType, at)
+                fields[known] = self.merged(fields[known], one.dataType, at)
             else:
-                fields[known] = self.adopted(field.dataType, at)
+                fields[known] = self.adopted(one.dataType, at)
                 self.origins[at] = self.label
         return T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
+
+    def keep(self, taken: Taken, come: T.StructType, merged: T.StructType) -> None:
+        """Refuse to change what another format brought."""
+        for one in come:
+            if one.name in taken and merged[one.name].dataType != taken[one.name][0]:
+                self.origins[one.name] = taken[one.name][1]
+                self.refuse(one.name, f"{_shown(taken[one.name][0])} became {_shown(one.dataType)}")
+            elif one.name not in taken and (column := REFUSED.sub("_", one.name)) in taken:
+                self.refuse(one.name, f"its column would be {column!r}, which there is")
 
     def adopted(self, come: T.DataType, path: str) -> T.DataType:
         """Return a type for a place that had none."""
@@ -123,7 +140,8 @@ class _Fold:
             return T.ArrayType(self.merged(have.elementType, come.elementType, f"{path}[]"))
         if isinstance(have, T.MapType) and isinstance(come, T.MapType):
             return T.MapType(T.StringType(), self.merged(have.valueType, come.valueType, f"{path}{{}}"))
-        if have == come:
+        narrower = come == T.LongType() and isinstance(have, (T.IntegerType, T.DecimalType))  # of another format
+        if have == come or narrower:
             return have
         if {have, come} == NUMBERS:
             self.origins[path] = self.label

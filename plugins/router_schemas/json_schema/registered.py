@@ -1,7 +1,7 @@
 """Read a registered JSON Schema, with what it refers to, as a Spark struct. Nothing is ever fetched.
 
 The references stand in one document with the schema, under `$references`, and every `$ref` to one of them becomes a
-JSON pointer there; what a type becomes is decided by router_decoders.schema_mapping, whose table is the manual.
+JSON pointer there; what a type becomes is decided by `columns`.
 
 A `$ref` is resolved as JSON Schema core, 8.2 says: against the `$id` of its document. A reference of the registry is
 known under the name it is registered with, under that name resolved against the schema's `$id`, and under its own
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from router_decoders.json_types import check_types
-from router_decoders.schema_mapping import struct_of
+from router_schemas.json_schema.columns import MOST, ColumnMapping
 
 if TYPE_CHECKING:
     from pyspark.sql import types as T
@@ -25,13 +25,18 @@ if TYPE_CHECKING:
 
 KEY = "$references"
 MAX_DEPTH = 200
-MAX_PLACES = 200_000
-"""Objects of a schema with every `$ref` written out: a few lines can name each definition twice in the next."""
 
 
 def struct_of_registered(closed: Closed) -> T.StructType:
     """Return the Spark struct of a registered schema; raise ValueError naming the JSON pointer of what has none."""
     return struct_of_text(closed.schema.text, closed.imports)
+
+
+def title_of(closed: Closed) -> str | None:
+    """Return what a schema calls its records: Confluent's clients take its title for the name of a record."""
+    document = json.loads(closed.schema.text)
+    title = document.get("title") if isinstance(document, Mapping) else None
+    return title if isinstance(title, str) and title else None
 
 
 def struct_of_text(text: str, imports: Mapping[str, str] | None = None) -> T.StructType:
@@ -40,7 +45,7 @@ def struct_of_text(text: str, imports: Mapping[str, str] | None = None) -> T.Str
     try:
         document = _document(text, imports or {})
         _Size(document).check()
-        struct = struct_of(document)
+        struct = ColumnMapping(document).struct()
         check_types(struct)
         return struct
     except RecursionError:
@@ -107,10 +112,8 @@ class _Size:
 
     def check(self) -> None:
         """Raise ValueError for a document that is too large or too deep, its references followed."""
-        if self.size(self.document, 0) > MAX_PLACES:
-            raise ValueError(
-                f"#: with its references followed the schema has over {MAX_PLACES} parts; register smaller ones"
-            )
+        if self.size(self.document, 0) > MOST:
+            raise ValueError(f"#: with its references followed the schema has over {MOST} parts; register smaller ones")
 
     def size(self, node: object, depth: int) -> int:
         """Return how many objects a place stands for."""
@@ -125,7 +128,7 @@ class _Size:
         return found + self.referred(reference, depth) if isinstance(reference, str) else found
 
     def referred(self, reference: str, depth: int) -> int:
-        """Return the size of what a reference stands for; a circle counts once, its refusal is the mapping's."""
+        """Return the size of what a reference stands for; a circle counts once, for the mapping ends it."""
         if reference not in self.known:
             self.known[reference] = 0
             self.known[reference] = self.size(_at(self.document, reference), depth + 1)

@@ -13,21 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from router_schemas.addresses import addressed
 from router_schemas.places import VALUE_HEADER
-from router_schemas.protobuf.addresses import addressed
 from router_schemas.protobuf.decode import Reader, decode
+from router_schemas.told import ADDED, about, wanted, why
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from router_schemas.protobuf.addresses import Addressed, Frame
-
-ABOUT = pa.schema(
-    [("schema_id", pa.int32()), ("schema_version", pa.int32()), ("subject", pa.string()), ("message", pa.string())]
-)
-"""What is known of an event's schema."""
-ADDED = pa.schema([("_error", pa.string()), ("_wanted", pa.string()), *ABOUT])
-"""What stands beside an event."""
+    from router_schemas.addresses import Addressed, Frame
 
 
 @dataclass(frozen=True)
@@ -60,6 +54,10 @@ class Events:
     frame: Frame = "confluent"
     header: str = VALUE_HEADER
     only: str = ""
+    indexed: bool | frozenset[int | bytes] = True
+    """Which schemas have an index path in their frames: all, or these ids and GUIDs."""
+    origins: dict[str, str] = field(default_factory=dict)
+    """Field of the event -> the message and version that brought it."""
 
 
 def events(records: pa.RecordBatch, known: Events) -> pa.RecordBatch:
@@ -72,18 +70,15 @@ def events(records: pa.RecordBatch, known: Events) -> pa.RecordBatch:
 
 def found_in(records: pa.RecordBatch, known: Events) -> Addressed:
     """Return what records were written with."""
-    return addressed(records, known.frame, known.header, not known.only)
+    return addressed(records, known.frame, known.header, not known.only, known.indexed)
 
 
 def read(found: Addressed, known: Events) -> pa.RecordBatch:
     """Return what `events` does for records whose places and payloads are found."""
     places = [known.written.get(place) for place in found.places]
     made = _read(found, known, places)
-    wanted = [
-        place if one is None and not known.only else None for place, one in zip(found.places, places, strict=True)
-    ]
-    columns = [made.events, _reasons(found, known, places, made.reasons), _by_group(found, wanted, pa.string())]
-    return pa.RecordBatch.from_arrays([*columns, *_about(found, places)], names=["event", *ADDED.names])
+    columns = [made.events, _reasons(found, known, places, made.reasons), wanted(found, places, known.only)]
+    return pa.RecordBatch.from_arrays([*columns, *about(found, places)], names=["event", *ADDED.names])
 
 
 @dataclass(frozen=True)
@@ -135,11 +130,7 @@ def _widened(part: pa.StructArray, event: pa.StructType) -> pa.StructArray:
 
 def _reasons(found: Addressed, known: Events, places: list[Written | None], read: dict[int, str]) -> pa.StringArray:
     """Return why rows have no event: their frame, their schema, their payload."""
-    missing = f"is not {known.only}, the only message that is read here" if known.only else "is not known yet"
-    texts = [
-        f"{place} {missing}" if one is None else one.reason for place, one in zip(found.places, places, strict=True)
-    ]
-    reasons = pc.coalesce(found.reasons, _by_group(found, texts, pa.string()))
+    reasons = why(found, places, known.only)
     if not read:
         return reasons
     rows = np.array([*read], np.int64)
@@ -147,17 +138,3 @@ def _reasons(found: Addressed, known: Events, places: list[Written | None], read
     hit[rows] = True
     said = [read[row] for row in sorted(read)]
     return pc.replace_with_mask(reasons, pa.array(hit), pa.array(said, pa.string()))
-
-
-def _by_group(found: Addressed, values: list[str | None] | list[int | None], kind: pa.DataType) -> pa.Array:
-    if all(value is None for value in values):
-        return pa.nulls(len(found.groups), kind)
-    at = np.where(found.groups >= 0, found.groups, len(values))
-    return pa.array([*values, None], kind).take(pa.array(at))
-
-
-def _about(found: Addressed, places: list[Written | None]) -> list[pa.Array]:
-    """Return the columns of ABOUT. The id is there wherever a record names one."""
-    known = [one or Written(-1) for one in places]
-    ids, *columns = [_by_group(found, [getattr(one, field.name) for one in known], field.type) for field in ABOUT]
-    return [pc.coalesce(found.ids, ids), *columns]

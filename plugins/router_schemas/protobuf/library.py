@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
+from uuid import UUID
 
 from router import StartError
+from router_schemas.addresses import WHOLE, at_path
 from router_schemas.library import Library, RegistryLibrary, keep, remembered
 from router_schemas.origin import Origin
 from router_schemas.places import VALUE_HEADER, Place
-from router_schemas.protobuf.addresses import WHOLE, at_path
 from router_schemas.protobuf.compile import CompilerError, descriptors, from_file
 from router_schemas.protobuf.events import Events
 from router_schemas.protobuf.messages import name_at, paths_of
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from router_schemas.addresses import Frame
     from router_schemas.memory import Memory
-    from router_schemas.protobuf.addresses import Frame
     from router_schemas.records import Closed, Kind
 
 
@@ -31,6 +32,8 @@ class Messages(RegistryLibrary[Use, Events]):
     kind: ClassVar[Kind] = "PROTOBUF"
 
     header: str = VALUE_HEADER
+    among_others: bool = False
+    """Whether the registry's records are of other formats, too: those of unknown schemas then have no index path."""
     compiled: dict[int, bytes] = field(default_factory=dict)
 
     def use(self, place: Place, closed: Closed) -> Use:
@@ -45,7 +48,10 @@ class Messages(RegistryLibrary[Use, Events]):
 
     def make(self) -> Events:
         """Return one reader per message, and what every place is read with."""
-        return replace(events_of(self.uses, self.reasons), header=self.header)
+        made = events_of(self.uses, self.reasons, self.taken)
+        schemas = (Place.of(text).schema for text in (*self.uses, *self.faults)) if self.among_others else ()
+        keys = frozenset(one.bytes if isinstance(one, UUID) else one for one in schemas if one is not None)
+        return replace(made, header=self.header, indexed=keys if self.among_others else True)
 
 
 @dataclass(frozen=True)

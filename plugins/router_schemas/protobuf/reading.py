@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from router_schemas.protobuf.decode import Reader, reader
 from router_schemas.protobuf.events import Events, Written
+from router_schemas.protobuf.mapping import spark_struct
 from router_schemas.protobuf.merge import Version, merge
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from router_schemas.findings import Incompatible
     from router_schemas.origin import Origin
+    from router_schemas.written import Taken
 
 log = logging.getLogger("router")
 
@@ -40,23 +42,25 @@ class Use:
         return Written(reader, self.origin.id, self.origin.version, self.origin.subject, self.message, reason)
 
 
-def events_of(uses: Mapping[str, Use], reasons: Mapping[str, str]) -> Events:
-    """Return how the records of places are read, and why those of other places are not."""
-    made = _Making({place: Written(-1, reason=reason) for place, reason in reasons.items()})
+def events_of(uses: Mapping[str, Use], reasons: Mapping[str, str], taken: Taken | None = None) -> Events:
+    """Return how the records of places are read, and why those of other places are not; `taken`: by other formats."""
+    made = _Making({place: Written(-1, reason=reason) for place, reason in reasons.items()}, taken or {})
     messages: dict[str, list[str]] = {}
     for place in sorted(uses, key=lambda place: uses[place].origin.age):
         messages.setdefault(uses[place].message, []).append(place)
     for message, places in messages.items():
         made.add(message, {place: uses[place] for place in places})
     event = pa.struct([pa.field(name, kind) for name, (kind, _) in made.types.items()])
-    return Events(event, tuple(made.readers), made.written)
+    origins = {name: label for name, (_, label) in made.types.items()}
+    return Events(event, tuple(made.readers), made.written, origins=origins)
 
 
 @dataclass
 class _Making:
-    """Collect readers. `types`: field -> its type and the message that brought it."""
+    """Collect readers. `types`: field -> its type and what brought it; `taken` are those of other formats."""
 
     written: dict[str, Written]
+    taken: Taken
     readers: list[Reader] = field(default_factory=list)
     types: dict[str, tuple[pa.DataType, str]] = field(default_factory=dict)
 
@@ -65,10 +69,11 @@ class _Making:
         versions = {use.version.label: use.version for use in uses.values()}
         first, *_ = merge([*versions.values()])
         try:
-            self.take(message, reader(first))
+            self.take(message, reader(first), first.labels[-1])
         except ValueError as fault:
             self.written |= {
-                place: use.written(-1, f"{message} cannot be decoded: {fault}") for place, use in uses.items()
+                place: use.written(-1, f"{message} of {use.origin.label} cannot be decoded: {fault}")
+                for place, use in uses.items()
             }
             return
         refused = _refused(first.refused)
@@ -78,13 +83,19 @@ class _Making:
             why = None if fits else refused.get(label, f"{label} does not fit")
             self.written[place] = use.written(len(self.readers) - 1 if fits else -1, why)
 
-    def take(self, message: str, made: Reader) -> None:
+    def take(self, message: str, made: Reader, newest: str) -> None:
         """Add a reader; raise ValueError where a field of it has another type in another message."""
         for one in made.type:
             kind, other = self.types.get(one.name, (one.type, message))
             if kind != one.type:
                 raise ValueError(f"its field {one.name} is {one.type}, and {kind} in {other}; no column holds both")
-        self.types.update({one.name: (one.type, message) for one in made.type if one.name not in self.types})
+        for one in spark_struct(made.type):
+            known, other = self.taken.get(one.name, (one.dataType, ""))
+            if known != one.dataType:
+                types = f"{one.dataType.simpleString()}, and {known.simpleString()} in {other}"
+                raise ValueError(f"its field {one.name} is {types}; no column holds both")
+        label = f"{message} of {newest}"
+        self.types.update({one.name: (one.type, label) for one in made.type if one.name not in self.types})
         self.readers.append(made)
 
 

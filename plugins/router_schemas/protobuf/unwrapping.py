@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from router_schemas.addresses import Addressed
 from router_schemas.places import Place
-from router_schemas.protobuf.addresses import Addressed
 from router_schemas.protobuf.events import found_in, read
 from router_schemas.records import LARGEST_ID
 

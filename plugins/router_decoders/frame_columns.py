@@ -1,4 +1,4 @@
-"""Take the frames of Avro values apart with native expressions.
+"""Take the frames of values apart with native expressions.
 
 | column | holds |
 |---|---|
@@ -14,7 +14,7 @@ purpose: a method of more than 8000 bytes is not compiled by the JVM, and all of
 from __future__ import annotations
 
 from dataclasses import astuple
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -26,7 +26,21 @@ from router_schemas.frames import EMPTY, HEADER, ID, MAGIC, REASONS, SHORT
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from router_schemas.avro.reading import Records
+    from router_schemas.written import Written
+
+
+class Framed(Protocol):
+    """Say how values are framed. `written` is by frame; see router_schemas.avro.reading.Records."""
+
+    @property
+    def frame(self) -> str: ...
+    @property
+    def header(self) -> str: ...
+    @property
+    def only(self) -> str: ...
+    @property
+    def written(self) -> dict[bytes, Written]: ...
+
 
 TEMPORARY = ("_header", "_key", "_body", "_known")
 KNOWN = "struct<schema_id: int, schema_version: int, subject: string, message: string, reason: string, writer: int>"
@@ -36,7 +50,7 @@ ID_KEY, GUID_KEY, OBJECT_KEY = 5, 17, 10
 GUID_PARTS = r"^(.{8})(.{4})(.{4})(.{4})(.{12})$"
 
 
-def framed(raw: DataFrame, known: Records) -> DataFrame:
+def framed(raw: DataFrame, known: Framed) -> DataFrame:
     """Return raw records with the columns of TEMPORARY."""
     key, body = _parts(known)
     frame = raw.withColumn("_header", _header(known) if known.frame == "confluent" else _none("binary"))
@@ -44,7 +58,7 @@ def framed(raw: DataFrame, known: Records) -> DataFrame:
     return frame.withColumn("_known", _known(known))
 
 
-def unframed(known: Records) -> Column:
+def unframed(known: Framed) -> Column:
     """Return why a row has no key."""
     value = F.col("value")
     case = F.when(value.isNull(), "value is null")
@@ -57,14 +71,25 @@ def unframed(known: Records) -> Column:
     return case.when(~_begins(value, b"\0"), REASONS[MAGIC]).otherwise(REASONS[ID])
 
 
-def schema_id(known: Records) -> Column:
+def _schema_id(known: Framed) -> Column:
     """Return the id that a row names, whatever it is worth; null where it names none."""
     if known.frame != "confluent":
         return _none("int")
     return F.when(F.col("_key").isNotNull() & F.col("_header").isNull(), _number("value"))
 
 
-def called(known: Records) -> Column:
+def about(known: Framed) -> dict[str, Column]:
+    """Return what is known of the schemas of rows; the id wherever a row names one."""
+    told = {name: F.col(f"_known.{name}") for name in ("schema_id", "schema_version", "subject", "message")}
+    return {**told, "schema_id": F.coalesce(told["schema_id"], _schema_id(known))}
+
+
+def wanted(known: Framed) -> Column:
+    """Return what rows want that is not known, null for the others."""
+    return F.when(F.col("_key").isNotNull() & F.col("_known").isNull(), called(known))
+
+
+def called(known: Framed) -> Column:
     """Return how the schema of a key is called where it is wanted, and where it is not to be had."""
     key = F.col("_key")
     digits = F.lower(F.hex(key))
@@ -80,14 +105,14 @@ def binary(value: bytes) -> Column:
     return F.lit(bytearray(value))
 
 
-def _header(known: Records) -> Column:
+def _header(known: Framed) -> Column:
     """Return the last header of the name; one without a value is there, too."""
     # no lambda: it would take the projection out of whole-stage code generation
     at = F.array_position(F.reverse("headers.key"), known.header).cast("int")
     return F.when(at > 0, F.coalesce(F.get(F.reverse("headers.value"), at - 1), binary(b"")))
 
 
-def _parts(known: Records) -> tuple[Column, Column]:
+def _parts(known: Framed) -> tuple[Column, Column]:
     """Return the key and the body of a row."""
     value, header = F.col("value"), F.col("_header")
     if known.frame == "none":
@@ -103,7 +128,7 @@ def _parts(known: Records) -> tuple[Column, Column]:
     return key, F.when(header.isNotNull(), value).otherwise(F.substring(value, ID_KEY + 1, TO_THE_END))
 
 
-def _known(known: Records) -> Column:
+def _known(known: Framed) -> Column:
     """Return what is known of a key, by a literal: a loop over its keys, and no code for each of them."""
     pairs: list[Column] = []
     for number, (key, one) in enumerate(known.written.items()):

@@ -12,6 +12,8 @@ from router_schemas.frames import NULL, REASONS, parse, payloads
 from router_schemas.places import FIRST
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from numpy.typing import NDArray
 
 Frame = Literal["confluent", "none"]
@@ -35,11 +37,17 @@ class Addressed:
     ids: pa.Int32Array
 
 
-def addressed(records: pa.RecordBatch, frame: Frame, header: str, numbered: bool) -> Addressed:
+def addressed(
+    records: pa.RecordBatch,
+    frame: Frame,
+    header: str,
+    numbered: bool = True,
+    indexed: bool | Collection[int | bytes] = True,
+) -> Addressed:
     """Return what records were written with. Needs the columns `value` and `headers`; never raises for a row.
 
     `header` is the name of the one that may hold a GUID. `numbered`: schemas are told by their ids and GUIDs; otherwise
-    these are left aside, and the place is an index path.
+    these are left aside, and the place is an index path. `indexed`: which schemas have index paths, as for `parse`.
     """
     values = records.column("value")
     if frame == "none":
@@ -47,7 +55,7 @@ def addressed(records: pa.RecordBatch, frame: Frame, header: str, numbered: bool
         groups = np.where(known, 0, -1).astype(np.int64)
         reasons = pa.array(["value is null"], pa.string()).take(pa.array(np.zeros(len(values), np.int8), mask=known))
         return Addressed(values, groups, (WHOLE,), reasons, pa.nulls(len(values), pa.int32()))
-    frames = parse(values, indexed=True, headers=records.column("headers"), header=header)
+    frames = parse(values, indexed, headers=records.column("headers"), header=header)
     places = tuple(str(key.place) if numbered else at_path(key.path or FIRST) for key in frames.keys)
     ids = pa.array(frames.ids.astype(np.int32), mask=frames.ids < 0)
     framed = (frames.groups >= 0).all()

@@ -1,0 +1,119 @@
+"""Decode records of every format that a registry has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from router_decoders.avro_events import Avro
+from router_decoders.by_schema import BySchema
+from router_decoders.json_schema_events import JsonSchema
+from router_decoders.protobuf_events import Protobuf
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from router import ArrowDecoding, Preparation
+    from router_schemas.formats import Formats
+    from router_schemas.library import Library, RegistryLibrary
+    from router_schemas.records import Kind
+    from router_schemas.written import Taken
+
+DECODERS: dict[Kind, type[BySchema]] = {"AVRO": Avro, "PROTOBUF": Protobuf, "JSON": JsonSchema}
+
+
+class Auto(BySchema):
+    """Decode a record in whatever format the registry says that its schema has: Avro, Protobuf or JSON Schema.
+
+    The value is in the frame of a Confluent-compatible schema registry, or the record has the header
+    `__value_schema_id` with the schema's GUID. One topic may hold all three formats. Each record is decoded as by the
+    decoders `avro`, `protobuf` and `json_schema`, whose manual pages say how.
+
+    All records share one event, as messages of one topic do: a field has one type in all formats, and is null in
+    records that lack it. The format that came first says what the type is; JSON integers are read as the int, bigint,
+    double or decimal that is there. A message of another format whose field has another type is refused with both
+    versions and the field, and its records become dead letters.
+
+    Adds `schema_id`, `schema_version`, `subject` and `message`. While only one format is known it runs as that format's
+    decoder does; with several, as native expressions, and Protobuf in Python. Protobuf needs
+    `pip install 'spark-event-router[protobuf]'` when its first schema comes, on every node.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("router_decoders.json_schema_batches",)
+
+    def library(self, preparation: Preparation) -> Library[Formats]:
+        """Return where schemas of all formats come from."""
+        from router_schemas.formats import AnyFormat
+        from router_schemas.schemas import Schemas
+
+        assert self.registry is not None  # the only source
+        memory = preparation.memory
+        schemas = Schemas.opened(self.registry, preparation.folder, memory)
+
+        def opened(kind: Kind) -> RegistryLibrary[Any, Any]:
+            if kind == "AVRO":
+                from router_schemas.avro.library import Writers
+
+                return Writers(schemas, memory, header=self.header)
+            if kind == "JSON":
+                from router_schemas.json_schema.library import Documents
+
+                return Documents(schemas, memory, header=self.header)
+            return Protobuf.messages(schemas, memory, self.header)
+
+        return AnyFormat(schemas, memory, self.subjects, self.header, opened, {kind: fields(kind) for kind in DECODERS})
+
+    def wanted_by(self, records: pa.RecordBatch, known: Formats) -> frozenset[str]:
+        """Return the schemas and messages that records name and that are not known."""
+        from router_schemas.frames import frame_of, parse
+
+        keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
+        wanted = frozenset(str(key.place) for key in keys if frame_of(key.place) not in known.written)
+        for kind, made in known.made.items():
+            if kind == "PROTOBUF":  # a schema that is known, and another message of it
+                found = self._part(kind, made).wanted_by(records, made)
+                wanted |= frozenset(place for place in found if place.startswith("message "))
+        return wanted
+
+    def decoding(self) -> ArrowDecoding | None:
+        """Return how tasks decode while only one format is known."""
+        parts = self._parts()
+        return parts[0][1].decoding() if len(parts) == 1 else None
+
+    def decode(self, raw: DataFrame) -> DataFrame:
+        """Add `event`, `_error`, `_wanted` and what is known of the schema."""
+        parts = self._parts()
+        if len(parts) == 1:
+            return parts[0][1].decode(raw)
+        from router_decoders.any_format_columns import decoded
+
+        return decoded(raw, self.known, parts)
+
+    def _parts(self) -> list[tuple[Kind, BySchema]]:
+        """Return the decoders of the formats that can be read; of none, the first: it says why."""
+        made = self.known.made
+        readable = [kind for kind in made if fields(kind)(made[kind])] or [*made][:1]
+        # Python's way first, for a row takes all of its columns along
+        return [(kind, self._part(kind, made[kind])) for kind in sorted(readable, key="PROTOBUF".__ne__)]
+
+    def _part(self, kind: Kind, made: Any) -> BySchema:
+        return DECODERS[kind].model_validate({"registry": self.registry, "header": self.header}).reading(made)
+
+
+def fields(kind: Kind) -> Any:
+    """Return what tells the fields of a format's event with their types and what brought them."""
+
+    def told(made: Any) -> Taken:
+        from router_schemas.avro.column_names import column_names
+        from router_schemas.json_schema.merge import table_type
+
+        if kind == "PROTOBUF":
+            from router_schemas.protobuf.mapping import spark_struct
+
+            event = spark_struct(made.event)
+        else:
+            event = made.event if kind == "AVRO" else made.struct
+        pairs = zip(column_names(event.fieldNames()).values(), event, strict=True)
+        return {column: (table_type(one.dataType), made.origins[one.name]) for column, one in pairs}
+
+    return told

@@ -1,0 +1,83 @@
+"""Know what JSON Schemas of a registry wrote. For the driver."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from pyspark.sql import types as T
+
+from router_schemas.frames import frame_of
+from router_schemas.json_schema.merge import Version, merge
+from router_schemas.json_schema.registered import struct_of_registered, title_of
+from router_schemas.library import RegistryLibrary
+from router_schemas.origin import Origin
+from router_schemas.places import VALUE_HEADER, Place
+from router_schemas.written import Written
+
+if TYPE_CHECKING:
+    from router_schemas.json_schema.merge import Merged
+    from router_schemas.records import Closed, Kind
+
+log = logging.getLogger("router")
+
+
+@dataclass(frozen=True)
+class Use:
+    """Be one schema that records were written with; `title` is what it calls them."""
+
+    origin: Origin
+    struct: T.StructType
+    title: str | None
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Say how objects are read: all by one `struct`, which has the names of their properties.
+
+    `written` is by frame: the bytes before a value, or those in its `header`.
+    """
+
+    struct: T.StructType
+    written: dict[bytes, Written]
+    header: str = VALUE_HEADER
+    frame: str = "confluent"
+    only: str = ""
+    origins: dict[str, str] = field(default_factory=dict)
+    """Property -> the version that shaped it."""
+
+
+@dataclass
+class Documents(RegistryLibrary[Use, Objects]):
+    """Know JSON Schemas, by ids and GUIDs."""
+
+    kind: ClassVar[Kind] = "JSON"
+
+    header: str = VALUE_HEADER
+
+    def use(self, place: Place, closed: Closed) -> Use:
+        """Return the schema at a place."""
+        return Use(Origin.of(closed), struct_of_registered(closed), title_of(closed))
+
+    def make(self) -> Objects:
+        """Return the one struct that all objects are read by; versions that do not fit the oldest are refused."""
+        uses = dict(sorted(self.uses.items(), key=lambda one: one[1].origin.age))
+        versions = {use.origin.label: use.struct for use in uses.values()}
+        found = [Version(label, struct) for label, struct in versions.items()]
+        merged = merge(found or [Version("", T.StructType())], self.taken)
+        refused = _refused(merged)
+        known = {place: Written.of(use.origin, use.title, refused.get(use.origin.label)) for place, use in uses.items()}
+        known |= {place: Written(reason=reason) for place, reason in self.reasons.items()}
+        written = {frame_of(Place.of(place)): one for place, one in known.items()}
+        return Objects(merged.struct, written, self.header, origins=merged.origins)
+
+
+def _refused(merged: Merged) -> dict[str, str]:
+    """Return a reason for each version that was refused."""
+    reasons: dict[str, str] = {}
+    for finding in merged.findings:
+        if finding.new not in reasons:
+            log.warning("incompatible schemas: %s; its records become dead letters", finding)
+            reasons[finding.new] = str(finding)
+    return reasons
