@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from threading import Event
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from router_schemas.connection import NotFound
@@ -15,11 +17,15 @@ if TYPE_CHECKING:
 
 K = TypeVar("K", "int", "UUID")
 V = TypeVar("V")
+A = TypeVar("A")
+B = TypeVar("B")
 
 PAUSES = (0.1, 0.3, 0.6)
 """Seconds before what is not there is asked for again: a schema registered just now may not be visible yet."""
 HOLD = 30.0
 """Seconds for which what was not there stays unknown."""
+AT_ONCE = 8
+"""Requests that a registry gets at the same time: garbage can look like frames with as many ids as there are rows."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,8 @@ class Asking(Generic[K, V]):
     """Find what ids or GUIDs stand for.
 
     `recall` returns what is known without asking, `fetch` asks; it raises NotFound or Unusable, and what else it
-    raises says nothing about the key. `clock` and `sleep` are in seconds. The caller holds a lock.
+    raises says nothing about the key; several threads call it. `clock` and `sleep` are in seconds. The caller holds a
+    lock.
     """
 
     def __init__(
@@ -63,13 +70,13 @@ class Asking(Generic[K, V]):
             missing = [key for key in keys if key not in found]
             if missing and pause:
                 self._sleep(pause)
-            for key in missing:
-                try:
-                    found[key] = self._fetch(key)
-                except NotFound as fault:
-                    absent[key] = fault
-                except Unusable as fault:
-                    found[key] = self._hold(key, f"{Place(key)} cannot be used: {fault}")
+            for key, answer in together(self._fetch, missing).items():
+                if isinstance(answer, NotFound):
+                    absent[key] = answer
+                elif isinstance(answer, Unusable):
+                    found[key] = self._hold(key, f"{Place(key)} cannot be used: {answer}")
+                else:
+                    found[key] = answer
         return found | {key: self._hold(key, _absence(key, fault)) for key, fault in absent.items() if key not in found}
 
     def forget(self, key: K) -> None:
@@ -81,6 +88,42 @@ class Asking(Generic[K, V]):
         unknown = Unknown(reason)
         self._unknown[key] = unknown, self._clock() + HOLD
         return unknown
+
+
+def together(ask: Callable[[A], B], keys: Iterable[A]) -> dict[A, B | NotFound | Unusable]:
+    """Return what is answered for each key, in the order of the keys, AT_ONCE asked at a time.
+
+    Raises what says nothing about a key, such as RegistryAway, and then asks for no more.
+    """
+
+    over = Event()
+
+    def answer(key: A) -> B | NotFound | Unusable:
+        if over.is_set():
+            raise CancelledError
+        try:
+            return ask(key)
+        except (NotFound, Unusable) as fault:
+            return fault
+        except BaseException:
+            over.set()
+            raise
+
+    wanted = list(keys)
+    if len(wanted) < 2:
+        return {key: answer(key) for key in wanted}
+    with ThreadPoolExecutor(AT_ONCE, "schemas") as threads:
+        asked = {key: threads.submit(answer, key) for key in wanted}
+        try:
+            wait(asked.values())
+        except BaseException:  # the stream is to end
+            over.set()
+            raise
+    faults = [fault for future in asked.values() if (fault := future.exception()) is not None]
+    for fault in faults:
+        if not isinstance(fault, CancelledError):
+            raise fault
+    return {key: future.result() for key, future in asked.items()}
 
 
 def _absence(key: int | UUID, fault: NotFound) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graphlib import CycleError, TopologicalSorter
+from threading import Lock
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,11 +20,12 @@ class Unusable(Exception):  # noqa: N818 - like NotFound, it says what was found
 
 
 class References:
-    """Follow references in one registry; a version of a subject is fetched once."""
+    """Follow references in one registry; a version of a subject is fetched once. Any thread may ask."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._referents: dict[tuple[str, int], Registered] = {}
+        self._locks: dict[tuple[str, int], Lock] = {}
 
     def imports(self, schema: Registered) -> dict[str, str]:
         """Return name -> text of all that a schema refers to, dependencies first; raise Unusable.
@@ -49,9 +51,10 @@ class References:
 
     def _referent(self, reference: Reference) -> Registered:
         key = (reference.subject, reference.version)
-        if key not in self._referents:
-            self._referents[key] = self._client.version(*key)
-        return self._referents[key]
+        with self._locks.setdefault(key, Lock()):
+            if key not in self._referents:
+                self._referents[key] = self._client.version(*key)
+            return self._referents[key]
 
 
 def _choose(chosen: dict[str, tuple[Reference, Registered]], reference: Reference, referent: Registered) -> None:

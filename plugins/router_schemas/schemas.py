@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from router_schemas.asking import HOLD, Asking, Unknown
+from router_schemas.asking import HOLD, Asking, Unknown, together
 from router_schemas.client import Client
 from router_schemas.connection import NotFound, RegistryAway
 from router_schemas.memory import Remembered
@@ -31,7 +30,8 @@ class Schemas:
     """Know the schemas of one registry. For the driver; any thread may ask.
 
     What was resolved is kept in `memory` for ever, for ids and GUIDs never change their meaning. One lock lets one
-    thread ask the registry at a time: the others find what it learnt. `clock` and `sleep` are in seconds.
+    thread ask the registry at a time, for several schemas at once: the others find what it learnt. `clock` and `sleep`
+    are in seconds.
     """
 
     def __init__(
@@ -143,12 +143,12 @@ class Schemas:
         except NotFound:
             listed = ()
         found = {version: known[version] for version in listed if version in known}
-        for version in listed:
-            if version not in found:
-                with suppress(NotFound):  # it is just being deleted, or is of no use here
-                    found[version] = self._client.version(subject, version).id
-                    self._by_id.forget(found[version])  # registered since
-                    self._recall(found[version])
+        new = [version for version in listed if version not in found]
+        for version, told in together(lambda version: self._client.version(subject, version).id, new).items():
+            if isinstance(told, int):  # else it is just being deleted, or is of no use here
+                found[version] = told
+                self._by_id.forget(told)  # registered since
+                self._recall(told)
         if found != known:
             self._kept.keep_versions(subject, found)
         return found

@@ -86,6 +86,12 @@ class FaultyRegistry:
         """The context that this registry says its ids are of."""
         self.seen: list[Seen] = []
         self.connections: set[socket.socket] = set()
+        self.gathering: threading.Barrier | None = None
+        """Where requests wait for each other before they are answered."""
+        self.at_once: list[int] = [0]
+        """How many requests were answered at the same time, at the start of each."""
+        self._counting = threading.Lock()
+        self._inside = 0
         self._ended = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
@@ -130,6 +136,12 @@ class FaultyRegistry:
     def fails(self, fault: str, times: int = -1) -> None:
         """Misbehave from now on, or for so many requests."""
         self.fault, self.times = fault, times
+
+    def enter(self, more: int) -> None:
+        """Count who is inside."""
+        with self._counting:
+            self._inside += more
+            self.at_once.append(self._inside)
 
     def next_fault(self) -> str:
         """Return how to treat a request."""
@@ -183,6 +195,15 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/token":
             self.grant()
             return
+        self.registry.enter(1)
+        try:
+            if self.registry.gathering is not None:
+                self.registry.gathering.wait(30)
+            self.reply(body)
+        finally:
+            self.registry.enter(-1)
+
+    def reply(self, body: bytes) -> None:
         fault = self.registry.next_fault()
         if fault:
             self.misbehave(fault)

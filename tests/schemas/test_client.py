@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from router_schemas import exchange
 from router_schemas.auth import ClientCredentialsAuth
-from router_schemas.client import Client, _context
+from router_schemas.client import FIRST_PAUSE, LONGEST_PAUSE, Client, _context
 from router_schemas.connection import NotFound, OAuth, Registry, RegistryAway, RegistryError, RegistryRefuses
 from router_schemas.memory import Folder
 from router_schemas.records import Closed, Reference, Registered
@@ -190,6 +190,21 @@ def test_a_fault_that_stays_says_nothing_about_the_schema(faulty: FaultyRegistry
 
     assert len(faulty.seen) == 3
     assert caught.value.where == f"{faulty.url}/schemas/ids/1"
+
+
+def test_attempts_are_apart_by_chance_and_longer_each_time(faulty: FaultyRegistry) -> None:
+    """Routers that lost a registry together must not come back to it together."""
+    faulty.fails("503")
+    pauses: list[list[float]] = [[], []]
+    for slept in pauses:
+        with Client(Registry(url=(faulty.url,), attempts=8), sleep=slept.append) as client:
+            with pytest.raises(RegistryAway):
+                client.by_id(1)
+
+    assert pauses[0] != pauses[1]
+    for slept in pauses:
+        assert len(slept) == 7
+        assert all(0 <= pause <= min(FIRST_PAUSE * 2**round_, LONGEST_PAUSE) for round_, pause in enumerate(slept))
 
 
 @pytest.mark.parametrize("fault", ["silent", "drip"])

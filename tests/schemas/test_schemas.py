@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router_schemas.asking import HOLD, PAUSES, Unknown
+from router_schemas.asking import AT_ONCE, HOLD, PAUSES, Unknown
 from router_schemas.client import Client
 from router_schemas.connection import Registry, RegistryAway, RegistryRefuses
 from router_schemas.memory import Folder, Memory
@@ -263,6 +263,41 @@ def test_many_unknown_ids_share_one_wait(start: Start, time: Time) -> None:
 
     assert all(isinstance(one, Unknown) for one in found.values())
     assert time.pauses == list(PAUSES)
+
+
+def test_many_ids_are_asked_for_at_once_but_not_all(faulty: FaultyRegistry, start: Start) -> None:
+    """A start with hundreds of schemas takes seconds and not minutes, and is no attack on the registry."""
+    numbers = [faulty.book.add("event", f"event {index}") for index in range(4 * AT_ONCE)]
+    faulty.gathering = threading.Barrier(AT_ONCE)  # asked one by one, nobody would be answered
+
+    found = start().closed(numbers)
+
+    assert [one.schema.text for one in found.values() if isinstance(one, Closed)] == [f"event {n}" for n in range(32)]
+    assert max(faulty.at_once) == AT_ONCE
+    faulty.gathering = None
+    assert start().poll(["event"]) == set(numbers)
+    assert max(faulty.at_once) <= AT_ONCE
+
+
+def test_a_shared_referent_is_fetched_once(faulty: FaultyRegistry, start: Start) -> None:
+    """Every version of an event refers to the same definitions."""
+    faulty.book.add("player", "the player")
+    refers = [("player.proto", "player", 1)]
+    numbers = [faulty.book.add("event", f"event {index}", references=refers) for index in range(20)]
+
+    found = start().closed(numbers)
+
+    assert all(isinstance(one, Closed) and one.imports == {"player.proto": "the player"} for one in found.values())
+    assert sorted(faulty.paths) == sorted(set(faulty.paths))
+
+
+def test_a_registry_that_goes_away_is_not_asked_for_the_rest(faulty: FaultyRegistry, start: Start) -> None:
+    """A batch of garbage with a thousand ids would hold the stream for a thousand time-outs."""
+    faulty.fails("503")
+
+    with pytest.raises(RegistryAway):
+        start().closed(range(1, 1001))
+    assert len(faulty.seen) <= 2 * AT_ONCE  # the attempts of those under way
 
 
 @pytest.mark.parametrize("number", [-1, -(2**31), 2**31, 2**32 - 1])
