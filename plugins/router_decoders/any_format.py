@@ -77,22 +77,26 @@ class Auto(BySchema):
 
     def decoding(self) -> ArrowDecoding | None:
         """Return how tasks decode while only one format is known."""
-        parts = self._parts()
-        return parts[0][1].decoding() if len(parts) == 1 else None
+        return self._only.decoding() if len(self.known.made) == 1 else None
 
     def decode(self, raw: DataFrame) -> DataFrame:
         """Add `event`, `_error`, `_wanted` and what is known of the schema."""
-        parts = self._parts()
-        if len(parts) == 1:
-            return parts[0][1].decode(raw)
+        if len(self.known.made) == 1:
+            return self._only.decode(raw)
         from router_decoders.any_format_columns import decoded
 
-        return decoded(raw, self.known, parts)
+        return decoded(raw, self.known, self._parts())
+
+    @property
+    def _only(self) -> BySchema:
+        """Return the decoder of the one format there is."""
+        [(kind, made)] = self.known.made.items()
+        return self._part(kind, made)
 
     def _parts(self) -> list[tuple[Kind, BySchema]]:
-        """Return the decoders of the formats that can be read; of none, the first: it says why."""
+        """Return the decoders of the formats that can be read; of none, one that can say why."""
         made = self.known.made
-        readable = [kind for kind in made if fields(kind)(made[kind])] or [*made][:1]
+        readable = [kind for kind in made if fields(kind)(made[kind])] or [kind for kind in made if kind != "JSON"][:1]
         # Python's way first, for a row takes all of its columns along
         return [(kind, self._part(kind, made[kind])) for kind in sorted(readable, key="PROTOBUF".__ne__)]
 

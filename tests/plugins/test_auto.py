@@ -168,14 +168,20 @@ def test_a_subject_may_change_its_format(topic: Mixed, opened: Open) -> None:
     assert [*begun.refresh(frozenset()).known.made] == ["AVRO", "JSON"]  # type: ignore[attr-defined]
 
 
-def test_a_schema_that_no_decoder_can_use_has_its_reason(topic: Mixed, opened: Open, stream: Stream) -> None:
-    """The first of a format may be the one that is of no use."""
+@pytest.mark.parametrize("first", [("wins",), ("odd", "wins"), ("nothing", "odd", "wins")], ids=len)
+def test_a_schema_that_no_decoder_can_use_has_its_reason(
+    topic: Mixed, opened: Open, stream: Stream, first: tuple[str, ...]
+) -> None:
+    """The only one of a format may be the one that is of no use, and the format that came first may be this one."""
     odd = topic.registry.book.add("odd", '{"type":"string"}', "JSON")
+    win = topic.avro(game="uno", amount=1)
+    begun = opened(topic.decoder(*first)).refresh(frozenset())
 
-    rows = stream(opened(topic.decoder()), [topic.avro(game="uno", amount=1), pack(odd, None, b"{}")])
+    rows = stream(begun, [win, pack(odd, None, b"{}"), pack(99, None, b"{}")])
 
     assert rows[0]["event"] == {"game": "uno", "amount": 1}
     assert "an event is an object" in rows[1]["_error"]
+    assert "schema 99" in rows[2]["_error"]
 
 
 def test_the_decoder_keeps_the_contract(spark: SparkSession, topic: Mixed, opened: Open) -> None:
