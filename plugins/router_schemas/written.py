@@ -29,3 +29,12 @@ class Written:
     def of(origin: Origin, message: str | None, reason: str | None = None) -> Written:
         """Return what is known of the values that a schema wrote."""
         return Written(origin.id, origin.version, origin.subject, message, reason)
+
+
+def check_free(event: T.StructType, taken: Taken) -> None:
+    """Raise ValueError for a field that has another type in records of another format."""
+    for one in event:
+        kind, other = taken.get(one.name, (one.dataType, ""))
+        if kind.simpleString() != one.dataType.simpleString():
+            types = f"{one.dataType.simpleString()}, and {kind.simpleString()} in {other}"
+            raise ValueError(f"its field {one.name} is {types}; no column holds both")

@@ -19,7 +19,7 @@ from router.engine.memory import Kept
 from router.engine.route_tests import run_tests
 from router.registry import load_registry
 from router.testing import check_decoder
-from router_decoders import Avro, Protobuf
+from router_decoders import Auto, Avro, Protobuf
 from router_schemas.frames import guid_header, pack
 from router_schemas.places import VALUE_HEADER
 from tests.engine.conftest import ENGINES
@@ -107,6 +107,32 @@ def test_a_guid_that_comes_unannounced_is_resolved_within_the_batch(
 
     assert (report.decoded, report.dead_letters) == (2, 2)
     assert [row["amount"] for row in query.rows("silver.uno", "amount")] == [5, 5]
+
+
+def test_formats_that_are_mixed_in_one_topic_are_learnt_within_the_batch(
+    begin: Callable[..., Query], faulty: FaultyRegistry, proto: Proto
+) -> None:
+    """Without it a team that moves to another format stops the stream of all others."""
+    schema = {"title": "Bet", "properties": {"game": {"type": "string"}, "amount": {"type": "integer"}}}
+    ids = {
+        kind: faulty.book.add(f"bets-{kind}", text, kind)
+        for kind, text in {
+            "AVRO": json.dumps(BET),
+            "PROTOBUF": proto.path.read_text(),
+            "JSON": json.dumps(schema),
+        }.items()
+    }
+    in_json = pack(ids["JSON"], None, b'{"game":"uno","amount":6}')
+    in_avro = pack(ids["AVRO"], None, bet_in_avro(game="uno", amount=5))
+    in_protobuf = pack(ids["PROTOBUF"], (0,), proto.bytes("Bet", game="uno", amount=7))
+    query = begin(Auto.model_validate({"registry": faulty.url, "subjects": ["bets-JSON"]}))
+
+    alone = query.take(records([in_json, b"{}"]))
+    mixed = query.take(records([in_avro, in_json, in_protobuf, pack(99, None, b"")], first=2))
+
+    assert (alone.decoded, alone.dead_letters) == (1, 1)
+    assert (mixed.decoded, mixed.dead_letters) == (3, 1)
+    assert sorted(row["amount"] for row in query.rows("silver.uno", "amount")) == [5, 6, 6, 7]
 
 
 @pytest.mark.parametrize("source", [{"proto_file": "games.proto"}, {"descriptor_file": "games.desc"}], ids=str)

@@ -30,11 +30,20 @@ AVRO: dict[str, Any] = {
     "type": "record",
     "namespace": "games",
     "name": "Win",
-    "fields": [{"name": "game", "type": "string"}, {"name": "amount", "type": "long"}],
+    "fields": [
+        {"name": "game", "type": "string"},
+        {"name": "amount", "type": "long"},
+        {"name": "tags", "type": {"type": "array", "items": "string"}, "default": []},
+    ],
 }
 JSON: dict[str, Any] = {
     "title": "Login",
-    "properties": {"game": {"type": "string"}, "amount": {"type": "integer"}, "big win": {"type": "boolean"}},
+    "properties": {
+        "game": {"type": "string"},
+        "amount": {"type": "integer"},
+        "big win": {"type": "boolean"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
 }
 CLASH = {"title": "Logout", "properties": {"game": {"type": "integer"}, "who": {"type": "string"}}}
 
@@ -48,7 +57,7 @@ class Mixed:
     def avro(self, subject: str = "wins", **values: Any) -> bytes:
         number = self.registry.book.add(subject, json.dumps(AVRO), "AVRO")
         written = BytesIO()
-        fastavro.schemaless_writer(written, fastavro.parse_schema(AVRO), values)
+        fastavro.schemaless_writer(written, fastavro.parse_schema(AVRO), {"tags": ["a"], **values})
         return pack(number, None, written.getvalue())
 
     def protobuf(self, message: str = "Bet", path: tuple[int, ...] = (0,), **values: Any) -> bytes:
@@ -81,7 +90,7 @@ def test_records_of_all_formats_are_one_event(topic: Mixed, opened: Open, stream
     assert [row["message"] for row in rows[:5]] == ["games.Win", "Login", "games.Bet", "games.Login", "Login"]
     events = [{name: it for name, it in (row["event"] or {}).items() if it not in (None, [])} for row in rows]
     found = {"game": "uno", "amount": 7, "big_win": True}
-    assert events[:2] == [{"game": "uno", "amount": 2**40}, found]
+    assert events[:2] == [{"game": "uno", "amount": 2**40, "tags": ["a"]}, found]
     assert events[2]["amount"] == 5
     assert events[3]["gamer"] == "g-1"
     assert events[4] == found
@@ -179,7 +188,7 @@ def test_a_schema_that_no_decoder_can_use_has_its_reason(
 
     rows = stream(begun, [win, pack(odd, None, b"{}"), pack(99, None, b"{}")])
 
-    assert rows[0]["event"] == {"game": "uno", "amount": 1}
+    assert rows[0]["event"] == {"game": "uno", "amount": 1, "tags": ["a"]}
     assert "an event is an object" in rows[1]["_error"]
     assert "schema 99" in rows[2]["_error"]
 

@@ -13,7 +13,7 @@ from router_schemas.avro.mapping import mapped
 from router_schemas.avro.merge import Writer, merge
 from router_schemas.avro.schema import Ref
 from router_schemas.places import VALUE_HEADER
-from router_schemas.written import Written
+from router_schemas.written import Written, check_free
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -113,10 +113,11 @@ class _Making:
         """Add a record; raise ValueError where Spark cannot read it, or a field has another type in another record."""
         found = mapped(merged.reader)
         for one in found.struct:
-            kind, other = self.types.get(one.name, self.taken.get(one.name, (one.dataType, name)))
+            kind, other = self.types.get(one.name, (one.dataType, name))
             if kind != one.dataType:
                 types = f"{one.dataType.simpleString()}, and {kind.simpleString()} in {other}"
                 raise ValueError(f"its field {one.name} is {types}; no column holds both")
+        check_free(found.struct, self.taken)
         texts = {frame: writer_text(schema, found.reader) for frame, schema in writers.items()}
         self.records.append(Record(reader_text(found.reader), texts, found.struct))
         label = f"{name} of {newest}"

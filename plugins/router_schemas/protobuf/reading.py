@@ -12,6 +12,7 @@ from router_schemas.protobuf.decode import Reader, reader
 from router_schemas.protobuf.events import Events, Written
 from router_schemas.protobuf.mapping import spark_struct
 from router_schemas.protobuf.merge import Version, merge
+from router_schemas.written import check_free
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -89,11 +90,7 @@ class _Making:
             kind, other = self.types.get(one.name, (one.type, message))
             if kind != one.type:
                 raise ValueError(f"its field {one.name} is {one.type}, and {kind} in {other}; no column holds both")
-        for one in spark_struct(made.type):
-            known, other = self.taken.get(one.name, (one.dataType, ""))
-            if known != one.dataType:
-                types = f"{one.dataType.simpleString()}, and {known.simpleString()} in {other}"
-                raise ValueError(f"its field {one.name} is {types}; no column holds both")
+        check_free(spark_struct(made.type), self.taken)
         label = f"{message} of {newest}"
         self.types.update({one.name: (one.type, label) for one in made.type if one.name not in self.types})
         self.readers.append(made)
