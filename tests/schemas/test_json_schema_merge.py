@@ -361,3 +361,53 @@ def test_a_merged_struct_holds_every_version_in_it(found: list[T.StructType]) ->
     assert merge([*kept, *kept]).struct == both.struct
     names = [name.lower() for name in both.struct.fieldNames()]
     assert len(set(names)) == len(names)
+
+
+TAKEN = {
+    "id": (T.IntegerType(), "Avro v1"),
+    "real": (T.DoubleType(), "Avro v1"),
+    "big_win": (T.StringType(), "Avro v1"),
+    "who": (T.StructType([T.StructField("id", T.StringType()), T.StructField("level", T.LongType())]), "Avro v1"),
+    "other": (T.BinaryType(), "Avro v1"),
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (event(new=kind("string"), id=kind("integer")), "struct<id:int,new:string>"),
+        (event(real=kind("integer")), "struct<real:double>"),
+        (event(who=event(level=kind("integer"))), "struct<who:struct<id:string,level:bigint>>"),
+        (event(big_win=kind("string")), "struct<big_win:string>"),
+    ],
+    ids=str,
+)
+def test_fields_of_another_format_keep_their_types(schema: Json, expected: str) -> None:
+    """A column that changes with the format would be no column."""
+    both = merge([Version("v1", struct_of(schema))], TAKEN)
+
+    assert (both.struct.simpleString(), both.findings) == (expected, ())
+
+
+@pytest.mark.parametrize(
+    ("schema", "path", "what"),
+    [
+        (event(id=kind("string")), "id", "int became string"),
+        (event(id=kind("number")), "id", "int became number"),
+        (event(ID=kind("integer")), "ID", "by case only"),
+        (event(who=PLAYER, id=kind("boolean")), "id", "int became boolean"),
+        (event(who=event(new=kind("string"))), "who", "object became another object"),
+        (event(other=kind("string")), "other", "binary became string"),
+        (event(**{"big win": kind("string")}), "big win", "'big_win', which there is"),
+    ],
+    ids=str,
+)
+def test_what_another_format_brought_is_not_changed(schema: Json, path: str, what: str) -> None:
+    """Both are named, for whoever repairs it has to know which two to look at."""
+    both = merge([Version("v1", struct_of(schema)), Version("v2", struct_of(event(new=kind("string"))))], TAKEN)
+
+    (finding,) = both.findings
+    assert (finding.field, finding.new, both.labels) == (path, "v1", ("v2",))
+    assert finding.old == "Avro v1"
+    assert what in finding.what
+    assert both.struct.simpleString() == "struct<new:string>"

@@ -105,7 +105,8 @@ class _Fold:
             at = f"{path}.{one.name}" if path else one.name
             known = folded.setdefault(one.name.lower(), one.name)
             if known != one.name:
-                self.refuse(at, f"it differs from {known!r} by case only, and columns cannot")
+                other = f"{path}.{known}" if path else known
+                self.refuse(at, f"it differs from {known!r} by case only, and columns cannot", other)
             elif known in fields:
                 fields[known] = self.merged(fields[known], one.dataType, at)
             else:
@@ -118,9 +119,10 @@ class _Fold:
         for one in come:
             if one.name in taken and merged[one.name].dataType != taken[one.name][0]:
                 self.origins[one.name] = taken[one.name][1]
-                self.refuse(one.name, f"{_shown(taken[one.name][0])} became {_shown(one.dataType)}")
+                was, now = _shown(taken[one.name][0]), _shown(one.dataType)
+                self.refuse(one.name, f"{was} became {now if now != was else f'another {now}'}")
             elif one.name not in taken and (column := REFUSED.sub("_", one.name)) in taken:
-                self.refuse(one.name, f"its column would be {column!r}, which there is")
+                self.refuse(one.name, f"its column would be {column!r}, which there is", column)
 
     def adopted(self, come: T.DataType, path: str) -> T.DataType:
         """Return a type for a place that had none."""
@@ -149,9 +151,9 @@ class _Fold:
         self.refuse(path, f"{_shown(have)} became {_shown(come)}")
         return have
 
-    def refuse(self, path: str, what: str) -> None:
-        """Note what keeps this version from being merged, and which version shaped the nearest place."""
-        place = path
+    def refuse(self, path: str, what: str, beside: str = "") -> None:
+        """Note what keeps this version from being merged, and which version shaped the nearest place, or another."""
+        place = beside or path
         while place and place not in self.origins:
             place = place[:-2] if place.endswith(("[]", "{}")) else place.rpartition(".")[0]
         self.findings.append(Incompatible(path, self.origins.get(place, self.label), self.label, what))
