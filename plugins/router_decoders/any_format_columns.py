@@ -20,22 +20,23 @@ if TYPE_CHECKING:
 
 ABOUT = ("schema_id", "schema_version", "subject", "message")
 ADDED = ("event", "_error", "_wanted", *ABOUT)
-OWN = ("_format", "_whole", "_why", "_unseen", "_named")
+OWN = ("_any_format", "_any_value", "_any_why", "_any_wanted", "_any_id")
+"""Columns while it decodes; the decoders of the formats have others of their own."""
 
 
 def decoded(raw: DataFrame, known: Formats, parts: Sequence[tuple[Kind, BySchema]]) -> DataFrame:
     """Return raw records with `event`, `_error`, `_wanted` and what is known of the schema."""
     frame = _routed(raw, known)
     for kind, decoder in parts:
-        frame = frame.withColumn("value", F.when(F.col("_format") == kind, F.col("_whole")))
+        frame = frame.withColumn("value", F.when(F.col("_any_format") == kind, F.col("_any_value")))
         frame = decoder.decode(frame).withColumnsRenamed({name: f"_{kind}_{name}" for name in ADDED})
     kinds = [kind for kind, _ in parts]
     columns: dict[str, Column] = {name: _of_format(name, kinds) for name in ABOUT}
-    columns["schema_id"] = F.coalesce(columns["schema_id"], "_named")
-    columns["_error"] = F.coalesce("_why", _of_format("_error", kinds))
-    columns["_wanted"] = F.coalesce("_unseen", _of_format("_wanted", kinds))
+    columns["schema_id"] = F.coalesce(columns["schema_id"], "_any_id")
+    columns["_error"] = F.coalesce("_any_why", _of_format("_error", kinds))
+    columns["_wanted"] = F.coalesce("_any_wanted", _of_format("_wanted", kinds))
     columns["event"] = _event(frame, kinds)
-    columns["value"] = F.col("_whole")
+    columns["value"] = F.col("_any_value")
     return frame.withColumns(columns).drop(*OWN, *(f"_{kind}_{name}" for kind in kinds for name in ADDED))
 
 
@@ -44,18 +45,18 @@ def _routed(raw: DataFrame, known: Formats) -> DataFrame:
     missing = F.when(F.col("_known").isNull(), F.concat(frame_columns.called(known), F.lit(" is not known yet")))
     unframed = F.when(F.col("_key").isNull(), frame_columns.unframed(known))
     columns = {
-        "_whole": F.col("value"),
-        "_why": F.coalesce(unframed, missing, F.col("_known.reason")),
-        "_unseen": frame_columns.wanted(known),
-        "_named": frame_columns.about(known)["schema_id"],
-        "_format": F.when(F.col("_known.reason").isNull(), F.col("_known.message")),
+        "_any_value": F.col("value"),
+        "_any_why": F.coalesce(unframed, missing, F.col("_known.reason")),
+        "_any_wanted": frame_columns.wanted(known),
+        "_any_id": frame_columns.about(known)["schema_id"],
+        "_any_format": F.when(F.col("_known.reason").isNull(), F.col("_known.message")),
     }
     return frame_columns.framed(raw, known).withColumns(columns).drop(*frame_columns.TEMPORARY)
 
 
 def _of_format(name: str, kinds: Sequence[Kind]) -> Column:
     """Return what the decoder of a row's format says."""
-    return F.coalesce(*(F.when(F.col("_format") == kind, F.col(f"_{kind}_{name}")) for kind in kinds))
+    return F.coalesce(*(F.when(F.col("_any_format") == kind, F.col(f"_{kind}_{name}")) for kind in kinds))
 
 
 def _event(frame: DataFrame, kinds: Sequence[Kind]) -> Column:
