@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import from_avro
 
+from router_decoders.avro_texts import are_utf8
 from router_decoders.frame_columns import TEMPORARY, about, binary, framed, unframed, wanted
 from router_schemas.avro.envelope import END
 
@@ -35,6 +36,7 @@ class _Part:
         self.end = F.col(f"{column}.end")
         self.whole = F.coalesce(self.end == binary(END), F.lit(False))
         self.value = F.col(f"{column}.value")
+        self.good = self.whole & are_utf8(self.value, record.struct)
         self.names = set(record.struct.fieldNames())
 
 
@@ -52,15 +54,16 @@ def _reason(known: Records, parts: list[_Part]) -> Column:
     missing = f" is not that of {known.only}" if known.only else " is not known yet"
     case = case.when(F.col("_known").isNull(), F.concat("_wanted", F.lit(missing)))
     for part in parts:
-        case = case.when(part.whole, F.lit(None).cast("string"))
+        case = case.when(part.good, F.lit(None).cast("string"))
         case = case.when(part.is_mine & part.end.isNull(), "avro: the value is broken or cut off")
+        case = case.when(part.whole, "avro: a string is not UTF-8")
         case = case.when(part.is_mine, "avro: there are more bytes behind the value")
     return case.otherwise(F.col("_known.reason"))
 
 
 def _event(known: Records, parts: list[_Part]) -> Column:
     """Return the event: the fields of the row's record, the others null."""
-    cases = [(part.whole, F.struct(*_fields(known, part))) for part in parts]
+    cases = [(part.good, F.struct(*_fields(known, part))) for part in parts]
     none = F.lit(None).cast(known.event)
     return reduce(lambda case, one: case.when(*one), cases[1:], F.when(*cases[0])) if cases else none
 

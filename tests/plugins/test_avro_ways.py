@@ -170,6 +170,38 @@ def test_values_without_a_frame_are_read_with_the_file(open_, written: str, deco
     assert {(row["message"], row["schema_id"]) for row in rows[:1]} == {("games.Bet", None)}
 
 
+def test_a_string_that_is_not_utf8_is_a_dead_letter_however_deep(open_, tmp_path: Path, decode) -> None:
+    """Spark takes the bytes as they are, and a table with them in it cannot be read any more."""
+    texts = {"type": "array", "items": ["null", "string"]}
+    inner = {"type": "record", "name": "In", "fields": [{"name": "text", "type": "string"}]}
+    kinds: dict[str, Any] = {
+        "plain": "string",
+        "list": texts,
+        "lists": {"type": "array", "items": ["null", texts]},
+        "key": {"type": "map", "values": "int"},
+        "value": {"type": "map", "values": "string"},
+        "record": inner,
+        "records": {"type": "array", "items": ["null", "In"]},
+        "maps": {"type": "array", "items": {"type": "map", "values": "string"}},
+        "bytes": "bytes",
+    }
+    good: dict[str, Any] = {
+        "plain": "@", "list": [None, "@"], "lists": [None, ["@"]], "key": {"@": 1}, "value": {"k": "@"},
+        "record": {"text": "@"}, "records": [None, {"text": "@"}], "maps": [{"@": "@"}], "bytes": b"@",
+    }  # fmt: skip
+    one = {"type": "record", "name": "R", "fields": [{"name": name, "type": kind} for name, kind in kinds.items()]}
+    (tmp_path / "deep.avsc").write_text(json.dumps(one))
+    whole = body(one, **good)
+    at = [place for place, byte in enumerate(whole) if byte == ord("@")]
+    spoilt = [whole[:place] + b"\xe2" + whole[place + 1 :] for place in at]
+
+    rows = decode(open_(schema_file="deep.avsc", frame="none"), [whole, *spoilt])
+
+    assert rows[0]["event"]["plain"] == rows[-1]["event"]["plain"] == "@"  # the last ones are the bytes
+    assert len(rows) == 11
+    assert {row["_error"] for row in rows[1:-1]} == {"avro: a string is not UTF-8"}
+
+
 def test_with_a_file_the_id_of_a_frame_does_not_count(open_, written: str, decode) -> None:
     """Nothing is to be asked: without a registry such a topic could not be read."""
     good = body(schema(), game="uno", amount=5)
