@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema, core_schema
 from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -117,6 +117,21 @@ class Decoder(Part, ABC):
     def prepare(self, preparation: Preparation) -> Self:
         """Return this decoder made ready, once, at the start of a stream. Runs on the driver."""
         return self
+
+    def tested(self, schemas: Mapping[str, Sequence[Path]]) -> Self:
+        """Return this decoder for route tests, before `prepare`: it asks no registry.
+
+        `schemas` are what one would have: subject -> the files of its versions, the oldest first. Runs on the driver.
+        """
+        return self
+
+    def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
+        """Return the value that a producer would send, for route tests: of an event as YAML has it.
+
+        `schema` is one of the files of `tested` (None: the newest), `message` the full name of a message (None: the
+        first one). Raises ValueError for what cannot be written so. Runs on the driver, after `prepare`.
+        """
+        raise ValueError(f"the decoder {self.part_name} writes no events; give the bytes as `value` or `base64`")
 
     def refresh(self, wanted: frozenset[str]) -> Self:
         """Return this decoder as the next batch needs it; itself when nothing has changed. Runs on the driver.

@@ -127,6 +127,8 @@ PYTHON
 
 fetch_kafka_jars() { .venv/bin/python -c 'from router_demo.jars import kafka_jars; kafka_jars()'; }
 
+fetch_registry() { .venv/bin/python -c 'from router_demo.registry import registry_jar; registry_jar()'; }
+
 archive_classes() { # a convenience: without it everything works, a few seconds slower
     .venv/bin/router warm-up >.venv/warm-up.log 2>&1 || say "  left out; the reason is in .venv/warm-up.log"
 }
@@ -147,6 +149,7 @@ step "Java 17 or 21" ensure_java
 step "packages pinned in constraints.txt (about 700 MB, a few minutes on a fresh machine)" install_packages
 step "jars of Spark's connectors (70 MB, kept in Spark's own cache)" fetch_spark_jars
 step "jars of the embedded Kafka (43 MB, kept in ${ROUTER_CACHE:-$HOME/.cache/spark-event-router})" fetch_kafka_jars
+step "the embedded schema registry (109 MB, kept there, too)" fetch_registry
 step "archive of the JVM's classes, for quick starts (200 MB, kept there, too)" archive_classes
 fingerprint >.venv/ready
 say "complete in $((SECONDS - begin)) s, with $(.venv/bin/python -V) and Java of $JAVA_HOME"

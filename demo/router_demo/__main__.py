@@ -1,167 +1,223 @@
-"""Run the demo: a real Kafka, a simulator, the router, and what landed where."""
+"""Run the demo: a real Kafka and a real schema registry, a simulator, the router, and what landed where."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from router import RouterError
 from router_demo.formats import opened
+from router_demo.games import game_names
+from router_demo.growth import Growth
 from router_demo.kafka import EmbeddedKafka
+from router_demo.process import Router
 from router_demo.records import chunks
 from router_demo.registry import EmbeddedRegistry
 from router_demo.simulator import Sent, simulate
-from router_demo.summary import show
+from router_demo.summary import Speed, Version, show
 from router_demo.traffic import Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from router_demo.embedded import Embedded
     from router_demo.values import Values
 
 TOPIC = "game-events"
-ROUTES = {"json": Path("routes/games.yaml"), "protobuf": Path("routes/games_protobuf.yaml")}
-VERSIONS = {"json": 5, "protobuf": 10}
-"""How many schema versions appear while the stream runs; routes/games.schema.json knows five."""
+ROUTES = {
+    "protobuf": Path("routes/games.yaml"),
+    "avro": Path("routes/games_avro.yaml"),
+    "json": Path("routes/games_json.yaml"),
+}
+VERSIONS = {"json": 5, "protobuf": 10, "avro": 10}
+"""How many schema versions appear while the stream runs; routes/games_json.schema.json knows five."""
+BAD = 0.005
+"""The share of garbage."""
+OPENING = 10
+"""One of so many records is sent before the first batch is done."""
 MARK = ".made-by-the-demo"
+NARROWEST = 100
+"""Columns of text where there is no terminal."""
+INTERRUPTED = 130
 
 
-@dataclass
-class Router:
-    """Run `router run` as a process of its own and count what it reports."""
+class Demo:
+    """Hold what a demo remembers while it runs, and say what happens, a line each."""
 
-    console: Console
-    routes: Path
-    read: int = 0
-    first: float | None = None
-    last: float = 0.0
-    process: subprocess.Popen[str] = field(init=False)
-    changed: threading.Event = field(default_factory=threading.Event)
+    def __init__(self, console: Console, options: argparse.Namespace, folder: Path) -> None:
+        self.console, self.options, self.folder = console, options, folder
+        self.routes = ROUTES[options.format]
+        self.growth = Growth(folder / "lake", [f"silver.{game}" for game in game_names(options.games)])
+        self.registered: dict[int, float] = {}
 
-    def start(self, environ: dict[str, str], log: Path) -> None:
-        """Start the router; its other output goes to `log`."""
-        self.log = log.open("w")
-        command = [sys.executable, "-m", "router", "run", str(self.routes), "--continuous", "--json-logs"]
-        self.process = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, stdout=self.log, text=True)
-        threading.Thread(target=self._follow, daemon=True).start()
+    def say(self, text: str) -> None:
+        """Print a line with the time of day."""
+        now = datetime.now().astimezone()
+        self.console.print(f"[dim]{now:%H:%M:%S}[/]  {text}", highlight=False, soft_wrap=True)
 
-    def _follow(self) -> None:
-        assert self.process.stderr is not None  # opened with a pipe above
-        for text in self.process.stderr:
-            try:
-                self._take(json.loads(text))
-            except ValueError:
-                self.log.write(text)
-        self.changed.set()
+    def register(self, number: int) -> None:
+        """Say that a schema version was registered."""
+        if number not in self.registered:
+            self.registered[number] = time.monotonic()
+            version = len(self.registered)
+            brings = "" if version == 1 else f": it brings {_column(version)}"
+            self.say(f"[cyan]the games register schema version {version}[/] (id {number}){brings}")
 
-    def _take(self, entry: dict[str, Any]) -> None:
-        self.console.print(f"[dim]{entry['time'][11:19]}[/] {entry['message']}", highlight=False, soft_wrap=True)
-        if "batch" in entry:
-            now = time.monotonic()
-            self.first = self.first or now - sum(entry["batch"]["seconds"].values())
-            self.last = now
-            self.read += entry["batch"]["read"]
-        self.changed.set()
+    def take(self, entry: dict[str, Any]) -> None:
+        """Say what the router reports, and what its tables gained by it."""
+        if "batch" not in entry:
+            self.say(f"router: {entry['message']}")
+            return
+        batch = entry["batch"]
+        seconds, behind = sum(batch["seconds"].values()), batch["behind"]
+        self.say(
+            f"[bold]batch {batch['batch']:>2}[/]  {batch['read']:>7,} records into {batch['tables']} tables, "
+            f"{batch['dead_letters']:,} dead letters, {seconds:.1f} s" + (f", {behind:,} behind" if behind else "")
+        )
+        for column, tables in self.growth.look().items():
+            since = self._since(column)
+            after = f", {time.monotonic() - since:.1f} s after its version was registered" if since else ""
+            self.say(
+                f"[green]          {len(tables)} {'table' if len(tables) == 1 else 'tables'} gained {column}{after}[/]"
+            )
 
-    def wait_for(self, records: int, seconds: float) -> None:
-        """Wait until so many records have been read; stop waiting when the router ends or the time is up."""
-        until = time.monotonic() + seconds
-        while self.read < records and self.process.poll() is None and time.monotonic() < until:
-            self.changed.wait(0.5)
-            self.changed.clear()
+    def versions(self) -> list[Version]:
+        """Return the versions that were registered, and when tables gained what they brought."""
+        seen = []
+        for number, (schema_id, since) in enumerate(self.registered.items(), 1):
+            gained = self.growth.gained.get(_column(number), {})
+            seen.append(Version(number, schema_id, _column(number), {name: at - since for name, at in gained.items()}))
+        return seen
 
-    def stop(self) -> int:
-        """Ask the router to end after its batch; return its exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait()
+    def _since(self, column: str) -> float | None:
+        registered = {_column(number): since for number, since in enumerate(self.registered.values(), 1)}
+        return registered.get(column)
+
+
+def _column(version: int) -> str:
+    return f"col_foo_{version}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo; return its exit code: 0 when every record sent is accounted for."""
+    """Run the demo; return its exit code: 0 when every record sent is accounted for, 130 when interrupted."""
     options = _options(arguments)
     console = Console()
-    folder = _fresh(Path(options.folder))
-    router = Router(console, ROUTES[options.format])
-    with ExitStack() as held:
-        console.print("[bold]Starting a Kafka broker[/] (KRaft, loopback, its own temporary folder)")
-        kafka = held.enter_context(EmbeddedKafka())
-        kafka.create_topic(TOPIC, partitions=4)
-        environ = {**os.environ, "LAKE": str(folder / "lake"), "KAFKA": kafka.servers}
-        if options.format != "json":
-            console.print("[bold]Starting a schema registry[/] (Apicurio, the same way)")
-            environ["REGISTRY"] = held.enter_context(EmbeddedRegistry()).url
-        write = held.enter_context(opened(options.format, environ.get("REGISTRY"), f"{TOPIC}-value"))
-        next(chunks(_traffic(options), write))  # registers the first version: a router needs one to begin with
-        sent, code = _stream(options, router, environ, write)
-    return _end(console, folder, router, sent, code)
-
-
-def _stream(
-    options: argparse.Namespace, router: Router, environ: dict[str, str], write: Callable[[Traffic], Values]
-) -> tuple[Sent, int]:
-    """Run the router and the games until all that they sent has been read; return that, and the router's exit code."""
-    console, traffic = router.console, _traffic(options)
-    console.print(
-        f"[bold]Starting[/] router run {router.routes} --continuous, and {options.games} games that send to it"
-    )
-    router.start(environ, Path(options.folder) / "router.log")
+    if not console.is_terminal:
+        console = Console(width=NARROWEST)
+    # As Ctrl-C: it unwinds the `with` blocks, which end the router and the servers.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    demo = Demo(console, options, _fresh(Path(options.folder)))
     try:
-        sent = simulate(environ["KAFKA"], TOPIC, traffic, write=write)
-        garbage = sent.garbage.total()
-        console.print(f"[bold]The games have sent {sent.events:,} records[/] ({garbage:,} of them garbage)")
-        router.wait_for(sent.events, options.patience)
-    finally:
-        code = router.stop()
-    return sent, code
+        return _run(demo)
+    except KeyboardInterrupt:
+        demo.say(f"[bold]stopped:[/] nothing is left running; what has landed is in {demo.folder / 'lake'}")
+        return INTERRUPTED
+    except RouterError as error:
+        console.print(f"[bold red]{error}[/]", soft_wrap=True)
+        return 1
+
+
+def _run(demo: Demo) -> int:
+    options = demo.options
+    with ExitStack() as held:
+        kafka, registry = _servers(demo, held)
+        environ = {**os.environ, "LAKE": str(demo.folder / "lake"), "KAFKA": kafka.servers}
+        environ |= {} if registry is None else {"REGISTRY": registry.url}
+        write = held.enter_context(opened(options.format, environ.get("REGISTRY"), f"{TOPIC}-value", demo.register))
+        next(chunks(_opening(options), write))  # registers the first version: a router needs one to begin with
+        demo.say(f"[bold]router run {demo.routes} --continuous[/] starts, in a process of its own")
+        router = Router(demo.routes, environ, demo.folder / "router.log", demo.take)
+        try:
+            sent = _stream(demo, router, kafka, write)
+        except KeyboardInterrupt:
+            demo.say("[bold]stopping:[/] the router ends after the batch at hand")
+            raise
+        finally:
+            code = router.stop()
+    if sent is None or code or router.read < sent.events:
+        return _failed(demo, router, sent, code)
+    if sent.failed:
+        demo.say(f"[bold red]{sent.failed:,} records were not delivered to Kafka[/]: {dict(sent.errors)}")
+        return 1
+    speed = Speed(router.ended - router.began, router.fastest)
+    versions = demo.versions()
+    return show(demo.console, demo.folder / "lake", demo.routes, sent, versions, speed)
+
+
+def _servers(demo: Demo, held: ExitStack) -> tuple[EmbeddedKafka, EmbeddedRegistry | None]:
+    """Start the servers side by side."""
+    began, kafka = time.monotonic(), EmbeddedKafka()
+    registry = None if demo.options.format == "json" else EmbeddedRegistry()
+    servers: list[Embedded] = [kafka, *([registry] if registry else [])]
+    named = "Kafka and a schema registry (Apicurio)" if registry else "Kafka"
+    demo.say(f"starting [bold]{named}[/]: the real thing, on this machine only")
+    for server in servers:
+        held.callback(server.close)
+    with ThreadPoolExecutor() as pool:
+        for started in [pool.submit(server.start) for server in servers]:
+            started.result()
+    kafka.create_topic(TOPIC, partitions=4)
+    demo.say(f"up after {time.monotonic() - began:.1f} s")
+    return kafka, registry
+
+
+def _stream(demo: Demo, router: Router, kafka: EmbeddedKafka, write: Callable[[Traffic], Values]) -> Sent | None:
+    """Let the games send, wait until all of it has been read; None where the router never read."""
+    options = demo.options
+    if not router.wait_until_it_reads(options.patience):
+        return None
+    opening, traffic = _opening(options), _traffic(options)
+    demo.say(
+        f"[bold]{options.games} games open[/] with {opening.events:,} records; the router's first batch is its slowest"
+    )
+    sent = simulate(kafka.servers, TOPIC, opening, stop=router.over, write=write)
+    router.wait_for(sent.events, options.patience)
+    demo.say(f"[bold]they go on[/] with {traffic.events:,} records, {options.rate:,.0f} a second")
+    sent += simulate(kafka.servers, TOPIC, traffic, stop=router.over, write=write)
+    demo.say(f"[bold]the games have sent {sent.events:,} records[/], {sent.garbage.total():,} of them garbage")
+    router.wait_for(sent.events, options.patience)
+    return sent
+
+
+def _opening(options: argparse.Namespace) -> Traffic:
+    """Return what is sent at once, with the first schema version."""
+    return Traffic(events=options.events // OPENING, games=options.games, bad=BAD, versions=1, seed=7)
 
 
 def _traffic(options: argparse.Namespace) -> Traffic:
-    return Traffic(
-        events=options.events,
-        games=options.games,
-        bad=0.005,
-        versions=VERSIONS[options.format],
-        rate=options.rate,
-        seed=7,
-    )
+    """Return what is sent from then on, at a pace, while versions come."""
+    events = options.events - options.events // OPENING
+    versions = VERSIONS[options.format]
+    return Traffic(events=events, games=options.games, bad=BAD, versions=versions, rate=options.rate, seed=8)
 
 
-def _end(console: Console, folder: Path, router: Router, sent: Sent, code: int) -> int:
-    if code or router.read < sent.events:
-        console.print(
-            f"[red]The router read {router.read:,} of {sent.events:,} records (exit code {code});[/] "
-            f"{folder / 'router.log'} has its output"
-        )
-        return 1
-    seconds = router.last - (router.first or router.last)
-    return show(console, folder / "lake", router.routes, sent, seconds)
+def _failed(demo: Demo, router: Router, sent: Sent | None, code: int) -> int:
+    of = f" of {sent.events:,}" if sent else ""
+    log = demo.folder / "router.log"
+    demo.say(f"[bold red]the router read {router.read:,}{of} records and ended with {code};[/] {log} says more")
+    return 1
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make demo", description="Kafka, seven games and the router, for a minute.")
-    parser.add_argument("--format", choices=list(ROUTES), default="json", help="of the events")
-    parser.add_argument("--events", type=int, default=400_000, help="records to send")
-    parser.add_argument("--rate", type=float, default=12_000, help="records per second")
-    parser.add_argument("--games", type=int, default=7)
-    parser.add_argument("--folder", default=".demo", help="where the lake is left")
-    parser.add_argument("--patience", type=float, default=120, help="seconds to wait for the last records")
+    what = "A real Kafka, a real schema registry, seven games and the router, for a minute."
+    parser = argparse.ArgumentParser(prog="python -m router_demo", description=what)
+    parser.add_argument("--format", choices=list(ROUTES), default="protobuf", help="of the events (protobuf)")
+    parser.add_argument("--events", type=int, default=400_000, help="records to send (400000)")
+    parser.add_argument("--rate", type=float, default=12_000, help="records per second (12000)")
+    parser.add_argument("--games", type=int, default=7, help="how many games (7)")
+    parser.add_argument("--folder", default=".demo", help="where the lake is left (.demo)")
+    parser.add_argument("--patience", type=float, default=120, help="seconds to wait for the router (120)")
     return parser.parse_args(arguments)
 
 
@@ -176,4 +232,4 @@ def _fresh(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

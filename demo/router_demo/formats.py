@@ -19,17 +19,20 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def opened(form: str, registry: str | None, subject: str) -> Iterator[Callable[[Traffic], Values]]:
+def opened(
+    form: str, registry: str | None, subject: str, on_register: Callable[[int], None] | None = None
+) -> Iterator[Callable[[Traffic], Values]]:
     """Hold what renders json, protobuf or avro; its connection to the registry is closed at the end.
 
-    Raises StartError without a registry where the format needs one, or without the extra that it needs.
+    `on_register` gets the id of each schema that is registered. Raises StartError without a registry where the format
+    needs one, or without the extra that it needs.
     """
     if form == "json":
         yield JsonValues
         return
     if registry is None:
         raise StartError(f"{form} needs a registry: give the URL of a Confluent-compatible one")
-    with subject_in(registry, subject) as connected:
+    with subject_in(registry, subject, on_register) as connected:
         yield partial(AvroValues, connected) if form == "avro" else partial(_protobuf(), connected)
 
 

@@ -40,6 +40,7 @@ SESSION_SECONDS = 600
 class Chunk:
     """Hold records that follow each other, and what they are: good events by game, garbage by kind."""
 
+    version: int
     records: list[Record]
     games: Counter[str]
     garbage: Counter[str]
@@ -92,7 +93,7 @@ class _Writer:
         garbage = self._spoil(written, bad, place)
         volumes = np.bincount(np.delete(games, bad), minlength=len(self._names)).tolist()
         sent = Counter({name: volume for name, volume in zip(self._names, volumes, strict=True) if volume})
-        return Chunk(written, sent, garbage)
+        return Chunk(version, written, sent, garbage)
 
     def _good(
         self, place: int, version: int, games: npt.NDArray[np.int64], draws: npt.NDArray[np.float64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -32,8 +32,9 @@ log = logging.getLogger(__name__)
 class Sent:
     """Report a run: what was handed to the producer, and what of it was not delivered.
 
-    `games` counts good events by game, `garbage` the rest by kind. `errors` counts the records that Kafka did not take,
-    by reason; they are not taken out of the other counts. `bytes` are those of the values.
+    `games` counts good events by game, `versions` the same by schema version, `garbage` the rest by kind. `errors`
+    counts the records that Kafka did not take, by reason; they are not taken out of the other counts. `bytes` are those
+    of the values.
     """
 
     games: Counter[str]
@@ -41,6 +42,7 @@ class Sent:
     errors: Counter[str]
     bytes: int
     seconds: float
+    versions: Counter[int] = field(default_factory=Counter)
 
     @property
     def events(self) -> int:
@@ -56,6 +58,14 @@ class Sent:
     def rate(self) -> float:
         """Return the records per second, the wait for the last delivery included."""
         return self.events / self.seconds
+
+    def __add__(self, other: Sent) -> Sent:
+        """Return both runs as one."""
+        counts = ("games", "garbage", "errors", "versions")
+        together = {name: Counter(getattr(self, name)) for name in counts}
+        for name, counter in together.items():
+            counter.update(getattr(other, name))
+        return Sent(bytes=self.bytes + other.bytes, seconds=self.seconds + other.seconds, **together)
 
 
 def simulate(
@@ -87,6 +97,7 @@ def simulate(
         for chunk in _paced(chunks(traffic, write), traffic, producer, seconds, stop):
             _produce(producer, topic, chunk.records)
             sent.games.update(chunk.games)
+            sent.versions[chunk.version] += chunk.games.total()
             sent.garbage.update(chunk.garbage)
             size += sum(len(value) for _, value, _ in chunk.records if value)
             if on_progress is not None:

@@ -10,29 +10,33 @@ from router_schemas.client import Client
 from router_schemas.connection import Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from router_schemas.records import Kind
 
 
 class Subject:
-    """Be a subject of a registry."""
+    """Be a subject of a registry. `on_register` gets the id of each schema that is registered through this."""
 
-    def __init__(self, client: Client, name: str) -> None:
+    def __init__(self, client: Client, name: str, on_register: Callable[[int], None] | None = None) -> None:
         self._client = client
         self._name = name
+        self._on_register = on_register
 
     def register(self, kind: Kind, text: str) -> int:
         """Register a schema and return its id. Raises RegistryError when the registry does not take it."""
-        return self._client.register(self._name, kind, text)
+        number = self._client.register(self._name, kind, text)
+        if self._on_register:
+            self._on_register(number)
+        return number
 
 
 @contextmanager
-def subject_in(url: str, name: str) -> Iterator[Subject]:
+def subject_in(url: str, name: str, on_register: Callable[[int], None] | None = None) -> Iterator[Subject]:
     """Hold a connection to a registry. Raises StartError for what is not the URL of one."""
     try:
         registry = Registry(url=(url,))
     except ValueError:
         raise StartError(f"{url!r} is not the URL of a registry: write http(s)://host[:port][/path]") from None
     with Client(registry) as client:
-        yield Subject(client, name)
+        yield Subject(client, name, on_register)

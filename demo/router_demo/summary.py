@@ -2,144 +2,187 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-from deltalake import DeltaTable
+from rich import box
 from rich.table import Table
 
+from router_demo import landed
 from router_demo.garbage import stage_of
+from router_demo.landed import BRONZE, DEAD
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
     from rich.console import Console
 
+    from router_demo.landed import Landed
     from router_demo.simulator import Sent
 
+LONGEST_REASON = 68
+DETAIL = ": it answers"
+"""Where the reason of an unknown schema goes on with the registry's own words."""
 
-GROWING = "silver.poker"
-"""The table whose columns are followed: that of the game with the fewest events, which gains them last."""
+
+@dataclass(frozen=True)
+class Version:
+    """Be a schema version that was registered while the demo ran.
+
+    `column` is what it brought, `gained` says after how many seconds a reader saw it, by table.
+    """
+
+    number: int
+    id: int
+    column: str
+    gained: dict[str, float]
 
 
-def show(console: Console, lake: Path, routes: Path, sent: Sent, seconds: float) -> int:
-    """Print tables, dead letters, speed and where to look further; return 1 when a count is not what was sent."""
-    tables = {table.name: table for table in _tables(lake)}
-    dead = tables["ops.dead_letters"]
-    letters = _letters(dead)
-    console.print(_landed(list(tables.values())))
-    console.print(_reasons(letters))
-    wrong = _differences(tables, letters, sent)
+@dataclass(frozen=True)
+class Speed:
+    """Hold how long the router took, the first batch included, and the rate of its fastest batch."""
+
+    seconds: float
+    fastest: float
+
+
+def show(console: Console, lake: Path, routes: Path, sent: Sent, versions: list[Version], speed: Speed) -> int:
+    """Print tables, dead letters, versions, speed and where to look further; return 1 if a count is not as sent."""
+    tables = landed.tables(lake)
+    letters = landed.letters(tables[DEAD])
+    ids = landed.schema_ids(tables[BRONZE], tables[DEAD]) if versions else Counter[int]()
+    read = Counter({version.number: ids[version.id] for version in versions})
+    wrong = _differences(tables, letters, sent) + _unseen(read, sent)
+    for table in (
+        _landed(tables, sent, versions),
+        _reasons(letters),
+        *([_versions(versions, read, sent)] * bool(read)),
+    ):
+        console.print()
+        console.print(table)
+    console.print()
     for sentence in wrong:
-        console.print(f"[red]{sentence}[/]")
-    if not wrong:
-        console.print(
-            f"[bold green]Every record is accounted for:[/] {sent.events:,} sent, "
-            f"{tables['bronze.game_events'].rows:,} in bronze; {sent.games.total():,} events in the games' tables, "
-            f"{dead.rows:,} pieces of garbage in dead letters, each at its stage"
-        )
-    if GROWING in tables:
-        console.print(_grown(tables[GROWING]), highlight=False)
-    console.print(
-        f"{sent.events / seconds:,.0f} events/s over {seconds:.0f} s, the first, cold batch included "
-        f"(the games sent {sent.rate:,.0f} a second)"
-    )
+        console.print(f"[bold red]{sentence}[/]", soft_wrap=True)
+    for sentence in _sentences(tables, sent, versions, speed, right=not wrong):
+        console.print(sentence, highlight=False)
     console.print(_further(lake, routes), soft_wrap=True, highlight=False)
     return 1 if wrong else 0
 
 
-class _Landed:
-    """Be what a Delta table of the lake holds now."""
-
-    def __init__(self, name: str, path: Path) -> None:
-        table = DeltaTable(str(path))
-        adds = pa.table(table.get_add_actions())
-        self.name, self.table, self.version = name, table, table.version()
-        self.files = len(adds)
-        self.rows = sum(adds.column("num_records").to_pylist())
-        self.bytes = sum(adds.column("size_bytes").to_pylist())
-        self.columns = len(table.schema().fields)
+def _table(title: str, *columns: str, texts: int = 1) -> Table:
+    """Return an empty table; the first columns are texts, the others numbers."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if place < texts else "right", no_wrap=True)
+    return table
 
 
-def _tables(lake: Path) -> list[_Landed]:
-    logs = sorted(lake.glob("[!_]*/*/_delta_log"))
-    return [_Landed(f"{log.parent.parent.name}.{log.parent.name}", log.parent) for log in logs]
-
-
-def _landed(tables: list[_Landed]) -> Table:
-    shown = Table(title="What landed where", title_justify="left")
-    for name in ("table", "rows", "files", "MB", "columns", "version"):
-        shown.add_column(name, justify="left" if name == "table" else "right")
-    for table in tables:
-        megabytes = f"{table.bytes / 1e6:.1f}"
+def _landed(tables: dict[str, Landed], sent: Sent, versions: list[Version]) -> Table:
+    expected, gained = _expected(sent), Counter(table for version in versions for table in version.gained)
+    shown = _table("What landed where", "table", "sent", "landed", "columns", "gained", "files", "MB")
+    for name, table in tables.items():
+        is_right = expected[name] == table.rows
+        rows = f"[{'green' if is_right else 'bold red'}]{table.rows:,}[/]" if name in expected else f"{table.rows:,}"
+        counts = (f"{expected[name]:,}" if name in expected else "", rows, str(table.columns))
         shown.add_row(
-            table.name, f"{table.rows:,}", f"{table.files:,}", megabytes, str(table.columns), str(table.version)
+            name, *counts, f"+{gained[name]}" * bool(gained[name]), str(table.files), f"{table.bytes / 1e6:.1f}"
         )
     return shown
 
 
-def _letters(dead: _Landed) -> Counter[tuple[str, str]]:
-    """Count dead letters by stage and reason."""
-    found = dead.table.to_pyarrow_table(columns=["stage", "reason"])
-    return Counter(zip(found.column("stage").to_pylist(), found.column("reason").to_pylist(), strict=True))
-
-
 def _reasons(letters: Counter[tuple[str, str]]) -> Table:
-    shown = Table("stage", "reason", title="Dead letters by reason", title_justify="left")
-    shown.add_column("records", justify="right")
-    most = letters.most_common(12)
-    for (stage, reason), count in most:
-        text = reason if len(reason) <= 70 else reason[:70] + "..."
+    """Count by what is wrong; names that no table may get are many, and one reason."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for (stage, reason), count in letters.items():
+        stem = reason.partition(":")[0] if stage == "name" else reason.partition(DETAIL)[0]
+        counts[stage, stem] += count
+    shown = _table("Dead letters by reason", "stage", "reason", "records", texts=2)
+    for (stage, stem), count in counts.most_common(15):
+        text = stem if len(stem) <= LONGEST_REASON else stem[:LONGEST_REASON] + "..."
         shown.add_row(stage, text.encode("unicode_escape").decode(), f"{count:,}")
-    if rest := letters.total() - sum(count for _, count in most):
-        shown.add_row("", f"and {len(letters) - len(most)} more reasons", f"{rest:,}")
+    if rest := counts.total() - sum(count for _, count in counts.most_common(15)):
+        shown.add_row("", f"and {len(counts) - 15} more reasons", f"{rest:,}")
     return shown
 
 
-def _differences(tables: dict[str, _Landed], letters: Counter[tuple[str, str]], sent: Sent) -> list[str]:
+def _versions(versions: list[Version], read: Counter[int], sent: Sent) -> Table:
+    columns = ("version", "brought", "id", "sent", "landed", "tables gained it", "last one after")
+    shown = _table("Schema versions", *columns, texts=2)
+    for version in versions:
+        number = version.number
+        counts = (str(version.id), f"{sent.versions[number]:,}", f"{read[number]:,}")
+        last = f"{max(version.gained.values()):.1f} s" if version.gained else ""
+        shown.add_row(str(number), version.column, *counts, str(len(version.gained) or ""), last)
+    return shown
+
+
+def _expected(sent: Sent) -> Counter[str]:
+    """Return the rows that tables must have."""
+    games = Counter({f"silver.{game}": count for game, count in sent.games.items()})
+    return games | Counter({BRONZE: sent.events, DEAD: sent.garbage.total()})
+
+
+def _differences(tables: dict[str, Landed], letters: Counter[tuple[str, str]], sent: Sent) -> list[str]:
     """Return what is not as it was sent, one sentence each."""
-    expected = Counter({f"silver.{game}": count for game, count in sent.games.items()})
-    expected |= Counter({"bronze.game_events": sent.events, "ops.dead_letters": sent.garbage.total()})
+    expected = _expected(sent)
     found = Counter({name: table.rows for name, table in tables.items() if name in expected})
     for kind, count in sent.garbage.items():
         expected[f"dead letters of stage {stage_of(kind)}"] += count
     for (stage, _), count in letters.items():
         found[f"dead letters of stage {stage}"] += count
-    return [
-        f"{name}: {expected[name]:,} expected, {found[name]:,} there"
-        for name in sorted(expected | found)
-        if expected[name] != found[name]
-    ]
+    return _unequal(expected, found, str)
 
 
-def _grown(table: _Landed) -> str:
-    """Say which columns a table gained with which commit."""
-    older = DeltaTable(table.table.table_uri, version=0)
-    begun = known = _columns(older)
-    gained = []
-    for version in range(1, table.version + 1):
-        older.load_as_version(version)
-        columns = _columns(older)
-        gained += [f"{name} (commit {version})" for name in columns if name not in known]
-        known = columns
-    how = f"gained {', '.join(gained)}" if gained else "gained no further one"
-    return f"{table.name} began with {len(begun)} columns and {how}, while the stream ran"
+def _unseen(read: Counter[int], sent: Sent) -> list[str]:
+    return _unequal(sent.versions, read, lambda number: f"events of schema version {number}") if read else []
 
 
-def _columns(table: DeltaTable) -> list[str]:
-    return [field.name for field in table.schema().fields]
+def _unequal(expected: Counter, found: Counter, named: Callable[..., str]) -> list[str]:  # type: ignore[type-arg]
+    """Return what was not counted as expected."""
+    keys = sorted(expected.keys() | found.keys())
+    different = [key for key in keys if expected[key] != found[key]]
+    return [f"{named(key)}: {expected[key]:,} expected, {found[key]:,} there" for key in different]
+
+
+def _sentences(
+    tables: dict[str, Landed], sent: Sent, versions: list[Version], speed: Speed, *, right: bool
+) -> list[str]:
+    said = []
+    if right:
+        said.append(
+            f"[bold green]Every record is accounted for:[/] {sent.events:,} sent, {tables[BRONZE].rows:,} in bronze; "
+            f"{sent.games.total():,} events in the games' tables, {tables[DEAD].rows:,} pieces of garbage in dead "
+            "letters, each at the stage that had to refuse it."
+        )
+    if waited := [seconds for version in versions for seconds in version.gained.values()]:
+        said.append(
+            f"[bold green]{len(versions)} schema versions,[/] all but the first one registered while the stream ran: "
+            f"the tables gained {len(waited)} columns without a restart, in the middle {_middle(waited):.1f} s after "
+            "the registration."
+        )
+    said.append(
+        f"[bold green]{sent.events / speed.seconds:,.0f} records/s[/] over {speed.seconds:.0f} s, the first, cold "
+        f"batch and the pace of the games included; the fastest batch took {speed.fastest:,.0f} a second."
+    )
+    return said
+
+
+def _middle(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
 
 
 def _further(lake: Path, routes: Path) -> str:
-    shown = f"print(DeltaTable('{lake}/silver/poker').to_pandas().head())"
+    bin_folder = Path(sys.executable).parent
+    near = bin_folder.relative_to(Path.cwd()) if bin_folder.is_relative_to(Path.cwd()) else bin_folder
+    query = f"print(DeltaTable('{lake}/silver/poker').to_pandas().tail())"
+    test = routes.with_suffix(".test.yaml")
     commands = {
-        f"LAKE={lake} .venv/bin/router ledger {routes}": "what became of every record",
-        f'.venv/bin/python -c "from deltalake import DeltaTable; {shown}"': "",
-        f"ls {lake}/silver/poker": "plain Delta tables: any engine reads them",
-        f".venv/bin/router check --plan {routes}": "find mistakes before a run does",
+        "what became of every record, batch by batch": f"LAKE={lake} {near}/router ledger {routes}",
+        "the newest rows of a table, with any reader of Delta": f'{near}/python -c "'
+        f'from deltalake import DeltaTable; {query}"',
+        "the configuration, and what its tests say": f"cat {routes}; {near}/router test {test}",
     }
-    width = max(len(command) for command, what in commands.items() if what)
-    return "\n".join(
-        ["\nLook further:", *(f"  {command:{width}}  {what}".rstrip() for command, what in commands.items())]
-    )
+    return "\n".join(["\n[bold]Look further[/]", *(f"  [dim]# {what}[/]\n  {one}" for what, one in commands.items())])

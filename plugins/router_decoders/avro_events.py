@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from router_decoders.by_schema import BySchema
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
     import pyarrow as pa
     from pyspark.sql import DataFrame
     from typing_extensions import Self
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from router import Preparation
     from router_schemas.avro.reading import Records
     from router_schemas.library import Library
+    from router_schemas.on_disk import OnDisk
 
 
 class Avro(BySchema):
@@ -65,11 +69,29 @@ class Avro(BySchema):
 
         if self.registry is None:
             return OneSchema(preparation.folder / str(self.schema_file), self.frame, self.header)
-        from router_schemas.schemas import Schemas
-
-        schemas = Schemas.opened(self.registry, preparation.folder, preparation.memory)
+        schemas = self.schemas(preparation)
         kind = SingleObjects if self.frame == "single_object" else Writers
         return kind(schemas, preparation.memory, self.subjects, header=self.header)
+
+    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OnDisk:
+        """Return a registry that has .avsc files."""
+        from router_schemas.on_disk import OnDisk
+
+        return OnDisk("AVRO", schemas)
+
+    def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
+        """Return the record of an event, in its frame."""
+        from router_schemas.avro.fingerprint import single_object_header
+        from router_schemas.avro.parse import parse_text
+        from router_schemas.avro.writing import written
+        from router_schemas.frames import pack
+
+        number, path = self.chosen(schema)
+        read = parse_text(path.read_text(encoding="utf-8"))
+        record = written(event, read)
+        if self.frame == "single_object":
+            return single_object_header(read) + record
+        return record if self.frame == "none" else pack(number, None, record)
 
     def wanted_by(self, records: pa.RecordBatch, known: Records) -> frozenset[str]:
         """Return the schemas that records name by id or GUID and that are not known."""

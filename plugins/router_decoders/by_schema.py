@@ -12,10 +12,15 @@ from router_schemas.connection import Registry, RegistryAway
 from router_schemas.places import KEY_HEADER, VALUE_HEADER
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
     import pyarrow as pa
     from typing_extensions import Self
 
     from router_schemas.library import Library
+    from router_schemas.on_disk import OnDisk
+    from router_schemas.schemas import Schemas
 
 SAMPLE = 1000
 """Records that are looked at where nothing else says which schemas there are."""
@@ -47,6 +52,8 @@ class BySchema(Decoder):
         description=f"record header that may hold the schema's GUID, in place of a frame; that of keys is {KEY_HEADER}",
     )
 
+    _files: Any = PrivateAttr(default=None)
+    _folder: Any = PrivateAttr(default=None)
     _library: Any = PrivateAttr(default=None)
     _known: Any = PrivateAttr(default=None)
     _sample: Any = PrivateAttr(default=None)
@@ -69,9 +76,45 @@ class BySchema(Decoder):
     def wanted_by(self, records: pa.RecordBatch, known: Any) -> frozenset[str]:
         """Return what raw records (their values and headers) want that is not known."""
 
+    @abstractmethod
+    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OnDisk:
+        """Return a registry that has files of this format."""
+
+    def tested(self, schemas: Mapping[str, Sequence[Path]]) -> Self:
+        """Return this decoder with files in place of its registry."""
+        if self.registry is None:
+            return self
+        if not schemas:
+            raise StartError(
+                "a route test asks no registry: give the files that it would have, `schemas: {SUBJECT: [FILE, ...]}`"
+            )
+        tested = self.model_copy(update={} if self.subjects else {"subjects": tuple(schemas)})
+        tested._files = self.on_disk(schemas)
+        return tested
+
+    def schemas(self, preparation: Preparation) -> Schemas:
+        """Return the schemas of the registry, or of the files that stand for it."""
+        from router_schemas.schemas import Schemas
+
+        if self._files is not None:
+            return Schemas(self._files, preparation.memory)
+        assert self.registry is not None  # asked where there is one
+        return Schemas.opened(self.registry, preparation.folder, preparation.memory)
+
+    def chosen(self, schema: Path | None) -> tuple[int, Path]:
+        """Return the file that a route test writes an event with, and its id; raise ValueError."""
+        if self._files is not None:
+            found: tuple[int, Path] = self._files.chosen(schema)
+            return found
+        only = self._folder / next(getattr(self, name) for name in self.sources if getattr(self, name) is not None)
+        if schema not in (None, only):
+            raise ValueError(f"events are written with {only.name}, the one schema of the configuration")
+        return 1, only
+
     def prepare(self, preparation: Preparation) -> Self:
         """Return this decoder with what former runs learnt; where that is nothing, with a sample to learn from."""
         prepared = self.model_copy()
+        prepared._folder = preparation.folder
         prepared._library = self.library(preparation)
         if prepared._library.empty and not prepared._library.announced:
             sample = preparation.sample(SAMPLE).select("value", "headers").toArrow()

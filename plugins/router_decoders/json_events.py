@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, model_validator
 from pyspark.sql import types as T
@@ -13,6 +14,8 @@ from router_decoders.json_columns import RESCUED, TEMPORARY, levels
 from router_decoders.schema_files import Infer, inferred, read_schema, struct_of_ddl
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame
     from typing_extensions import Self
 
@@ -80,6 +83,10 @@ class Json(Decoder):
         else:
             return self
         return self.model_copy(update={"ddl": struct.toDDL(), "schema_file": None, "infer": None})
+
+    def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
+        """Return the text of an event."""
+        return json.dumps(event).encode()
 
     def decoding(self) -> ArrowDecoding | None:
         """Return how tasks decode plain records; None where the schema or `rescue` leaves it to native expressions."""

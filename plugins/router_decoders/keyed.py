@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator
 from pyspark.sql import functions as F
@@ -15,6 +15,9 @@ from router_decoders.key_names import KEY_NAMES, OF_A_KEY, SCHEMA
 from router_schemas.places import KEY_HEADER
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
     from pyspark.sql import Column, DataFrame
     from typing_extensions import Self
 
@@ -51,6 +54,14 @@ class Keyed(Decoder):
             memory=_Beside(preparation.memory),
         )
         return self._with(self.value.prepare(preparation), self.key.prepare(of_key))
+
+    def tested(self, schemas: Mapping[str, Sequence[Path]]) -> Self:
+        """Return this decoder with files in place of the registries of both."""
+        return self._with(self.value.tested(schemas), self.key.tested(schemas))
+
+    def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
+        """Return the value of an event; a key is given as its text."""
+        return self.value.encode(event, schema, message)
 
     def refresh(self, wanted: frozenset[str]) -> Self:
         """Return this decoder with what either wants."""

@@ -11,11 +11,15 @@ from router import ArrowDecoder, ArrowDecoding, Preparation, StartError
 from router_decoders.by_schema import BySchema
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
     import pyarrow as pa
     from typing_extensions import Self
 
     from router import Memory
     from router_schemas.library import Library
+    from router_schemas.on_disk import OnDisk
     from router_schemas.protobuf.library import Messages
     from router_schemas.schemas import Schemas
 
@@ -125,9 +129,7 @@ class Protobuf(BySchema, ArrowDecoder):
         outer: Messages | OneMessage
         inner: Messages | FileMessages
         if self.registry is not None:
-            from router_schemas.schemas import Schemas
-
-            schemas = Schemas.opened(self.registry, preparation.folder, memory)
+            schemas = self.schemas(preparation)
             outer = Messages(schemas, memory, self.subjects, header=self.header)
             if wrapper is None:
                 return outer
@@ -148,6 +150,26 @@ class Protobuf(BySchema, ArrowDecoder):
         from router_schemas.protobuf.library import Messages
 
         return Messages(schemas, memory, header=header, among_others=True)
+
+    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OnDisk:
+        """Return a registry that has .proto files."""
+        from router_schemas.on_disk import OnDisk
+        from router_schemas.protobuf.compile import imports_below
+
+        return OnDisk("PROTOBUF", schemas, imports_below)
+
+    def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
+        """Return the message of an event given as in ProtoJSON, in its frame: the outer message, with a wrapper."""
+        from router_schemas.frames import pack
+        from router_schemas.protobuf.compile import from_file
+        from router_schemas.protobuf.messages import names, path_of
+        from router_schemas.protobuf.writing import written
+
+        number, path = self.chosen(schema)
+        files = from_file(path)
+        name = message or self.message or names(files)[0]
+        payload = written(event, files, name)
+        return payload if self.frame == "none" else pack(number, path_of(files, name), payload)
 
     def wanted_by(self, records: pa.RecordBatch, known: Any) -> frozenset[str]:
         """Return the schemas and messages that records name and that are not known."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from router_schemas.client import Client
+    from router_schemas.on_disk import OnDisk
     from router_schemas.records import Reference, Registered
 
 DEEPEST = 64
@@ -22,7 +23,7 @@ class Unusable(Exception):  # noqa: N818 - like NotFound, it says what was found
 class References:
     """Follow references in one registry; a version of a subject is fetched once. Any thread may ask."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client | OnDisk) -> None:
         self._client = client
         self._referents: dict[tuple[str, int], Registered] = {}
         self._locks: dict[tuple[str, int], Lock] = {}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from router_schemas.connection import Registry
     from router_schemas.memory import Memory
+    from router_schemas.on_disk import OnDisk
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class Schemas:
 
     def __init__(
         self,
-        client: Client,
+        client: Client | OnDisk,
         memory: Memory,
         *,
         clock: Callable[[], float] = time.monotonic,

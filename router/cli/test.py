@@ -20,8 +20,8 @@ from router.registry import load_registry
 def test(ctx: click.Context, files: tuple[Path, ...], plugin_files: tuple[Path, ...]) -> None:
     """Run the route tests in FILES, such as games.test.yaml, which tests games.yaml.
 
-    Every case goes through one batch into a lake of its own. No source is read and nothing is sent anywhere. Exits
-    with 1 when a case fails.
+    Every case goes through one batch into a lake of its own. No source is read, no registry
+    asked and nothing sent anywhere. Exits with 1 when a case fails.
     """
     from router.engine.route_tests import run_tests
     from router.engine.session import build_session, stop_session
@@ -37,7 +37,7 @@ def test(ctx: click.Context, files: tuple[Path, ...], plugin_files: tuple[Path, 
     failed = 0
     try:
         for (file, tests), configuration in zip(found, loaded, strict=True):
-            for verdict in run_tests(configuration, tests.tests, session):
+            for verdict in run_tests(configuration, tests, session):
                 failed += bool(verdict.faults)
                 click.echo(f"{file}: {verdict.name}: {'FAILED' if verdict.faults else 'passed'}")
                 for fault in verdict.faults:

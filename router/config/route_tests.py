@@ -8,7 +8,7 @@ import json
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from router.config.document import Document, in_order, widths_of
 from router.config.tree import plain_data
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pydantic_core import ErrorDetails
+    from typing_extensions import Self
 
 SUFFIX = ".test.yaml"
 
@@ -28,14 +29,25 @@ class _Model(BaseModel):
 
 
 class Record(_Model):
-    """Be one record of the source. Its value is given as what becomes JSON, as text, or as bytes."""
+    """Be one record of the source: an event as its producer writes it, or a value as it stands."""
 
+    event: Any = Field(default=None, description="is written in the format that the configuration decodes")
+    file: str | None = Field(default=None, alias="schema", description="of `schemas`, what the event is written with")
+    message: str | None = Field(default=None, description="full name of the event's message; default: the first one")
     value: Any = Field(default=None, description="text is taken as it is, null is no value, all else becomes JSON")
     base64: str | None = Field(default=None, description="the value's bytes, in place of `value`")
     key: str | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     topic: str = "test"
     partition: int = 0
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.event is not None and self.model_fields_set & {"value", "base64"}:
+            raise ValueError("give an event, or a value or base64")
+        if self.event is None and (self.file or self.message):
+            raise ValueError("schema and message say how an event is written: give one")
+        return self
 
     @field_validator("base64")
     @classmethod
@@ -48,7 +60,7 @@ class Record(_Model):
 
     @property
     def content(self) -> bytes | None:
-        """Return the bytes of the value."""
+        """Return the bytes of the value, where it is given."""
         if self.base64 is not None:
             return base64.b64decode(self.base64)
         if self.value is None:
@@ -90,6 +102,11 @@ class RouteTests(_Model):
         default=None, description="the file that is tested; default: X.yaml for X.test.yaml"
     )
     variables: dict[str, str] = Field(default_factory=dict, description="variables that the configuration needs")
+    schemas: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="in place of a registry: subject -> files of its versions, the oldest first, from the "
+        "configuration's folder",
+    )
     tests: tuple[Case, ...] = Field(min_length=1)
 
     def tested(self, path: Path) -> Path:

@@ -21,16 +21,18 @@ from router.errors import RouterError, StartError
 from router.parts import Preparation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
     from router.applying import ApplyingSink, Batch
     from router.config.loader import Loaded
     from router.config.models import Config
-    from router.config.route_tests import Case, Expected, Letter, Record
+    from router.config.route_tests import Case, Expected, Letter, Record, RouteTests
     from router.delta.commit import TableCommit
     from router.engine.layout import Target
+    from router.parts import Decoder
 
 RUN = "test"
 RAW = BRONZE_SCHEMA.remove(BRONZE_SCHEMA.get_field_index("batch_id"))
@@ -54,18 +56,25 @@ class _LaneOnly(Applier):
         return work.rows, 0
 
 
-def run_tests(loaded: Loaded, cases: Iterable[Case], spark: SparkSession) -> Iterator[Verdict]:
-    """Run every case in a folder of its own and say how it went. Needs no source; sends nothing to applying sinks.
+def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterator[Verdict]:
+    """Run every case in a folder of its own and say how it went.
 
-    The rows of an applying sink are those of its lane, `lanes.QUERY__ROUTE__SINK`.
+    Needs no source and no registry; sends nothing to applying sinks: their rows are those of their lanes,
+    `lanes.QUERY__ROUTE__SINK`.
     """
-    prepared = loaded.config.decode.prepare(Preparation(loaded.path.parent, False, _no_sample, Forgotten()))
-    for case in cases:
-        with TemporaryDirectory() as folder:
-            here = {"lake": f"{folder}/lake", "checkpoint": f"{folder}/checkpoint", "storage_options": {}}
+    folder = loaded.path.parent
+    schemas = {subject: tuple(folder / file for file in files) for subject, files in tests.schemas.items()}
+    preparation = Preparation(folder, False, _no_sample, Forgotten())
+    prepared = loaded.config.decode.tested(schemas).prepare(preparation)
+    for case in tests.tests:
+        with TemporaryDirectory() as place:
+            here = {"lake": f"{place}/lake", "checkpoint": f"{place}/checkpoint", "storage_options": {}}
             config = loaded.config.model_copy(update={"decode": prepared, **here})
             try:
-                faults = tuple(_faults(config, case, spark))
+                raw = _raw(case.records, prepared, folder)
+                faults = tuple(_faults(config, case, raw, spark))
+            except _UnwritableError as error:
+                faults = (str(error),)
             except RouterError as error:
                 faults = (f"the batch stopped: {error}",)
         yield Verdict(case.name, faults)
@@ -75,11 +84,15 @@ def _no_sample(rows: int) -> DataFrame:
     raise StartError("a route test has no source to infer a schema from: run the configuration once, or give a schema")
 
 
-def _faults(config: Config, case: Case, spark: SparkSession) -> Iterator[str]:
+class _UnwritableError(ValueError):
+    """Say which record cannot be written."""
+
+
+def _faults(config: Config, case: Case, raw: pa.Table, spark: SparkSession) -> Iterator[str]:
     lake, checkpoint = Lake.at(config.lake), Lake.at(config.checkpoint_path())
     batches = Batches(config, RUN, RUN, spark, lake, Shelf.beside(checkpoint, RUN))
     batches.applier = _LaneOnly(lake, batches.shelf, config.dead_letters)
-    batches.process(spark.createDataFrame(_raw(case.records)), 0)
+    batches.process(spark.createDataFrame(raw), 0)
     hidden = {config.bronze, config.dead_letters, config.ledger}
     found = {table for layer in lake.layers() for table in lake.tables(layer)}
     yield from _table_faults(lake, case.expect, found - hidden)
@@ -87,14 +100,14 @@ def _faults(config: Config, case: Case, spark: SparkSession) -> Iterator[str]:
     yield from _letter_faults(case.expect.dead_letters, letters.to_pyarrow_table().to_pylist() if letters else [])
 
 
-def _raw(records: Sequence[Record]) -> pa.Table:
+def _raw(records: Sequence[Record], decoder: Decoder, folder: Path) -> pa.Table:
     offsets: Counter[tuple[str, int]] = Counter()
     rows = []
-    for record in records:
+    for number, record in enumerate(records, 1):
         place = (record.topic, record.partition)
         rows.append({
             "key": None if record.key is None else record.key.encode(),
-            "value": record.content,
+            "value": record.content if record.event is None else _written(number, record, decoder, folder),
             "topic": record.topic,
             "partition": record.partition,
             "offset": offsets[place],
@@ -104,6 +117,13 @@ def _raw(records: Sequence[Record]) -> pa.Table:
         })  # fmt: skip
         offsets[place] += 1
     return pa.Table.from_pylist(rows, RAW)
+
+
+def _written(number: int, record: Record, decoder: Decoder, folder: Path) -> bytes:
+    try:
+        return decoder.encode(record.event, folder / record.file if record.file else None, record.message)
+    except ValueError as error:
+        raise _UnwritableError(f"record {number} cannot be written: {error}") from error
 
 
 def _table_faults(lake: Lake, expected: Expected, found: set[str]) -> Iterator[str]:

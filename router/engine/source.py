@@ -52,6 +52,14 @@ def stream(spark: SparkSession, config: Config, resume: Offsets | None = None) -
     return _any_columns(spark.readStream.format(source.format.name).options(**options).load(), source.format)
 
 
+def named(config: Config) -> str:
+    """Return what people call the source."""
+    source = config.source
+    if source.kafka:
+        return f"Kafka, {', '.join(source.kafka.topics) if source.kafka.topics else source.kafka.pattern}"
+    return source.files.path if source.files else f"the format {source.format.name}"  # type: ignore[union-attr]
+
+
 def sample(spark: SparkSession, config: Config, rows: int) -> DataFrame:
     """Return up to `rows` raw records of the source as a static frame, from its beginning."""
     source = config.source

@@ -191,6 +191,7 @@ class _Run:
         elif trigger.every:
             writer = writer.trigger(processingTime=trigger.every)
         query = writer.start()
+        log.info("%s: reading %s", self.config.name, source.named(self.config))
         try:
             self._follow(query)
         except Exception:

@@ -55,9 +55,11 @@ def test_the_name_of_the_file_says_what_is_tested(write):
         (GOOD.replace("expect:", "expects:"), "tests.0", 2),
         (GOOD.replace("AP8=", "abc"), "tests.0.records.3.base64", 7),
         (GOOD.replace("silver.a: 1", "silver.a: many"), "tests.0.expect.tables.silver.a", 8),
+        (GOOD.replace("{value: text}", "{value: text, event: {a: 1}}"), "tests.0.records.1", 5),
+        (GOOD.replace("{value: text}", "{value: text, schema: a.proto}"), "tests.0.records.1", 5),
         ("tests: [", "", 1),
     ],
-    ids=["unknown key", "no base64", "no count", "no YAML"],
+    ids=["unknown key", "no base64", "no count", "value and event", "schema of no event", "no YAML"],
 )
 def test_a_mistake_is_said_with_its_place(write, wrong, place, line):
     """Without it a test that is misspelt passes for ever."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fastavro
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     Write = Callable[[Traffic], Values]
 
+ROUTES = Path(__file__).parents[2] / "routes"
 START = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 TRAFFIC = Traffic(events=3000, games=9, versions=3, seed=4, start=START)
@@ -167,6 +169,16 @@ def test_a_version_adds_a_column_to_the_avro_schema_and_keeps_what_was_there() -
     fields = [json.loads(avro_schema.schema_text(version))["fields"] for version in range(4)]
     assert all(new[:-1] == old for old, new in pairwise(fields))
     assert [field["type"] for field in fields[-1][-3:]] == [["null", "long"], ["null", "string"], ["null", "double"]]
+
+
+@pytest.mark.parametrize(("file", "version"), [("games_v1.proto", 1), ("games_v2.proto", 2), ("games.avsc", 1)])
+def test_the_schemas_of_the_route_tests_are_those_of_the_games(file: str, version: int) -> None:
+    """A test against another schema than producers use proves nothing about theirs."""
+    text = (ROUTES / file).read_text()
+    if file.endswith(".proto"):
+        assert text == protobuf_schema.schema_text(version)
+    else:
+        assert json.loads(text) == avro_schema.event_schema(version)
 
 
 def test_a_version_is_registered_with_its_first_chunk(form: Protobuf | Avro, subject: Registered, write: Write) -> None:

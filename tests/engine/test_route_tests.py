@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from router import StartError
 from router.config.loader import load
 from router.config.route_tests import RouteTests, load_tests
 from router.engine.route_tests import run_tests
@@ -47,7 +48,7 @@ def judge(spark: SparkSession, tmp_path: Path) -> Judge:
     def judge(*records: dict[str, Any], **expect: Any) -> tuple[str, ...]:
         loaded = load(tmp_path / "games.yaml", load_registry([plugin]), text=CONFIGURATION)
         tests = RouteTests.model_validate({"tests": [{"name": "case", "records": records, "expect": expect}]})
-        (verdict,) = run_tests(loaded, tests.tests, spark)
+        (verdict,) = run_tests(loaded, tests, spark)
         return verdict.faults
 
     return judge
@@ -88,9 +89,32 @@ def test_a_dead_letter_that_is_not_expected_fails(judge: Judge) -> None:
     assert "decode" in fault
 
 
+@pytest.mark.parametrize(
+    ("schemas", "record", "told"),
+    [
+        ({}, {"event": {"game": "uno"}}, "asks no registry"),
+        ({"game-events-value": ["games_v1.proto"]}, {"event": {"gmae": "uno"}}, "record 1 cannot be written"),
+        ({"game-events-value": ["games_v1.proto"]}, {"event": {}, "schema": "games_v2.proto"}, "games_v2.proto is not"),
+        ({"game-events-value": ["games_v9.proto"]}, {"event": {}}, "games_v9.proto"),
+    ],
+    ids=["no schemas", "unknown field", "a file that is not among the schemas", "a file that is not there"],
+)
+def test_an_event_that_cannot_be_written_says_why(spark: SparkSession, schemas: Any, record: Any, told: str) -> None:
+    loaded = load(ROUTES / "games.yaml", load_registry(), environ={})
+    case = {"name": "case", "records": [record], "expect": {}}
+    tests = RouteTests.model_validate({"schemas": schemas, "tests": [case]})
+
+    try:
+        said = next(run_tests(loaded, tests, spark)).faults[0]
+    except StartError as error:
+        said = str(error)
+
+    assert told in said
+
+
 def test_the_routes_that_we_ship_do_what_their_tests_say(spark: SparkSession) -> None:
     for path in sorted(ROUTES.glob("*.test.yaml")):
         tests = load_tests(path)
         loaded = load(tests.tested(path), load_registry(), environ=tests.variables)
-        verdicts: list[Verdict] = list(run_tests(loaded, tests.tests, spark))
+        verdicts: list[Verdict] = list(run_tests(loaded, tests, spark))
         assert not [verdict for verdict in verdicts if verdict.faults]

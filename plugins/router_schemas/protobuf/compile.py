@@ -69,7 +69,7 @@ def from_file(path: Path, timeout: float = 30) -> bytes:
     """
     if path.suffix == ".proto":
         text = path.read_text(encoding="utf-8")
-        imports = _imports_below(path.parent, text)
+        imports = imports_below(path.parent, text)
         return descriptors(Closed(Registered(0, "PROTOBUF", text), imports), timeout)
     try:
         given = descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()).file
@@ -207,7 +207,7 @@ def _imported(text: str) -> list[str]:
     return ["".join(found) for found in _IMPORT.findall(text)]
 
 
-def _imports_below(folder: Path, text: str) -> dict[str, str]:
+def imports_below(folder: Path, text: str) -> dict[str, str]:
     """Return the files below a folder that a text needs."""
     found: dict[str, str] = {}
     waiting = _imported(text)

@@ -1,0 +1,59 @@
+"""Read back what a lake holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+BRONZE, DEAD = "bronze.game_events", "ops.dead_letters"
+
+
+class Landed:
+    """Be what a Delta table of the lake holds now."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        table = DeltaTable(str(path))
+        adds = pa.table(table.get_add_actions())
+        self.name, self.table = name, table
+        self.files = len(adds)
+        self.rows = sum(adds.column("num_records").to_pylist())
+        self.bytes = sum(adds.column("size_bytes").to_pylist())
+        self.columns = len(table.schema().fields)
+
+
+def tables(lake: Path) -> dict[str, Landed]:
+    """Return the tables of a lake by name."""
+    logs = sorted(lake.glob("[!_]*/*/_delta_log"))
+    found = (Landed(f"{log.parent.parent.name}.{log.parent.name}", log.parent) for log in logs)
+    return {table.name: table for table in found}
+
+
+def letters(dead: Landed) -> Counter[tuple[str, str]]:
+    """Count dead letters by stage and reason."""
+    found = dead.table.to_pyarrow_table(columns=["stage", "reason"])
+    return Counter(zip(found.column("stage").to_pylist(), found.column("reason").to_pylist(), strict=True))
+
+
+def schema_ids(bronze: Landed, dead: Landed) -> Counter[int]:
+    """Count records that are no dead letters by the schema id in their frame: bronze keeps values as they came."""
+    raw = bronze.table.to_pyarrow_table(columns=["partition", "offset", "value"]).combine_chunks()
+    refused = dead.table.to_pyarrow_table(columns=["partition", "offset"])
+    good = pa.array(~np.isin(_places(raw), _places(refused)))
+    ids = pc.value_counts(pc.binary_slice(raw.column("value").filter(good), 1, 5))
+    return Counter({int.from_bytes(one["values"].as_py(), "big"): one["counts"].as_py() for one in ids})
+
+
+def _places(records: pa.Table) -> NDArray[np.int64]:
+    """Return one number per record, its partition and offset."""
+    partition, offset = (np.asarray(records.column(name), np.int64) for name in ("partition", "offset"))
+    return np.asarray(partition << 40 | offset, np.int64)

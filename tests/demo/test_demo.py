@@ -1,0 +1,64 @@
+"""The whole demo: what it shows is what was sent, and Ctrl-C leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "router_demo", "--folder", str(folder / "demo"), *options]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+@pytest.mark.parametrize("form", ["protobuf", "avro", "json"])
+def test_every_record_of_the_demo_is_accounted_for(tmp_path: Path, form: str) -> None:
+    demo = start(tmp_path, "--format", form, "--events", "6000", "--rate", "2000")
+
+    said, _ = demo.communicate(timeout=500)
+
+    assert demo.returncode == 0, said
+    assert "Every record is accounted for: 6,000 sent, 6,000 in bronze" in said
+
+
+@pytest.mark.parametrize("until", ["starts, in a process", "go on"], ids=["while the router starts", "in the stream"])
+def test_ctrl_c_ends_all_that_the_demo_started(tmp_path: Path, until: str) -> None:
+    """What is left running holds ports and memory that nobody knows of."""
+    demo = start(tmp_path, "--events", "600000")
+    assert demo.stdout is not None
+    said = ""
+    for line in demo.stdout:
+        said += line
+        if until in line:
+            break
+    children = psutil.Process(demo.pid).children(recursive=True)
+    assert children
+
+    os.killpg(demo.pid, signal.SIGINT)  # as a terminal does
+    rest, _ = demo.communicate(timeout=200)
+
+    assert demo.returncode == 130, said + rest
+    assert "Traceback" not in rest
+    assert "nothing is left running" in rest
+    deadline = time.monotonic() + 20
+    while any(child.is_running() for child in children) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not [child for child in children if child.is_running()]
