@@ -53,12 +53,13 @@ def write_configuration(task: Task) -> Path:
     return path
 
 
-def _session(task: Task) -> SparkSession:
+def start_session(task: Task) -> SparkSession:
+    """Return the session that the router starts for a task."""
     return build_session(load(write_configuration(task), load_registry()).config)
 
 
 def _run(spark: SparkSession, task: Task) -> Run:
-    """Drain the topic with the engine in this process: with `_session` the place that knows the engine's names."""
+    """Drain the topic with the engine in this process: with `start_session` the place that knows the engine's names."""
     reports: list[BatchReport] = []
     registry = load_registry()
     loaded = load(write_configuration(task), registry)
@@ -87,4 +88,4 @@ def _command(task: Task) -> list[str]:
     return [str(Path(sys.executable).with_name("router")), "run", str(write_configuration(task)), "--once"]
 
 
-ROUTER = Subject("router", "router", _session, _run, bronze_and_tables, _command)
+ROUTER = Subject("router", "router", start_session, _run, bronze_and_tables, _command)

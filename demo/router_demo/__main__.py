@@ -115,8 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=NARROWEST)
-    # As Ctrl-C: it unwinds the `with` blocks, which end the router and the servers.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: it unwinds what ends the router and the servers
+        signal.signal(number, signal.default_int_handler)
     demo = Demo(console, options, _fresh(Path(options.folder)))
     try:
         return _run(demo)

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
+from datetime import datetime, timezone
 from statistics import mean
+from typing import TYPE_CHECKING, Any
 
+import fastavro
+import pytest
+
+from benchmarks.feeds import framed
 from benchmarks.feeds.json_events import JSON
+
+if TYPE_CHECKING:
+    from benchmarks.feeds import Feed
+    from router_demo.registry import EmbeddedRegistry
 
 
 def test_events_have_ten_fields_in_about_190_bytes() -> None:
@@ -29,3 +40,35 @@ def test_events_name_their_table_and_spread_evenly() -> None:
 def test_one_seed_gives_the_same_events_again() -> None:
     assert list(JSON.values(500, 7, 3)) == list(JSON.values(500, 7, 3))
     assert list(JSON.values(500, 7, 3)) != list(JSON.values(500, 7, 4))
+
+
+def protobuf(payload: bytes, version: int) -> dict[str, Any]:
+    message = framed.message_class(version).FromString(payload)
+    return {name: getattr(message, name) for name in framed.FIELDS} | {"ts": message.ts.ToDatetime(timezone.utc)}
+
+
+def avro(payload: bytes, version: int) -> dict[str, Any]:
+    read: Any = fastavro.schemaless_reader(io.BytesIO(payload), framed.avro_schema(version), None)
+    return {name: read[name] for name in framed.FIELDS}
+
+
+@pytest.mark.parametrize(
+    ("feed", "read", "start"),
+    [(framed.PROTOBUF_TEN, protobuf, 6), (framed.AVRO_TEN, avro, 5)],
+    ids=["protobuf", "avro"],
+)
+def test_framed_events_are_those_of_json_and_versions_take_turns(
+    schema_registry: EmbeddedRegistry, monkeypatch: pytest.MonkeyPatch, feed: Feed, read: Any, start: int
+) -> None:
+    """Formats that are held against each other on different events are not compared."""
+    monkeypatch.setattr(framed, "registry", lambda: schema_registry)
+    events = list(feed.values(30, 7, 1))
+    ids = [int.from_bytes(value[1:5], "big") for value, _ in events]
+
+    assert len(set(ids)) == framed.VERSIONS
+    assert ids[:10] == ids[10:20]
+    for index, ((value, table), (text, same)) in enumerate(zip(events, JSON.values(30, 7, 1), strict=True)):
+        event = json.loads(text)
+        event["ts"] = datetime.fromisoformat(event["ts"].replace("Z", "+00:00"))
+        assert (read(value[start:], index % 10 + 1), table) == (event, same)
+    assert feed.decode()[feed.name.removesuffix("_10")]["registry"] == schema_registry.url

@@ -16,6 +16,7 @@ from benchmarks.discovery import measurements
 from benchmarks.format import seconds
 from benchmarks.measurements import Chart, Table
 from benchmarks.measurements.driver import growth
+from benchmarks.measurements.formats import cell
 from benchmarks.plots import draw
 from benchmarks.report import markdown_table, report
 
@@ -75,6 +76,36 @@ def test_a_cold_ratio_is_of_whole_processes(results: Results, measured: Callable
     markdown, _ = written(results)
 
     assert row_of(markdown, "Cold: a fresh process", "7")[-3:] == ["4.00 x", "2.5 x", "reached"]
+
+
+def test_formats_are_held_against_their_bars(results: Results, measured: Callable[..., CellResult]) -> None:
+    measured(cell(SHORT, "json"), 9.0, 4.0)
+    measured(cell(SHORT, "protobuf"), 9.0, 3.0)
+    measured(cell(SHORT, "protobuf_10"), 9.0, 3.6)
+    markdown, _ = written(results)
+
+    assert row_of(markdown, "Formats: bronze + 7 tables", "Protobuf, 1 version")[3:] == [
+        "JSON",
+        "0.75 x",
+        "at most 1 x",
+        "reached",
+    ]
+    assert row_of(markdown, "Formats: bronze + 7 tables", "Protobuf, 10 versions")[4:] == [
+        "1.20 x",
+        "at most 1.15 x",
+        "MISSED",
+    ]
+
+
+def test_the_slowest_batch_with_a_new_version_counts(results: Results, measured: Callable[..., CellResult]) -> None:
+    times = {"after_registration": 0.5, "after_last_record": 0.4, "plain_batch": 0.3, "batch": 0.4}
+    samples = [{**times, "delay": delay} for delay in (0.1, 0.1, 1.5)]
+    measured(Cell("evolution", "single", 5000, 1, feed=""), 1.0, samples=samples)
+    markdown, _ = written(results)
+
+    title = "A new schema version in a running stream"
+    assert row_of(markdown, title, "median")[-2:] == ["0.10 s", ""]
+    assert row_of(markdown, title, "slowest")[-2:] == ["1.5 s", "MISSED"]
 
 
 def test_a_wrong_result_is_an_error_and_no_figure(results: Results, measured: Callable[..., CellResult]) -> None:
