@@ -160,8 +160,8 @@ def _sentences(
     if waited := [seconds for version in versions for seconds in version.gained.values()]:
         said.append(
             f"[bold green]{len(versions)} schema versions,[/] all but the first one registered while the stream ran: "
-            f"the tables gained {len(waited)} columns without a restart, in the middle {_middle(waited):.1f} s after "
-            "the registration."
+            f"the tables gained {len(waited)} columns without a restart, half of them within {_middle(waited):.1f} s "
+            "of the registration."
         )
     said.append(
         f"[bold green]{sent.events / speed.seconds:,.0f} records/s[/] over {speed.seconds:.0f} s, the first, cold "
