@@ -10,12 +10,16 @@ from router_decoders.json_schema_events import JsonSchema
 from router_decoders.protobuf_events import Protobuf
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from router import ArrowDecoding, Preparation
     from router_schemas.formats import Formats
     from router_schemas.library import Library, RegistryLibrary
+    from router_schemas.on_disk import OnDisk
     from router_schemas.records import Kind
     from router_schemas.written import Taken
 
@@ -44,11 +48,8 @@ class Auto(BySchema):
     def library(self, preparation: Preparation) -> Library[Formats]:
         """Return where schemas of all formats come from."""
         from router_schemas.formats import AnyFormat
-        from router_schemas.schemas import Schemas
 
-        assert self.registry is not None  # the only source
-        memory = preparation.memory
-        schemas = Schemas.opened(self.registry, preparation.folder, memory)
+        schemas, memory = self.schemas(preparation), preparation.memory
 
         def opened(kind: Kind) -> RegistryLibrary[Any, Any]:
             if kind == "AVRO":
@@ -62,6 +63,21 @@ class Auto(BySchema):
             return Protobuf.messages(schemas, memory, self.header)
 
         return AnyFormat(schemas, memory, self.subjects, self.header, opened, {kind: fields(kind) for kind in DECODERS})
+
+    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OnDisk:
+        """Return a registry that has files of all formats, told by their names."""
+        from router_schemas.on_disk import OnDisk
+        from router_schemas.protobuf.compile import imports_below
+
+        return OnDisk(None, schemas, imports_below)
+
+    def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
+        """Return an event as the decoder of its schema's format does."""
+        from router_schemas.on_disk import kind_of
+
+        part = self._part(kind_of(self.chosen(schema)[1]), None)
+        part._files = self._files
+        return part.encode(event, schema, message)
 
     def wanted_by(self, records: pa.RecordBatch, known: Formats) -> frozenset[str]:
         """Return the schemas and messages that records name and that are not known."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+import json
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from router import ArrowDecoding
 from router_decoders.by_schema import BySchema
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from router import Preparation
     from router_schemas.json_schema.library import Objects
     from router_schemas.library import Library
+    from router_schemas.on_disk import OnDisk
 
 
 class JsonSchema(BySchema):
@@ -44,11 +49,20 @@ class JsonSchema(BySchema):
     def library(self, preparation: Preparation) -> Library[Objects]:
         """Return where JSON Schemas come from."""
         from router_schemas.json_schema.library import Documents
-        from router_schemas.schemas import Schemas
 
-        assert self.registry is not None  # the only source
-        schemas = Schemas.opened(self.registry, preparation.folder, preparation.memory)
-        return Documents(schemas, preparation.memory, self.subjects, header=self.header)
+        return Documents(self.schemas(preparation), preparation.memory, self.subjects, header=self.header)
+
+    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OnDisk:
+        """Return a registry that has files with JSON Schemas."""
+        from router_schemas.on_disk import OnDisk
+
+        return OnDisk("JSON", schemas)
+
+    def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
+        """Return an event as an object in its frame. It is not held against the schema."""
+        from router_schemas.frames import pack
+
+        return pack(self.chosen(schema)[0], None, json.dumps(event, ensure_ascii=False).encode())
 
     def wanted_by(self, records: pa.RecordBatch, known: Objects) -> frozenset[str]:
         """Return the schemas that records name by id or GUID and that are not known."""

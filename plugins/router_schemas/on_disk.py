@@ -14,17 +14,21 @@ if TYPE_CHECKING:
     from uuid import UUID
 
 
+SUFFIXES: dict[str, Kind] = {".proto": "PROTOBUF", ".avsc": "AVRO", ".json": "JSON"}
+
+
 class OnDisk:
     """Answer as router_schemas.client.Client does, of the files of a kind: subject -> its versions, the oldest first.
 
-    Ids count from 1 in the order of the files. `imports` returns what the text of a file needs from its folder.
+    Without a kind each file's name says it, by SUFFIXES. Ids count from 1 in the order of the files. `imports` returns
+    what the text of a file needs from its folder.
     """
 
     name = "the files of the test"
 
     def __init__(
         self,
-        kind: Kind,
+        kind: Kind | None,
         subjects: Mapping[str, Sequence[Path]],
         imports: Callable[[Path, str], Mapping[str, str]] = lambda folder, text: {},
     ) -> None:
@@ -34,11 +38,11 @@ class OnDisk:
         self._subjects = {subject: list(files) for subject, files in subjects.items()}
         for path in dict.fromkeys(path for files in self._subjects.values() for path in files):
             number = self._ids[path] = len(self._ids) + 1
-            text = _read(path)
-            needed = imports(path.parent, text)
-            self._imported |= {name: Registered(0, kind, found) for name, found in needed.items()}
+            text, own = _read(path), kind or kind_of(path)
+            needed = imports(path.parent, text) if own == "PROTOBUF" else {}
+            self._imported |= {name: Registered(0, own, found) for name, found in needed.items()}
             refers = tuple(Reference(name, name, 1) for name in needed)
-            self._texts[number] = Registered(number, kind, text, refers)
+            self._texts[number] = Registered(number, own, text, refers)
 
     def chosen(self, path: Path | None) -> tuple[int, Path]:
         """Return a file, or the newest version of the one subject, with its id; raise ValueError."""
@@ -81,6 +85,13 @@ class OnDisk:
         if subject in self._imported:
             return self._imported[subject]
         raise NotFound(self.name, f"no version {version} of {subject!r}")
+
+
+def kind_of(path: Path) -> Kind:
+    """Return the format that the name of a schema file says."""
+    if path.suffix not in SUFFIXES:
+        raise StartError(f"schema file {path.name}: its name has to end in one of {', '.join(SUFFIXES)}")
+    return SUFFIXES[path.suffix]
 
 
 def _read(path: Path) -> str:
