@@ -114,6 +114,11 @@ class Decoder(Part, ABC):
 
     kind = "decoder"
 
+    @property
+    def zero_is_absent(self) -> bool:
+        """Say that fields may hold zero, false or nothing where the record lacks them: these bring nothing new."""
+        return False
+
     def prepare(self, preparation: Preparation) -> Self:
         """Return this decoder made ready, once, at the start of a stream. Runs on the driver."""
         return self
@@ -219,6 +224,11 @@ class TableSink(Sink, ABC):
     columns: Literal["all", "seen"] = Field(
         default="all",
         description="`all`: a table has every column of the route; `seen`: it gains a column with its first value",
+    )
+    evolution: Literal["evolve", "freeze", "fail"] = Field(
+        default="evolve",
+        description="what becomes of fields that a table has no column for. `evolve`: it gains them; `freeze`: rows "
+        "land without them and are counted; `fail`: the stream stops, and nothing of the batch is committed",
     )
 
     @abstractmethod

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field, field_validator
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from typing_extensions import override
 
 from router import ArrowDecoding, Decoder, Preparation
 from router_decoders.by_schema import BySchema
@@ -45,6 +46,11 @@ class Keyed(Decoder):
         if isinstance(key, BySchema) and "header" not in key.model_fields_set:
             return key.model_copy(update={"header": KEY_HEADER})
         return key
+
+    @property
+    @override
+    def zero_is_absent(self) -> bool:
+        return self.value.zero_is_absent or self.key.zero_is_absent
 
     def prepare(self, preparation: Preparation) -> Self:
         """Return this decoder with both prepared."""

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing_extensions import override
 
 from router import ArrowDecoder, ArrowDecoding, Preparation, StartError
 from router_decoders.by_schema import BySchema
@@ -117,6 +118,11 @@ class Protobuf(BySchema, ArrowDecoder):
         if self.registry is None and self.wrapper is not None and self.wrapper.schema_id is not None:
             raise ValueError("wrapper.schema_id needs the registry that the ids are of")
         return self
+
+    @property
+    @override
+    def zero_is_absent(self) -> bool:
+        return True  # a field without presence, of all versions in one event: zero is what any reader takes it for
 
     def library(self, preparation: Preparation) -> Library[Any]:
         """Return where Protobuf schemas come from."""

@@ -8,7 +8,7 @@ Bronze holds what was read; dead letters hold what was failed, unmatched and ref
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from router.engine.layout import Layout
 
 SUMS = ("read", "failed", "bare", "unmatched")
-KEYED = ("matched", "refused", "dropped", "warned", "failing", "landed", "turned")
+KEYED = ("matched", "refused", "dropped", "warned", "failing", "landed", "turned", "frozen")
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Partition:
     failing: dict[str, int]
     landed: dict[str, int]
     turned: dict[str, int]
+    frozen: dict[str, int] = field(default_factory=dict)
 
     @property
     def decoded(self) -> int:
@@ -59,7 +60,7 @@ def partitions(counts: Iterable[dict[str, Any]]) -> tuple[Partition, ...]:
         for name in SUMS:
             have[name] += count[name]
         for name in KEYED:
-            have[name].update(count[name])
+            have[name].update(count.get(name, {}))
     return tuple(
         Partition(**{**found[key], **{name: dict(found[key][name]) for name in KEYED}}) for key in sorted(found)
     )

@@ -130,6 +130,10 @@ class Batches:
             self._stop_on(planned.layout, counted, files, batch)
             with steps.step("fit"):
                 fit = self.fitter.fit(planned.layout, files, self.ruling, batch)
+            if fit.refused:
+                self.engine.discard(files)
+                raise BatchError(self.config.name, batch, f"{'; '.join(fit.refused)}; nothing was committed")
+            self._tell_frozen(fit.ruling)
             settled = not _changes(self.ruling, fit.ruling, files)
             self.ruling = fit.ruling
             if settled:
@@ -151,6 +155,14 @@ class Batches:
         raise BatchError(
             self.config.name, batch, f"tables changed {RULINGS} times while the batch was landed; who else writes them?"
         )
+
+    def _tell_frozen(self, ruling: Ruling) -> None:
+        """Say what is left out from now on, once."""
+        for place, columns in ruling.frozen.items():
+            if new := sorted(set(columns) - set(self.ruling.frozen.get(place, {}))):
+                log.warning(
+                    "%s: %s is frozen and lands without what is new in %s", self.config.name, place, ", ".join(new)
+                )
 
     def _land(self, planned: Plan, steps: Steps) -> tuple[Plan, list[LandedFile], list[dict[str, Any]]]:
         """Land a batch, and again for as long as its rows want what the decoder can fetch."""
@@ -229,6 +241,8 @@ def _changes(before: Ruling, after: Ruling, files: list[LandedFile]) -> bool:
             return True
         if not set(after.conflicts.get(place, {})) <= set(before.conflicts.get(place, {})):
             return True
+        if before.frozen.get(place, {}) != after.frozen.get(place, {}):
+            return True
     return before.allowed != after.allowed
 
 
@@ -237,13 +251,16 @@ def report(
 ) -> BatchReport:
     """Return the report of a finished batch; `applied` is what sinks did with their lanes."""
     counted, commits = manifest.partitions, manifest.commits
-    by = {kind: keyed(counted, kind) for kind in ("matched", "refused", "dropped", "landed", "turned", "warned")}
+    by = {
+        kind: keyed(counted, kind) for kind in ("matched", "refused", "dropped", "landed", "turned", "warned", "frozen")
+    }
     routes = {
         route.name: {
             "matched": by["matched"][route.name],
             "landed": sum(by["landed"][target.key] for target in route.targets),
             "refused": by["refused"][route.name] + sum(by["turned"][target.key] for target in route.targets),
             "dropped": by["dropped"][route.name],
+            "frozen": sum(by["frozen"][target.key] for target in route.targets),
             **{f"warned {name}": by["warned"][f"{route.name}/{name}"] for name in route.warned},
         }
         for route in layout.routes

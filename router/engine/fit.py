@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 
 from router.delta.commit import LandedFile, TableCommit, to_arrow, to_delta
-from router.delta.schema import Difference, compare, cut, plain_schema
+from router.delta.narrowing import within
+from router.delta.schema import Difference, compare, cut, plain, plain_schema
 from router.engine.layout import BRONZE_SCHEMA, DEAD_SCHEMA, Layout, Ruling
 
 if TYPE_CHECKING:
@@ -30,11 +31,15 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class Fit:
-    """Be the outcome: the commits to make, the open tables, and the ruling the files should have landed under."""
+    """Be the outcome: the commits to make, the open tables, and the ruling the files should have landed under.
+
+    `refused` says which tables must not change and would have to.
+    """
 
     commits: tuple[TableCommit, ...]
     handles: dict[str, DeltaTable | None]
     ruling: Ruling
+    refused: tuple[str, ...] = ()
 
 
 @dataclass
@@ -53,23 +58,32 @@ class Fitter:
             by_table[file.table][file.target].append(file)
         handles = self.handles.open(by_table)
         schemas = {"/bronze": BRONZE_SCHEMA, "/dead_letters": DEAD_SCHEMA, **{t.key: t.schema for t in layout.targets}}
-        casts, conflicts = dict(ruling.casts), dict(ruling.conflicts)
+        casts, conflicts, frozen = dict(ruling.casts), dict(ruling.conflicts), dict(ruling.frozen)
+        modes = {target.key: target.evolution for target in layout.targets}
         commits: list[TableCommit] = []
+        refused: list[str] = []
         for table, targets in sorted(by_table.items()):
             have = _schema(handles[table])
             for target, landed in sorted(targets.items()):
                 place = f"{target}/{table}"
                 present = {name for file in landed for name in file.columns}
-                present |= set(ruling.conflicts.get(place, {}))
+                present |= {*ruling.conflicts.get(place, {}), *ruling.frozen.get(place, {})}
                 come = pa.schema([column for column in schemas[target] if column.name in present])
                 difference = compare(have, come) if have is not None else Difference()
+                mode = modes.get(target, "evolve")
+                if mode == "fail" and (new := (*difference.added, *difference.widened)):
+                    refused.append(_refusal(table, [column.name for column in new]))
+                if have is not None and mode == "freeze":
+                    frozen[place] = _frozen(have, come, difference)
+                    come = _without(come, frozen[place])
+                    difference = compare(have, come)
                 casts[place], conflicts[place] = difference.cast, difference.conflicts
                 come = _written(come, difference)
                 commits.append(self._commit(table, target, tuple(landed), come, difference, batch))
                 have = pa.unify_schemas([have, come], promote_options="permissive") if have is not None else come
         allowed = self._allowed(layout, by_table)
-        found = Ruling(_filled(casts), _filled(conflicts), {**ruling.allowed, **allowed})
-        return Fit(tuple(commits), handles, found)
+        found = Ruling(_filled(casts), _filled(conflicts), {**ruling.allowed, **allowed}, _filled(frozen))
+        return Fit(tuple(commits), handles, found, tuple(refused))
 
     def committed(self, tables: Iterable[str]) -> None:
         """Remember that tables exist now."""
@@ -115,6 +129,26 @@ class Fitter:
 
 def _schema(table: DeltaTable | None) -> pa.Schema | None:
     return None if table is None else plain_schema(to_arrow(table))
+
+
+def _refusal(table: str, columns: list[str]) -> str:
+    named = ", ".join(columns)
+    return (
+        f"table {table}: the events bring what it has no place for ({named}), and its sink says `evolution: fail`; "
+        "`evolve` lets it grow, `freeze` leaves them out"
+    )
+
+
+def _frozen(have: pa.Schema, come: pa.Schema, found: Difference) -> dict[str, pa.DataType | None]:
+    """Return the types in which values go into a table that may not change; None where it lacks the column."""
+    kinds = {column.name: column.type for column in have}
+    changed = [column.name for column in (*found.added, *found.widened)]
+    return {name: within(kinds[name], plain(come.field(name).type)) if name in kinds else None for name in changed}
+
+
+def _without(come: pa.Schema, frozen: dict[str, pa.DataType | None]) -> pa.Schema:
+    kinds = {column.name: frozen.get(column.name, column.type) for column in come}
+    return pa.schema([pa.field(name, kind) for name, kind in kinds.items() if kind is not None])
 
 
 def _written(come: pa.Schema, difference: Difference) -> pa.Schema:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from router.delta.commit import LandedFile
+from router.delta.narrowing import brought, narrowed
 from router.engine.fuse import Fused, labelled
 from router.engine.layout import (
     BRONZE_SCHEMA,
@@ -27,6 +28,7 @@ from router.engine.layout import (
     RouteLabels,
     Ruling,
     Target,
+    too_wide,
 )
 from router.engine.rows import Counts, Numbers, Rows, groups
 
@@ -246,15 +248,17 @@ class _Task:
                 part, at = self._without(rows, target, (part, at), column, f"table {table}: {reason}")
         if not part.num_rows:
             return
+        part, at = self._narrowed(rows, target, table, (part, at))
+        if not part.num_rows:
+            return
         rows.add("landed", target.key, at)
         if target.lane:
             raw = rows.raw(at)
             coordinates = [raw.column(old) for old in COORDINATES.values()]
             part = pa.RecordBatch.from_arrays([*coordinates, *part.columns], names=[*COORDINATES, *part.schema.names])
-        casts = self.job.ruling.casts.get(target.place(table), {})
-        schema = pa.schema(
-            [pa.field(f.name, casts.get(f.name, f.type)) for f in target.schema if f.name in part.schema.names]
-        )
+        casts, frozen = (kind.get(target.place(table), {}) for kind in (self.job.ruling.casts, self.job.ruling.frozen))
+        kinds = {**{f.name: f.type for f in target.schema}, **frozen, **casts}
+        schema = pa.schema([pa.field(f.name, kinds[f.name]) for f in target.schema if f.name in part.schema.names])
         self.writer.hold(target.key, table, _cast(part, schema), seen=target.seen)
 
     def _without(
@@ -268,6 +272,30 @@ class _Task:
             self._refuse(rows, target, index[valued], "schema", reason)
         kept = part.filter(pa.array(~valued)).drop_columns([column])
         return kept, index[~valued]
+
+    def _narrowed(
+        self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch, Numbers | None]
+    ) -> tuple[pa.RecordBatch, Numbers | None]:
+        """Leave out what a frozen table has no place for, and count the rows that lose something by it."""
+        part, at = have
+        index, lost = rows.where(at), np.zeros(part.num_rows, bool)
+        for column, kind in self.job.ruling.frozen.get(target.place(table), {}).items():
+            if column not in part.schema.names:
+                continue
+            place, values = part.schema.get_field_index(column), part.column(column)
+            if kind is None:
+                lost |= brought(values, blank=target.blank)
+                part = part.remove_column(place)
+                continue
+            found = narrowed(values, kind, blank=target.blank)
+            lost |= found.lost
+            part = part.set_column(place, column, found.array)
+            if found.unfit.any():
+                reason = f"table {table}: {too_wide(column, target.schema.field(column).type, kind)}"
+                self._refuse(rows, target, index[found.unfit], "schema", reason)
+                part, index, lost = part.filter(pa.array(~found.unfit)), index[~found.unfit], lost[~found.unfit]
+        rows.add("frozen", target.key, index[lost])
+        return part, at if len(index) == have[0].num_rows else index
 
     def _refuse(self, rows: Rows, target: Target, at: Numbers, stage: str, reason: str) -> None:
         rows.add("turned", target.key, at)

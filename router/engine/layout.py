@@ -35,6 +35,8 @@ DEAD_SCHEMA = pa.schema(
 )
 """A dead letter: why, and the whole record as received."""
 
+Evolution = Literal["evolve", "freeze", "fail"]
+"""What becomes of fields that a table has no column for."""
 Stage = Literal["decode", "match", "expect", "select", "name", "schema", "apply"]
 """Where a record was refused."""
 
@@ -45,7 +47,7 @@ class Target:
 
     `goes` is a boolean column when `table` is fixed, else a string column with the table's name (null: not there).
     `rows` is the struct column with the table's columns; `schema` its plain Arrow schema. `misnamed` is the boolean
-    column of rows whose name was refused.
+    column of rows whose name was refused. `blank`: zero and what is empty may stand for a value that is absent.
     """
 
     route: str
@@ -58,6 +60,8 @@ class Target:
     at_most: int = 1
     seen: bool = False
     lane: bool = False
+    evolution: Evolution = "evolve"
+    blank: bool = False
 
     @property
     def key(self) -> str:
@@ -116,9 +120,16 @@ class Ruling:
 
     `casts`: place -> column -> type to write; `conflicts`: place -> column -> why its values cannot be written, where
     a place is a target's key and a table (routes that share a table need not have the same columns);
-    `allowed`: target key -> the only names it may still use (absent: no limit reached).
+    `allowed`: target key -> the only names it may still use (absent: no limit reached); `frozen`: place -> column ->
+    the type in which its values go into a table that may not change, None where that lacks the column.
     """
 
     casts: dict[str, dict[str, pa.DataType]] = field(default_factory=dict)
     conflicts: dict[str, dict[str, str]] = field(default_factory=dict)
     allowed: dict[str, frozenset[str]] = field(default_factory=dict)
+    frozen: dict[str, dict[str, pa.DataType | None]] = field(default_factory=dict)
+
+
+def too_wide(column: str, come: pa.DataType, have: pa.DataType) -> str:
+    """Return why a value does not go into a table that may not change."""
+    return f"column {column} is {come} in the event, and this value does not fit the table's {have}"

@@ -201,10 +201,12 @@ class Draft:
             taken = [pa.field(new, _kind(frame, old)) for new, old in COORDINATES.items()]
             lane = f"lanes.{config.name}__{blank.route}__{blank.sink}"
             return replace(blank, table=lane, lane=True, schema=plain_schema(pa.schema([*taken, *blank.schema])))
-        named, seen = sink.table(), sink.columns == "seen"
+        named = sink.table()
+        blank = replace(blank, seen=sink.columns == "seen", evolution=sink.evolution)
+        blank = replace(blank, blank=config.decode.zero_is_absent)
         if isinstance(named, str):
-            return replace(blank, table=named, seen=seen)
-        return replace(blank, misnamed=f"_b{self.index}_{j}", at_most=sink.at_most, seen=seen)
+            return replace(blank, table=named)
+        return replace(blank, misnamed=f"_b{self.index}_{j}", at_most=sink.at_most)
 
 
 def _expand(frame: DataFrame, text: str) -> list[Column]:

@@ -40,6 +40,7 @@ class Counts:
     failing: dict[str, int] = field(default_factory=dict)
     landed: dict[str, int] = field(default_factory=dict)
     turned: dict[str, int] = field(default_factory=dict)
+    frozen: dict[str, int] = field(default_factory=dict)
     wanted: list[str] = field(default_factory=list)
 
 

@@ -21,8 +21,8 @@ from pyspark.sql.pandas.types import from_arrow_type
 from router.delta.commit import LandedFile, TableCommit, to_arrow_schema
 from router.delta.handles import THREADS
 from router.engine.commit import widen
-from router.engine.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, RAW_COLUMNS, Layout, Ruling, Target
-from router.engine.route import DEAD_TYPE
+from router.engine.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, RAW_COLUMNS, Layout, Target
+from router.engine.ruled import narrowed, ruled
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from router.delta.lake import Lake
+    from router.engine.layout import Ruling
     from router.engine.manifest import Manifest
     from router.engine.plan import Plan
 
@@ -96,7 +97,7 @@ class SparkEngine:
 
     def _hold(self, planned: Plan, ruling: Ruling) -> DataFrame:
         if self.held is None:
-            self.held = _ruled(planned, ruling).persist(StorageLevel.MEMORY_AND_DISK)
+            self.held = ruled(planned, ruling).persist(StorageLevel.MEMORY_AND_DISK)
         return self.held
 
     def _shares(self, frame: DataFrame, layout: Layout, counts: list[dict[str, Any]]) -> Iterator[LandedFile]:
@@ -155,45 +156,11 @@ def _columns(target: Target, work: TableCommit) -> list[Column]:
             found.append(F.col(COORDINATES[column.name]).alias(column.name))
         else:
             kind = from_arrow_type(column.type, prefer_timestamp_ntz=True)
-            found.append(F.col(target.rows).getField(column.name).cast(kind).alias(column.name))
+            value = narrowed(
+                F.col(target.rows).getField(column.name), target.schema.field(column.name).type, column.type
+            )
+            found.append(value.cast(kind).alias(column.name))
     return found
-
-
-def _ruled(planned: Plan, ruling: Ruling) -> DataFrame:
-    """Return the labelled frame with the ruling applied: who goes nowhere, and why."""
-    frame, changed, letters = planned.frame, {}, []
-    for target in planned.layout.targets:
-        reason = _ruled_out(target, ruling)
-        if reason is None:
-            continue
-        stage = F.when(reason.startswith("cap:"), F.lit("name")).otherwise(F.lit("schema"))
-        why = F.struct(stage.alias("stage"), F.substring(reason, 5, 10_000).alias("reason"),
-                       F.lit(target.route).alias("route"), F.lit(target.sink).alias("sink"))  # fmt: skip
-        letters.append(F.when(reason.isNotNull(), F.array(why)).otherwise(F.array().cast(DEAD_TYPE)))
-        changed[target.goes] = F.when(reason.isNull(), F.col(target.goes))
-        changed[f"_turned_{target.goes}"] = reason.isNotNull()
-    if letters:
-        every = F.concat(F.coalesce(F.col("_dead"), F.array().cast(DEAD_TYPE)), *letters)
-        changed["_dead"] = F.when(F.size(every) > 0, every)
-    return frame.withColumns(changed) if changed else frame
-
-
-def _ruled_out(target: Target, ruling: Ruling) -> Column | None:
-    table = F.lit(target.table) if target.table else F.col(target.goes)
-    goes = F.col(target.goes) if target.table else F.col(target.goes).isNotNull()
-    reasons = []
-    if (allowed := ruling.allowed.get(target.key)) is not None:
-        text = F.concat(F.lit("cap:table "), table, F.lit(f": the sink may have {target.at_most} tables and has them"))
-        reasons.append(F.when(goes & ~table.isin(*allowed), text))
-    for place, columns in ruling.conflicts.items():
-        name = place.rsplit("/", 1)[1]
-        if place != target.place(name):
-            continue
-        for column, why in columns.items():
-            if column in target.schema.names:
-                hit = goes & (table == name) & F.col(target.rows).getField(column).isNotNull()
-                reasons.append(F.when(hit, F.lit(f"typ:table {name}: {why}")))
-    return F.coalesce(*reasons) if reasons else None
 
 
 def _counted(frame: DataFrame, layout: Layout) -> DataFrame:
@@ -225,10 +192,12 @@ def _keyed(frame: DataFrame, layout: Layout) -> Iterator[tuple[str, Column]]:
             turned = F.col(target.misnamed) if target.misnamed else F.lit(False)
             ruled = f"_turned_{target.goes}"
             yield f"turned:{target.key}", turned | F.col(ruled) if ruled in frame.columns else turned
+            if (frozen := f"_frozen_{target.goes}") in frame.columns:
+                yield f"frozen:{target.key}", F.col(frozen)
 
 
 def _counts(row: dict[str, Any], layout: Layout) -> dict[str, Any]:
-    kinds = ("matched", "refused", "dropped", "warned", "failing", "landed", "turned")
+    kinds = ("matched", "refused", "dropped", "warned", "failing", "landed", "turned", "frozen")
     found: dict[str, Any] = {kind: {} for kind in kinds}
     for name, value in row.items():
         kind, _, key = name.partition(":")
