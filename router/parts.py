@@ -225,10 +225,11 @@ class TableSink(Sink, ABC):
         default="all",
         description="`all`: a table has every column of the route; `seen`: it gains a column with its first value",
     )
-    evolution: Literal["evolve", "freeze", "fail"] = Field(
+    evolution: Literal["evolve", "freeze", "quarantine", "fail"] = Field(
         default="evolve",
-        description="what becomes of fields that a table has no column for. `evolve`: it gains them; `freeze`: rows "
-        "land without them and are counted; `fail`: the stream stops, and nothing of the batch is committed",
+        description="what becomes of rows with fields that their table has no place for. `evolve`: it gains them; "
+        "`freeze`: rows land without them and are counted; `quarantine`: these rows wait in a lane until `router "
+        "approve` lets the table gain them; `fail`: the stream stops, and nothing of the batch is committed",
     )
 
     @abstractmethod

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from typing_extensions import override
+
 from router_decoders.avro_events import Avro
 from router_decoders.by_schema import BySchema
 from router_decoders.json_schema_events import JsonSchema
@@ -44,6 +46,11 @@ class Auto(BySchema):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_decoders.json_schema_batches",)
+
+    @property
+    @override
+    def zero_is_absent(self) -> bool:
+        return self._known is not None and "PROTOBUF" in self._known.made
 
     def library(self, preparation: Preparation) -> Library[Formats]:
         """Return where schemas of all formats come from."""

@@ -16,6 +16,7 @@ from typing_extensions import override
 from router.errors import ConfigError, RouterError
 
 COMMANDS = {
+    "approve": ("router.cli.approve:approve", "Let tables gain the columns that rows wait for."),
     "check": ("router.cli.check:check", "Find every mistake in a configuration."),
     "ledger": ("router.cli.ledger:ledger", "Print the last batches and their balance."),
     "plugins": ("router.cli.plugins:plugins", "List decoders, rules, sinks and encoders, or show the page of one."),

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COLUMNS = ("batch", "source", "offsets", "read", "decoded", "failed", "bare", "unmatched")
-SINK_COLUMNS = ("batch", "route", "sink", "matched", "landed", "refused", "dropped", "applied", "dead")
+SINK_COLUMNS = (
+    *("batch", "route", "sink", "matched", "landed", "refused", "dropped"),
+    *("frozen", "waiting", "released", "applied", "dead"),
+)
 
 
 @click.command(short_help="Show what became of the records of the last batches.")
@@ -29,7 +32,7 @@ def ledger(file: Path, batches: int, plugin_files: tuple[Path, ...]) -> None:
     """Show the ledger of the configuration FILE: its last batches by source partition, and by route and sink.
 
     read = decoded + failed + bare; decoded = matched by some route + unmatched; per sink matched = landed + refused +
-    dropped. Needs no Spark.
+    dropped + waiting. Needs no Spark.
     """
     loaded = load(file, load_registry(plugin_files))
     reading = import_module("router.engine.ledger")

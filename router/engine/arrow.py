@@ -77,6 +77,7 @@ class ArrowEngine:
     spark: SparkSession
     lake: Lake
     options: Options
+    query: str = ""
     tiny: bool = False
     measured: bool = False
     fuses: bool = True
@@ -87,7 +88,7 @@ class ArrowEngine:
         Rows above BIG_ROW bytes are set aside and land in a second job, if there are any; see `Batches of bytes` below.
         """
         landing = Landing(self.lake, self.options.file_bytes, self.options.buffer_bytes)
-        job = Job(planned.layout, ruling, landing, batch)
+        job = Job(planned.layout, ruling, landing, batch, query=self.query)
         found = self._fused(planned, job) or self._whole(planned, job)
         files, counts = found.files, found.counts
         self.measured = found.aside > BIG_SHARE * max(1, sum(count["read"] for count in counts))

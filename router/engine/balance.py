@@ -1,7 +1,8 @@
 """The balance of a batch: where every record went, and the proof that none is missing.
 
 Per source partition: read = decoded + failed + bare; decoded = matched somewhere + unmatched. Per route and sink:
-matched = landed + refused + dropped. Per table: the rows its sink counted = the rows in the footers of its files.
+matched = landed + refused + dropped + waiting. Per table: the rows its sink counted = the rows in the footers of its
+files.
 Bronze holds what was read; dead letters hold what was failed, unmatched and refused.
 """
 
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
     from router.engine.layout import Layout
 
 SUMS = ("read", "failed", "bare", "unmatched")
-KEYED = ("matched", "refused", "dropped", "warned", "failing", "landed", "turned", "frozen")
+KEYED = ("matched", "refused", "dropped", "warned", "failing", "landed", "turned", "frozen", "waiting")
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Count one source partition of a batch. Keyed counts are by route, `route/expectation` or `route/sink`."""
+    """Count one source partition of a batch. Keyed counts are by route, `route/expectation` or `route/sink`,
+    those of waiting rows by `route/sink/table`.
+    """
 
     topic: str
     partition: int
@@ -41,6 +44,7 @@ class Partition:
     landed: dict[str, int]
     turned: dict[str, int]
     frozen: dict[str, int] = field(default_factory=dict)
+    waiting: dict[str, int] = field(default_factory=dict)
 
     @property
     def decoded(self) -> int:
@@ -92,7 +96,7 @@ def imbalances(
         in_files[file.target] += file.rows
     found = [sentence for partition in counted for sentence in _partition(layout, partition)]
     landed, turned, refused = (keyed(counted, kind) for kind in ("landed", "turned", "refused"))
-    expected = {target.key: landed[target.key] for target in layout.targets}
+    expected = {target.key: landed[target.key] for target in (*layout.targets, *layout.waiting)}
     if layout.bronze:
         expected["/bronze"] = total(counted, "read")
     dead = total(counted, "failed") + sum(turned.values()) + sum(refused.values())
@@ -117,10 +121,11 @@ def _partition(layout: Layout, partition: Partition) -> list[str]:
     for route in layout.routes:
         lost = partition.refused.get(route.name, 0) + partition.dropped.get(route.name, 0)
         for target in route.targets:
-            went = partition.landed.get(target.key, 0) + partition.turned.get(target.key, 0)
+            keys = (target.key, target.waits.key) if target.waits else (target.key,)
+            went = sum(partition.landed.get(key, 0) + partition.turned.get(key, 0) for key in keys)
             if partition.matched.get(route.name, 0) != went + lost:
                 found.append(
-                    f"{where}, {target.key}: {partition.matched.get(route.name, 0)} matched, {went} landed or refused "
-                    f"there, {lost} refused or dropped by the route"
+                    f"{where}, {target.key}: {partition.matched.get(route.name, 0)} matched, {went} landed, waiting or "
+                    f"refused there, {lost} refused or dropped by the route"
                 )
     return found

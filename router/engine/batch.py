@@ -13,14 +13,16 @@ from router.delta.handles import Handles
 from router.engine import ledger
 from router.engine.apply import Applier
 from router.engine.arrow import ArrowEngine
-from router.engine.balance import Partition, imbalances, keyed, partitions, total
+from router.engine.balance import KEYED, Partition, imbalances, keyed, partitions, total
 from router.engine.fit import Fitter
 from router.engine.layout import Layout, Ruling, Target
-from router.engine.manifest import Manifest, Shelf
+from router.engine.manifest import Manifest, Shelf, written
 from router.engine.plan import Plan, Planner
+from router.engine.release import Release
 from router.engine.route import sink_names
 from router.engine.spark import SparkEngine
 from router.engine.steps import Steps, Watch
+from router.engine.waiting import approvals
 from router.errors import BatchError
 from router.parts import BatchReport
 
@@ -63,10 +65,11 @@ class Batches:
         self.fitter = Fitter(self.lake, self.handles, self.query)
         self.applier = Applier(self.lake, self.shelf, self.config.dead_letters)
         self.engines: dict[str, ArrowEngine | SparkEngine] = {
-            "arrow": ArrowEngine(self.spark, self.lake, self.config.landing),
-            "spark": SparkEngine(self.spark, self.lake),
+            "arrow": ArrowEngine(self.spark, self.lake, self.config.landing, self.query),
+            "spark": SparkEngine(self.spark, self.lake, self.query),
         }
         self.engine = self.engines[self.config.engine]
+        self.release = Release(self.config, self.spark, self.lake, self.shelf.place)
 
     def process(self, raw: DataFrame, batch: int) -> BatchReport:
         """Take one batch of raw records to the end. Calling it again with the same batch id changes nothing."""
@@ -96,7 +99,10 @@ class Batches:
         with steps.step("ledger"):
             name, counted = self.config.name, manifest.partitions
             found = ledger.rows(name, self.run, steps.batch, manifest.targets, counted, applied)
-            ledger.append(self.lake, self.handles, self.config.ledger, self.query, steps.batch, found)
+            ledger.append(self.lake, self.handles, self.config.ledger, f"{self.query}/ledger", steps.batch, found)
+        if any(target.waits for target in planned.layout.targets) and approvals(self.shelf.place):
+            with steps.step("release"):
+                self.release.after_batch()
         return report(self.config.name, planned.layout, manifest, steps, applied)
 
     def _decided(self, batch: int) -> Manifest | None:
@@ -129,12 +135,13 @@ class Batches:
             counted = partitions(counts)
             self._stop_on(planned.layout, counted, files, batch)
             with steps.step("fit"):
-                fit = self.fitter.fit(planned.layout, files, self.ruling, batch)
+                waiting = keyed(counted, "waiting")
+                fit = self.fitter.fit(planned.layout, files, self.ruling, batch, waiting)
             if fit.refused:
                 self.engine.discard(files)
                 raise BatchError(self.config.name, batch, f"{'; '.join(fit.refused)}; nothing was committed")
-            self._tell_frozen(fit.ruling)
-            settled = not _changes(self.ruling, fit.ruling, files)
+            self._tell_frozen(planned.layout, fit.ruling)
+            settled = not _changes(self.ruling, fit.ruling, {f"{f.target}/{f.table}" for f in files} | set(waiting))
             self.ruling = fit.ruling
             if settled:
                 manifest = Manifest(
@@ -146,6 +153,7 @@ class Batches:
                     partitions=counted,
                     conflicts=self.ruling.conflicts,
                     allowed={key: sorted(names) for key, names in self.ruling.allowed.items()},
+                    frozen=written(self.ruling.frozen),
                 )
                 with steps.step("manifest"):
                     self.shelf.write(manifest)
@@ -156,13 +164,14 @@ class Batches:
             self.config.name, batch, f"tables changed {RULINGS} times while the batch was landed; who else writes them?"
         )
 
-    def _tell_frozen(self, ruling: Ruling) -> None:
-        """Say what is left out from now on, once."""
+    def _tell_frozen(self, layout: Layout, ruling: Ruling) -> None:
+        """Say what is left out, or waits, from now on, once."""
+        lanes = {target.key: target.waits.table for target in layout.targets if target.waits}
         for place, columns in ruling.frozen.items():
             if new := sorted(set(columns) - set(self.ruling.frozen.get(place, {}))):
-                log.warning(
-                    "%s: %s is frozen and lands without what is new in %s", self.config.name, place, ", ".join(new)
-                )
+                lane = lanes.get(place.rsplit("/", 1)[0])
+                what = f"rows with what is new wait in {lane} for `router approve`" if lane else "rows land without it"
+                log.warning("%s: %s has no place for all of %s; %s", self.config.name, place, ", ".join(new), what)
 
     def _land(self, planned: Plan, steps: Steps) -> tuple[Plan, list[LandedFile], list[dict[str, Any]]]:
         """Land a batch, and again for as long as its rows want what the decoder can fetch."""
@@ -234,9 +243,9 @@ def _some(names: frozenset[str]) -> str:
     return ", ".join(shown) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _changes(before: Ruling, after: Ruling, files: list[LandedFile]) -> bool:
-    """Say whether the files of this batch would have landed otherwise under the new ruling."""
-    for place in {f"{file.target}/{file.table}" for file in files}:
+def _changes(before: Ruling, after: Ruling, places: set[str]) -> bool:
+    """Say whether the rows of this batch, which land or wait in these places, would do otherwise under a new ruling."""
+    for place in places:
         if before.casts.get(place, {}) != after.casts.get(place, {}):
             return True
         if not set(after.conflicts.get(place, {})) <= set(before.conflicts.get(place, {})):
@@ -251,16 +260,16 @@ def report(
 ) -> BatchReport:
     """Return the report of a finished batch; `applied` is what sinks did with their lanes."""
     counted, commits = manifest.partitions, manifest.commits
-    by = {
-        kind: keyed(counted, kind) for kind in ("matched", "refused", "dropped", "landed", "turned", "warned", "frozen")
-    }
+    by = {kind: keyed(counted, kind) for kind in KEYED}
+    keys = {t.key: (t.key, t.waits.key) if t.waits else (t.key,) for t in layout.targets}
     routes = {
         route.name: {
             "matched": by["matched"][route.name],
             "landed": sum(by["landed"][target.key] for target in route.targets),
-            "refused": by["refused"][route.name] + sum(by["turned"][target.key] for target in route.targets),
+            "refused": by["refused"][route.name] + sum(by["turned"][k] for t in route.targets for k in keys[t.key]),
             "dropped": by["dropped"][route.name],
             "frozen": sum(by["frozen"][target.key] for target in route.targets),
+            "waiting": sum(by["landed"][key] for target in route.targets for key in keys[target.key][1:]),
             **{f"warned {name}": by["warned"][f"{route.name}/{name}"] for name in route.warned},
         }
         for route in layout.routes

@@ -51,13 +51,17 @@ class Fitter:
     query: str
     known: dict[str, set[str]] = field(default_factory=dict)
 
-    def fit(self, layout: Layout, files: Iterable[LandedFile], ruling: Ruling, batch: int) -> Fit:
-        """Return the commits for landed files, and the ruling that the tables ask for."""
-        by_table: dict[str, dict[str, list[LandedFile]]] = defaultdict(lambda: defaultdict(list))
-        for file in files:
-            by_table[file.table][file.target].append(file)
+    def fit(
+        self, layout: Layout, files: Iterable[LandedFile], ruling: Ruling, batch: int, waiting: Iterable[str] = ()
+    ) -> Fit:
+        """Return the commits for landed files, and the ruling that the tables ask for.
+
+        `waiting` are the places for which rows wait: they may have no file, and the table may have grown.
+        """
+        by_table = _grouped(files, waiting)
         handles = self.handles.open(by_table)
-        schemas = {"/bronze": BRONZE_SCHEMA, "/dead_letters": DEAD_SCHEMA, **{t.key: t.schema for t in layout.targets}}
+        schemas = {"/bronze": BRONZE_SCHEMA, "/dead_letters": DEAD_SCHEMA}
+        schemas |= {target.key: target.schema for target in (*layout.targets, *layout.waiting)}
         casts, conflicts, frozen = dict(ruling.casts), dict(ruling.conflicts), dict(ruling.frozen)
         modes = {target.key: target.evolution for target in layout.targets}
         commits: list[TableCommit] = []
@@ -73,10 +77,12 @@ class Fitter:
                 mode = modes.get(target, "evolve")
                 if mode == "fail" and (new := (*difference.added, *difference.widened)):
                     refused.append(_refusal(table, [column.name for column in new]))
-                if have is not None and mode == "freeze":
+                if have is not None and mode in ("freeze", "quarantine"):
                     frozen[place] = _frozen(have, come, difference)
                     come = _without(come, frozen[place])
                     difference = compare(have, come)
+                if not landed:
+                    continue
                 casts[place], conflicts[place] = difference.cast, difference.conflicts
                 come = _written(come, difference)
                 commits.append(self._commit(table, target, tuple(landed), come, difference, batch))
@@ -127,6 +133,16 @@ class Fitter:
         return self.known[layer]
 
 
+def _grouped(files: Iterable[LandedFile], waiting: Iterable[str]) -> dict[str, dict[str, list[LandedFile]]]:
+    found: dict[str, dict[str, list[LandedFile]]] = defaultdict(lambda: defaultdict(list))
+    for file in files:
+        found[file.table][file.target].append(file)
+    for place in waiting:
+        target, table = place.rsplit("/", 1)
+        found[table].setdefault(target, [])
+    return found
+
+
 def _schema(table: DeltaTable | None) -> pa.Schema | None:
     return None if table is None else plain_schema(to_arrow(table))
 
@@ -135,7 +151,7 @@ def _refusal(table: str, columns: list[str]) -> str:
     named = ", ".join(columns)
     return (
         f"table {table}: the events bring what it has no place for ({named}), and its sink says `evolution: fail`; "
-        "`evolve` lets it grow, `freeze` leaves them out"
+        "`evolve` lets it grow, `freeze` leaves them out, `quarantine` lets the rows wait"
     )
 
 

@@ -19,9 +19,9 @@ from pyspark import TaskContext
 from router.delta.commit import LandedFile
 from router.delta.narrowing import brought, narrowed
 from router.engine.fuse import Fused, labelled
+from router.engine.lane import placed
 from router.engine.layout import (
     BRONZE_SCHEMA,
-    COORDINATES,
     DEAD_SCHEMA,
     RAW_COLUMNS,
     Layout,
@@ -57,6 +57,7 @@ class Job:
     batch: int
     fused: Fused | None = None
     hands_over: int = 0
+    query: str = ""
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,8 @@ class _Task:
             for table, at in groups(rows, target):
                 self._land(rows, target, table, at)
 
-    def _land(self, rows: Rows, target: Target, table: str, at: Numbers | None) -> None:
+    def _land(self, rows: Rows, target: Target, table: str, at: Numbers | None, whose: str = "") -> None:
+        """Land rows in a table; `whose`: the table they wait for, in a lane of waiting rows."""
         allowed = self.job.ruling.allowed.get(target.key)
         if allowed is not None and table not in allowed:
             reason = f"table {table}: the sink may have {target.at_most} tables and has them"
@@ -253,9 +255,8 @@ class _Task:
             return
         rows.add("landed", target.key, at)
         if target.lane:
-            raw = rows.raw(at)
-            coordinates = [raw.column(old) for old in COORDINATES.values()]
-            part = pa.RecordBatch.from_arrays([*coordinates, *part.columns], names=[*COORDINATES, *part.schema.names])
+            told = {"_table": whose, "_query": self.job.query, "_batch_id": self.job.batch}
+            part = placed(rows, target, (part, at), told)
         casts, frozen = (kind.get(target.place(table), {}) for kind in (self.job.ruling.casts, self.job.ruling.frozen))
         kinds = {**{f.name: f.type for f in target.schema}, **frozen, **casts}
         schema = pa.schema([pa.field(f.name, kinds[f.name]) for f in target.schema if f.name in part.schema.names])
@@ -276,7 +277,10 @@ class _Task:
     def _narrowed(
         self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch, Numbers | None]
     ) -> tuple[pa.RecordBatch, Numbers | None]:
-        """Leave out what a frozen table has no place for, and count the rows that lose something by it."""
+        """Leave out what a table that may not change has no place for; rows that lose something are counted, or wait.
+
+        A value too wide for its column makes a dead letter of the row where it cannot wait.
+        """
         part, at = have
         index, lost = rows.where(at), np.zeros(part.num_rows, bool)
         for column, kind in self.job.ruling.frozen.get(target.place(table), {}).items():
@@ -290,11 +294,19 @@ class _Task:
             found = narrowed(values, kind, blank=target.blank)
             lost |= found.lost
             part = part.set_column(place, column, found.array)
-            if found.unfit.any():
+            if target.waits:
+                lost |= found.unfit
+            elif found.unfit.any():
                 reason = f"table {table}: {too_wide(column, target.schema.field(column).type, kind)}"
                 self._refuse(rows, target, index[found.unfit], "schema", reason)
                 part, index, lost = part.filter(pa.array(~found.unfit)), index[~found.unfit], lost[~found.unfit]
-        rows.add("frozen", target.key, index[lost])
+        if target.waits and lost.any():
+            assert target.waits.table is not None  # it is a lane
+            rows.add("waiting", target.place(table), index[lost])
+            self._land(rows, target.waits, target.waits.table, index[lost], table)
+            part, index = part.filter(pa.array(~lost)), index[~lost]
+        else:
+            rows.add("frozen", target.key, index[lost])
         return part, at if len(index) == have[0].num_rows else index
 
     def _refuse(self, rows: Rows, target: Target, at: Numbers, stage: str, reason: str) -> None:

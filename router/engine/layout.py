@@ -17,6 +17,11 @@ COORDINATES = {
 }
 """Columns that a lane has beside its route's: where each event came from."""
 
+WAITING = {"_table": pa.string(), "_query": pa.string(), "_batch_id": pa.int64()}
+"""Columns that the lane of waiting rows has besides: the table they wait for, the query and batch that read them."""
+VERSIONS = {"_message": "message", "_schema_id": "schema_id", "_schema_version": "schema_version"}
+"""And what the decoder tells of their schema, where it does."""
+
 BRONZE_SCHEMA = pa.schema(
     [
         ("key", pa.binary()),
@@ -35,8 +40,8 @@ DEAD_SCHEMA = pa.schema(
 )
 """A dead letter: why, and the whole record as received."""
 
-Evolution = Literal["evolve", "freeze", "fail"]
-"""What becomes of fields that a table has no column for."""
+Evolution = Literal["evolve", "freeze", "quarantine", "fail"]
+"""What becomes of rows with fields that their table has no place for."""
 Stage = Literal["decode", "match", "expect", "select", "name", "schema", "apply"]
 """Where a record was refused."""
 
@@ -48,6 +53,7 @@ class Target:
     `goes` is a boolean column when `table` is fixed, else a string column with the table's name (null: not there).
     `rows` is the struct column with the table's columns; `schema` its plain Arrow schema. `misnamed` is the boolean
     column of rows whose name was refused. `blank`: zero and what is empty may stand for a value that is absent.
+    `waits` is the lane where rows wait that their table has no place for; its key is this one's, and `/waiting`.
     """
 
     route: str
@@ -62,11 +68,13 @@ class Target:
     lane: bool = False
     evolution: Evolution = "evolve"
     blank: bool = False
+    waits: Target | None = None
+    suffix: str = ""
 
     @property
     def key(self) -> str:
         """Return the part of transaction ids that names this target."""
-        return f"{self.route}/{self.sink}"
+        return f"{self.route}/{self.sink}{self.suffix}"
 
     def place(self, table: str) -> str:
         """Return the key under which a ruling speaks of this target's rows in a table."""
@@ -91,7 +99,8 @@ class Layout:
     """Describe the labelled frame.
 
     Columns: RAW_COLUMNS; `_failed`, `_bare`, `_unmatched` (boolean); `_dead` (array of stage, reason, route, sink;
-    null when none); `_wanted` (string) where the decoder adds it; and those the routes name.
+    null when none); `_wanted` (string) where the decoder adds it; `about`, what it tells of schemas, for rows that
+    wait; and those the routes name.
     """
 
     bronze: str | None
@@ -104,9 +113,20 @@ class Layout:
         """Return every route's targets, in order."""
         return tuple(target for route in self.routes for target in route.targets)
 
+    @property
+    def waiting(self) -> tuple[Target, ...]:
+        """Return the lanes where rows may wait."""
+        return tuple(target.waits for target in self.targets if target.waits)
+
+    @property
+    def about(self) -> tuple[str, ...]:
+        """Return the columns that tell of a record's schema, where a lane keeps them."""
+        return tuple(VERSIONS[name] for name in VERSIONS if any(name in lane.schema.names for lane in self.waiting))
+
     def columns(self) -> list[str]:
         """Return the columns of the labelled frame that landing needs, each once."""
         names = [*RAW_COLUMNS, "_failed", "_bare", "_unmatched", "_dead", *(["_wanted"] if self.wanted else [])]
+        names += self.about
         for route in self.routes:
             names += [route.matched, route.refused, route.dropped, *route.warned.values(), *route.failing.values()]
             for target in route.targets:

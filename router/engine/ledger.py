@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from router.delta.commit import LandedFile, TableCommit, commit, to_delta
+from router.delta.commit import LandedFile, TableCommit, commit, to_arrow, to_delta
 from router.delta.file_statistics import statistics
 from router.delta.lake import Lake
 
@@ -41,14 +41,19 @@ SCHEMA = pa.schema(
         ("dropped", pa.int64()),
         ("applied", pa.int64()),
         ("dead", pa.int64()),
+        ("frozen", pa.int64()),
+        ("waiting", pa.int64()),
+        ("released", pa.int64()),
         ("finished", pa.timestamp("us", "UTC")),
     ]
 )
 """Rows without a route count the source: read = decoded + failed + bare. Rows with a route and sink count what
-matched: matched = landed + refused + dropped; for an applying sink landed = applied + dead."""
+matched: matched = landed + refused + dropped + waiting; for an applying sink landed = applied + dead. `frozen` ones
+landed without what their table has no place for; `released` ones waited before, up to the batch of the row here.
+"""
 
 
-SUMMED = ("matched", "landed", "refused", "dropped", "applied", "dead")
+SUMMED = ("matched", "landed", "refused", "dropped", "applied", "dead", "frozen", "waiting", "released")
 
 
 def rows(
@@ -79,10 +84,13 @@ def rows(
         found.append({**where, **source})
         for key in targets:
             route, sink = key.split("/", 1)
+            lane = f"{key}/waiting"
+            turned = part.turned.get(key, 0) + part.turned.get(lane, 0)
             found.append({
                 **where, "route": route, "sink": sink, "matched": part.matched.get(route, 0),
-                "landed": part.landed.get(key, 0), "refused": part.refused.get(route, 0) + part.turned.get(key, 0),
-                "dropped": part.dropped.get(route, 0),
+                "landed": part.landed.get(key, 0), "refused": part.refused.get(route, 0) + turned,
+                "dropped": part.dropped.get(route, 0), "frozen": part.frozen.get(key, 0),
+                "waiting": part.landed.get(lane, 0),
             })  # fmt: skip
     if not counted:
         found.append({**base, **dict.fromkeys(("read", "decoded", "failed", "bare", "unmatched"), 0)})
@@ -92,8 +100,8 @@ def rows(
     return found
 
 
-def append(lake: Lake, handles: Handles, table: str, query: str, batch: int, found: list[dict[str, Any]]) -> None:
-    """Append the rows of a batch to the ledger table, once."""
+def append(lake: Lake, handles: Handles, table: str, app_id: str, batch: int, found: list[dict[str, Any]]) -> None:
+    """Append rows to the ledger table, once for each transaction id; a table of an older version gains its columns."""
     folder = table.replace(".", "/")
     now = int(time.time() * 1_000_000)
     content = pa.Table.from_pylist([{**row, "finished": now} for row in found], SCHEMA)
@@ -104,8 +112,11 @@ def append(lake: Lake, handles: Handles, table: str, query: str, batch: int, fou
         pq.write_table(content, stream, store_schema=False, metadata_collector=footers)
         size = stream.tell()
     file = LandedFile("/ledger", table, path, size, len(found), tuple(SCHEMA.names), statistics(footers[0]))
-    work = TableCommit("/ledger", table, f"{query}/ledger", batch, (file,), to_delta(SCHEMA))
-    if not commit(lake, work, {}, handles.open([table])[table]):
+    handle = handles.open([table])[table]
+    new = [column for column in SCHEMA if handle and column.name not in to_arrow(handle).names]
+    added = to_delta(pa.schema(new)) if new else None
+    work = TableCommit("/ledger", table, app_id, batch, (file,), to_delta(SCHEMA), added)
+    if not commit(lake, work, {}, handle):
         lake.files.delete_file(path)
 
 
@@ -115,7 +126,8 @@ def last(config: Config, batches: int) -> list[dict[str, Any]]:
     table = lake.open(config.ledger)
     if table is None:
         return []
-    found = table.to_pyarrow_table(filters=[("query", "=", config.name)]).to_pylist()
+    blank = dict.fromkeys(SCHEMA.names)  # a ledger of an older version has fewer columns
+    found = [{**blank, **row} for row in table.to_pyarrow_table(filters=[("query", "=", config.name)]).to_pylist()]
     order = {row["run"]: row["finished"] for row in sorted(found, key=lambda row: row["finished"], reverse=True)}
     keys = sorted({(order[row["run"]], row["run"], row["batch_id"]) for row in found})[-batches:]
     wanted = {(run, batch) for _, run, batch in keys}

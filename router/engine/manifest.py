@@ -10,9 +10,11 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import pyarrow as pa
 from pyarrow import fs
 
-from router.delta.commit import LandedFile, TableCommit
+from router.delta.commit import LandedFile, TableCommit, to_arrow_schema, to_delta
+from router.delta.schema import plain
 from router.engine.balance import Partition
 from router.engine.layout import Ruling
 
@@ -39,11 +41,19 @@ class Manifest:
     partitions: tuple[Partition, ...]
     conflicts: dict[str, dict[str, str]] = field(default_factory=dict)
     allowed: dict[str, list[str]] = field(default_factory=dict)
+    frozen: dict[str, dict[str, str | None]] = field(default_factory=dict)
 
     @property
     def ruling(self) -> Ruling:
         """Return the ruling the batch was landed under; casts stand in the columns of the commits."""
-        return Ruling({}, self.conflicts, {key: frozenset(names) for key, names in self.allowed.items()})
+        allowed = {key: frozenset(names) for key, names in self.allowed.items()}
+        frozen = {
+            place: {
+                name: plain(to_arrow_schema(kind).field(name).type) if kind else None for name, kind in kinds.items()
+            }
+            for place, kinds in self.frozen.items()
+        }
+        return Ruling({}, self.conflicts, allowed, frozen)
 
     def dump(self) -> bytes:
         """Return the manifest as JSON."""
@@ -56,6 +66,14 @@ class Manifest:
         commits = tuple(TableCommit(**{**c, "files": tuple(map(_file, c["files"]))}) for c in found["commits"])
         counted = tuple(Partition(**part) for part in found["partitions"])
         return cls(**{**found, "commits": commits, "partitions": counted, "targets": tuple(found["targets"])})
+
+
+def written(frozen: dict[str, dict[str, pa.DataType | None]]) -> dict[str, dict[str, str | None]]:
+    """Return the types of a ruling as Delta's JSON."""
+    return {
+        place: {name: to_delta(pa.schema([(name, kind)])) if kind else None for name, kind in kinds.items()}
+        for place, kinds in frozen.items()
+    }
 
 
 def _file(found: dict[str, Any]) -> LandedFile:

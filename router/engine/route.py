@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 from router.delta.naming import fold, refusal
 from router.delta.schema import plain_schema
 from router.engine.guard import any_of, holds, tried
-from router.engine.layout import COORDINATES, RouteLabels, Target
+from router.engine.layout import COORDINATES, VERSIONS, WAITING, RouteLabels, Target
 from router.errors import StartError
 from router.parts import TableSink
 
@@ -191,22 +191,38 @@ class Draft:
                     f"route {self.route.name}: expression {name[3:]} of `select` has no name; write: ... AS name"
                 )
 
+    def _waiting(self, frame: DataFrame, blank: Target, config: Config) -> Target:
+        """Return the lane where rows wait for their table to be let grow. It has the columns that have a value."""
+        taken = {name: old for name, old in VERSIONS.items() if old in frame.columns} | COORDINATES
+        columns = {**WAITING, **{new: _kind(frame, old) for new, old in taken.items()}}
+        lane = replace(blank, goes=f"_w{blank.goes}", seen=True, suffix="/waiting", evolution="evolve")
+        return _lane(lane, config, columns)
+
     def _target(self, frame: DataFrame, j: int, blank: Target, config: Config) -> Target:
         sink = self.route.sinks[j]
         if not isinstance(sink, TableSink):
-            if clash := sorted(set(COORDINATES) & {name.lower() for name in blank.schema.names}):
-                raise StartError(
-                    f"column {clash[0]}: the lane of {blank.key} has one of that name; rename it in `select`"
-                )
-            taken = [pa.field(new, _kind(frame, old)) for new, old in COORDINATES.items()]
-            lane = f"lanes.{config.name}__{blank.route}__{blank.sink}"
-            return replace(blank, table=lane, lane=True, schema=plain_schema(pa.schema([*taken, *blank.schema])))
+            return _lane(blank, config, {new: _kind(frame, old) for new, old in COORDINATES.items()})
         named = sink.table()
         blank = replace(blank, seen=sink.columns == "seen", evolution=sink.evolution)
         blank = replace(blank, blank=config.decode.zero_is_absent)
+        if sink.evolution == "quarantine":
+            blank = replace(blank, waits=self._waiting(frame, blank, config))
         if isinstance(named, str):
             return replace(blank, table=named)
         return replace(blank, misnamed=f"_b{self.index}_{j}", at_most=sink.at_most)
+
+
+def _lane(target: Target, config: Config, columns: dict[str, pa.DataType]) -> Target:
+    """Return the lane of a target, with columns before those of its rows."""
+    if clash := sorted(set(columns) & {name.lower() for name in target.schema.names}):
+        raise StartError(f"column {clash[0]}: the lane of {target.key} has one of that name; rename it in `select`")
+    schema = plain_schema(pa.schema([*columns.items(), *target.schema]))
+    return replace(target, table=lane_of(config.name, target.route, target.sink), lane=True, schema=schema)
+
+
+def lane_of(query: str, route: str, sink: str) -> str:
+    """Return the table where the rows of a sink stand until they are applied, or their table is let grow."""
+    return f"lanes.{query}__{route}__{sink}"
 
 
 def _expand(frame: DataFrame, text: str) -> list[Column]:

@@ -41,6 +41,7 @@ class Counts:
     landed: dict[str, int] = field(default_factory=dict)
     turned: dict[str, int] = field(default_factory=dict)
     frozen: dict[str, int] = field(default_factory=dict)
+    waiting: dict[str, int] = field(default_factory=dict)
     wanted: list[str] = field(default_factory=list)
 
 

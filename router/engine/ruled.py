@@ -24,9 +24,34 @@ if TYPE_CHECKING:
 
 
 def ruled(planned: Plan, ruling: Ruling) -> DataFrame:
-    """Return the labelled frame with the ruling applied: who goes nowhere, and why."""
-    frame, changed, letters = planned.frame, {}, []
+    """Return the labelled frame with the ruling applied: who goes nowhere and why, who waits, who loses something."""
+    frame = _turned(planned.frame, planned.layout.targets, ruling)
+    changed = {}
     for target in planned.layout.targets:
+        loses = _loses(target, ruling)
+        if loses is None:
+            continue
+        if target.waits is None:
+            changed[f"_frozen_{target.goes}"] = loses
+            continue
+        table, goes = _going(target)
+        waits = F.coalesce(goes & loses, F.lit(False))
+        changed[target.waits.goes] = waits
+        changed[waited(target.waits)] = F.when(waits, table)
+        changed[target.goes] = F.when(~waits, F.col(target.goes))
+    frame = frame.withColumns(changed) if changed else frame
+    return _turned(frame, tuple(lane for lane in planned.layout.waiting if lane.goes in changed), ruling)
+
+
+def waited(lane: Target) -> str:
+    """Return the column with the table for which a row waits in a lane."""
+    return f"{lane.goes}_table"
+
+
+def _turned(frame: DataFrame, targets: tuple[Target, ...], ruling: Ruling) -> DataFrame:
+    """Take the rows that a target cannot have away from it, and make dead letters of them."""
+    changed, letters = {}, []
+    for target in targets:
         reason = _ruled_out(target, ruling)
         if reason is None:
             continue
@@ -39,9 +64,7 @@ def ruled(planned: Plan, ruling: Ruling) -> DataFrame:
     if letters:
         every = F.concat(F.coalesce(F.col("_dead"), F.array().cast(DEAD_TYPE)), *letters)
         changed["_dead"] = F.when(F.size(every) > 0, every)
-    frame = frame.withColumns(changed) if changed else frame
-    lost = {f"_frozen_{target.goes}": _loses(target, ruling) for target in planned.layout.targets}
-    return frame.withColumns({name: column for name, column in lost.items() if column is not None})
+    return frame.withColumns(changed) if changed else frame
 
 
 def _ruled_out(target: Target, ruling: Ruling) -> Column | None:
@@ -59,19 +82,21 @@ def _ruled_out(target: Target, ruling: Ruling) -> Column | None:
                 hit = goes & (table == name) & F.col(target.rows).getField(column).isNotNull()
                 reasons.append(F.when(hit, F.lit(f"typ:table {name}: {why}")))
     for name, column, value, come, kind in _frozen(target, ruling):
-        if kind is not None:
+        if kind is not None and target.waits is None:
             hit = goes & (table == name) & F.coalesce(unfit(value, come, kind), F.lit(False))
             reasons.append(F.when(hit, F.lit(f"typ:table {name}: {too_wide(column, come, kind)}")))
     return F.coalesce(*reasons) if reasons else None
 
 
 def _loses(target: Target, ruling: Ruling) -> Column | None:
-    """Return whether a row has what its frozen table has no place for."""
+    """Return whether a row has what its table has no place for, or, where it can wait, too wide a value."""
     table, goes = _going(target)
-    found = [
-        goes & (table == name) & F.coalesce(lost(value, come, kind, blank=target.blank), F.lit(False))
-        for name, _, value, come, kind in _frozen(target, ruling)
-    ]
+    found = []
+    for name, _, value, come, kind in _frozen(target, ruling):
+        marks = [lost(value, come, kind, blank=target.blank)]
+        if target.waits and kind is not None:
+            marks.append(unfit(value, come, kind))
+        found += [goes & (table == name) & F.coalesce(mark, F.lit(False)) for mark in marks]
     return any_of(found) if found else None
 
 

@@ -20,9 +20,10 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from router.delta.commit import LandedFile, TableCommit, to_arrow_schema
 from router.delta.handles import THREADS
+from router.engine.balance import KEYED
 from router.engine.commit import widen
-from router.engine.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, RAW_COLUMNS, Layout, Target
-from router.engine.ruled import narrowed, ruled
+from router.engine.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, RAW_COLUMNS, VERSIONS, WAITING, Layout, Target
+from router.engine.ruled import narrowed, ruled, waited
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -42,12 +43,14 @@ class SparkEngine:
 
     spark: SparkSession
     lake: Lake
+    query: str = ""
     held: DataFrame | None = None
 
     def land(self, planned: Plan, ruling: Ruling, batch: int) -> tuple[list[LandedFile], list[dict[str, Any]]]:
         """Persist and count the batch; nothing is written yet."""
         frame = self._hold(planned, ruling)
-        counts = [_counts(row.asDict(), planned.layout) for row in _counted(frame, planned.layout).collect()]
+        counted = _counted(frame, planned.layout, ruling).collect()
+        counts = [_counts(row.asDict(), planned.layout) for row in counted]
         files = [*self._shares(frame, planned.layout, counts)]
         return [file for file in files if file.rows], counts
 
@@ -65,7 +68,7 @@ class SparkEngine:
     ) -> None:
         """Append every table in parallel; Delta skips those that have this batch."""
         frame = self._hold(planned, manifest.ruling)
-        by_key = {target.key: target for target in planned.layout.targets}
+        by_key = {target.key: target for target in (*planned.layout.targets, *planned.layout.waiting)}
         by_table: dict[str, list[tuple[DataFrame, TableCommit]]] = defaultdict(list)
         for work in manifest.commits:
             by_table[work.table].append((self._rows(frame, by_key.get(work.target), work), work))
@@ -107,7 +110,8 @@ class SparkEngine:
         if layout.bronze:
             yield share("/bronze", layout.bronze, sum(count["read"] for count in counts), BRONZE_SCHEMA.names)
         yield share("/dead_letters", layout.dead_letters, sum(count["letters"] for count in counts), DEAD_SCHEMA.names)
-        for target in layout.targets:
+        lanes = (lane for lane in layout.waiting if lane.goes in frame.columns)
+        for target in (*layout.targets, *lanes):
             for table, rows, present in self._tables(frame, target, counts):
                 every = [name for name in target.schema.names if name in present or not target.seen]
                 yield share(target.key, table, rows, every)
@@ -119,13 +123,15 @@ class SparkEngine:
         if target.table is not None and not target.seen:
             yield target.table, sum(count["landed"].get(target.key, 0) for count in counts), set()
             return
-        names = [name for name in target.schema.names if target.seen]
+        fixed = set(target.schema.names) & {*WAITING, *VERSIONS, *COORDINATES} if target.lane else set()
+        names = [name for name in target.schema.names if target.seen and name not in fixed]
         valued = [F.count(F.col(target.rows).getField(name)).alias(f"c{i}") for i, name in enumerate(names)]
         table = F.lit(target.table) if target.table else F.col(target.goes)
         goes = F.col(target.goes) if target.table else F.col(target.goes).isNotNull()
         grouped = frame.filter(goes).groupBy(table.alias("table")).agg(F.count(F.lit(1)).alias("rows"), *valued)
         for row in grouped.orderBy("table").collect():  # as many rows as tables, which `at_most` bounds
-            yield row["table"], row["rows"], {name for i, name in enumerate(names) if row[f"c{i}"]} or set(names[:1])
+            present = {name for i, name in enumerate(names) if row[f"c{i}"]} or set(names[:1])
+            yield row["table"], row["rows"], fixed | present
 
     def _rows(self, frame: DataFrame, target: Target | None, work: TableCommit) -> DataFrame:
         if target is None and work.target == "/bronze":
@@ -134,7 +140,7 @@ class SparkEngine:
             letters = frame.filter(F.col("_dead").isNotNull()).select(*RAW_COLUMNS, F.explode("_dead").alias("_why"))
             return letters.select("_why.*", *RAW_COLUMNS, F.lit(work.version).cast("long").alias("batch_id"))
         goes = F.col(target.goes) if target.table else F.col(target.goes) == work.table
-        return frame.filter(goes).select(*_columns(target, work))
+        return frame.filter(goes).select(*_columns(target, work, self.query))
 
     def _append_all(self, works: list[tuple[DataFrame, TableCommit]], notes: dict[str, str]) -> None:
         for rows, work in works:  # one after another: commits of one table get into each other's way
@@ -149,11 +155,13 @@ class SparkEngine:
         writer.option("userMetadata", json.dumps(notes)).save(address)
 
 
-def _columns(target: Target, work: TableCommit) -> list[Column]:
+def _columns(target: Target, work: TableCommit, query: str) -> list[Column]:
+    told = {"_query": F.lit(query), "_batch_id": F.lit(work.version).cast("long"), "_table": F.col(waited(target))}
+    told |= {new: F.col(old) for new, old in {**COORDINATES, **VERSIONS}.items()}
     found = []
     for column in to_arrow_schema(work.columns):
-        if target.lane and column.name in COORDINATES:
-            found.append(F.col(COORDINATES[column.name]).alias(column.name))
+        if target.lane and column.name in told:
+            found.append(told[column.name].alias(column.name))
         else:
             kind = from_arrow_type(column.type, prefer_timestamp_ntz=True)
             value = narrowed(
@@ -163,7 +171,7 @@ def _columns(target: Target, work: TableCommit) -> list[Column]:
     return found
 
 
-def _counted(frame: DataFrame, layout: Layout) -> DataFrame:
+def _counted(frame: DataFrame, layout: Layout, ruling: Ruling) -> DataFrame:
     def total(condition: Column) -> Column:
         return F.sum(condition.cast("long"))
 
@@ -172,12 +180,12 @@ def _counted(frame: DataFrame, layout: Layout) -> DataFrame:
     if layout.wanted:
         sums["wanted"] = F.collect_set("_wanted")
     sums["letters"] = F.sum(F.when(F.col("_dead").isNull(), 0).otherwise(F.size("_dead")))
-    for key, condition in _keyed(frame, layout):
+    for key, condition in _keyed(frame, layout, ruling):
         sums[key] = total(condition)
     return frame.groupBy("topic", "partition").agg(*[column.alias(name) for name, column in sums.items()])
 
 
-def _keyed(frame: DataFrame, layout: Layout) -> Iterator[tuple[str, Column]]:
+def _keyed(frame: DataFrame, layout: Layout, ruling: Ruling) -> Iterator[tuple[str, Column]]:
     """Return the keyed counters as (kind:key, condition)."""
     for route in layout.routes:
         yield f"matched:{route.name}", F.col(route.matched)
@@ -194,11 +202,21 @@ def _keyed(frame: DataFrame, layout: Layout) -> Iterator[tuple[str, Column]]:
             yield f"turned:{target.key}", turned | F.col(ruled) if ruled in frame.columns else turned
             if (frozen := f"_frozen_{target.goes}") in frame.columns:
                 yield f"frozen:{target.key}", F.col(frozen)
+            if target.waits and target.waits.goes in frame.columns:
+                yield from _waiting(frame, target, target.waits, ruling)
+
+
+def _waiting(frame: DataFrame, target: Target, lane: Target, ruling: Ruling) -> Iterator[tuple[str, Column]]:
+    yield f"landed:{lane.key}", F.col(lane.goes)
+    if (turned := f"_turned_{lane.goes}") in frame.columns:
+        yield f"turned:{lane.key}", F.col(turned)
+    for place in ruling.frozen:
+        if place == target.place(name := place.rsplit("/", 1)[1]):
+            yield f"waiting:{place}", F.coalesce(F.col(waited(lane)) == name, F.lit(False))
 
 
 def _counts(row: dict[str, Any], layout: Layout) -> dict[str, Any]:
-    kinds = ("matched", "refused", "dropped", "warned", "failing", "landed", "turned", "frozen")
-    found: dict[str, Any] = {kind: {} for kind in kinds}
+    found: dict[str, Any] = {kind: {} for kind in KEYED}
     for name, value in row.items():
         kind, _, key = name.partition(":")
         if not key:

@@ -6,6 +6,7 @@ import importlib
 import json
 import logging
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from router.engine.manifest import Shelf
 from router.engine.memory import Kept
 from router.engine.opening import opened
 from router.engine.outage import Outage
+from router.engine.release import Release
 from router.engine.session import quiet_failures
 from router.engine.start import Checkpoint, alone, examine, resume
 from router.errors import RouterError, SinkError, StartError, TableError
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("router")
 POLL_SECONDS = 0.2
+LOOK_SECONDS = 5
+"""Between looks for approvals while no batch is at hand."""
 KEPT_REPORTS = 1_000
 PASSING = (
     "TimeoutException",
@@ -149,6 +153,8 @@ class _Run:
     options: Options
     error: BaseException | None = None
     busy: threading.Lock = field(default_factory=threading.Lock)
+    releasing: threading.Lock = field(default_factory=threading.Lock)
+    looked: float = 0.0
     waiting: deque[BatchReport] = field(default_factory=deque)
     reports: deque[BatchReport] = field(default_factory=lambda: deque(maxlen=KEPT_REPORTS))
     batches: Batches | None = None
@@ -182,6 +188,7 @@ class _Run:
         self.error = None
         if not self.open:  # here, where what is away is waited for
             self.config, self.open = opened(self.config, self.spark, self.folder), True
+        self._release()
         frame = source.stream(self.spark, self.config, begin)
         trigger = self.options.trigger or self.config.trigger
         writer = frame.writeStream.queryName(self.config.name).foreachBatch(self._handle)
@@ -207,11 +214,23 @@ class _Run:
                 if self.options.stop.is_set() and not self.busy.locked():
                     return
                 self._tell(query)
+                if time.monotonic() > self.looked + LOOK_SECONDS and not self.busy.locked():
+                    self._release()
                 outage.notice(query, busy=self.busy.locked())
         except StreamingQueryException as error:
             if not isinstance(self.error, _Stop):
                 failed = self.error or error
                 raise failed from failed.__cause__  # which says whether it passes
+
+    def _release(self) -> None:
+        """Let rows that wait for an approval into their tables, while no batch is at hand."""
+        self.looked = time.monotonic()
+        if not self.releasing.acquire(blocking=False):
+            return  # a batch has just begun; it does the same at its end
+        try:
+            Release(self.config, self.spark, self.lake, self.checkpoint).idle()
+        finally:
+            self.releasing.release()
 
     def _end(self, query: StreamingQuery) -> None:
         """Stop the query between two batches, and pass the last reports on."""
@@ -227,7 +246,8 @@ class _Run:
                 raise _Stop
             self.batches = self.batches or self._start(raw)
             records = raw if self.config.source.kafka else source.numbered(raw)
-            report = self.batches.process(records, batch)
+            with self.releasing:
+                report = self.batches.process(records, batch)
             self.reports.append(report)
             self.waiting.append(report)
             self.registry.finished(report)

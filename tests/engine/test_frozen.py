@@ -129,7 +129,7 @@ def test_what_is_left_out_is_said_once(make_query: MakeQuery, tmp_path: Path, ca
             found.take(records([{"game": "old", "id": 2, "bonus": 0.5}], first=first))
 
     said = [record.getMessage() for record in caplog.records if record.name == "router"]
-    assert said == ["games: all/tables/silver.old is frozen and lands without what is new in bonus, id"]
+    assert said == ["games: all/tables/silver.old has no place for all of bonus, id; rows land without it"]
 
 
 KINDS = pa.schema([

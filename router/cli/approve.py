@@ -1,0 +1,90 @@
+"""`router approve`: let tables gain what rows wait for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from router.cli.options import config_argument, plugin_option
+from router.config.loader import load
+from router.registry import load_registry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from router.engine.waiting import Waiting
+
+
+@click.command(short_help="Let tables gain the columns that rows wait for.")
+@config_argument
+@click.option("--route", metavar="NAME", help="Only what waits on this route.")
+@click.option("--table", metavar="LAYER.TABLE", help="Only what waits for this table.")
+@click.option("--show", is_flag=True, help="Show what waits, and approve nothing.")
+@plugin_option
+def approve(file: Path, route: str | None, table: str | None, show: bool, plugin_files: tuple[Path, ...]) -> None:
+    """Show what waits for tables of the configuration FILE and how it would change them, and approve that.
+
+    Rows wait where a sink says `evolution: quarantine` and their table has no place for what they bring.
+
+    A running stream lands the rows after its batch at hand, or within seconds while it has none; a stopped one when it
+    starts. What comes after the approval and brings something else still waits. Needs no Spark.
+    """
+    config = load(file, load_registry(plugin_files)).config
+    lanes, lakes = import_module("router.engine.waiting"), import_module("router.delta.lake")
+    secrets = {key: value.get_secret_value() for key, value in config.storage_options.items()}
+    lake, checkpoint = (lakes.Lake.at(place, secrets) for place in (config.lake, config.checkpoint_path()))
+    found = [
+        waiting
+        for waiting in lanes.waiting(config, lake)
+        if route in (None, waiting.place.route) and table in (None, waiting.place.table)
+    ]
+    if not found:
+        click.echo(f"no rows of {config.name} wait{_asked(route, table)}")
+        return
+    pending = {approval.place for approval in lanes.approvals(checkpoint)}
+    _show(found, pending)
+    unfit = [waiting for waiting in found if waiting.change.conflicts]
+    if show:
+        return
+    for waiting in found:
+        if waiting not in unfit:
+            lanes.approve(checkpoint, waiting)
+            click.echo(f"approved: {waiting.place.table}, {waiting.rows:,} rows of {waiting.place.route}")
+    if unfit:
+        tables = ", ".join(sorted({waiting.place.table for waiting in unfit}))
+        raise click.ClickException(
+            f"{tables}: what waits cannot go into it, see above; change the table, or delete the rows from their lane"
+        )
+
+
+def _asked(route: str | None, table: str | None) -> str:
+    return (f" on route {route}" if route else "") + (f" for {table}" if table else "")
+
+
+def _show(found: list[Waiting], pending: set[Any]) -> None:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for name in ("table", "route", "sink", "rows", "oldest record", "written with", "would gain"):
+        table.add_column(name, overflow="fold", justify="right" if name == "rows" else "left")
+    for waiting in found:
+        place, since = waiting.place, waiting.since
+        versions = ", ".join(waiting.versions)
+        state = "\n(approved)" if place in pending else ""
+        oldest = f"{since:%Y-%m-%d %H:%M:%S}" if since else ""
+        cells = (place.table, place.route, place.sink, f"{waiting.rows:,}", oldest, versions, _change(waiting) + state)
+        table.add_row(*cells)
+    Console().print(table)
+
+
+def _change(waiting: Waiting) -> str:
+    """Return how a table would change: a line per column."""
+    shape = import_module("router.delta.schema").shape
+    change = waiting.change
+    lines = [f"{column.name} {shape(column.type)}" for column in change.added]
+    lines += [f"{column.name}, wider: {shape(column.type)}" for column in change.widened]
+    lines += [f"cannot: {why}" for why in change.conflicts.values()]
+    return "\n".join(lines or ["nothing: it has all of it now"])
