@@ -31,7 +31,6 @@ FULL = (
     *(
         datetime(1969, 12, 31, 23, 59, 59, 999999, timezone.utc),
         datetime.fromisoformat("9999-12-31T23:59:00"),
-        date(1, 1, 1),
     ),
     *(date(1, 1, 1), b"\x00\xff", False, (1, ["x", None]), {"": float("inf")}),
 )
