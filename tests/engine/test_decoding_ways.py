@@ -12,12 +12,8 @@ import pyarrow as pa
 import pytest
 
 from router import Preparation
-from router.config.loader import load
 from router.config.models import Route
-from router.config.route_tests import load_tests
 from router.engine.memory import Kept
-from router.engine.route_tests import run_tests
-from router.registry import load_registry
 from router.testing import check_decoder
 from router_decoders import Auto, Avro, Protobuf
 from router_schemas.frames import guid_header, pack
@@ -193,13 +189,3 @@ def test_files_keep_the_contract(spark: SparkSession, proto: Proto, lake: Lake, 
     )
 
     check_decoder(spark, prepared.refresh(frozenset()), [good if frame == "none" else pack(3, path, good)])
-
-
-def test_the_route_file_with_a_wrapper_does_what_its_tests_say(spark: SparkSession) -> None:
-    """What is shown has to work as it stands."""
-    tests = load_tests(ROUTES / "envelopes.test.yaml")
-    loaded = load(tests.tested(ROUTES / "envelopes.test.yaml"), load_registry(), environ=tests.variables)
-
-    verdicts = list(run_tests(loaded, tests.tests, spark))
-
-    assert [(verdict.name, verdict.faults) for verdict in verdicts] == [(case.name, ()) for case in tests.tests]
