@@ -61,7 +61,7 @@ def _state(lake: Path) -> dict[str, Any]:
     tables = {table for table in lakes.tables(lake) if table != "ops.ledger"}
     done = {table for table in tables if KILLED in lakes.batches(lake, table)}
     return {
-        "files": any(lake.glob(f"*/*/part-{KILLED:010d}-*.parquet")),
+        "files": any(path.parent.name != "ledger" for path in lake.glob(f"*/*/part-{KILLED:010d}-*.parquet")),
         "decided": bool(manifests),
         "committed": "none" if not done else "all" if done == tables else "some",
         "in ledger": KILLED in lakes.batches(lake, "ops.ledger"),
