@@ -134,7 +134,7 @@ def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTab
         if done(handle, work):
             return False
         if work.added:
-            _add_columns(handle, work.added)
+            add_columns(handle, work.added)
         handle.create_write_transaction(
             [*actions], mode="append", schema=handle.schema(), partition_by=[], commit_properties=properties
         )
@@ -163,7 +163,7 @@ def _create(lake: Lake, work: TableCommit, actions: list[AddAction], properties:
     return True
 
 
-def _add_columns(table: DeltaTable, added: str) -> None:
+def add_columns(table: DeltaTable, added: str) -> None:
     """Add columns and nested fields in one commit of their own; those already there change nothing."""
     empty = to_arrow_schema(added).empty_table()
     hooks = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)

@@ -1,0 +1,134 @@
+"""What keyed tables must hold, in plain Python: a record at a time, oldest first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from router.keyed import Keyed
+
+BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True)
+class Record:
+    """Be one record: which key, how new, what of it."""
+
+    key: tuple[Any, ...]
+    offset: int
+    partition: int = 0
+    newest: int | None = None
+    deletes: bool = False
+    second: int = 0
+    values: tuple[tuple[str, Any], ...] = ()
+
+    def order(self, keyed: Keyed) -> tuple[Any, ...]:
+        """Return what orders records: nulls are the oldest."""
+        if not keyed.newest:
+            return (self.offset, self.partition)
+        return (self.newest is not None, self.newest or 0, self.partition, self.offset)
+
+    @property
+    def time(self) -> datetime:
+        return BEGIN + timedelta(seconds=self.second)
+
+
+def lane(records: Sequence[Record], keyed: Keyed, columns: dict[str, pa.DataType]) -> pa.Table:
+    """Return records as the rows of a lane; `columns` are those of the route, keys included."""
+    given = [{**dict(zip(keyed.keys, record.key, strict=True)), **dict(record.values)} for record in records]
+    found = {
+        "_topic": pa.array(["events"] * len(records), pa.string()),
+        "_partition": pa.array([record.partition for record in records], pa.int32()),
+        "_offset": pa.array([record.offset for record in records], pa.int64()),
+        "_timestamp": pa.array([record.time for record in records], pa.timestamp("us", "UTC")),
+        "_key": pa.array([b"key"] * len(records), pa.binary()),
+        "_deleted": pa.array([record.deletes for record in records], pa.bool_()),
+        **({"_newest_1": pa.array([record.newest for record in records], pa.int32())} if keyed.newest else {}),
+        **{name: pa.array([row.get(name) for row in given], kind) for name, kind in columns.items()},
+    }
+    return pa.table(found)
+
+
+@dataclass
+class Row:
+    """Be one row of the table."""
+
+    record: Record
+    values: dict[str, Any]
+    gone: bool = False
+    since: datetime = BEGIN
+    until: datetime | None = None
+
+
+@dataclass
+class Model:
+    """Be one keyed table. `rows` are those with a key that is there; `past` are the states that are over."""
+
+    keyed: Keyed
+    rows: dict[tuple[Any, ...], Row] = field(default_factory=dict)
+    past: list[tuple[tuple[Any, ...], Row]] = field(default_factory=list)
+    deleted: dict[tuple[Any, ...], Record] = field(default_factory=dict)
+    ended: dict[tuple[Any, ...], datetime] = field(default_factory=dict)
+
+    def take(self, records: Sequence[Record]) -> None:
+        """Apply a batch."""
+        for record in sorted(records, key=lambda record: record.order(self.keyed)):
+            if None not in record.key and not self._late(record):
+                self._apply(record)
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Return the rows that the table has."""
+        found = [self._shown(key, row) for key, row in self.rows.items()]
+        return sorted([*found, *(self._shown(key, row) for key, row in self.past)], key=repr)
+
+    def _late(self, record: Record) -> bool:
+        held = [row.record for row in [self.rows.get(record.key)] if row]
+        held += [self.deleted[record.key]] if record.key in self.deleted else []
+        return any(record.order(self.keyed) <= other.order(self.keyed) for other in held)
+
+    def _apply(self, record: Record) -> None:
+        row = self.rows.get(record.key)
+        if record.deletes:
+            self._delete(record, row)
+        elif row is None or row.gone:
+            self.rows[record.key] = Row(record, dict(record.values), since=self._since(record, None))
+        elif self.keyed.history:
+            self._close(record, row)
+            self.rows[record.key] = Row(record, dict(record.values), since=self._since(record, row))
+        elif self.keyed.when_matched == "update":
+            some = {name: value for name, value in record.values if name in (self.keyed.columns or (name,))}
+            self.rows[record.key] = replace(row, record=record, values={**row.values, **some})
+
+    def _delete(self, record: Record, row: Row | None) -> None:
+        if self.keyed.soft_delete:
+            self.rows[record.key] = Row(record, row.values if row else {}, gone=True)
+            return
+        self.deleted[record.key] = record
+        if row is not None:
+            del self.rows[record.key]
+            if self.keyed.history:
+                self._close(record, row)
+
+    def _close(self, record: Record, row: Row) -> None:
+        self.ended[record.key] = self._since(record, row)
+        self.past.append((record.key, replace(row, until=self.ended[record.key])))
+
+    def _since(self, record: Record, row: Row | None) -> datetime:
+        return max(record.time, row.since if row else self.ended.get(record.key, BEGIN))
+
+    def _shown(self, key: tuple[Any, ...], row: Row) -> dict[str, Any]:
+        found = {**dict(zip(self.keyed.keys, key, strict=True)), **row.values}
+        found |= {"_offset": row.record.offset, "_partition": row.record.partition, "_topic": "events"}
+        if self.keyed.newest:
+            found["_newest_1"] = row.record.newest
+        if self.keyed.soft_delete:
+            found[self.keyed.soft_delete] = row.gone
+        if self.keyed.history:
+            found |= {"valid_from": row.since, "valid_to": row.until, "is_current": row.until is None}
+        return found
