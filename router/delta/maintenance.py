@@ -1,0 +1,114 @@
+"""Keep a table in shape: few large files, a short way into its log, nothing left behind that nobody needs."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from deltalake.exceptions import CommitFailedError, DeltaError
+
+from router.delta.state import DELETIONS
+from router.delta.upsert import refused
+from router.errors import TableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deltalake import DeltaTable
+
+    from router.delta.lake import Lake
+
+SAFE = timedelta(days=7)
+"""Younger files may be needed: by readers of older versions, by a batch that was cut off or is landing now."""
+TRIES = 5
+WAIT_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Care:
+    """Say what a table is to be like: files of about `file_bytes`, sorted by `zorder`; what no version refers to is
+    deleted after `retention`."""
+
+    file_bytes: int = 128 << 20
+    zorder: tuple[str, ...] = ()
+    retention: timedelta = SAFE
+
+    @property
+    def hours(self) -> int:
+        """Return the retention in hours, rounded up."""
+        return -int(-self.retention.total_seconds() // 3600)
+
+
+@dataclass(frozen=True)
+class Maintained:
+    """Be what was done to a table, or would be: files that became `into` others, and what was deleted."""
+
+    table: str
+    files: int
+    into: int
+    deleted: int
+    freed: int
+    by_spark: str = ""
+
+
+def maintain(lake: Lake, table: str, care: Care, *, dry: bool = False) -> Maintained:
+    """Compact, index and clean one table; `dry` only says what would be done. Another writer is waited for.
+
+    What Delta on Spark alone may write is left to it: `by_spark` then says why. Raises TableError.
+    """
+    handle = lake.open(table)
+    if handle is None:
+        raise TableError(table, "there is no such table")
+    if features := refused(handle):
+        return Maintained(table, 0, 0, 0, 0, by_spark=", ".join(sorted(features)))
+    try:
+        files, into = small(handle, care) if dry else _compacted(handle, care)
+        old = handle.vacuum(care.hours, dry_run=True, enforce_retention_duration=False, full=True)
+        freed = size_of(lake, table, old)
+        if not dry:
+            handle.vacuum(care.hours, dry_run=False, enforce_retention_duration=False, full=True)
+            handle.create_checkpoint()
+            handle.cleanup_metadata()
+            if not table.endswith(DELETIONS) and lake.open(f"{table}.{DELETIONS}"):
+                maintain(lake, f"{table}.{DELETIONS}", replace(care, zorder=()))
+    except (DeltaError, OSError) as error:
+        raise TableError(table, f"it could not be maintained: {error}") from error
+    return Maintained(table, files, into, len(old), freed)
+
+
+def small(handle: DeltaTable, care: Care) -> tuple[int, int]:
+    """Return how many files are worth joining, and into about how many."""
+    actions: Any = pa.table(handle.get_add_actions())
+    few = [size for size in actions.column("size_bytes").to_pylist() if size < care.file_bytes]
+    into = -(-sum(few) // care.file_bytes)
+    return (len(few), into) if len(few) > into else (0, 0)
+
+
+def _compacted(handle: DeltaTable, care: Care) -> tuple[int, int]:
+    if care.zorder:
+        found = _tried(handle, lambda: handle.optimize.z_order(care.zorder, target_size=care.file_bytes))
+    else:
+        found = _tried(handle, lambda: handle.optimize.compact(target_size=care.file_bytes))
+    return int(found["numFilesRemoved"]), int(found["numFilesAdded"])
+
+
+def _tried(handle: DeltaTable, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the outcome of work that begins anew when another writer was faster."""
+    for attempt in range(TRIES - 1):
+        try:
+            return work()
+        except CommitFailedError:
+            time.sleep(random.uniform(0, WAIT_SECONDS * 2**attempt))
+            handle.update_incremental()
+    return work()
+
+
+def size_of(lake: Lake, table: str, files: list[str]) -> int:
+    """Return the bytes of files in a table's folder."""
+    folder = table.replace(".", "/")
+    found = lake.files.get_file_info([f"{folder}/{file}" for file in files])
+    return sum(info.size or 0 for info in found)
