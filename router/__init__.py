@@ -14,6 +14,7 @@ from router.errors import (
     TableError,
 )
 from router.hookspecs import hookimpl
+from router.keyed import Keyed, MergingSink
 from router.parts import (
     RAW_SCHEMA,
     ArrowDecoder,
@@ -27,6 +28,7 @@ from router.parts import (
     Sink,
     TableSink,
 )
+from router.reader import read
 
 __all__ = [
     "RAW_SCHEMA",
@@ -41,7 +43,9 @@ __all__ = [
     "Encoded",
     "Encoder",
     "Encoding",
+    "Keyed",
     "Memory",
+    "MergingSink",
     "Opening",
     "Outcome",
     "Part",
@@ -56,6 +60,7 @@ __all__ = [
     "TableError",
     "TableSink",
     "hookimpl",
+    "read",
     "row",
     "tried",
 ]

@@ -28,6 +28,7 @@ from router import hookspecs
 from router.applying import ApplyingSink
 from router.encoding import Encoder
 from router.errors import PluginError
+from router.keyed import MergingSink
 from router.parts import BatchReport, Decoder, Part, Rule, Sink, TableSink
 from router.resolve import Entries, Entry, options_of, resolve, suggestion
 
@@ -203,8 +204,8 @@ def _fault(kind: str, name: object, part: object) -> str:
 
 
 def _class_fault(part: type[Part]) -> str:
-    if issubclass(part, Sink) and not issubclass(part, (TableSink, ApplyingSink)):
-        return f"whose class {part.__name__} must derive from TableSink or ApplyingSink"
+    if issubclass(part, Sink) and not issubclass(part, (TableSink, MergingSink, ApplyingSink)):
+        return f"whose class {part.__name__} must derive from TableSink, MergingSink or ApplyingSink"
     if "kind" in vars(part):
         return f"whose class {part.__name__} sets `kind`, which belongs to the router"
     if part.main_option is not None and part.main_option not in options_of(part):

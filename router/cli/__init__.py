@@ -19,6 +19,7 @@ COMMANDS = {
     "approve": ("router.cli.approve:approve", "Let tables gain the columns that rows wait for."),
     "check": ("router.cli.check:check", "Find every mistake in a configuration."),
     "ledger": ("router.cli.ledger:ledger", "Print the last batches and their balance."),
+    "maintain": ("router.cli.maintain:maintain", "Compact and clean tables."),
     "plugins": ("router.cli.plugins:plugins", "List decoders, rules, sinks and encoders, or show the page of one."),
     "run": ("router.cli.run:run", "Run a configuration."),
     "schema": ("router.cli.schema:schema", "Print the configuration's JSON Schema, for editors."),

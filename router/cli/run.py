@@ -37,6 +37,7 @@ from contextlib import contextmanager
     default=None,
     help="Start although lake and checkpoint do not belong together; the refusal says which one fits.",
 )
+@click.option("--debug", is_flag=True, help="Write to LAKE_debug, with a checkpoint of its own; apply no sink.")
 @click.option("--json-logs", is_flag=True, help="Log one JSON object per line.")
 @plugin_option
 def run(
@@ -48,6 +49,7 @@ def run(
     master: str | None,
     refresh_schema: bool,
     accept: str | None,
+    debug: bool,
     json_logs: bool,
     plugin_files: tuple[Path, ...],
 ) -> None:
@@ -60,6 +62,7 @@ def run(
     loaded = load(file, registry)
     overrides: dict[str, Any] = {"engine": engine} if engine else {}
     loaded = loaded.changed(**overrides)
+    loaded = loaded.debugged() if debug else loaded
     stream, session = import_module("router.engine.stream"), import_module("router.engine.session")
     watching = import_module("router.cli.watching")
     stop = threading.Event()

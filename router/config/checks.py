@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from router.config.models import Config, Source
 from router.config.tree import Items, Keys, Node, Scalar, plain_data
+from router.keyed import MergingSink
 from router.parts import Sink, TableSink
 from router.resolve import suggestion
 
@@ -175,7 +176,7 @@ def _fixed_table(node: Node, registry: Registry) -> str:
     except ValidationError:  # reported already
         return ""
     try:
-        table = part.table() if isinstance(part, TableSink) else ""
+        table = part.table() if isinstance(part, (TableSink, MergingSink)) else ""
     except Exception:  # a Column cannot be made without a Spark session; `check --plan` makes it
         return ""
     return table if isinstance(table, str) else ""

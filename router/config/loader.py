@@ -47,6 +47,10 @@ class Loaded:
         """Return a problem at a place of the file, for checks that come later: `("routes", 0, "match")`."""
         return self.document.problem(loc, what, hint)
 
+    def debugged(self) -> Loaded:
+        """Return this with a lake and a checkpoint of its own, unless the file says so already."""
+        return self if self.config.debug else replace(self, config=self.config.debugged())
+
     def changed(self, **fields: object) -> Loaded:
         """Return this with other fields of the configuration, valid ones, as options of a command line give them."""
         return replace(self, config=self.config.model_copy(update=fields))
@@ -66,7 +70,7 @@ def load(path: Path, registry: Registry, *, environ: Mapping[str, str] = os.envi
         problems = [*problems, *unset, *found]
     if problems or written is None or config is None:
         raise ConfigError(in_order(_inside(problem, widths) for problem in problems))
-    return Loaded(config, path, _fingerprint(written), document)
+    return Loaded(config.debugged() if config.debug else config, path, _fingerprint(written), document)
 
 
 def _read(path: Path) -> str:

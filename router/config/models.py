@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, StringConstraints, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from router.config.intervals import interval, moment
 from router.parts import Decoder, Rule, Sink
@@ -22,6 +31,12 @@ def _interval(text: str) -> str:
 def _moment(text: str) -> str:
     moment(text)
     return text
+
+
+def _debug(place: str) -> str:
+    """Return the place beside another one; within it where it is a whole bucket."""
+    place = place.rstrip("/")
+    return f"{place}/_debug" if place.rpartition("://")[1] and place.count("/") == 2 else f"{place}_debug"
 
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
@@ -121,6 +136,32 @@ class Landing(Model):
     )
 
 
+class Maintenance(Model):
+    """Keep tables in shape between batches, one at a time: whichever of `every` and `commits` comes first."""
+
+    tables: str = Field(
+        description="a table, or a pattern of tables: silver.*", pattern=r"^[a-z0-9_*?]+\.[a-z0-9_*?]+$"
+    )
+    every: Interval = Field(default="1 h", description="time after which a table that was written is maintained")
+    commits: int = Field(default=100, ge=1, description="batches into a table after which it is maintained")
+    budget: Interval = Field(default="10 s", description="after this time no other table is begun between two batches")
+    file_bytes: int = Field(default=128 << 20, ge=1 << 10, description="smaller files are joined")
+    zorder: tuple[str, ...] = Field(
+        default=(), description="columns that all rows of a table are sorted by, every time"
+    )
+    retention: Interval = Field(default="168 h", description="files that nothing refers to are deleted after this time")
+    unsafe: bool = Field(default=False, description="let `retention` be less than 168 h")
+
+    @model_validator(mode="after")
+    def _safe(self) -> Maintenance:
+        if not self.unsafe and interval(self.retention) < interval("168 h"):
+            raise ValueError(
+                f"retention {self.retention} is less than 168 h: readers of older versions and batches that were cut "
+                "off may need the files; write `unsafe: true`, too, if none can"
+            )
+        return self
+
+
 class Config(Model):
     """Be one router: a source, a decoder, routes and where everything goes."""
 
@@ -138,6 +179,15 @@ class Config(Model):
     engine: Literal["arrow", "spark"] = "arrow"
     trigger: Trigger = Trigger(continuous=True)
     landing: Landing = Landing()
+    register_tables: bool = Field(
+        default=False, alias="register", description="make tables known to Spark's catalog as layer.table"
+    )
+    maintenance: tuple[Maintenance, ...] = Field(
+        default=(), description="how tables are kept in shape; the first that names a table counts"
+    )
+    debug: bool = Field(
+        default=False, description="write to LAKE_debug with a checkpoint of its own; no sink is applied: see its lane"
+    )
     spark: dict[str, str] = Field(default_factory=dict, description="Spark settings of the session")
 
     @field_validator("decode", mode="before")
@@ -145,6 +195,11 @@ class Config(Model):
     def _both(cls, value: object) -> object:
         """Take `{value: ..., key: ...}` for the options of the decoder `keyed`."""
         return {"keyed": value} if isinstance(value, Mapping) and set(value) == {"value", "key"} else value
+
+    def debugged(self) -> Config:
+        """Return this with a lake and a checkpoint of its own."""
+        checkpoint = _debug(self.checkpoint) if self.checkpoint else None
+        return self.model_copy(update={"lake": _debug(self.lake), "checkpoint": checkpoint, "debug": True})
 
     def checkpoint_path(self) -> str:
         """Return where Spark's checkpoint and the router's manifests are kept."""

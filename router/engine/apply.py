@@ -67,3 +67,13 @@ class Applier:
         finally:
             letters.unpersist()
         return count
+
+
+class LaneOnly(Applier):
+    """Leave the rows in their lane: a test and a debugging run send nothing anywhere."""
+
+    def apply(
+        self, sink: ApplyingSink, target: Target, work: TableCommit, events: DataFrame, batch: Batch
+    ) -> tuple[int, int]:
+        """Count all rows as applied."""
+        return work.rows, 0

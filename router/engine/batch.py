@@ -11,30 +11,33 @@ from router.applying import ApplyingSink, Batch
 from router.delta.commit import done
 from router.delta.handles import Handles
 from router.engine import ledger
-from router.engine.apply import Applier
+from router.engine.apply import Applier, LaneOnly
 from router.engine.arrow import ArrowEngine
-from router.engine.balance import KEYED, Partition, imbalances, keyed, partitions, total
+from router.engine.balance import Partition, imbalances, keyed, partitions
+from router.engine.caretaker import Caretaker
+from router.engine.catalog import Catalog
 from router.engine.fit import Fitter
 from router.engine.layout import Layout, Ruling, Target
 from router.engine.manifest import Manifest, Shelf, written
+from router.engine.merger import Lane, Merger
 from router.engine.plan import Plan, Planner
 from router.engine.release import Release
+from router.engine.report import report
 from router.engine.route import sink_names
 from router.engine.spark import SparkEngine
 from router.engine.steps import Steps, Watch
 from router.engine.waiting import approvals
 from router.errors import BatchError
-from router.parts import BatchReport
+from router.keyed import MergingSink
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
     from router.config.models import Config
     from router.delta.commit import LandedFile
     from router.delta.lake import Lake
+    from router.parts import BatchReport
 
 log = logging.getLogger("router")
 RULINGS = 5
@@ -63,7 +66,12 @@ class Batches:
         self.planner = Planner(self.config, self.config.decode)
         self.handles = Handles(self.lake)
         self.fitter = Fitter(self.lake, self.handles, self.query)
-        self.applier = Applier(self.lake, self.shelf, self.config.dead_letters)
+        applier = LaneOnly if self.config.debug else Applier
+        self.applier = applier(self.lake, self.shelf, self.config.dead_letters)
+        options = self.config.landing, self.config.dead_letters, self.config.engine
+        self.merger = Merger(self.query, self.lake, self.spark, self.shelf, *options)
+        self.catalog = Catalog(self.spark, self.lake)
+        self.caretaker = Caretaker(self.lake, lambda: self.spark, self.config.maintenance)
         self.engines: dict[str, ArrowEngine | SparkEngine] = {
             "arrow": ArrowEngine(self.spark, self.lake, self.config.landing, self.query),
             "spark": SparkEngine(self.spark, self.lake, self.query),
@@ -95,11 +103,16 @@ class Batches:
             self.engine.commit(planned, manifest, handles, self._notes(manifest), tell)
             self.fitter.committed(work.table for work in commits)
         with steps.step("apply"):
+            self.merger.tables.clear()
             applied = self._apply(planned, manifest, replay=replay)
+            tables = {work.table for work in commits} | self.merger.tables
+        if self.config.register_tables:
+            self.catalog.register(tables)
         with steps.step("ledger"):
             name, counted = self.config.name, manifest.partitions
             found = ledger.rows(name, self.run, steps.batch, manifest.targets, counted, applied)
             ledger.append(self.lake, self.handles, self.config.ledger, f"{self.query}/ledger", steps.batch, found)
+        self.caretaker.after_batch({*tables, self.config.ledger})
         if any(target.waits for target in planned.layout.targets) and approvals(self.shelf.place):
             with steps.step("release"):
                 self.release.after_batch()
@@ -136,7 +149,7 @@ class Batches:
             self._stop_on(planned.layout, counted, files, batch)
             with steps.step("fit"):
                 waiting = keyed(counted, "waiting")
-                fit = self.fitter.fit(planned.layout, files, self.ruling, batch, waiting)
+                fit = self.fitter.fit(planned.layout, files, self.ruling, batch, waiting, _named(counts))
             if fit.refused:
                 self.engine.discard(files)
                 raise BatchError(self.config.name, batch, f"{'; '.join(fit.refused)}; nothing was committed")
@@ -212,18 +225,24 @@ class Batches:
             if target := lanes.get(work.target):
                 done = self.shelf.applied(work.version).get(target.key)
                 batch = Batch(self.config.name, work.version, target.route, target.sink, replay)
-                applied[target.key] = done or self.applier.apply(
-                    self._sink(target), target, work, self.engine.events(planned, manifest, target, work), batch
-                )
+                events = self.engine.events(planned, manifest, target, work)
+                sink = self._sink(target)
+                if done:
+                    applied[target.key] = done
+                elif isinstance(sink, MergingSink):
+                    lane = Lane(target, work, events, manifest.partitions, self._notes(manifest))
+                    applied[target.key] = self.merger.merge(sink, lane)
+                else:
+                    applied[target.key] = self.applier.apply(sink, target, work, events, batch)
             elif work.target in manifest.targets and work.table.startswith("lanes."):
                 where = f"its {work.rows} events stay in {work.table}"
                 log.warning("%s, batch %d: no sink %s any more; %s", self.config.name, work.version, work.target, where)
         return applied
 
-    def _sink(self, target: Target) -> ApplyingSink:
+    def _sink(self, target: Target) -> ApplyingSink | MergingSink:
         route = next(route for route in self.config.routes if route.name == target.route)
         sink = dict(zip(sink_names(route.sinks), route.sinks, strict=True))[target.sink]
-        assert isinstance(sink, ApplyingSink)
+        assert isinstance(sink, (ApplyingSink, MergingSink))
         return sink
 
     def _notes(self, manifest: Manifest) -> dict[str, str]:
@@ -235,6 +254,15 @@ class Batches:
             "router.configuration": manifest.config,
             "router.offsets": str(spans),
         }
+
+
+def _named(counts: list[dict[str, Any]]) -> dict[str, set[str]]:
+    """Return the tables that the rows of each lane are for."""
+    found: dict[str, set[str]] = {}
+    for count in counts:
+        for key, tables in count.get("named", {}).items():
+            found.setdefault(key, set()).update(tables)
+    return found
 
 
 def _some(names: frozenset[str]) -> str:
@@ -253,39 +281,3 @@ def _changes(before: Ruling, after: Ruling, places: set[str]) -> bool:
         if before.frozen.get(place, {}) != after.frozen.get(place, {}):
             return True
     return before.allowed != after.allowed
-
-
-def report(
-    query: str, layout: Layout, manifest: Manifest, steps: Steps, applied: Mapping[str, tuple[int, int]]
-) -> BatchReport:
-    """Return the report of a finished batch; `applied` is what sinks did with their lanes."""
-    counted, commits = manifest.partitions, manifest.commits
-    by = {kind: keyed(counted, kind) for kind in KEYED}
-    keys = {t.key: (t.key, t.waits.key) if t.waits else (t.key,) for t in layout.targets}
-    routes = {
-        route.name: {
-            "matched": by["matched"][route.name],
-            "landed": sum(by["landed"][target.key] for target in route.targets),
-            "refused": by["refused"][route.name] + sum(by["turned"][k] for t in route.targets for k in keys[t.key]),
-            "dropped": by["dropped"][route.name],
-            "frozen": sum(by["frozen"][target.key] for target in route.targets),
-            "waiting": sum(by["landed"][key] for target in route.targets for key in keys[target.key][1:]),
-            **{f"warned {name}": by["warned"][f"{route.name}/{name}"] for name in route.warned},
-        }
-        for route in layout.routes
-    }
-    read, failed = total(counted, "read"), total(counted, "failed")
-    refused = sum(dead for _, dead in applied.values())
-    return BatchReport(
-        query=query,
-        batch=manifest.batch,
-        read=read,
-        decoded=read - failed - total(counted, "bare"),
-        failed=failed,
-        unmatched=total(counted, "unmatched"),
-        dead_letters=sum(work.rows for work in commits if work.target == "/dead_letters") + refused,
-        tables=len({work.table for work in commits}),
-        files=sum(len(work.files) for work in commits),
-        seconds={name: round(seconds, 4) for name, seconds in steps.seconds.items()},
-        routes=routes,
-    )

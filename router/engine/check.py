@@ -16,6 +16,7 @@ from router.engine.opening import opened
 from router.engine.plan import plan, stages
 from router.engine.session import build_session
 from router.errors import ConfigError, RouterError
+from router.keyed import MergingSink
 from router.parts import RAW_SCHEMA, Preparation, TableSink
 
 if TYPE_CHECKING:
@@ -63,9 +64,20 @@ def _expressions(config: Config) -> list[tuple[tuple[str | int, ...], Callable[[
         for k, check in enumerate(route.expect):
             found.append(((*at, "expect", k, "sql"), lambda sql=check.sql: F.expr(sql).cast("boolean")))  # type: ignore[misc]
         for k, sink in enumerate(route.sinks):
-            if isinstance(sink, TableSink) and not isinstance(sink.table(), str):
+            if isinstance(sink, (TableSink, MergingSink)) and not isinstance(sink.table(), str):
                 found.append(((*at, "sinks", k), lambda sink=sink: sink.table().cast("string")))  # type: ignore[misc]
+            if isinstance(sink, MergingSink):
+                found += [((*at, "sinks", k), partial(_deletes, sink)), ((*at, "sinks", k), partial(_newest, sink))]
     return found
+
+
+def _deletes(sink: MergingSink) -> Column:
+    deletes = sink.deletes()
+    return F.lit(False) if deletes is None else deletes.cast("boolean")
+
+
+def _newest(sink: MergingSink) -> Column:
+    return F.struct(F.lit(0), *sink.newest())
 
 
 def _fault(frame: DataFrame, make: Callable[[], Column]) -> str | None:

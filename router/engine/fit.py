@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 V = TypeVar("V")
+Named = dict[str, set[str]]
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,18 @@ class Fitter:
     known: dict[str, set[str]] = field(default_factory=dict)
 
     def fit(
-        self, layout: Layout, files: Iterable[LandedFile], ruling: Ruling, batch: int, waiting: Iterable[str] = ()
+        self,
+        layout: Layout,
+        files: Iterable[LandedFile],
+        ruling: Ruling,
+        batch: int,
+        waiting: Iterable[str] = (),
+        named: Named | None = None,
     ) -> Fit:
         """Return the commits for landed files, and the ruling that the tables ask for.
 
-        `waiting` are the places for which rows wait: they may have no file, and the table may have grown.
+        `waiting` are the places for which rows wait: they may have no file, and the table may have grown. `named` has
+        the tables that the rows of a lane are for, by target.
         """
         by_table = _grouped(files, waiting)
         handles = self.handles.open(by_table)
@@ -87,7 +95,7 @@ class Fitter:
                 come = _written(come, difference)
                 commits.append(self._commit(table, target, tuple(landed), come, difference, batch))
                 have = pa.unify_schemas([have, come], promote_options="permissive") if have is not None else come
-        allowed = self._allowed(layout, by_table)
+        allowed = self._allowed(layout, {table: set(targets) for table, targets in by_table.items()}, named or {})
         found = Ruling(_filled(casts), _filled(conflicts), {**ruling.allowed, **allowed}, _filled(frozen))
         return Fit(tuple(commits), handles, found, tuple(refused))
 
@@ -112,19 +120,23 @@ class Fitter:
             widened=to_delta(pa.schema(list(found.widened))) if found.widened else None,
         )
 
-    def _allowed(self, layout: Layout, by_table: dict[str, dict[str, list[LandedFile]]]) -> dict[str, frozenset[str]]:
+    def _allowed(self, layout: Layout, by_table: dict[str, set[str]], lanes: Named) -> dict[str, frozenset[str]]:
         """Return the allowed names of the targets that named more tables than they may have."""
         found = {}
         fixed = {target.table for target in layout.targets} | {layout.bronze, layout.dead_letters}
         for target in layout.targets:
-            named = {table for table, targets in by_table.items() if target.key in targets}
-            if target.table is not None or not named:
+            named = lanes.get(target.key, set())
+            if target.table is None:
+                named = {table for table, targets in by_table.items() if target.key in targets}
+            if not named:
                 continue
             existing = set().union(*(self._tables(layer) for layer in {name.split(".")[0] for name in named})) - fixed
             new = sorted(named - existing)
             if len(existing) + len(new) > target.at_most:
                 room = max(0, target.at_most - len(existing))
                 found[target.key] = frozenset(existing | set(new[:room]))
+            if target.names_in_lane:
+                self.committed(found.get(target.key, named) & named)  # the merge makes them
         return found
 
     def _tables(self, layer: str) -> set[str]:

@@ -17,7 +17,9 @@ from pyspark.sql import functions as F
 
 from router.delta.naming import folded, refused
 from router.engine.expressions import Node, Untranslatable, evaluate, translate
-from router.engine.layout import DEAD_SCHEMA, RAW_COLUMNS, Layout, RouteLabels
+from router.engine.layout import COORDINATES, DEAD_SCHEMA, RAW_COLUMNS, Layout, RouteLabels, Target
+from router.engine.tombstones import taken
+from router.keyed import MergingSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -41,6 +43,16 @@ class FusedRoute:
     checks: tuple[tuple[str, str, Node], ...]
     columns: tuple[Node, ...] | None
     names: dict[str, Node]
+    extras: dict[str, Extra]
+
+
+@dataclass(frozen=True)
+class Extra:
+    """Be the expressions of what the lane of a merging sink has besides. `table` is None where rows name theirs."""
+
+    table: str | None
+    deletes: Node
+    newest: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
@@ -70,8 +82,13 @@ def _route(frame: DataFrame, draft: Draft, labels: RouteLabels) -> FusedRoute:
     route, named = draft.route, draft.named()
     whole = draft.rows == "event"
     columns = [] if whole else draft.columns(frame)
+    if taken(route):
+        raise Untranslatable(f"route {route.name}: tombstones are for Spark to read")
+    merging = [sink for sink in route.sinks if isinstance(sink, MergingSink)]
+    deletes = [F.lit(False) if (found := sink.deletes()) is None else found for sink in merging]
     asked = [route.match.matches(), *(F.expr(check.sql) for check in route.expect), *columns]
     asked += [name.cast("string") for name in named.values()]
+    asked += [*deletes, *(column for sink in merging for column in sink.newest())]
     try:
         rule, *nodes = translate(frame, asked)
     except Untranslatable as what:
@@ -79,13 +96,26 @@ def _route(frame: DataFrame, draft: Draft, labels: RouteLabels) -> FusedRoute:
     except AnalysisException:
         raise Untranslatable(f"route {route.name}: it uses a column that only Spark's way adds") from None
     checks, nodes = nodes[: len(route.expect)], nodes[len(route.expect) :]
+    chosen, nodes = nodes[: len(columns)], nodes[len(columns) :]
+    given, nodes = nodes[: len(named)], nodes[len(named) :]
     return FusedRoute(
         labels,
         rule,
         tuple((check.name, check.otherwise, node) for check, node in zip(route.expect, checks, strict=True)),
-        None if whole else tuple(nodes[: len(columns)]),
-        {labels.targets[j].goes: node for j, node in zip(named, nodes[len(columns) :], strict=True)},
+        None if whole else tuple(chosen),
+        {labels.targets[j].goes: node for j, node in zip(named, given, strict=True)},
+        _extras(labels, merging, nodes),
     )
+
+
+def _extras(labels: RouteLabels, sinks: list[MergingSink], nodes: list[Node]) -> dict[str, Extra]:
+    """Return what the lanes have besides: `nodes` are the deletions of all sinks, then what each orders by."""
+    found, newest = {}, iter(nodes[len(sinks) :])
+    targets = [target for target in labels.targets if target.extra]
+    for target, sink, deletes in zip(targets, sinks, nodes, strict=False):
+        table = None if target.misnamed else str(sink.table())
+        found[str(target.extra)] = Extra(table, deletes, tuple(next(newest) for _ in sink.newest()))
+    return found
 
 
 def labelled(records: pa.RecordBatch, fused: Fused) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
@@ -156,6 +186,8 @@ class _Labels:
             columns[target.goes] = lands
             if named := route.names.get(target.goes):
                 self._name(labels.name, target.sink, named, (target.goes, target.misnamed), lands)
+            if target.extra:
+                self._extra(target, route.extras[target.extra], lands)
 
     def _project(self, labels: RouteLabels, nodes: tuple[Node, ...]) -> None:
         target = labels.targets[0]
@@ -163,6 +195,16 @@ class _Labels:
         values = [evaluate(node, self.columns, self.rows) for node in nodes]
         values = [v if v.type == f.type else v.cast(f.type) for v, f in zip(values, schema, strict=True)]
         self.columns[target.rows] = pa.StructArray.from_arrays(values, fields=[f.with_nullable(True) for f in schema])
+
+    def _extra(self, target: Target, extra: Extra, lands: Mask) -> None:
+        """Make the struct of what a lane has besides; where rows name their tables, the names are in `goes` so far."""
+        tables = pa.array([extra.table] * self.rows, pa.string()) if extra.table else self.columns[target.goes]
+        self.columns[target.goes] = pc.and_(lands, tables.is_valid())
+        kinds = list(target.schema)[len(COORDINATES) :][: 2 + len(extra.newest)]
+        newest = [evaluate(node, self.columns, self.rows) for node in extra.newest]
+        values = [tables, self._holds(lands, extra.deletes), *newest]
+        columns = [v if v.type == kind.type else v.cast(kind.type) for v, kind in zip(values, kinds, strict=True)]
+        self.columns[str(target.extra)] = pa.StructArray.from_arrays(columns, fields=kinds)
 
     def _name(self, route: str, sink: str, node: Node, columns: tuple[str, str | None], lands: Mask) -> None:
         """Apply the naming rule: once to every different name."""

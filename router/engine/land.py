@@ -240,9 +240,10 @@ class _Task:
     def _land(self, rows: Rows, target: Target, table: str, at: Numbers | None, whose: str = "") -> None:
         """Land rows in a table; `whose`: the table they wait for, in a lane of waiting rows."""
         allowed = self.job.ruling.allowed.get(target.key)
-        if allowed is not None and table not in allowed:
-            reason = f"table {table}: the sink may have {target.at_most} tables and has them"
-            self._refuse(rows, target, rows.where(at), "name", reason)
+        if target.names_in_lane:
+            at = self._named(rows, target, at)
+        elif allowed is not None and table not in allowed:
+            self._refuse(rows, target, rows.where(at), "name", target.beyond(table))
             return
         part = rows.struct(target.rows, at)
         for column, reason in self.job.ruling.conflicts.get(target.place(table), {}).items():
@@ -261,6 +262,19 @@ class _Task:
         kinds = {**{f.name: f.type for f in target.schema}, **frozen, **casts}
         schema = pa.schema([pa.field(f.name, kinds[f.name]) for f in target.schema if f.name in part.schema.names])
         self.writer.hold(target.key, table, _cast(part, schema), seen=target.seen)
+
+    def _named(self, rows: Rows, target: Target, at: Numbers | None) -> Numbers:
+        """Return the rows of a lane whose tables the sink may have; note the tables."""
+        allowed, index = self.job.ruling.allowed.get(target.key), rows.where(at)
+        tables = rows.struct(str(target.extra), at).column("_table")
+        if allowed is not None:
+            for table in set(pc.unique(tables).to_pylist()) - allowed:
+                beyond = pc.equal(tables, table).to_numpy(zero_copy_only=False)
+                self._refuse(rows, target, index[beyond], "name", target.beyond(table))
+            within = pc.is_in(tables, value_set=pa.array(sorted(allowed), pa.string()))
+            tables, index = tables.filter(within), index[within.to_numpy(zero_copy_only=False)]
+        rows.name(target.key, pc.unique(tables).to_pylist())
+        return index
 
     def _without(
         self, rows: Rows, target: Target, have: tuple[pa.RecordBatch, Numbers | None], column: str, reason: str

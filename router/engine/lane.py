@@ -21,8 +21,12 @@ def placed(
     """Return rows of a lane with the lane's columns before theirs; `told` has the values of those of waiting rows."""
     part, at = have
     names = target.schema.names[: len(target.schema) - rows.batch.schema.field(target.rows).type.num_fields]
+    own = rows.struct(target.extra, at) if target.extra else None
+    more = dict(zip(own.schema.names, own.columns, strict=True)) if own else {}
     columns = {
-        name: pa.repeat(pa.scalar(told[name], WAITING[name]), part.num_rows)
+        name: more[name]
+        if name in more
+        else pa.repeat(pa.scalar(told[name], WAITING[name]), part.num_rows)
         if name in WAITING
         else rows.batch.column(SOURCES[name]).take(pa.array(rows.where(at)))
         for name in names

@@ -52,8 +52,9 @@ class Target:
 
     `goes` is a boolean column when `table` is fixed, else a string column with the table's name (null: not there).
     `rows` is the struct column with the table's columns; `schema` its plain Arrow schema. `misnamed` is the boolean
-    column of rows whose name was refused. `blank`: zero and what is empty may stand for a value that is absent.
-    `waits` is the lane where rows wait that their table has no place for; its key is this one's, and `/waiting`.
+    column of rows whose name was refused. The lane of a merging sink has the columns of the struct `extra`, too.
+    `blank`: zero and what is empty may stand for a value that is absent. `waits` is the lane where rows
+    wait that their table has no place for; its key is this one's, and `/waiting`.
     """
 
     route: str
@@ -66,6 +67,7 @@ class Target:
     at_most: int = 1
     seen: bool = False
     lane: bool = False
+    extra: str | None = None
     evolution: Evolution = "evolve"
     blank: bool = False
     waits: Target | None = None
@@ -75,6 +77,20 @@ class Target:
     def key(self) -> str:
         """Return the part of transaction ids that names this target."""
         return f"{self.route}/{self.sink}{self.suffix}"
+
+    @property
+    def names_in_lane(self) -> bool:
+        """Say whether the rows of a lane are for tables that they name."""
+        return self.extra is not None and self.misnamed is not None
+
+    def beyond(self, table: str) -> str:
+        """Return why a row for a table is refused when there are as many as there may be."""
+        return f"table {table}: the sink may have {self.at_most} tables and has them"
+
+    def struct(self, column: str) -> str:
+        """Return the struct column of the labelled frame that has a column of the table."""
+        more = column in ("_table", "_deleted") or column.startswith("_newest_")  # no route of a merging sink has those
+        return self.extra if self.extra and more else self.rows
 
     def place(self, table: str) -> str:
         """Return the key under which a ruling speaks of this target's rows in a table."""
@@ -130,7 +146,7 @@ class Layout:
         for route in self.routes:
             names += [route.matched, route.refused, route.dropped, *route.warned.values(), *route.failing.values()]
             for target in route.targets:
-                names += [target.goes, target.rows, *([target.misnamed] if target.misnamed else [])]
+                names += [target.goes, target.rows, *filter(None, (target.misnamed, target.extra))]
         return list(dict.fromkeys(names))
 
 

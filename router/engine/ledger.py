@@ -41,6 +41,7 @@ SCHEMA = pa.schema(
         ("dropped", pa.int64()),
         ("applied", pa.int64()),
         ("dead", pa.int64()),
+        ("pending", pa.int64()),
         ("frozen", pa.int64()),
         ("waiting", pa.int64()),
         ("released", pa.int64()),
@@ -48,12 +49,13 @@ SCHEMA = pa.schema(
     ]
 )
 """Rows without a route count the source: read = decoded + failed + bare. Rows with a route and sink count what
-matched: matched = landed + refused + dropped + waiting; for an applying sink landed = applied + dead. `frozen` ones
-landed without what their table has no place for; `released` ones waited before, up to the batch of the row here.
+matched: matched = landed + refused + dropped + waiting; for a sink with a lane landed = applied + dead + pending.
+`pending` rows begin to wait for their table to be mended, less those that end it; `frozen` ones landed without what
+their table has no place for; `released` ones waited before, up to the batch of the row here.
 """
 
 
-SUMMED = ("matched", "landed", "refused", "dropped", "applied", "dead", "frozen", "waiting", "released")
+SUMMED = ("matched", "landed", "refused", "dropped", "applied", "dead", "pending", "frozen", "waiting", "released")
 
 
 def rows(
@@ -96,7 +98,8 @@ def rows(
         found.append({**base, **dict.fromkeys(("read", "decoded", "failed", "bare", "unmatched"), 0)})
     for key, (done, dead) in applied.items():
         route, sink = key.split("/", 1)
-        found.append({**base, "route": route, "sink": sink, "applied": done, "dead": dead})
+        pending = sum(part.landed.get(key, 0) for part in counted) - done - dead
+        found.append({**base, "route": route, "sink": sink, "applied": done, "dead": dead, "pending": pending})
     return found
 
 

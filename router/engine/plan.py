@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from router.engine import tombstones
 from router.engine.expressions import Untranslatable
 from router.engine.fuse import Fused, fused
 from router.engine.guard import any_of, holds
@@ -100,6 +101,20 @@ class Planner:
 
         return Plan(raw, label, made.layout, made.fused)
 
+    def _matched(self, frame: DataFrame) -> list[dict[str, Column]]:
+        """Return the levels that say what could be decoded, and which routes match."""
+        decoded = F.col("event").isNotNull()
+        found = {"_failed": F.col("_error").isNotNull(), "_bare": ~decoded & F.col("_error").isNull()}
+        matched = {draft.matched: draft.route.match.matches() for draft in self.drafts}
+        marks = tombstones.columns(self.config, frame)
+        if not marks:
+            return [found | {name: holds(decoded, rule) for name, rule in matched.items()}]
+        takers = [draft.matched for draft in self.drafts if tombstones.taken(draft.route)]
+        living = decoded & ~F.col(tombstones.TOMBSTONE)
+        level = {name: holds(decoded if name in takers else living, rule) for name, rule in matched.items()}
+        lost = ~any_of([F.col(name) for name in takers]) | ~F.col(tombstones.TOMBSTONE)
+        return [found | marks, level, {name: F.col(name) & lost for name in found}]
+
     def _fused(self, frame: DataFrame, layout: Layout) -> Fused | str:
         try:
             found: Fused | str = fused(self.config, self.decoder, self.drafts, layout, frame)
@@ -112,10 +127,8 @@ class Planner:
         return found
 
     def _make(self, frame: DataFrame) -> _Made:
-        decoded = F.col("event").isNotNull()
-        first = {"_failed": F.col("_error").isNotNull(), "_bare": ~decoded & F.col("_error").isNull()}
-        first |= {draft.matched: holds(decoded, draft.route.match.matches()) for draft in self.drafts}
-        levels = [first]
+        levels = self._matched(frame)
+        decoded = ~F.col("_failed") & ~F.col("_bare")
         for level in (Draft.checks, Draft.values, Draft.tables):
             found = {name: column for draft in self.drafts for name, column in level(draft, frame).items()}
             levels += [found] if found else []

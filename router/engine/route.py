@@ -10,25 +10,17 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    DateType,
-    MapType,
-    NumericType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
 from router.delta.naming import fold, refusal
 from router.delta.schema import plain_schema
+from router.engine.columns import kind_of, rows_schema
 from router.engine.guard import any_of, holds, tried
+from router.engine.keyed import check, extra
 from router.engine.layout import COORDINATES, VERSIONS, WAITING, RouteLabels, Target
+from router.engine.tombstones import TOMBSTONE, taken
 from router.errors import StartError
+from router.keyed import MergingSink
 from router.parts import TableSink
 
 if TYPE_CHECKING:
@@ -39,8 +31,6 @@ if TYPE_CHECKING:
 
 DEAD_TYPE = "array<struct<stage: string, reason: string, route: string, sink: string>>"
 EVERYTHING = ("event.*",)
-KEPT = (BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType)
-"""The types of single values that Delta keeps."""
 
 
 def letter(
@@ -78,9 +68,10 @@ class Draft:
         return {f"_e{self.index}_{k}": holds(given, F.expr(c.sql)) for k, c in enumerate(self.route.expect)}
 
     def violated(self, otherwise: str) -> dict[str, Column]:
-        """Return the condition of rows that violate each expectation of a kind."""
+        """Return the condition of rows that violate each expectation of a kind; a tombstone violates none."""
+        held = F.col(self.matched) & ~F.col(TOMBSTONE) if taken(self.route) else F.col(self.matched)
         return {
-            check.name: F.col(self.matched) & ~F.col(f"_e{self.index}_{k}")
+            check.name: held & ~F.col(f"_e{self.index}_{k}")
             for k, check in enumerate(self.route.expect)
             if check.otherwise == otherwise
         }
@@ -136,7 +127,7 @@ class Draft:
         """Return the table column of each sink that names its tables per row."""
         found = {}
         for j, sink in enumerate(self.route.sinks):
-            if isinstance(sink, TableSink) and not isinstance(named := sink.table(), str):
+            if isinstance(sink, (TableSink, MergingSink)) and not isinstance(named := sink.table(), str):
                 found[j] = named
         return found
 
@@ -150,9 +141,20 @@ class Draft:
         for j in range(len(self.route.sinks)):
             found[f"_t{i}_{j}"] = self.lands
         for j in self.named():
-            found[f"_t{i}_{j}"] = F.when(self.lands & self.usable(j), F.col(f"_u{i}_{j}"))
+            goes = self.lands & self.usable(j)
+            merges = isinstance(self.route.sinks[j], MergingSink)
+            found[f"_t{i}_{j}"] = goes if merges else F.when(goes, F.col(f"_u{i}_{j}"))
             found[f"_b{i}_{j}"] = self.lands & ~self.usable(j)
-        return found
+        return {**found, **self.extras()}
+
+    def extras(self) -> dict[str, Column]:
+        """Return the struct that the lane of each merging sink has besides."""
+        merging = {j: sink for j, sink in enumerate(self.route.sinks) if isinstance(sink, MergingSink)}
+        tables = {j: F.col(f"_u{self.index}_{j}") for j in self.named()}
+        return {
+            f"_x{self.index}_{j}": extra(sink, tables[j] if j in tables else F.lit(sink.table()), self.lands)
+            for j, sink in merging.items()
+        }
 
     def letters(self) -> Iterator[tuple[Column, Column]]:
         """Return the dead letters of this route."""
@@ -194,14 +196,17 @@ class Draft:
     def _waiting(self, frame: DataFrame, blank: Target, config: Config) -> Target:
         """Return the lane where rows wait for their table to be let grow. It has the columns that have a value."""
         taken = {name: old for name, old in VERSIONS.items() if old in frame.columns} | COORDINATES
-        columns = {**WAITING, **{new: _kind(frame, old) for new, old in taken.items()}}
+        columns = {**WAITING, **{new: kind_of(frame, old) for new, old in taken.items()}}
         lane = replace(blank, goes=f"_w{blank.goes}", seen=True, suffix="/waiting", evolution="evolve")
         return _lane(lane, config, columns)
 
     def _target(self, frame: DataFrame, j: int, blank: Target, config: Config) -> Target:
         sink = self.route.sinks[j]
         if not isinstance(sink, TableSink):
-            return _lane(blank, config, {new: _kind(frame, old) for new, old in COORDINATES.items()})
+            columns = {new: kind_of(frame, old) for new, old in COORDINATES.items()}
+            if isinstance(sink, MergingSink):
+                blank, columns = self._merging(frame, j, sink, blank), {**columns, **self._kept(frame, j, sink, blank)}
+            return _lane(blank, config, columns)
         named = sink.table()
         blank = replace(blank, seen=sink.columns == "seen", evolution=sink.evolution)
         blank = replace(blank, blank=config.decode.zero_is_absent)
@@ -209,7 +214,22 @@ class Draft:
             blank = replace(blank, waits=self._waiting(frame, blank, config))
         if isinstance(named, str):
             return replace(blank, table=named)
-        return replace(blank, misnamed=f"_b{self.index}_{j}", at_most=sink.at_most)
+        return replace(blank, misnamed=self._misnamed(j), at_most=sink.at_most)
+
+    def _merging(self, frame: DataFrame, j: int, sink: MergingSink, blank: Target) -> Target:
+        return replace(blank, extra=f"_x{self.index}_{j}", misnamed=self._misnamed(j), at_most=sink.at_most)
+
+    def _kept(self, frame: DataFrame, j: int, sink: MergingSink, blank: Target) -> dict[str, pa.DataType]:
+        """Return the columns that the lane of a merging sink has besides; refuse what could not be merged."""
+        more = frame.select(self.extras()[f"_x{self.index}_{j}"].alias("more")).schema["more"].dataType
+        rows = frame.schema[self.rows].dataType
+        assert isinstance(more, StructType)
+        assert isinstance(rows, StructType)
+        check(sink, f"route {blank.route}, sink {blank.sink}", rows, more)
+        return {f.name: to_arrow_type(f.dataType, timestamp_utc=True) for f in more}
+
+    def _misnamed(self, j: int) -> str | None:
+        return f"_b{self.index}_{j}" if j in self.named() else None
 
 
 def _lane(target: Target, config: Config, columns: dict[str, pa.DataType]) -> Target:
@@ -233,6 +253,11 @@ def _expand(frame: DataFrame, text: str) -> list[Column]:
     return [F.col("event").getField(name).alias(name) for name in event.fieldNames()]
 
 
+def lane_name(config: Config, route: str, sink: str) -> str:
+    """Return the table that events of an applying or merging sink land in."""
+    return f"lanes.{config.name}__{route}__{sink}"
+
+
 def sink_names(sinks: tuple[Sink, ...]) -> list[str]:
     """Return the name of each sink of a route: the part's name, numbered from the second of its kind on."""
     names: list[str] = []
@@ -240,42 +265,3 @@ def sink_names(sinks: tuple[Sink, ...]) -> list[str]:
         alike = sum(other.part_name == sink.part_name for other in sinks[: len(names)])
         names.append(f"{sink.part_name}_{alike + 1}" if alike else sink.part_name)
     return names
-
-
-def rows_schema(frame: DataFrame, rows: str) -> pa.Schema:
-    """Return the columns of a struct column as a plain Arrow schema; refuse names and types that Delta lacks."""
-    struct = frame.schema[rows].dataType
-    assert isinstance(struct, StructType)
-    _check(struct)
-    return plain_schema(pa.schema([pa.field(f.name, to_arrow_type(f.dataType, timestamp_utc=True)) for f in struct]))
-
-
-def _check(kind: DataType, column: str = "") -> None:
-    """Refuse what Delta cannot keep, at any depth."""
-    if isinstance(kind, StructType):
-        _check_names(kind)
-        for child in kind:
-            _check(child.dataType, f"{column}.{child.name}" if column else child.name)
-    elif isinstance(kind, ArrayType):
-        _check(kind.elementType, column)
-    elif isinstance(kind, MapType):
-        _check(kind.keyType, column)
-        _check(kind.valueType, column)
-    elif not isinstance(kind, KEPT):
-        raise StartError(
-            f"column {column}: a table cannot keep {kind.simpleString()}; cast it or leave it out in `select`"
-        )
-
-
-def _check_names(struct: StructType) -> None:
-    folded: dict[str, str] = {}
-    for name in struct.fieldNames():
-        if any(character in " ,;{}()\n\t=" for character in name) or not name:
-            raise StartError(f"column {name!r}: Delta refuses spaces and ,;{{}}()= in names; rename it in `select`")
-        if name.lower() in folded:
-            raise StartError(f"columns {folded[name.lower()]} and {name} differ by case only; rename one in `select`")
-        folded[name.lower()] = name
-
-
-def _kind(frame: DataFrame, column: str) -> pa.DataType:
-    return to_arrow_type(frame.schema[column].dataType, timestamp_utc=True)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from router.delta.lake import Lake
-from router.engine.apply import Applier
 from router.engine.batch import Batches
 from router.engine.layout import BRONZE_SCHEMA
 from router.engine.manifest import Shelf
 from router.engine.memory import Forgotten
+from router.engine.route import lane_of, sink_names
 from router.errors import RouterError, StartError
+from router.keyed import MergingSink
 from router.parts import Preparation
 
 if TYPE_CHECKING:
@@ -26,12 +27,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from router.applying import ApplyingSink, Batch
     from router.config.loader import Loaded
     from router.config.models import Config
     from router.config.route_tests import Case, Expected, Letter, Record, RouteTests
-    from router.delta.commit import TableCommit
-    from router.engine.layout import Target
     from router.parts import Decoder
 
 RUN = "test"
@@ -47,15 +45,6 @@ class Verdict:
     faults: tuple[str, ...]
 
 
-class _LaneOnly(Applier):
-    """Leave the rows in their lane: a test sends nothing anywhere."""
-
-    def apply(
-        self, sink: ApplyingSink, target: Target, work: TableCommit, events: DataFrame, batch: Batch
-    ) -> tuple[int, int]:
-        return work.rows, 0
-
-
 def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterator[Verdict]:
     """Run every case in a folder of its own and say how it went.
 
@@ -69,7 +58,7 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
     for case in tests.tests:
         with TemporaryDirectory() as place:
             here = {"lake": f"{place}/lake", "checkpoint": f"{place}/checkpoint", "storage_options": {}}
-            config = loaded.config.model_copy(update={"decode": prepared, **here})
+            config = loaded.config.model_copy(update={"decode": prepared, "debug": True, **here})
             try:
                 raw = _raw(case.records, prepared, folder)
                 faults = tuple(_faults(config, case, raw, spark))
@@ -91,13 +80,20 @@ class _UnwritableError(ValueError):
 def _faults(config: Config, case: Case, raw: pa.Table, spark: SparkSession) -> Iterator[str]:
     lake, checkpoint = Lake.at(config.lake), Lake.at(config.checkpoint_path())
     batches = Batches(config, RUN, RUN, spark, lake, Shelf.beside(checkpoint, RUN))
-    batches.applier = _LaneOnly(lake, batches.shelf, config.dead_letters)
     batches.process(spark.createDataFrame(raw), 0)
-    hidden = {config.bronze, config.dead_letters, config.ledger}
+    hidden = {config.bronze, config.dead_letters, config.ledger, *_merged_lanes(config)}
     found = {table for layer in lake.layers() for table in lake.tables(layer)}
     yield from _table_faults(lake, case.expect, found - hidden)
     letters = lake.open(config.dead_letters)
     yield from _letter_faults(case.expect.dead_letters, letters.to_pyarrow_table().to_pylist() if letters else [])
+
+
+def _merged_lanes(config: Config) -> Iterator[str]:
+    """Return the lanes whose rows are to be seen in the tables that they were merged into."""
+    for route in config.routes:
+        for sink, name in zip(route.sinks, sink_names(route.sinks), strict=True):
+            if isinstance(sink, MergingSink):
+                yield lane_of(config.name, route.name, name)
 
 
 def _raw(records: Sequence[Record], decoder: Decoder, folder: Path) -> pa.Table:

@@ -43,6 +43,7 @@ class Counts:
     frozen: dict[str, int] = field(default_factory=dict)
     waiting: dict[str, int] = field(default_factory=dict)
     wanted: list[str] = field(default_factory=list)
+    named: dict[str, list[str]] = field(default_factory=dict)
 
 
 class Rows:
@@ -87,6 +88,11 @@ class Rows:
         """Note what the decoder wants, with any of the source partitions: it is asked for once for all of them."""
         have = self.of[0].wanted
         have += [value for value in values[: WANTED - len(have)] if value not in have]
+
+    def name(self, key: str, tables: list[str]) -> None:
+        """Note the tables that rows of a lane are for, with any of the source partitions."""
+        have = self.of[0].named.setdefault(key, [])
+        have += [table for table in tables if table not in have]
 
     def raw(self, at: Any) -> pa.RecordBatch:
         """Return the records as received."""

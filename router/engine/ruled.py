@@ -71,8 +71,9 @@ def _ruled_out(target: Target, ruling: Ruling) -> Column | None:
     table, goes = _going(target)
     reasons = []
     if (allowed := ruling.allowed.get(target.key)) is not None:
-        text = F.concat(F.lit("cap:table "), table, F.lit(f": the sink may have {target.at_most} tables and has them"))
-        reasons.append(F.when(goes & ~table.isin(*allowed), text))
+        named = F.col(target.struct("_table")).getField("_table") if target.names_in_lane else table
+        text = F.concat(F.lit("cap:table "), named, F.lit(f": the sink may have {target.at_most} tables and has them"))
+        reasons.append(F.when(goes & ~named.isin(*allowed), text))
     for place, columns in ruling.conflicts.items():
         name = place.rsplit("/", 1)[1]
         if place != target.place(name):

@@ -160,7 +160,9 @@ def _columns(target: Target, work: TableCommit, query: str) -> list[Column]:
     told |= {new: F.col(old) for new, old in {**COORDINATES, **VERSIONS}.items()}
     found = []
     for column in to_arrow_schema(work.columns):
-        if target.lane and column.name in told:
+        if target.extra and target.struct(column.name) == target.extra:
+            found.append(F.col(target.extra).getField(column.name).alias(column.name))
+        elif target.lane and column.name in told:
             found.append(told[column.name].alias(column.name))
         else:
             kind = from_arrow_type(column.type, prefer_timestamp_ntz=True)
@@ -182,6 +184,9 @@ def _counted(frame: DataFrame, layout: Layout, ruling: Ruling) -> DataFrame:
     sums["letters"] = F.sum(F.when(F.col("_dead").isNull(), 0).otherwise(F.size("_dead")))
     for key, condition in _keyed(frame, layout, ruling):
         sums[key] = total(condition)
+    for target in (target for target in layout.targets if target.names_in_lane):
+        named = F.when(F.col(target.goes), F.col(target.struct("_table")).getField("_table"))
+        sums[f"named:{target.key}"] = F.collect_set(named)
     return frame.groupBy("topic", "partition").agg(*[column.alias(name) for name, column in sums.items()])
 
 
@@ -216,7 +221,7 @@ def _waiting(frame: DataFrame, target: Target, lane: Target, ruling: Ruling) -> 
 
 
 def _counts(row: dict[str, Any], layout: Layout) -> dict[str, Any]:
-    found: dict[str, Any] = {kind: {} for kind in KEYED}
+    found: dict[str, Any] = {kind: {} for kind in (*KEYED, "named")}
     for name, value in row.items():
         kind, _, key = name.partition(":")
         if not key:

@@ -12,8 +12,10 @@ from pathlib import Path
 from types import ModuleType
 
 import click
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
+from deltalake import DeltaTable, write_deltalake
 
 import router.cli
 import router.registry
@@ -63,6 +65,21 @@ def test_check_prints_one_problem_a_line(run):
     assert places == ["bad.yaml:1:1", "bad.yaml:2:1", "bad.yaml:7:23"]
     assert "routes.1.match.were: there is no rule `were`; did you mean `where`?" in result.stdout
     assert result.exit_code == 1
+
+
+def test_maintain_says_what_it_did(run, tmp_path):
+    for number in range(3):
+        write_deltalake(tmp_path / "lake/silver/a", pa.table({"k": [number]}), mode="append")
+
+    dry = run("maintain", "good.yaml", "--plugin", str(PARTS), "--dry-run")
+    found = run("maintain", "good.yaml", "--plugin", str(PARTS), "--tables", "silver.*")
+    nothing = run("maintain", "good.yaml", "--plugin", str(PARTS), "--tables", "gold.*")
+
+    assert [line.split()[:3] for line in (dry.output + found.output).splitlines() if "silver.a" in line] == [
+        ["silver.a", "3", "1"]
+    ] * 2
+    assert (dry.exit_code, found.exit_code, nothing.exit_code) == (0, 0, 1)
+    assert len(DeltaTable(tmp_path / "lake/silver/a").file_uris()) == 1
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,10 @@ ledger: ops.dead_letters
 
 
 def test_ten_mistakes_are_all_reported_exactly(faults):
-    known = "bronze, checkpoint, dead_letters, decode, engine, lake, landing, ledger, name, routes, source, spark"
-    known += ", storage_options, trigger, unmatched"
+    known = (
+        "bronze, checkpoint, dead_letters, debug, decode, engine, lake, landing, ledger, maintenance, name, register"
+    )
+    known += ", routes, source, spark, storage_options, trigger, unmatched"
     lake = "add `lake`: folder or URI; the table layer.table lives at lake/layer/table"
     name = "must be a name: lower-case letters, digits and _, at most 64, a letter first, not 'Games'"
     unset = "set it, or give a default: ${KAFKA:-...}"
@@ -72,6 +74,30 @@ def test_good_file_becomes_a_config(loaded, good):
     assert result.config.routes[0].match.sql == "event.amount > 9000"
     assert result.config.routes[0].sinks[0].table() == "silver.big"
     assert result.path == Path("games.yaml")
+
+
+def test_a_retention_that_is_too_short_has_to_be_said_twice(loaded, faults, good):
+    """Without it a slip of the pen deletes files that readers and batches need."""
+    short = "maintenance: [{tables: 'silver.*', retention: 1 h}]\n"
+
+    assert "unsafe: true" in faults(short + good)[0].what
+    assert loaded(short.replace("1 h", "1 h, unsafe: true") + good).config.maintenance[0].unsafe
+
+
+@pytest.mark.parametrize(
+    ("lake", "other"),
+    [
+        ("./lake", "./lake_debug"),
+        ("s3://bucket/lake/", "s3://bucket/lake_debug"),
+        ("s3://bucket", "s3://bucket/_debug"),
+    ],
+)
+def test_debugging_has_places_of_its_own(loaded, good, lake, other):
+    """Without it a try-out writes into the real tables, or takes batches from the real checkpoint."""
+    config = loaded(f"debug: true\ncheckpoint: /var/games\n{good.replace('./lake', lake)}").config
+
+    assert (config.lake, config.checkpoint_path()) == (other, "/var/games_debug")
+    assert loaded(good).debugged().config.checkpoint_path() == "./lake_debug/_router/games"
 
 
 def test_rules_nest(loaded, good):

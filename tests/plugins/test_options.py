@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from router_decoders import Json, router_decoders
 from router_encoders import router_encoders
 from router_rules import All, Field, Not, Schema, Sql, router_rules
-from router_sinks import Delta, Kafka, Tables, router_sinks
+from router_sinks import Delta, Kafka, Tables, Upsert, router_sinks
 from router_sinks.naming import Placeholder, parse
 
 if TYPE_CHECKING:
@@ -65,6 +65,21 @@ if TYPE_CHECKING:
         (Tables, {"table": "silver.{{event.game}}"}, "character 8 has no partner"),
         (Tables, {"table": "silver.{ }"}, "hold no field"),
         (Tables, {"table": "silver.{event.game}", "at_most": 0}, "greater than or equal to 1"),
+        (Upsert, {"table": "silver.p"}, "Field required"),
+        (Upsert, {"table": "silver.p", "keys": []}, "at least 1 item"),
+        (Upsert, {"table": "p", "keys": ["a"]}, "layer.table"),
+        (Upsert, {"table": "{event.game}", "keys": ["a"]}, "layer comes first"),
+        (Upsert, {"table": "silver.p", "keys": ["a"], "deletions_kept": "a week"}, "write a number and a unit"),
+        (Upsert, {"table": "silver.p", "keys": ["a"], "soft_delete": "is gone"}, "match pattern"),
+        (Upsert, {"table": "silver.p", "keys": ["a"], "history": "scd1"}, "scd2"),
+        (Upsert, {"table": "silver.p", "keys": ["a"], "history": "scd2", "soft_delete": "b"}, "exclude each other"),
+        (Upsert, {"table": "silver.p", "keys": ["a"], "history": "scd2", "columns": ["b"]}, "exclude each other"),
+        (
+            Upsert,
+            {"table": "silver.p", "keys": ["a"], "columns": ["b"], "when_matched": "ignore"},
+            "exclude each other",
+        ),
+        (Upsert, {"table": "silver.p", "keys": ["a"], "tombstones": True, "newest_by": "event.at"}, "ordered by"),
         (Kafka, {"topic": "a"}, "Field required"),
         (Kafka, {"servers": "b:1", "topic": "{event.game}"}, "begins with fixed text"),
         (Kafka, {"servers": "b:1", "topic": "a b"}, "not 'a b'"),
@@ -137,6 +152,22 @@ def test_tables_gain_columns_when_they_are_seen() -> None:
     assert Delta(table="silver.wins").columns == "all"
 
 
+def test_the_keys_of_an_upsert_are_columns_of_the_route() -> None:
+    """`event.gamer_id` is how people name the field; the table has the column gamer_id."""
+    keyed = Upsert(
+        table="silver.p", keys=["event.gamer_id", "game"], columns=["event.level"], deletions_kept="12 h"
+    ).keyed()
+
+    assert (keyed.keys, keyed.columns) == (("gamer_id", "game"), ("level",))
+    assert keyed.deletions_kept.total_seconds() == 12 * 3600
+
+
+@pytest.mark.parametrize("given", ["offset", ["offset"]], ids=str)
+def test_the_offset_is_kept_once(given: Any) -> None:
+    """Every table has the offset of its rows' records anyway."""
+    assert Upsert(table="silver.p", keys=["a"], newest_by=given).newest() == ()
+
+
 def test_a_fixed_table_is_known_without_spark() -> None:
     """The configuration is checked against the router's own tables before Spark starts."""
     assert Delta(table="silver.wins").table() == "silver.wins"
@@ -149,7 +180,7 @@ def test_every_part_is_offered_with_a_main_option_that_exists() -> None:
     decoders = {"auto", "avro", "json", "json_schema", "keyed", "none", "protobuf"}
     rules = {"all", "any", "field", "not", "schema", "sql"}
     encoders = {"to_avro", "to_json", "to_protobuf"}
-    assert set(parts) == decoders | rules | encoders | {"delta", "kafka", "tables"}
+    assert set(parts) == decoders | rules | encoders | {"delta", "kafka", "tables", "upsert"}
     for part in parts.values():
         names = {field.alias or name for name, field in part.model_fields.items()}
         assert part.main_option is None or part.main_option in names

@@ -109,7 +109,7 @@ HEAD = "from router import *\nfrom router import hookimpl\n"
         ),
         (
             HEAD + "class Own(Sink): pass\n@hookimpl\ndef router_sinks():\n    return {'own': Own}",
-            "whose class Own must derive from TableSink or ApplyingSink",
+            "whose class Own must derive from TableSink, MergingSink or ApplyingSink",
         ),
     ],
 )

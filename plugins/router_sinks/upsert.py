@@ -1,0 +1,140 @@
+"""Keep the latest state per key in Delta tables."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, field_validator, model_validator
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from router import Keyed, MergingSink
+from router_sinks.naming import Placeholder, check_name, check_template, parse
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+KEPT = re.compile(r"\s*([0-9]{1,6})\s*(min|h|d)\s*")
+UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
+OFFSET = "offset"
+
+
+class Upsert(MergingSink):
+    """Keep one row per key with its newest state, in one Delta table or in one per value.
+
+    `upsert: {table: silver.profiles, keys: [event.gamer_id]}` has the last profile of every gamer. Of the rows of a key
+    the one with the largest offset wins, or the largest of the fields of `newest_by`; of two that are equally new the
+    one with the larger partition, then offset. A row that comes late never overwrites a newer one, also not in a later
+    batch, and does not bring a deleted key back within `deletions_kept`. A table keeps where its rows' records were in
+    `_topic`, `_partition` and `_offset`, and what `newest_by` said in `_newest_1` onwards: leave these columns alone.
+
+    A row without a value in a key, and one that the table refuses, is a dead letter. A key's records belong into one
+    partition of one topic: offsets of different partitions say nothing about which record is newer.
+
+    Delivery: exactly once, for hundreds of tables at the price of about one job.
+    """
+
+    # `table` is the method that the engine calls, so the option of that name is an alias
+    template: str = Field(alias="table", description="silver.profiles, or with fields: silver.{event.game}_profiles")
+    keys: tuple[str, ...] = Field(min_length=1, description="columns of the route that tell rows apart: event.gamer_id")
+    newest_by: str | tuple[str, ...] = Field(
+        default=OFFSET, min_length=1, description="SQL over event and raw columns, the most important first: event.at"
+    )
+    when_matched: Literal["update", "ignore"] = Field(
+        default="update", description="`ignore` keeps the row that is there: the first of a key wins"
+    )
+    delete_when: str | None = Field(
+        default=None, min_length=1, description='SQL condition of rows that delete their key: "event.left"'
+    )
+    changes: tuple[str, ...] | None = Field(
+        default=None, alias="columns", min_length=1, description="the only columns that change in a row that is there"
+    )
+    soft_delete: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$",
+        description="a column that is true in deleted rows; they stay",
+    )
+    history: Literal["scd2"] | None = Field(
+        default=None, description="keep every state, from valid_from up to valid_to; is_current marks the last"
+    )
+    evolve: Literal["evolve", "freeze", "fail"] = Field(
+        default="evolve",
+        description="rows with other columns: they change the table, become dead letters, or stop the stream",
+    )
+    deletions_kept: str = Field(
+        default="7 d", description="how long a late row cannot bring a deleted key back: 30 min, 12 h, 7 d"
+    )
+    partition_by: tuple[str, ...] = Field(default=(), description="columns that a new table is partitioned by")
+    properties: dict[str, str] = Field(
+        default_factory=dict, description="table properties of a new table: {delta.enableChangeDataFeed: true}"
+    )
+    comment: str | None = Field(default=None, description="what a new table is about, for its readers")
+    comments: dict[str, str] = Field(default_factory=dict, description="what new columns are about: {level: ...}")
+
+    @field_validator("template")
+    @classmethod
+    def _usable(cls, template: str) -> str:
+        return check_template(template) if "{" in template else check_name(template)
+
+    @field_validator("deletions_kept")
+    @classmethod
+    def _readable(cls, text: str) -> str:
+        if not KEPT.fullmatch(text):
+            raise ValueError("is not a time; write a number and a unit: 30 min, 12 h, 7 d")
+        return text
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        ignores = self.when_matched == "ignore"
+        for name, given in {"soft_delete": self.soft_delete, "columns": self.changes, "when_matched": ignores}.items():
+            if self.history and given:
+                raise ValueError(f"`{name}` and `history` exclude each other: a history keeps every state as it was")
+        if self.tombstones and (made := [text for text in self._newest_by if re.search(r"\bevent\.", text)]):
+            raise ValueError(f"a tombstone has no event to be ordered by {made[0]}; order by `offset` or `timestamp`")
+        if self.changes and ignores:
+            raise ValueError("`columns` and `when_matched: ignore` exclude each other: no column of such a row changes")
+        return self
+
+    @property
+    def _newest_by(self) -> tuple[str, ...]:
+        return (self.newest_by,) if isinstance(self.newest_by, str) else self.newest_by
+
+    def table(self) -> str | Column:
+        """Return the fixed name, or the name as the data has it; the engine applies the naming rule."""
+        if "{" not in self.template:
+            return self.template
+        pieces = parse(self.template)
+        return F.concat(*[F.col(p.path).cast("string") if isinstance(p, Placeholder) else F.lit(p) for p in pieces])
+
+    def keyed(self) -> Keyed:
+        """Return how the rows of a key become one."""
+        found = KEPT.fullmatch(self.deletions_kept)
+        assert found  # by validation
+        return Keyed(
+            keys=tuple(map(_column, self.keys)),
+            when_matched=self.when_matched,
+            columns=tuple(map(_column, self.changes)) if self.changes else None,
+            soft_delete=self.soft_delete,
+            history=self.history == "scd2",
+            evolve=self.evolve,
+            deletions_kept=int(found[1]) * UNITS[found[2]],
+            partition_by=tuple(map(_column, self.partition_by)),
+            properties=self.properties,
+            comment=self.comment,
+            comments={_column(name): text for name, text in self.comments.items()},
+        )
+
+    def newest(self) -> tuple[Column, ...]:
+        """Return the fields that order rows; none for the offset, which every table has anyway."""
+        return () if self._newest_by == (OFFSET,) else tuple(map(F.expr, self._newest_by))
+
+    def deletes(self) -> Column | None:
+        """Return the condition of rows that delete their key."""
+        return None if self.delete_when is None else F.expr(self.delete_when).cast("boolean")
+
+
+def _column(name: str) -> str:
+    """Return the column of a route that a field of the event becomes."""
+    return name.removeprefix("event.")

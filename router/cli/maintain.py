@@ -1,0 +1,74 @@
+"""`router maintain`: keep the tables of a configuration in shape, once."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from router.cli.options import config_argument, plugin_option
+from router.config.loader import load
+from router.errors import TableError
+from router.registry import load_registry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from router.config.models import Config, Maintenance
+
+COLUMNS = ("table", "files", "into", "deleted", "MB freed", "")
+
+
+@click.command(short_help="Compact and clean tables.")
+@config_argument
+@click.option("--tables", "pattern", default="*", metavar="PATTERN", help="Only tables of these names: silver.*")
+@click.option("--dry-run", is_flag=True, help="Say what would be done and what it would free.")
+@plugin_option
+def maintain(file: Path, pattern: str, dry_run: bool, plugin_files: tuple[Path, ...]) -> None:
+    """Compact the tables of the configuration FILE, index their logs and delete what nothing refers to, now.
+
+    Each table is treated as `maintenance` says; without it, all of them are, and files are deleted after 168 h. May
+    run beside the stream: each waits for the other. Exit code 1: a table could not be maintained.
+    """
+    config = load(file, load_registry(plugin_files)).config
+    made = [_one(*work, dry=dry_run) for work in _work(config, pattern)]
+    if not made:
+        raise click.ClickException(f"{config.lake} has no table that `maintenance` names and {pattern} fits")
+    _show(made, dry=dry_run)
+    raise SystemExit(int(any(len(row) < len(COLUMNS) for row in made)))
+
+
+def _work(config: Config, pattern: str) -> list[tuple[Any, str, Maintenance]]:
+    from fnmatch import fnmatchcase
+
+    from router.config.models import Maintenance
+    from router.delta.lake import Lake
+    from router.engine.caretaker import Caretaker
+
+    lake = Lake.at(config.lake, {key: value.get_secret_value() for key, value in config.storage_options.items()})
+    plans = config.maintenance or (Maintenance(tables="*.*"),)
+    care = Caretaker(lake, lambda: import_module("router.engine.session").build_session(config), plans)
+    tables = [table for layer in lake.layers() for table in lake.tables(layer) if fnmatchcase(table, pattern)]
+    return [(care, table, plan) for table in tables if (plan := care.plan(table))]
+
+
+def _one(care: Any, table: str, plan: Maintenance, *, dry: bool) -> tuple[str, ...]:
+    try:
+        found = care.maintain(table, plan, dry=dry)
+    except TableError as error:
+        return table, str(error)
+    by = f"by Spark: {found.by_spark}" if found.by_spark else ""
+    return table, str(found.files), str(found.into), str(found.deleted), f"{found.freed / 1e6:,.1f}", by
+
+
+def _show(rows: list[tuple[str, ...]], *, dry: bool) -> None:
+    shown = Table(title="what would be done" if dry else "what was done", title_justify="left", box=SIMPLE_HEAD)
+    for name in COLUMNS:
+        shown.add_column(name, overflow="fold", justify="left" if name in ("table", "") else "right")
+    for row in rows:
+        shown.add_row(*(row if len(row) == len(COLUMNS) else (row[0], "", "", "", "", row[1])))
+    Console().print(shown)

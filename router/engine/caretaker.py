@@ -1,0 +1,94 @@
+"""Maintain tables between batches, and from the command line beside a running stream."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from router.config.intervals import interval
+from router.delta.maintenance import Care, Maintained, maintain, size_of, small
+from router.errors import TableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pyspark.sql import SparkSession
+
+    from router.config.models import Maintenance
+    from router.delta.lake import Lake
+
+log = logging.getLogger("router")
+
+
+@dataclass
+class Caretaker:
+    """Maintain the tables of a query when their time has come. What it counts begins anew with each process."""
+
+    lake: Lake
+    session: Callable[[], SparkSession]
+    plans: tuple[Maintenance, ...]
+    commits: Counter[str] = field(default_factory=Counter)
+    last: dict[str, float] = field(default_factory=dict)
+
+    def after_batch(self, tables: Iterable[str]) -> None:
+        """Count a batch into some tables, and maintain those whose time has come, as far as the budget goes."""
+        self.commits.update(tables)
+        for plan in self.plans:
+            end = time.monotonic() + interval(plan.budget).total_seconds()
+            for table, _ in self.commits.most_common():
+                if self.plan(table) is plan and self._due(table, plan) and time.monotonic() < end:
+                    self._maintain(table, plan)
+
+    def plan(self, table: str) -> Maintenance | None:
+        """Return how a table is maintained."""
+        return next((plan for plan in self.plans if fnmatchcase(table, plan.tables)), None)
+
+    def maintain(self, table: str, plan: Maintenance, *, dry: bool = False) -> Maintained:
+        """Maintain one table, with Delta on Spark where nothing else may write it. Raises TableError."""
+        care = Care(plan.file_bytes, plan.zorder, interval(plan.retention))
+        found = maintain(self.lake, table, care, dry=dry)
+        return _by_spark(self.session(), self.lake, table, care, found.by_spark, dry=dry) if found.by_spark else found
+
+    def _due(self, table: str, plan: Maintenance) -> bool:
+        since = time.monotonic() - self.last.setdefault(table, time.monotonic())
+        return self.commits[table] >= plan.commits or since >= interval(plan.every).total_seconds()
+
+    def _maintain(self, table: str, plan: Maintenance) -> None:
+        began = time.monotonic()
+        del self.commits[table]
+        self.last[table] = began
+        try:
+            found = self.maintain(table, plan)
+        except TableError as error:
+            log.warning("maintenance: %s", error)
+            return
+        told = f"{found.files} files became {found.into}, {found.deleted} old ones deleted"
+        log.info("maintenance: %s: %s, %.2f s", table, told, time.monotonic() - began)
+
+
+def _by_spark(spark: SparkSession, lake: Lake, table: str, care: Care, why: str, *, dry: bool) -> Maintained:
+    handle = lake.open(table)
+    assert handle is not None
+    session, address = spark.newSession(), f"delta.`{lake.address(table)}`"
+    session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")  # the configuration is checked
+    # VACUUM lists a table in as many tasks as this says, 10 000 of them if nobody does
+    session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", spark.sparkContext.defaultParallelism)
+    session.conf.set("spark.databricks.delta.optimize.maxFileSize", str(care.file_bytes))
+    session.conf.set("spark.databricks.delta.optimize.minFileSize", str(care.file_bytes))
+    clustered = "clustering" in why
+    order = f" ZORDER BY ({', '.join(f'`{name}`' for name in care.zorder)})" if care.zorder and not clustered else ""
+    try:
+        vacuum = f"VACUUM {address} RETAIN {care.hours} HOURS"
+        old = [row["path"].removeprefix("file:") for row in session.sql(f"{vacuum} DRY RUN").collect()]
+        freed = size_of(lake, table, [path.removeprefix(f"{lake.address(table)}/") for path in old])
+        if dry:
+            return Maintained(table, *small(handle, care), len(old), freed, why)
+        (done,) = session.sql(f"OPTIMIZE {address}{order}").select("metrics.*").collect()
+        session.sql(vacuum).collect()
+    except Exception as error:  # whatever Spark raises, it is this table's
+        raise TableError(table, f"it could not be maintained: {str(error).splitlines()[0]}") from error
+    return Maintained(table, done["numFilesRemoved"], done["numFilesAdded"], len(old), freed, why)

@@ -1,0 +1,76 @@
+"""What the lane of a merging sink has beside the route's columns: which table a row is for, and how new it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    IntegralType,
+    NumericType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from router.delta.history import COLUMNS
+from router.delta.newer import DELETED
+from router.delta.order import newest_names
+from router.engine.guard import holds, tried
+from router.engine.tombstones import TOMBSTONE
+from router.errors import StartError
+
+if TYPE_CHECKING:
+    from router.keyed import Keyed, MergingSink
+
+TABLE = "_table"
+KEYS = (IntegralType, DecimalType, StringType, BinaryType, DateType, TimestampType, TimestampNTZType, BooleanType)
+"""The types of keys; of fractions nobody can say when they are equal."""
+NEWEST = (NumericType, StringType, DateType, TimestampType, TimestampNTZType)
+
+
+def extra(sink: MergingSink, table: Column, given: Column) -> Column:
+    """Return the columns as a struct; `given` are the rows that land, the others have nulls in it."""
+    deletes = sink.deletes()
+    deleted = F.lit(False) if deletes is None else holds(given, deletes)
+    if sink.tombstones:
+        deleted |= F.col(TOMBSTONE)
+    newest = [tried(F.when(given, column)) for column in sink.newest()]
+    named = [column.alias(name) for column, name in zip(newest, newest_names(len(newest)), strict=True)]
+    return F.struct(table.alias(TABLE), deleted.alias(DELETED), *named)
+
+
+def counted(sink: MergingSink) -> Keyed:
+    """Return what a sink asks for, with the number of columns it orders by."""
+    return replace(sink.keyed(), newest=len(sink.newest()))
+
+
+def check(sink: MergingSink, where: str, rows: StructType, more: StructType) -> None:
+    """Refuse what a merge could not do: keys that are no columns of the route, types that have no order, ...
+
+    `rows` are the route's columns, `more` those of `extra`. Raises StartError with the next step.
+    """
+    keyed = counted(sink)
+    kinds: dict[str, DataType] = {field.name: field.dataType for field in rows}
+    for option in ("keys", "columns", "partition_by", "comments"):
+        for name in getattr(keyed, option) or ():
+            if name not in kinds:
+                have = ", ".join(kinds)
+                raise StartError(f"{where}: `{option}` names {name}, which `select` does not give; it gives {have}")
+    for key in keyed.keys:
+        if not isinstance(kinds[key], KEYS):
+            raise StartError(f"{where}: {key} is {kinds[key].simpleString()} and cannot be a key; cast it in `select`")
+    for field in more.fields[2:]:
+        if not isinstance(field.dataType, NEWEST):
+            raise StartError(f"{where}: `newest_by` has no order: it is {field.dataType.simpleString()}; cast it")
+    own = [*more.names, *(COLUMNS.names if keyed.history else []), *filter(None, (keyed.soft_delete,))]
+    if clash := sorted({name.lower() for name in own} & {name.lower() for name in kinds}):
+        raise StartError(f"{where}: the sink keeps a column {clash[0]} itself; rename the event's in `select`")

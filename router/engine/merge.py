@@ -1,0 +1,153 @@
+"""Merge a lane into keyed tables: one Spark job in which every task merges the tables it owns with delta-rs.
+
+Everything here but `Merger` runs on executors. A task holds the rows of one table at a time. A table that cannot be
+written does not keep the others from theirs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+
+from router.delta.commit import LandedFile
+from router.delta.fitted import Unfit
+from router.delta.upsert import Merged, NeedsSpark, Upsert, upsert
+from router.engine.keyed import TABLE
+from router.engine.letters import buried
+from router.errors import TableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pyspark.sql import DataFrame
+
+    from router.engine.write import Landing
+    from router.keyed import Keyed
+
+REPORT = "report string"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Be what every task of a merging job is given. `app` and the table's name make a transaction id."""
+
+    landing: Landing
+    keyed: Keyed
+    app: str
+    batch: int
+    route: str
+    sink: str
+    dead_letters: str
+    notes: dict[str, str]
+
+    def upsert(self, table: str) -> Upsert:
+        """Return the work of one table."""
+        return Upsert(table, f"{self.app}/{table}", self.batch, self.keyed, self.notes)
+
+
+@dataclass
+class Outcomes:
+    """Be what a job reports: what became of the rows of each table, and the files of the refused ones.
+
+    `spark` are the tables that are left to Delta on Spark, with the reason; `failed` those that could not be written,
+    with the number of rows that are `left` for each.
+    `unfit` are those of them that must not be written.
+    """
+
+    counts: dict[str, int] = field(default_factory=dict)
+    tables: set[str] = field(default_factory=set)
+    files: list[LandedFile] = field(default_factory=list)
+    spark: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    left: dict[str, int] = field(default_factory=dict)
+    unfit: set[str] = field(default_factory=set)
+
+    def add(self, report: dict[str, Any]) -> None:
+        """Take one report of a task."""
+        if "path" in report:
+            self.files.append(LandedFile(**{**report, "columns": tuple(report["columns"])}))
+        elif "spark" in report:
+            self.spark[report["table"]] = report["spark"]
+        elif "failed" in report:
+            self.failed[report["table"]] = report["failed"]
+            self.left[report["table"]] = report["rows"]
+            self.unfit |= {report["table"]} if report["unfit"] else set()
+        else:
+            self.tables.add(report["table"])
+            for name, count in report["counts"].items():
+                self.counts[name] = self.counts.get(name, 0) + count
+
+
+def outcomes(events: DataFrame, job: Job, tasks: int) -> Outcomes:
+    """Run the job on the rows of a lane."""
+    by_table = events.repartition(tasks, TABLE).sortWithinPartitions(TABLE)
+    found = Outcomes()
+    for row in by_table.mapInArrow(task(job), REPORT).collect():  # a row per table, and per file of refused rows
+        found.add(json.loads(row["report"]))
+    return found
+
+
+def task(job: Job) -> Any:
+    """Return the function of one task, for mapInArrow. Needs rows sorted by table."""
+
+    def merge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        attempt = f"{context.partitionId()}-{context.taskAttemptId()}" if context else "0-0"
+        letters = job.landing.writer(job.batch, f"refused-{attempt}")
+        reports: list[dict[str, Any]] = []
+        for table, rows in tables(batches):
+            report, refused = merged(job, table, rows)
+            reports.append({"table": table, **report})
+            if refused is not None and len(refused):
+                letters.hold("/dead_letters", job.dead_letters, buried(refused, job.route, job.sink, job.batch))
+                letters.flush()
+        reports += [asdict(file) for file in letters.close()]
+        yield pa.RecordBatch.from_arrays([pa.array([json.dumps(one) for one in reports], pa.string())], ["report"])
+
+    return merge
+
+
+def tables(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.Table]]:
+    """Return the rows of one table after the other; they come sorted by table."""
+    held: list[pa.RecordBatch] = []
+    current: str | None = None
+    for batch in batches:
+        coded = batch.column(TABLE).dictionary_encode()
+        codes = coded.indices.to_numpy()
+        cuts = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
+        for start, end in pairwise(cuts):
+            if start == end:
+                continue
+            table = coded.dictionary[int(codes[start])].as_py()
+            if current is not None and table != current:
+                yield current, pa.Table.from_batches(held)
+                held = []
+            current = table
+            held.append(batch.slice(start, end - start))
+    if current is not None:
+        yield current, pa.Table.from_batches(held)
+
+
+def merged(job: Job, table: str, rows: pa.Table) -> tuple[dict[str, Any], pa.Table | None]:
+    """Merge one table; return the report, and the refused rows."""
+    try:
+        found = upsert(job.landing.lake, job.upsert(table), rows)
+    except NeedsSpark as why:
+        return {"spark": str(why)}, None
+    except TableError as error:
+        return {"failed": error.what, "unfit": isinstance(error, Unfit), "rows": len(rows)}, None
+    except Exception as error:  # whatever it is, it is this table's and not that of the others
+        return {"failed": f"{type(error).__name__}: {error}", "unfit": False, "rows": len(rows)}, None
+    return {"counts": counts(found)}, found.refused
+
+
+def counts(found: Merged) -> dict[str, int]:
+    """Return what a report says of one table."""
+    names = ("applied", "late", "inserted", "updated", "deleted")
+    return {"refused": len(found.refused), **{name: getattr(found, name) for name in names}}

@@ -1,0 +1,144 @@
+"""Run the merging sinks of a query: after the commit of a lane its rows go into their tables."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from router.delta.commit import TableCommit, to_delta
+from router.engine.commit import Committer
+from router.engine.keyed import TABLE, counted
+from router.engine.layout import DEAD_SCHEMA
+from router.engine.merge import Job, Outcomes, outcomes
+from router.engine.pending import Pending, PendingRows, joined, with_pending
+from router.engine.spark_merge import SparkMerger
+from router.engine.write import Landing
+from router.errors import SinkError, TableError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from router.config.models import Landing as Options
+    from router.delta.lake import Lake
+    from router.engine.balance import Partition
+    from router.engine.layout import Target
+    from router.engine.manifest import Shelf
+    from router.keyed import MergingSink
+
+log = logging.getLogger("router")
+TASKS_PER_CORE = 4
+"""Tables of different sizes share a task by chance: with several tasks for each core none has to wait for long."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Be what a merging sink got in one batch: `events` are the rows of `work`, read from `partitions`."""
+
+    target: Target
+    work: TableCommit
+    events: DataFrame
+    partitions: tuple[Partition, ...]
+    notes: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Merger:
+    """Merge lanes. `query` is the query with its run: transaction ids begin with it.
+
+    `tables` are those merged since it was cleared, `handed_over` those that Delta on Spark has merged.
+    """
+
+    query: str
+    lake: Lake
+    spark: SparkSession
+    shelf: Shelf
+    options: Options
+    dead_letters: str
+    engine: str
+    tables: set[str] = field(default_factory=set)
+    handed_over: set[str] = field(default_factory=set)
+
+    def merge(self, sink: MergingSink, lane: Lane) -> tuple[int, int]:
+        """Merge one lane's rows of this batch into their tables; return the rows (applied, dead).
+
+        Doing it again changes nothing. Where a sink has several tables, the rows of one that cannot be written wait,
+        and are merged with those of a later batch; the counts are then with what waited before. Raises TableError for
+        the only table of a sink, and SinkError where waiting does not help.
+        """
+        target, work = lane.target, lane.work
+        room = PendingRows(self.shelf.place, target.key)
+        before = room.before(self.query, work.version)
+        events = with_pending(lane.events, before, self.spark, self.lake.address(work.table))
+        found = self._outcomes(sink, lane, events)
+        pending = self._pending(found, lane, before)
+        self._bury(found, work, lane.notes)
+        applied, dead = found.counts.get("applied", 0), found.counts.get("refused", 0)
+        given, left = work.rows + _rows(before), _rows(pending)
+        if applied + dead + left != given:
+            what = f"of {given} rows {applied} were merged, {dead} refused, and {left} wait"
+            raise SinkError(self.query, work.version, target.route, target.sink, what)
+        self.tables.update(found.tables)
+        if before or pending:
+            room.note(self.query, work.version, before, pending)
+        self.shelf.mark_applied(work.version, target.key, (applied, dead))
+        told = ", ".join(f"{found.counts.get(name, 0)} {name}" for name in ("inserted", "updated", "deleted", "late"))
+        log.info("batch %d, %s: %d tables, %s", work.version, target.key, len(found.tables), told)
+        return applied, dead
+
+    def _outcomes(self, sink: MergingSink, lane: Lane, events: DataFrame) -> Outcomes:
+        target, batch = lane.target, lane.work.version
+        landing = Landing(self.lake, self.options.file_bytes, self.options.buffer_bytes)
+        about = f"{self.query}/{target.key}", batch, target.route, target.sink, self.dead_letters, lane.notes
+        job = Job(landing, counted(sink), *about)
+        if self.engine == "spark":
+            found = Outcomes()
+            SparkMerger(self.spark, self.lake, job).merge(events, found)
+            return found
+        several = TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism
+        found = outcomes(events, job, several if target.names_in_lane else 1)
+        if found.spark:
+            for table in sorted(found.spark.keys() - self.handed_over):
+                log.info("%s: %s is merged by Delta on Spark: %s", target.key, table, found.spark[table])
+            self.handed_over.update(found.spark)
+            SparkMerger(self.spark, self.lake, job).merge(events.filter(F.col(TABLE).isin(*found.spark)), found)
+        return found
+
+    def _pending(self, found: Outcomes, lane: Lane, before: dict[str, Pending]) -> dict[str, Pending]:
+        """Return the rows that have to wait, by table; raise where the batch has to."""
+        target, batch, failed = lane.target, lane.work.version, found.failed
+        if failed and (found.unfit or not target.names_in_lane):
+            for file in found.files:  # the next try writes them anew
+                self.lake.files.delete_file(file.path)
+            table = min(found.unfit or failed)
+            if found.unfit:
+                raise SinkError(self.query, batch, target.route, target.sink, f"table {table}: {failed[table]}")
+            raise TableError(table, failed[table])
+        for table, what in sorted(failed.items()):
+            log.warning("batch %d, %s: %d rows wait for %s: %s", batch, target.key, found.left[table], table, what)
+        for table in sorted(before.keys() - failed.keys()):
+            log.info("batch %d, %s: %d rows that waited are in %s", batch, target.key, before[table].rows, table)
+        spans = {table: joined(before[table].spans if table in before else {}, lane.partitions) for table in failed}
+        return {table: Pending(found.left[table], spans[table], what) for table, what in failed.items()}
+
+    def _bury(self, found: Outcomes, work: TableCommit, notes: dict[str, str]) -> None:
+        """Commit the dead letters that tasks have written."""
+        if not found.files:
+            return
+        letters = TableCommit(
+            target="/dead_letters",
+            table=self.dead_letters,
+            app_id=f"{work.app_id}/dead_letters",
+            version=work.version,
+            files=tuple(found.files),
+            columns=to_delta(DEAD_SCHEMA),
+        )
+        if not Committer(self.lake, self.spark).commit((letters,), {}, notes):
+            for file in found.files:
+                self.lake.files.delete_file(file.path)
+
+
+def _rows(pending: dict[str, Pending]) -> int:
+    return sum(found.rows for found in pending.values())

@@ -1,0 +1,159 @@
+"""The tasks of a merge, without Spark: tables one after the other, and what a task reports."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.engine.decide import BURIED, DELETION, LETTER, REPORT, STATE, TOLD, Question, answers
+from router.engine.layout import DEAD_SCHEMA
+from router.engine.merge import Job, Outcomes, tables, task
+from router.engine.write import Landing
+from router.keyed import Keyed
+from tests.delta.model import Record, lane
+
+if TYPE_CHECKING:
+    from router.delta.lake import Lake
+
+KEYED = Keyed(("k",))
+COLUMNS = {"k": pa.string(), "v": pa.int64()}
+
+
+def record(key: Any, offset: int, value: Any = None, **about: Any) -> Record:
+    return Record((key,), offset, values=(("v", value),), **about)
+
+
+def rows(*records: tuple[str, Record]) -> pa.Table:
+    """Return the rows of a lane, sorted by table."""
+    found = sorted(records, key=lambda one: one[0])
+    return lane([one for _, one in found], KEYED, COLUMNS).append_column(
+        "_table", pa.array([name for name, _ in found])
+    )
+
+
+@pytest.fixture
+def job(lake: Lake) -> Job:
+    """Return the job of a batch."""
+    landing = Landing(lake, file_bytes=1 << 30, buffer_bytes=1 << 30)
+    return Job(landing, KEYED, "games:run/route/upsert", 0, "route", "upsert", "ops.dead", {"router.batch": "0"})
+
+
+def done(job: Job, given: pa.Table) -> Outcomes:
+    """Run a task on rows that come in small batches."""
+    found = Outcomes()
+    for reports in task(job)(iter(given.to_batches(max_chunksize=2))):
+        for report in reports.column("report").to_pylist():
+            found.add(json.loads(report))
+    return found
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=12).map(sorted), st.integers(1, 5))
+def test_the_rows_of_a_table_come_together(names: list[str], size: int) -> None:
+    """Without it a table is merged in parts, and all but the first are taken for replays and lost."""
+    given = pa.table({"_table": pa.array(names, pa.string()), "n": list(range(len(names)))})
+    found = [(table, part["n"].to_pylist()) for table, part in tables(given.to_batches(max_chunksize=size))]
+
+    assert [table for table, _ in found] == sorted(set(names))
+    assert [n for _, numbers in found for n in numbers] == list(range(len(names)))
+
+
+def test_a_task_merges_every_table_it_is_given(lake: Lake, job: Job) -> None:
+    """Without it hundreds of tables cost a job each."""
+    found = done(
+        job, rows(("silver.a", record("x", 0, 0)), ("silver.b", record("x", 1, 1)), ("silver.a", record("x", 2, 2)))
+    )
+
+    assert (len(found.tables), found.counts["applied"], found.counts["inserted"], found.failed) == (2, 3, 2, {})
+    for table, value in (("silver.a", 2), ("silver.b", 1)):
+        handle = lake.open(table)
+        assert handle is not None
+        assert handle.to_pyarrow_table()["v"].to_pylist() == [value]
+        assert handle.transaction_version(f"games:run/route/upsert/{table}") == 0
+        assert handle.history(1)[0]["router.batch"] == "0"
+
+
+def test_a_table_that_cannot_be_written_does_not_hold_the_others_back(lake: Lake, job: Job) -> None:
+    """Without it one folder with wrong rights stops hundreds of tables."""
+    Path(lake.address("silver.b")).mkdir(parents=True)
+    Path(lake.address("silver.b"), "notes.csv").write_text("mine")
+    found = done(job, rows(*[(f"silver.{name}", record("x", n, n)) for n, name in enumerate("abc")]))
+
+    assert list(found.failed) == ["silver.b"]
+    assert (len(found.tables), found.unfit) == (2, set())
+    assert lake.open("silver.c") is not None
+
+
+def test_what_only_spark_can_write_is_reported(lake: Lake, job: Job) -> None:
+    """Without it a table with a CHECK stops the stream, or is written without it."""
+    done(job, rows(("silver.a", record("x", 0, 0))))
+    handle = lake.open("silver.a")
+    assert handle is not None
+    handle.alter.add_constraint({"small": "v < 100"})
+    found = done(replace(job, batch=1), rows(("silver.a", record("x", 1, 1)), ("silver.b", record("x", 2, 2))))
+
+    assert list(found.spark) == ["silver.a"]
+    assert "checkConstraints" in found.spark["silver.a"]
+    assert (len(found.tables), found.failed) == (1, {})
+
+
+def test_a_table_that_must_not_change_says_that_waiting_does_not_help(job: Job) -> None:
+    """Without it `evolve: fail` is waited on for ever."""
+    done(job, rows(("silver.a", record("x", 0, None))))
+    found = done(replace(job, batch=1, keyed=replace(KEYED, evolve="fail")), rows(("silver.a", record("x", 1, 1))))
+
+    assert (list(found.failed), found.unfit) == (["silver.a"], {"silver.a"})
+
+
+def test_refused_rows_become_files_of_dead_letters(lake: Lake, job: Job) -> None:
+    """Without it a row without its key is gone, with no word of it."""
+    found = done(job, rows(("silver.a", record(None, 7, 5)), ("silver.a", record("x", 8, 8))))
+
+    (file,) = found.files
+    assert (file.table, file.target, file.rows) == ("ops.dead", "/dead_letters", 1)
+    (letter,) = pq.read_table(f"{lake.root}/{file.path}").to_pylist()
+    assert {name: letter[name] for name in ("stage", "reason", "route", "sink", "topic", "offset", "batch_id")} == {
+        **{"stage": "apply", "reason": "key k is null", "route": "route", "sink": "upsert"},
+        **{"topic": "events", "offset": 7, "batch_id": 0},
+    }
+    assert (letter["key"], json.loads(letter["value"])) == (b"key", {"v": 5})
+
+
+def test_a_task_without_rows_reports_nothing(job: Job) -> None:
+    """Without it a batch of one table fails in the tasks that get none of it."""
+    assert done(job, rows().cast(rows(("silver.a", record("x", 0, 0))).schema)).counts == {}
+
+
+def test_what_spark_is_to_write_is_decided_like_everything_else() -> None:
+    """Without it a table has other rows when it is written by the other engine."""
+    have = pa.schema([("k", pa.string()), ("v", pa.int64()), ("note", pa.string()), ("_offset", pa.int64()),
+                      ("_partition", pa.int32()), ("_topic", pa.string())])  # fmt: skip
+    question = Question("silver.a", have, KEYED, "route", "upsert", 3)
+    state = {"k": "a", "_offset": 5, "_partition": 0, "_topic": "events", "_there": True, "_live": True, "_since": None}
+    kind = pa.struct([*(have.field(name) for name in list(state)[:4]), ("_there", pa.bool_()), ("_live", pa.bool_()),
+                      ("_since", pa.timestamp("us", "UTC"))])  # fmt: skip
+    taken = lane(
+        [record("a", 4, 4), record("a", 6, 6), record("b", 7, 7), record("c", 8, deletes=True), record(None, 9)],
+        KEYED, COLUMNS,
+    )  # fmt: skip
+    given = pa.concat_tables(
+        [taken, pa.table({STATE: pa.array([state, None], kind)}).slice(0, 1)], promote_options="default"
+    )
+    found = pa.concat_tables(answers(question, given)).to_pylist()
+
+    assert [(row["__op"], row["k"], row["v"]) for row in found if row["__op"] < BURIED] == [(1, "a", 6), (0, "b", 7)]
+    assert [(row["k"], row["_offset"]) for row in found if row["__op"] == DELETION] == [("c", 8)]
+    (letter,) = [row[LETTER] for row in found if row["__op"] == BURIED]
+    assert (letter["reason"], letter["offset"], set(letter)) == ("key k is null", 9, set(DEAD_SCHEMA.names))
+    (told,) = [json.loads(row[TOLD]) for row in found if row["__op"] == REPORT]
+    assert told["condition"] == "t.`k` = s.`k` AND t.`k` >= 'a' AND t.`k` <= 'a'"
+    assert {name: told[name] for name in ("applied", "refused", "late", "inserted", "updated", "ops")} == {
+        **{"applied": 4, "refused": 1, "late": 1, "inserted": 1, "updated": 1, "ops": [0, 1]},
+    }

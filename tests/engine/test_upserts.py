@@ -1,0 +1,381 @@
+"""Upserts through whole batches, on both engines: rows, tombstones, dead letters, replays, tables that fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from router import SinkError, StartError, TableError
+from router.config.models import Route
+from router_decoders import Json
+from router_decoders.keyed import Keyed
+from router_sinks import Delta, Upsert
+from tests.engine.conftest import ENGINES
+from tests.engine.parts import Where
+from tests.engine.query import BEGIN, RAW
+
+if TYPE_CHECKING:
+    from tests.engine.query import Query
+
+MakeQuery = "Callable[..., Query]"
+DDL = "game string, gamer string, level int, at bigint, gone boolean"
+DECODE = Keyed(value=Json(schema=DDL), key=Json(schema="game string, gamer string"))
+LATEST = Upsert(table="silver.{event.game}", keys=["event.gamer"], tombstones=True)
+
+
+def raw(*values: dict[str, Any] | bytes | None, first: int = 0, keys: bool = True) -> pa.Table:
+    """Return records whose keys are those of their values; `{"dead": ...}` is a tombstone."""
+    rows = []
+    for offset, value in enumerate(values, first):
+        dead = value.get("dead") if isinstance(value, dict) else None
+        of = dead or value
+        key = {name: of[name] for name in ("game", "gamer") if name in of} if isinstance(of, dict) else None
+        rows.append({
+            "key": json.dumps(key).encode() if key is not None and keys else None,
+            "value": None if dead else json.dumps(value).encode() if isinstance(value, dict) else value,
+            "topic": "events", "partition": 0, "offset": offset, "timestamp": BEGIN, "timestamp_type": 0,
+            "headers": None,
+        })  # fmt: skip
+    return pa.Table.from_pylist(rows, RAW)
+
+
+def event(game: str | None, gamer: str | None, level: int | None, **more: Any) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in {"game": game, "gamer": gamer, "level": level, **more}.items()
+        if value is not None
+    }
+
+
+def route(*sinks: Any, sql: str = "event.game IS NOT NULL") -> tuple[Route, ...]:
+    return (Route(name="profiles", match=Where(sql=sql), sinks=sinks),)
+
+
+def latest(make_query: Any, folder: Path, engine: str) -> Query:
+    """Play two batches of profiles: tombstones, late records, rows without their key."""
+    query = make_query(folder, engine=engine, decode=DECODE, bronze="bronze.all", routes=route(LATEST))
+    query.take(
+        raw(
+            event("uno", "a", 1), event("uno", "b", 1), event("poker", "a", 7), event("uno", "a", 2), b"garbage",
+            event("uno", None, 3), {"dead": {"game": "uno", "gamer": "b"}}, {"dead": {"gamer": "nobody"}},
+        )
+    )  # fmt: skip
+    query.take(
+        raw(
+            event("uno", "c", 1), {"dead": {"game": "poker", "gamer": "a"}}, event("uno", "a", 3),
+            event("../../x", "a", 1), event("hearts", "z", 0), first=8,
+        )
+    )  # fmt: skip
+    return query
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def played_latest(request: pytest.FixtureRequest, played: Any) -> Query:
+    return played(latest, request.param)
+
+
+def test_every_table_has_the_latest_of_each_key(played_latest: Query) -> None:
+    """Without it a profile is not the last that its gamer had, or outlives its tombstone."""
+    query = played_latest
+
+    assert query.rows("silver.uno", "gamer", "level", "_offset") == [
+        {"gamer": "a", "level": 3, "_offset": 10},
+        {"gamer": "c", "level": 1, "_offset": 8},
+    ]
+    assert query.rows("silver.poker", "gamer") == []
+    assert query.rows("silver.hearts", "gamer", "level") == [{"gamer": "z", "level": 0}]
+
+
+def test_what_cannot_be_merged_is_a_dead_letter(played_latest: Query) -> None:
+    """Without it rows without their key vanish, or stop the stream."""
+    found = played_latest.letters("stage", "reason", "offset")
+
+    assert {(stage, offset): why for stage, why, offset in found}.keys() == {
+        ("decode", 4),
+        ("apply", 5),
+        ("decode", 7),
+        ("name", 11),
+    }
+    (letter,) = [row for row in played_latest.rows("ops.dead") if row["stage"] == "apply"]
+    assert (letter["reason"], letter["route"], letter["sink"]) == ("key gamer is null", "profiles", "upsert")
+    assert json.loads(letter["value"]) == {"game": "uno", "level": 3}
+
+
+def test_every_record_is_counted(played_latest: Query) -> None:
+    """Without it nobody can prove that no row is lost between the lane and the tables."""
+    booked = [row for row in played_latest.rows("ops.ledger") if row["applied"] is not None]
+
+    assert sorted((row["batch_id"], row["applied"], row["dead"]) for row in booked) == [(0, 5, 1), (1, 4, 0)]
+    assert played_latest.content("lanes.games__profiles__upsert").num_rows == 10
+
+
+def test_both_engines_make_the_same_tables(played: Any) -> None:
+    """Without it a table changes when it is handed to the other engine."""
+    one, other = (played(latest, engine) for engine in ENGINES)
+    tables = [table for table in one.tables() if table.startswith("silver.")]
+
+    assert [table for table in other.tables() if table.startswith("silver.")] == tables
+    for table in tables:
+        names = sorted(one.content(table).column_names)
+        assert sorted(other.content(table).column_names) == names
+        assert other.rows(table, *names) == one.rows(table, *names)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_batch_again_changes_nothing(make_query: Any, tmp_path: Path, engine: str) -> None:
+    """Without it a crash after the merge doubles dead letters, or undoes what came since."""
+    query = latest(make_query, tmp_path, engine)
+    before = query.versions()
+    for path in Path(query.config.checkpoint_path()).rglob("*.applied.json"):
+        path.unlink()  # as if the process had died before it noted that the sink had finished
+
+    again = query.restarted()
+    for batch in (0, 1):
+        again.again(batch)
+
+    assert again.versions() == before
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_late_record_never_wins(make_query: Any, tmp_path: Path, engine: str) -> None:
+    """Without it what was held up for a batch undoes a newer state, or a deletion."""
+    sink = Upsert(table="silver.p", keys=["event.gamer"], newest_by=["event.at"], delete_when="event.gone")
+    query = make_query(tmp_path, engine=engine, decode=Json(schema=DDL), routes=route(sink))
+    query.take(raw(event("uno", "a", 1, at=5), event("uno", "b", 1, at=5), event("uno", "c", 1)))
+    query.take(raw(event("uno", "b", 2, at=7, gone=True), event("uno", "c", 2), first=3))
+    query.take(raw(event("uno", "a", 9, at=4), event("uno", "b", 9, at=6), event("uno", "d", 9, at=0), first=5))
+
+    assert query.rows("silver.p", "gamer", "level", "_newest_1") == [
+        {"gamer": "a", "level": 1, "_newest_1": 5},
+        {"gamer": "c", "level": 2, "_newest_1": None},
+        {"gamer": "d", "level": 9, "_newest_1": 0},
+    ]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_history_and_a_flag(make_query: Any, tmp_path: Path, engine: str) -> None:
+    """Without it the options that keep what was are silently the same as those that do not."""
+    keys = ["event.gamer"]
+    sinks = (
+        Upsert(table="silver.history", keys=keys, newest_by="event.at", delete_when="event.gone", history="scd2"),
+        Upsert(table="silver.flagged", keys=keys, newest_by="event.at", delete_when="event.gone", soft_delete="left"),
+        Upsert(table="silver.some", keys=keys, columns=["event.level"]),
+        Upsert(table="silver.firsts", keys=keys, when_matched="ignore"),
+    )
+    query = make_query(tmp_path, engine=engine, decode=Json(schema=DDL), routes=route(*sinks))
+    query.take(raw(event("uno", "a", 1, at=1), event("uno", "b", 1, at=1)))
+    query.take(raw(event("poker", "a", 2, at=2), event("uno", "b", None, at=2, gone=True), first=2))
+
+    assert query.rows("silver.history", "gamer", "level", "is_current") == [
+        {"gamer": "a", "level": 1, "is_current": False},
+        {"gamer": "a", "level": 2, "is_current": True},
+        {"gamer": "b", "level": 1, "is_current": False},
+    ]
+    assert query.rows("silver.flagged", "gamer", "level", "left") == [
+        {"gamer": "a", "level": 2, "left": False},
+        {"gamer": "b", "level": 1, "left": True},
+    ]
+    assert query.rows("silver.some", "gamer", "game", "level")[0] == {"gamer": "a", "game": "uno", "level": 2}
+    assert query.rows("silver.firsts", "gamer", "game", "level")[0] == {"gamer": "a", "game": "uno", "level": 1}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_rows_wait_for_a_table_that_cannot_be_written(
+    make_query: Any, tmp_path: Path, engine: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it one folder with somebody's files in it stops hundreds of tables, and nobody knows which it is."""
+    query = make_query(tmp_path, engine=engine, decode=DECODE, routes=route(LATEST))
+    folder = Path(query.lake.address("silver.poker"))
+    folder.mkdir(parents=True)
+    Path(folder, "notes.csv").write_text("mine")
+    query.take(raw(event("uno", "a", 1), event("poker", "a", 1), event("uno", None, 1), event("poker", "b", 1)))
+    query = query.restarted()
+    query.take(raw(event("uno", "b", 1), event("poker", "a", 2), first=4))
+    waited = query.tables()
+    query.restarted().again(1)  # as if the process had died before Spark noted the offsets
+
+    Path(folder, "notes.csv").unlink()
+    query.take(raw(event("uno", "c", 1), first=6))
+    query.take(raw(event("poker", "c", 1), first=7))
+
+    assert "silver.poker" not in waited
+    assert "rows wait for silver.poker" in caplog.text
+    assert query.rows("silver.uno", "gamer") == [{"gamer": "a"}, {"gamer": "b"}, {"gamer": "c"}]
+    assert query.rows("silver.poker", "gamer", "level") == [
+        {"gamer": "a", "level": 2}, {"gamer": "b", "level": 1}, {"gamer": "c", "level": 1}
+    ]  # fmt: skip
+    booked = [row for row in query.rows("ops.ledger") if row["applied"] is not None]
+    assert sorted((row["batch_id"], row["applied"], row["dead"], row["pending"]) for row in booked) == [
+        (0, 1, 1, 2), (1, 1, 0, 1), (2, 4, 0, -3), (3, 1, 0, 0)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_only_table_of_a_sink_is_named_when_it_fails(make_query: Any, tmp_path: Path, engine: str) -> None:
+    """Without it a stream goes on for weeks with nothing to show for it."""
+    sink = Upsert(table="silver.p", keys=["event.gamer"])
+    query = make_query(tmp_path, engine=engine, decode=Json(schema=DDL), routes=route(sink))
+    folder = Path(query.lake.address("silver.p"))
+    folder.mkdir(parents=True)
+    Path(folder, "notes.csv").write_text("mine")
+    with pytest.raises(TableError) as caught:
+        query.take(raw(event("uno", "a", 1), event("uno", None, 1)))
+
+    Path(folder, "notes.csv").unlink()
+    query.restarted().again(0)
+
+    assert caught.value.table == "silver.p"
+    assert query.rows("silver.p", "gamer") == [{"gamer": "a"}]
+    assert query.letters("reason", stage="apply") == {"key gamer is null": 1}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_type_becomes_wider_and_a_column_new(make_query: Any, tmp_path: Path, engine: str) -> None:
+    """Without it the next version of the events stops the stream, or loses values."""
+    query = make_query(tmp_path, engine=engine, decode=Json(schema="game string, gamer string, n int"), routes=route(
+        Upsert(table="silver.p", keys=["event.gamer"])))  # fmt: skip
+    query.take(raw({"game": "uno", "gamer": "a", "n": 1}, {"game": "uno", "gamer": "b", "n": 2}))
+    query = query.restarted(decode=Json(schema="game string, gamer string, n bigint, bonus double"))
+    query.take(raw({"game": "uno", "gamer": "a", "n": 2**40}, {"game": "uno", "gamer": "c", "bonus": 1.5}, first=2))
+    query.take(raw({"game": "uno", "gamer": "b", "n": 3}, first=4))
+
+    assert query.rows("silver.p", "gamer", "n", "bonus") == [
+        {"gamer": "a", "n": 2**40, "bonus": None},
+        {"gamer": "b", "n": 3, "bonus": None},
+        {"gamer": "c", "n": None, "bonus": 1.5},
+    ]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_check_of_the_table_is_kept(make_query: Any, tmp_path: Path, engine: str) -> None:
+    """Without it a row that the table forbids stops the batch, or is written."""
+    query = make_query(tmp_path, engine=engine, decode=Json(schema=DDL), routes=route(
+        Upsert(table="silver.p", keys=["event.gamer"], delete_when="event.gone")))  # fmt: skip
+    query.take(raw(event("uno", "a", 1)))
+    query.spark.sql(f"ALTER TABLE delta.`{query.lake.address('silver.p')}` ADD CONSTRAINT low CHECK (level < 100)")
+    query.take(raw(event("uno", "a", 100), event("uno", "b", 99), event("uno", "c", None, gone=True), first=1))
+
+    assert query.rows("silver.p", "gamer", "level") == [{"gamer": "a", "level": 1}, {"gamer": "b", "level": 99}]
+    ((reason, offset),) = query.letters("reason", "offset", stage="apply")
+    assert (offset, "low" in reason) == (1, True)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_table_that_must_not_change_stops_the_stream(make_query: Any, tmp_path: Path, engine: str) -> None:
+    """Without it `evolve: fail` waits for ever for something that nobody will mend."""
+    sink = Upsert(table="silver.p", keys=["event.gamer"], evolve="fail")
+    query = make_query(tmp_path, engine=engine, decode=Json(schema="game string, gamer string"), routes=route(sink))
+    query.take(raw({"game": "uno", "gamer": "a"}))
+    query = query.restarted(decode=Json(schema=DDL))
+
+    with pytest.raises(SinkError) as caught:
+        query.take(raw(event("uno", "a", 5), first=1))
+
+    assert (caught.value.sink, "level" in caught.value.what) == ("upsert", True)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_sink_has_as_many_tables_as_it_may_have(make_query: Any, tmp_path: Path, engine: str) -> None:
+    """Without it names from data fill the lake with tables."""
+    sink = Upsert(table="silver.{event.game}", keys=["event.gamer"], at_most=2)
+    query = make_query(tmp_path, engine=engine, decode=Json(schema=DDL), routes=route(sink))
+    query.take(raw(event("a", "x", 1), event("b", "x", 1)))
+    query.take(raw(event("c", "x", 1), event("b", "x", 2), event("d", "y", 1), first=2))
+    query.restarted().take(raw(event("e", "x", 1), event("a", "x", 2), first=5))
+
+    assert [table for table in query.tables() if table.startswith("silver.")] == ["silver.a", "silver.b"]
+    assert sorted(query.letters("offset", stage="name")) == [2, 4, 5]
+    assert [query.rows(table, "level") for table in ("silver.a", "silver.b")] == [[{"level": 2}], [{"level": 2}]]
+
+
+def test_tables_have_names_in_the_catalog(make_query: Any, tmp_path: Path) -> None:
+    """Without it analysts need the path of every table."""
+    routes = (*route(Upsert(table="catalogued.{event.game}", keys=["event.gamer"])),)
+    query = make_query(tmp_path, decode=Json(schema=DDL), register=True, bronze="catalogued.all", routes=routes)
+    query.take(raw(event("uno", "a", 1), event("uno", "a", 2)))
+    session = query.spark.newSession()
+
+    try:
+        assert session.sql("SELECT level FROM catalogued.uno").collect() == [(2,)]
+        assert session.table("catalogued.all").count() == 2
+        assert not session.catalog.databaseExists("lanes")
+    finally:
+        session.sql("DROP SCHEMA catalogued CASCADE")
+
+
+def test_a_name_that_the_catalog_has_is_not_taken(make_query: Any, tmp_path: Path) -> None:
+    """Without it a table is written, and whoever reads it by name reads another one."""
+    query = make_query(
+        tmp_path, decode=Json(schema=DDL), register=True, routes=route(Upsert(table="taken.p", keys=["event.gamer"]))
+    )
+    query.spark.sql("CREATE SCHEMA taken")
+    query.spark.sql(f"CREATE TABLE taken.p (a int) USING delta LOCATION '{tmp_path}/elsewhere'")
+
+    try:
+        with pytest.raises(TableError, match="elsewhere"):
+            query.take(raw(event("uno", "a", 1)))
+    finally:
+        query.spark.sql("DROP SCHEMA taken CASCADE")
+
+
+def test_the_text_of_a_key_can_be_the_key(make_query: Any, tmp_path: Path) -> None:
+    """Without it plain keys, the usual ones, cannot delete."""
+    sink = Upsert(table="silver.p", keys=["event.gamer"], tombstones=True)
+    query = make_query(tmp_path, decode=Json(schema=DDL), routes=route(sink, sql="event.gamer IS NOT NULL"))
+    rows = raw(event("uno", "a", 1), event("uno", "b", 1), {"dead": {"gamer": "a"}}).to_pylist()
+    rows[2]["key"] = b"a"
+    query.take(pa.Table.from_pylist(rows, RAW))
+
+    assert query.rows("silver.p", "gamer") == [{"gamer": "b"}]
+
+
+def test_a_tombstone_is_for_its_routes_only(make_query: Any, tmp_path: Path) -> None:
+    """Without it a tombstone becomes an empty event in tables that know nothing of it."""
+    routes = (
+        *route(LATEST),
+        Route(name="all", match=Where(sql="true"), sinks=(Delta(table="silver.all"),)),
+    )
+    query = make_query(tmp_path, decode=DECODE, routes=routes)
+    report = query.take(raw(event("uno", "a", 1), {"dead": {"game": "uno", "gamer": "a"}}))
+
+    assert query.rows("silver.uno", "gamer") == []
+    assert query.rows("silver.all", "gamer") == [{"gamer": "a"}]
+    assert (report.failed, report.decoded, report.dead_letters) == (0, 2, 0)
+
+
+SINK = {"table": "silver.p", "keys": ["event.gamer"]}
+
+
+@pytest.mark.parametrize(
+    ("sinks", "decode", "word"),
+    [
+        ((Upsert(**{**SINK, "keys": ["event.nobody"]}),), Json(schema=DDL), "nobody"),
+        ((Upsert(**SINK, columns=["event.nothing"]),), Json(schema=DDL), "nothing"),
+        ((Upsert(**SINK, soft_delete="gone"),), Json(schema=DDL), "gone"),
+        ((Upsert(**SINK),), Json(schema="game string, gamer double"), "cannot be a key"),
+        ((Upsert(**SINK, newest_by="event.tags"),), Json(schema="gamer string, game string, tags array<int>"), "order"),
+        ((Upsert(**SINK, tombstones=True), Delta(table="silver.d")), Json(schema=DDL), "tombstone"),
+        ((Upsert(**{**SINK, "keys": ["event.game", "event.gamer"]}, tombstones=True),), Json(schema=DDL), "decode"),
+    ],
+    ids=[
+        "no such key",
+        "no such column",
+        "a column twice",
+        "a fraction",
+        "no order",
+        "mixed sinks",
+        "keys not decoded",
+    ],
+)
+def test_what_cannot_work_does_not_start(
+    make_query: Any, tmp_path: Path, sinks: tuple[Any, ...], decode: Any, word: str
+) -> None:
+    """Without it a wrong option is found at night, by a batch that cannot be merged."""
+    query = make_query(tmp_path, decode=decode, routes=route(*sinks))
+
+    with pytest.raises(StartError, match=word):
+        query.take(raw(event("uno", "a", 1)))
