@@ -11,14 +11,22 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from router.config.loader import load
 from router.config.models import Trigger
-from router.engine import commit, session, spark, stream
+from router.delta import state
+from router.engine import commit, manifest, merge, session, spark, spark_merge, spark_table, stream
 from router.registry import load_registry
 
-POINTS = ("plan", "landing", "manifest", "commits", "apply", "ledger")
-"""`landing`: as soon as a file of the batch is in the lake; `commits`: half of them done; else the end of that step."""
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+IN_MERGES = ("merges", "deletions", "merged")
+POINTS = ("plan", "landing", "manifest", "commits", *IN_MERGES, "apply", "ledger")
+"""`landing`: as soon as a file of the batch is in the lake; `commits`: half of them done; `merges`: as soon as one
+table is merged; `deletions`: before the first memory of what is deleted; `merged`: before it is noted that all
+tables are; else the end of that step."""
 
 
 def main() -> None:
@@ -26,7 +34,9 @@ def main() -> None:
     registry = load_registry(asked.plugin)
     loaded = load(asked.config, registry)
     # one commit after another, so that a kill comes between two of them
-    commit.THREADS = spark.THREADS = 1
+    commit.THREADS = spark.THREADS = spark_merge.THREADS = 1
+    if asked.kill in IN_MERGES:
+        _die_in_merges(asked.kill, asked.batch)
     session_ = session.build_session(loaded.config, "local[2,4]")
 
     def watch(batch: int, step: str, done: int, of: int) -> None:
@@ -60,6 +70,53 @@ def _kill_at_first_file(lake: Path, batch: int) -> None:
     while not any(lake.glob(f"*/*/part-{batch:010d}-*.parquet")):
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_in_merges(point: str, batch: int) -> None:
+    """Let the very worker or thread that merges a table kill this process, with either engine."""
+    pid = os.getpid()
+
+    def kill() -> None:
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(600)  # a worker that has killed its driver must not go on
+
+    if point == "merged":
+        _around(manifest.Shelf, "mark_applied", before=lambda _, version, *__: version == batch and kill())
+    elif point == "deletions":
+        _around(spark_table.Table, "_remember", before=lambda table, *_: table.work.version == batch and kill())
+    else:
+        _around(spark_merge.SparkMerger, "_table", after=lambda merger, *_: merger.job.batch == batch and kill())
+    real = merge.task
+
+    def task(job: merge.Job) -> Any:
+        run = real(job)
+
+        def merging(batches: Any) -> Any:  # in a worker, where its modules are as they were
+            if point == "merges" and job.batch == batch:
+                _around(merge, "upsert", after=lambda *_: kill())
+            elif point == "deletions" and job.batch == batch:
+                _around(state, "remember", before=lambda *_: kill())
+            yield from run(batches)
+
+        return merging
+
+    merge.task = task
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def _around(owner: Any, name: str, before: Callable[..., Any] = _nothing, after: Callable[..., Any] = _nothing) -> None:
+    real = getattr(owner, name)
+
+    def instead(*given: Any) -> Any:
+        before(*given)
+        found = real(*given)
+        after(*given)
+        return found
+
+    setattr(owner, name, instead)
 
 
 if __name__ == "__main__":
