@@ -14,7 +14,7 @@ from router.parts import Sink
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-Evolve = Literal["evolve", "freeze", "fail"]
+Evolution = Literal["evolve", "freeze", "fail"]
 WEEK = timedelta(days=7)
 
 
@@ -32,7 +32,7 @@ class Keyed:
     back; with `soft_delete`, a column of that name is true instead. With `history` each state of a key stays as a row
     of its own, from `valid_from` up to `valid_to`. A row that comes back after a deletion is a new one.
 
-    `evolve`: what becomes of rows whose columns the table does not have. They change it (`evolve`), are refused
+    `evolution`: what becomes of rows whose columns the table does not have. They change it (`evolve`), are refused
     (`freeze`), or stop the stream (`fail`). `partition_by`, `properties`, `comment` and the `comments` of columns
     are for tables and columns that are made.
     """
@@ -43,7 +43,7 @@ class Keyed:
     columns: tuple[str, ...] | None = None
     soft_delete: str | None = None
     history: bool = False
-    evolve: Evolve = "evolve"
+    evolution: Evolution = "evolve"
     deletions_kept: timedelta = WEEK
     partition_by: tuple[str, ...] = ()
     properties: dict[str, str] = field(default_factory=dict)

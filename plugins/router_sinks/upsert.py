@@ -59,7 +59,7 @@ class Upsert(MergingSink):
     history: Literal["scd2"] | None = Field(
         default=None, description="keep every state, from valid_from up to valid_to; is_current marks the last"
     )
-    evolve: Literal["evolve", "freeze", "fail"] = Field(
+    evolution: Literal["evolve", "freeze", "fail"] = Field(
         default="evolve",
         description="rows with other columns: they change the table, become dead letters, or stop the stream",
     )
@@ -118,7 +118,7 @@ class Upsert(MergingSink):
             columns=tuple(map(_column, self.changes)) if self.changes else None,
             soft_delete=self.soft_delete,
             history=self.history == "scd2",
-            evolve=self.evolve,
+            evolution=self.evolution,
             deletions_kept=int(found[1]) * UNITS[found[2]],
             partition_by=tuple(map(_column, self.partition_by)),
             properties=self.properties,

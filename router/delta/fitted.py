@@ -76,13 +76,13 @@ def fit(rows: pa.Table, have: pa.Schema | None, table: str, keyed: Keyed) -> Fit
     _refuse_nulls(sieve, have, keyed)
     found = compare(plain_schema(have), wanted)
     unfit = [*_conflicts(sieve, found, table, keyed)]
-    if keyed.evolve != "evolve":
+    if keyed.evolution != "evolve":
         unfit += _frozen(sieve, found, have, keyed)
         found = Difference(tuple(field for field in found.added if field.name in _own(keyed)), (), {}, found.conflicts)
     for rows_of, reason in unfit:
         which = rows_of & ~sieve.deletes
-        if keyed.evolve == "fail" and which.any():
-            raise Unfit(table, f"{reason}, and the sink says `evolve: fail`; change the table or the sink")
+        if keyed.evolution == "fail" and which.any():
+            raise Unfit(table, f"{reason}, and the sink says `evolution: fail`; change the table or the sink")
         sieve.refuse(which, reason)
     kept, refused = sieve.parted()
     return Fitted(kept.drop_columns([*found.conflicts]), refused, pa.schema(found.added), pa.schema(found.widened))

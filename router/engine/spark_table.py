@@ -100,7 +100,7 @@ class Table:
         handle = self.lake.open(self.work.table)
         if handle is None:
             self._create(wanted)
-        elif keyed.evolve == "evolve":
+        elif keyed.evolution == "evolve":
             found = compare(plain_schema(to_arrow(handle)), wanted)
             if found.added:
                 self._append(self._empty(pa.schema(found.added)), self.address)

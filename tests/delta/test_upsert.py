@@ -307,7 +307,7 @@ def test_a_new_column_is_added(table: Table) -> None:
 
 def test_a_frozen_table_refuses_what_it_has_no_column_for(table: Table) -> None:
     """Without it a table that others rely on changes under them, or loses values in silence."""
-    table.columns, table.keyed = GROWN, replace(KEYED, evolve="freeze")
+    table.columns, table.keyed = GROWN, replace(KEYED, evolution="freeze")
     merged = table.take(WITH_BONUS, WITHOUT)
 
     assert [(row["_offset"], row["reason"]) for row in merged.refused.to_pylist()] == [
@@ -318,7 +318,7 @@ def test_a_frozen_table_refuses_what_it_has_no_column_for(table: Table) -> None:
 
 def test_a_frozen_table_takes_what_fits_its_types(make: Callable[..., Table]) -> None:
     """Without it one large number freezes a table's small ones out, or is cut."""
-    table = make(columns={"k": pa.string(), "v": pa.int32()}, keyed=replace(KEYED, evolve="freeze"))
+    table = make(columns={"k": pa.string(), "v": pa.int32()}, keyed=replace(KEYED, evolution="freeze"))
     table.take(record("a", 0, 0))
     table.columns = {"k": pa.string(), "v": pa.int64()}
     merged = table.take(record("a", 1, 2**31), record("b", 2, 2**31 - 1))
@@ -329,7 +329,7 @@ def test_a_frozen_table_takes_what_fits_its_types(make: Callable[..., Table]) ->
 
 def test_a_table_that_must_not_change_stops_the_stream(table: Table) -> None:
     """Without it nobody hears of a change that somebody wanted to hear of."""
-    table.columns, table.keyed = GROWN, replace(KEYED, evolve="fail")
+    table.columns, table.keyed = GROWN, replace(KEYED, evolution="fail")
     table.take(WITHOUT)
     with pytest.raises(TableError) as caught:
         table.take(WITH_BONUS)

@@ -105,9 +105,9 @@ def test_what_only_spark_can_write_is_reported(lake: Lake, job: Job) -> None:
 
 
 def test_a_table_that_must_not_change_says_that_waiting_does_not_help(job: Job) -> None:
-    """Without it `evolve: fail` is waited on for ever."""
+    """Without it `evolution: fail` is waited on for ever."""
     done(job, rows(("silver.a", record("x", 0, None))))
-    found = done(replace(job, batch=1, keyed=replace(KEYED, evolve="fail")), rows(("silver.a", record("x", 1, 1))))
+    found = done(replace(job, batch=1, keyed=replace(KEYED, evolution="fail")), rows(("silver.a", record("x", 1, 1))))
 
     assert (list(found.failed), found.unfit) == (["silver.a"], {"silver.a"})
 

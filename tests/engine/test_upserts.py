@@ -266,8 +266,8 @@ def test_a_check_of_the_table_is_kept(make_query: Any, tmp_path: Path, engine: s
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_table_that_must_not_change_stops_the_stream(make_query: Any, tmp_path: Path, engine: str) -> None:
-    """Without it `evolve: fail` waits for ever for something that nobody will mend."""
-    sink = Upsert(table="silver.p", keys=["event.gamer"], evolve="fail")
+    """Without it `evolution: fail` waits for ever for something that nobody will mend."""
+    sink = Upsert(table="silver.p", keys=["event.gamer"], evolution="fail")
     query = make_query(tmp_path, engine=engine, decode=Json(schema="game string, gamer string"), routes=route(sink))
     query.take(raw({"game": "uno", "gamer": "a"}))
     query = query.restarted(decode=Json(schema=DDL))
