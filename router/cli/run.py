@@ -37,7 +37,7 @@ from contextlib import contextmanager
     default=None,
     help="Start although lake and checkpoint do not belong together; the refusal says which one fits.",
 )
-@click.option("--debug", is_flag=True, help="Write to LAKE_debug, with a checkpoint of its own; apply no sink.")
+@click.option("--debug", is_flag=True, help="Write to LAKE_debug, with a checkpoint of its own; send nothing.")
 @click.option("--json-logs", is_flag=True, help="Log one JSON object per line.")
 @plugin_option
 def run(

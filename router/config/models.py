@@ -186,7 +186,8 @@ class Config(Model):
         default=(), description="how tables are kept in shape; the first that names a table counts"
     )
     debug: bool = Field(
-        default=False, description="write to LAKE_debug with a checkpoint of its own; no sink is applied: see its lane"
+        default=False,
+        description="write to LAKE_debug with a checkpoint of its own, and send nothing: rows stay in lanes",
     )
     spark: dict[str, str] = Field(default_factory=dict, description="Spark settings of the session")
 

@@ -187,7 +187,8 @@ class _Run:
     def _query(self, begin: source.Offsets | None) -> None:
         self.error = None
         if not self.open:  # here, where what is away is waited for
-            self.config, self.open = opened(self.config, self.spark, self.folder), True
+            self.config = opened(self.config, self.spark, self.folder, trial=self.config.debug)
+            self.open = True
         self._release()
         frame = source.stream(self.spark, self.config, begin)
         trigger = self.options.trigger or self.config.trigger
