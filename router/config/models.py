@@ -187,7 +187,7 @@ class Config(Model):
     )
     debug: bool = Field(
         default=False,
-        description="write to LAKE_debug with a checkpoint of its own, and send nothing: rows stay in lanes",
+        description="write to LAKE_debug with a checkpoint of its own, and send nothing: see lanes",
     )
     spark: dict[str, str] = Field(default_factory=dict, description="Spark settings of the session")
 
