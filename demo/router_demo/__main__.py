@@ -21,7 +21,7 @@ from router_demo.formats import opened
 from router_demo.games import game_names
 from router_demo.growth import Growth
 from router_demo.kafka import EmbeddedKafka
-from router_demo.process import Router
+from router_demo.process import Router, uninterrupted
 from router_demo.records import chunks
 from router_demo.registry import EmbeddedRegistry
 from router_demo.simulator import Sent, simulate
@@ -50,6 +50,7 @@ MARK = ".made-by-the-demo"
 NARROWEST = 100
 """Columns of text where there is no terminal."""
 INTERRUPTED = 130
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Demo:
@@ -115,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=NARROWEST)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: it unwinds what ends the router and the servers
+    for number in ENDING:  # all of them as Ctrl-C: it unwinds what ends the router and the servers
         signal.signal(number, signal.default_int_handler)
     demo = Demo(console, options, _fresh(Path(options.folder)))
     try:
@@ -137,14 +138,15 @@ def _run(demo: Demo) -> int:
         write = held.enter_context(opened(options.format, environ.get("REGISTRY"), f"{TOPIC}-value", demo.register))
         next(chunks(_opening(options), write))  # registers the first version: a router needs one to begin with
         demo.say(f"[bold]router run {demo.routes} --continuous[/] starts, in a process of its own")
-        router = Router(demo.routes, environ, demo.folder / "router.log", demo.take)
         try:
+            with uninterrupted(*ENDING):  # or a router could be started that nobody knows of, and so nobody ends
+                router = Router(demo.routes, environ, demo.folder / "router.log", demo.take)
+                held.callback(router.stop)
             sent = _stream(demo, router, kafka, write)
         except KeyboardInterrupt:
             demo.say("[bold]stopping:[/] the router ends after the batch at hand")
             raise
-        finally:
-            code = router.stop()
+        code = router.stop()
     if sent is None or code or router.read < sent.events:
         return _failed(demo, router, sent, code)
     if sent.failed:

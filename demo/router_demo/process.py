@@ -9,14 +9,31 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 STOP_SECONDS = 60
+
+
+@contextmanager
+def uninterrupted(*signals: int) -> Iterator[None]:
+    """Hold signals back while a block runs; the first that came is raised after it.
+
+    Handlers, not a signal mask: a process that is started in the block would inherit the mask.
+    """
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in came[:1]:
+        signal.raise_signal(number)
 
 
 class Router:
@@ -56,7 +73,7 @@ class Router:
         return self._wait(lambda: self.read >= records, seconds)
 
     def stop(self) -> int:
-        """Ask the router to end after its batch, kill it if it does not; return its exit code."""
+        """Ask the router to end after its batch, kill it if it does not; return its exit code (again)."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:
