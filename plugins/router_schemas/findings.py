@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+log = logging.getLogger("router")
 
 
 @dataclass(frozen=True)
@@ -23,3 +30,13 @@ class Incompatible:
     def __str__(self) -> str:
         where = f"field {self.field!r}" if self.field else "the record itself"
         return f"{where} differs between {self.old} and {self.new}: {self.what}"
+
+
+def refusals(findings: Iterable[Incompatible]) -> dict[str, str]:
+    """Return a reason for each version that was refused, its first finding, and warn of it."""
+    reasons: dict[str, str] = {}
+    for finding in findings:
+        if finding.new not in reasons:
+            log.warning("incompatible schemas: %s; its records become dead letters", finding)
+            reasons[finding.new] = str(finding)
+    return reasons

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -12,6 +11,7 @@ from router_schemas.avro.envelope import reader_text, writer_text
 from router_schemas.avro.mapping import mapped
 from router_schemas.avro.merge import Writer, merge
 from router_schemas.avro.schema import Ref
+from router_schemas.findings import refusals
 from router_schemas.places import VALUE_HEADER
 from router_schemas.written import Written, check_free
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from router_schemas.avro.schema import Schema
     from router_schemas.origin import Origin
     from router_schemas.written import Taken
-
-log = logging.getLogger("router")
 
 Frame = Literal["confluent", "none", "single_object"]
 
@@ -97,7 +95,7 @@ class _Making:
         """Add the versions of a record."""
         versions = {use.origin.label: use.schema for use in uses.values()}
         merged = merge([Writer(label, schema) for label, schema in versions.items()])
-        refused = _refused(merged)
+        refused = refusals(merged.findings)
         reasons = {frame: self.written[frame].reason for frame in uses if frame in self.written}
         reasons |= {frame: refused[use.origin.label] for frame, use in uses.items() if use.origin.label in refused}
         fits = {frame: use.schema for frame, use in uses.items() if frame not in reasons}
@@ -122,13 +120,3 @@ class _Making:
         self.records.append(Record(reader_text(found.reader), texts, found.struct))
         label = f"{name} of {newest}"
         self.types.update({one.name: (one.dataType, label) for one in found.struct if one.name not in self.types})
-
-
-def _refused(merged: Merged) -> dict[str, str]:
-    """Return a reason for each version that was refused."""
-    reasons: dict[str, str] = {}
-    for finding in merged.findings:
-        if finding.new not in reasons:
-            log.warning("incompatible schemas: %s; its records become dead letters", finding)
-            reasons[finding.new] = str(finding)
-    return reasons

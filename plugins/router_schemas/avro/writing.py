@@ -10,6 +10,7 @@ from datetime import date, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from router_schemas.avro.schema import Array, Choice, Enum, MapOf, Primitive, Record, Type
+from router_schemas.pieces import varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -118,13 +119,7 @@ def _sized(content: bytes) -> bytes:
 
 def _long(number: int) -> bytes:
     """Encode a whole number, seven bits a byte, the sign in the lowest."""
-    left = number << 1 if number >= 0 else ~(number << 1)
-    encoded = bytearray()
-    while left > 0x7F:
-        encoded.append(left & 0x7F | 0x80)
-        left >>= 7
-    encoded.append(left)
-    return bytes(encoded)
+    return varint(number << 1 if number >= 0 else ~(number << 1))
 
 
 _WRITERS: dict[str, tuple[type | tuple[type, ...], Callable[[Any], bytes]]] = {

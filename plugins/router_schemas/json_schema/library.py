@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql import types as T
 
+from router_schemas.findings import refusals
 from router_schemas.frames import frame_of
 from router_schemas.json_schema.merge import Version, merge
 from router_schemas.json_schema.registered import struct_of_registered, title_of
@@ -17,10 +17,7 @@ from router_schemas.places import VALUE_HEADER, Place
 from router_schemas.written import Written
 
 if TYPE_CHECKING:
-    from router_schemas.json_schema.merge import Merged
     from router_schemas.records import Closed, Kind
-
-log = logging.getLogger("router")
 
 
 @dataclass(frozen=True)
@@ -66,18 +63,8 @@ class Documents(RegistryLibrary[Use, Objects]):
         versions = {use.origin.label: use.struct for use in uses.values()}
         found = [Version(label, struct) for label, struct in versions.items()]
         merged = merge(found or [Version("", T.StructType())], self.taken)
-        refused = _refused(merged)
+        refused = refusals(merged.findings)
         known = {place: Written.of(use.origin, use.title, refused.get(use.origin.label)) for place, use in uses.items()}
         known |= {place: Written(reason=reason) for place, reason in self.reasons.items()}
         written = {frame_of(Place.of(place)): one for place, one in known.items()}
         return Objects(merged.struct, written, self.header, origins=merged.origins)
-
-
-def _refused(merged: Merged) -> dict[str, str]:
-    """Return a reason for each version that was refused."""
-    reasons: dict[str, str] = {}
-    for finding in merged.findings:
-        if finding.new not in reasons:
-            log.warning("incompatible schemas: %s; its records become dead letters", finding)
-            reasons[finding.new] = str(finding)
-    return reasons

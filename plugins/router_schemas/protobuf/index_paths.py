@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from router_schemas.pieces import varint
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -40,7 +42,7 @@ def encoded(path: Sequence[int]) -> bytes:
         raise ValueError(f"an index path has 1 to {DEEPEST} positions from 0 on, not {tuple(path)}")
     if tuple(path) == _FIRST:
         return b"\0"
-    return b"".join(_varint(number << 1) for number in (len(path), *path))
+    return b"".join(varint(number << 1) for number in (len(path), *path))
 
 
 def read(raw: bytes) -> tuple[int, Path, int]:
@@ -119,11 +121,3 @@ def _number(raw: bytes, at: int) -> tuple[int, int, int]:
             odd = value & 1 or value >= 2**32
             return (RANGE, 0, 0) if odd else (FINE, value >> 1, at + size + 1)
     return RANGE, 0, 0
-
-
-def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*found, value])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from router_schemas.findings import refusals
 from router_schemas.protobuf.decode import Reader, reader
 from router_schemas.protobuf.events import Events, Written
 from router_schemas.protobuf.mapping import spark_struct
@@ -15,13 +15,10 @@ from router_schemas.protobuf.merge import Version, merge
 from router_schemas.written import check_free
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-    from router_schemas.findings import Incompatible
     from router_schemas.origin import Origin
     from router_schemas.written import Taken
-
-log = logging.getLogger("router")
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class _Making:
                 for place, use in uses.items()
             }
             return
-        refused = _refused(first.refused)
+        refused = refusals(first.refused)
         for place, use in uses.items():
             label = use.version.label
             fits = label in first.labels
@@ -94,13 +91,3 @@ class _Making:
         label = f"{message} of {newest}"
         self.types.update({one.name: (one.type, label) for one in made.type if one.name not in self.types})
         self.readers.append(made)
-
-
-def _refused(findings: Iterable[Incompatible]) -> dict[str, str]:
-    """Return a reason for each version that was refused."""
-    reasons: dict[str, str] = {}
-    for finding in findings:
-        if finding.new not in reasons:
-            log.warning("incompatible schemas: %s; its records become dead letters", finding)
-            reasons[finding.new] = str(finding)
-    return reasons
