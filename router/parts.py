@@ -29,6 +29,9 @@ RAW_SCHEMA = (
 )
 """The columns of a raw record, whatever the source; those a source does not know are null."""
 
+Evolution = Literal["evolve", "freeze", "quarantine", "fail"]
+"""What becomes of rows with fields that their table has no place for."""
+
 
 class Part(BaseModel):
     """Be what a configuration can name: a set of options with a manual page."""
@@ -225,7 +228,7 @@ class TableSink(Sink, ABC):
         default="all",
         description="`all`: a table has every column of the route; `seen`: it gains a column with its first value",
     )
-    evolution: Literal["evolve", "freeze", "quarantine", "fail"] = Field(
+    evolution: Evolution = Field(
         default="evolve",
         description="what becomes of rows with fields that their table has no place for. `evolve`: it gains them; "
         "`freeze`: rows land without them and are counted; `quarantine`: these rows wait in a lane until `router "

@@ -96,7 +96,7 @@ def imbalances(
         in_files[file.target] += file.rows
     found = [sentence for partition in counted for sentence in _partition(layout, partition)]
     landed, turned, refused = (keyed(counted, kind) for kind in ("landed", "turned", "refused"))
-    expected = {target.key: landed[target.key] for target in (*layout.targets, *layout.waiting)}
+    expected = {target.key: landed[target.key] for target in layout.all_targets}
     if layout.bronze:
         expected["/bronze"] = total(counted, "read")
     dead = total(counted, "failed") + sum(turned.values()) + sum(refused.values())
@@ -121,8 +121,7 @@ def _partition(layout: Layout, partition: Partition) -> list[str]:
     for route in layout.routes:
         lost = partition.refused.get(route.name, 0) + partition.dropped.get(route.name, 0)
         for target in route.targets:
-            keys = (target.key, target.waits.key) if target.waits else (target.key,)
-            went = sum(partition.landed.get(key, 0) + partition.turned.get(key, 0) for key in keys)
+            went = sum(partition.landed.get(key, 0) + partition.turned.get(key, 0) for key in target.keys)
             if partition.matched.get(route.name, 0) != went + lost:
                 found.append(
                     f"{where}, {target.key}: {partition.matched.get(route.name, 0)} matched, {went} landed, waiting or "

@@ -69,7 +69,7 @@ class Fitter:
         by_table = _grouped(files, waiting)
         handles = self.handles.open(by_table)
         schemas = {"/bronze": BRONZE_SCHEMA, "/dead_letters": DEAD_SCHEMA}
-        schemas |= {target.key: target.schema for target in (*layout.targets, *layout.waiting)}
+        schemas |= {target.key: target.schema for target in layout.all_targets}
         casts, conflicts, frozen = dict(ruling.casts), dict(ruling.conflicts), dict(ruling.frozen)
         modes = {target.key: target.evolution for target in layout.targets}
         commits: list[TableCommit] = []

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from router.parts import Evolution
 
 RAW_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp_type", "headers")
 COORDINATES = {
@@ -40,8 +43,6 @@ DEAD_SCHEMA = pa.schema(
 )
 """A dead letter: why, and the whole record as received."""
 
-Evolution = Literal["evolve", "freeze", "quarantine", "fail"]
-"""What becomes of rows with fields that their table has no place for."""
 Stage = Literal["decode", "match", "expect", "select", "name", "schema", "apply"]
 """Where a record was refused."""
 
@@ -77,6 +78,11 @@ class Target:
     def key(self) -> str:
         """Return the part of transaction ids that names this target."""
         return f"{self.route}/{self.sink}{self.suffix}"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Return the key, and behind it the one of the lane where rows may wait."""
+        return (self.key, self.waits.key) if self.waits else (self.key,)
 
     @property
     def names_in_lane(self) -> bool:
@@ -133,6 +139,11 @@ class Layout:
     def waiting(self) -> tuple[Target, ...]:
         """Return the lanes where rows may wait."""
         return tuple(target.waits for target in self.targets if target.waits)
+
+    @property
+    def all_targets(self) -> tuple[Target, ...]:
+        """Return every target, then the lanes where rows may wait."""
+        return (*self.targets, *self.waiting)
 
     @property
     def about(self) -> tuple[str, ...]:

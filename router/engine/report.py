@@ -21,15 +21,14 @@ def report(
     """Return the report of a finished batch; `applied` is what sinks did with their lanes."""
     counted, commits = manifest.partitions, manifest.commits
     by = {kind: keyed(counted, kind) for kind in KEYED}
-    keys = {t.key: (t.key, t.waits.key) if t.waits else (t.key,) for t in layout.targets}
     routes = {
         route.name: {
             "matched": by["matched"][route.name],
             "landed": sum(by["landed"][target.key] for target in route.targets),
-            "refused": by["refused"][route.name] + sum(by["turned"][k] for t in route.targets for k in keys[t.key]),
+            "refused": by["refused"][route.name] + sum(by["turned"][k] for t in route.targets for k in t.keys),
             "dropped": by["dropped"][route.name],
             "frozen": sum(by["frozen"][target.key] for target in route.targets),
-            "waiting": sum(by["landed"][key] for target in route.targets for key in keys[target.key][1:]),
+            "waiting": sum(by["landed"][key] for target in route.targets for key in target.keys[1:]),
             **{f"warned {name}": by["warned"][f"{route.name}/{name}"] for name in route.warned},
         }
         for route in layout.routes

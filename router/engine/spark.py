@@ -68,7 +68,7 @@ class SparkEngine:
     ) -> None:
         """Append every table in parallel; Delta skips those that have this batch."""
         frame = self._hold(planned, manifest.ruling)
-        by_key = {target.key: target for target in (*planned.layout.targets, *planned.layout.waiting)}
+        by_key = {target.key: target for target in planned.layout.all_targets}
         by_table: dict[str, list[tuple[DataFrame, TableCommit]]] = defaultdict(list)
         for work in manifest.commits:
             by_table[work.table].append((self._rows(frame, by_key.get(work.target), work), work))
