@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import pyarrow as pa
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from router.parts import Evolution
+
+V = TypeVar("V")
 
 RAW_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp_type", "headers")
 COORDINATES = {
@@ -101,6 +105,12 @@ class Target:
     def place(self, table: str) -> str:
         """Return the key under which a ruling speaks of this target's rows in a table."""
         return f"{self.key}/{table}"
+
+    def ruled(self, places: Mapping[str, V]) -> Iterator[tuple[str, V]]:
+        """Return what a ruling says of this target's rows, by table: what it has under `place` of each."""
+        for place, said in places.items():
+            if place == self.place(table := place.rsplit("/", 1)[1]):
+                yield table, said
 
 
 @dataclass(frozen=True)

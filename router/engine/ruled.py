@@ -34,7 +34,7 @@ def ruled(planned: Plan, ruling: Ruling) -> DataFrame:
         if target.waits is None:
             changed[f"_frozen_{target.goes}"] = loses
             continue
-        table, goes = _going(target)
+        table, goes = going(target)
         waits = F.coalesce(goes & loses, F.lit(False))
         changed[target.waits.goes] = waits
         changed[waited(target.waits)] = F.when(waits, table)
@@ -68,16 +68,13 @@ def _turned(frame: DataFrame, targets: tuple[Target, ...], ruling: Ruling) -> Da
 
 
 def _ruled_out(target: Target, ruling: Ruling) -> Column | None:
-    table, goes = _going(target)
+    table, goes = going(target)
     reasons = []
     if (allowed := ruling.allowed.get(target.key)) is not None:
         named = F.col(target.struct("_table")).getField("_table") if target.names_in_lane else table
         text = F.concat(F.lit("cap:table "), named, F.lit(f": the sink may have {target.at_most} tables and has them"))
         reasons.append(F.when(goes & ~named.isin(*allowed), text))
-    for place, columns in ruling.conflicts.items():
-        name = place.rsplit("/", 1)[1]
-        if place != target.place(name):
-            continue
+    for name, columns in target.ruled(ruling.conflicts):
         for column, why in columns.items():
             if column in target.schema.names:
                 hit = goes & (table == name) & F.col(target.rows).getField(column).isNotNull()
@@ -91,7 +88,7 @@ def _ruled_out(target: Target, ruling: Ruling) -> Column | None:
 
 def _loses(target: Target, ruling: Ruling) -> Column | None:
     """Return whether a row has what its table has no place for, or, where it can wait, too wide a value."""
-    table, goes = _going(target)
+    table, goes = going(target)
     found = []
     for name, _, value, come, kind in _frozen(target, ruling):
         marks = [lost(value, come, kind, blank=target.blank)]
@@ -103,16 +100,13 @@ def _loses(target: Target, ruling: Ruling) -> Column | None:
 
 def _frozen(target: Target, ruling: Ruling) -> Iterator[tuple[str, str, Column, pa.DataType, pa.DataType | None]]:
     """Return (table, column, value, type, type in the table) of what does not go into frozen tables as it is."""
-    for place, columns in ruling.frozen.items():
-        name = place.rsplit("/", 1)[1]
-        if place != target.place(name):
-            continue
+    for name, columns in target.ruled(ruling.frozen):
         for column, kind in columns.items():
             if column in target.schema.names:
                 yield name, column, F.col(target.rows).getField(column), target.schema.field(column).type, kind
 
 
-def _going(target: Target) -> tuple[Column, Column]:
+def going(target: Target) -> tuple[Column, Column]:
     """Return the table of a row as text, and whether it goes there."""
     if target.table:
         return F.lit(target.table), F.col(target.goes)

@@ -23,7 +23,7 @@ from router.delta.handles import THREADS
 from router.engine.balance import KEYED
 from router.engine.commit import widen
 from router.engine.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, RAW_COLUMNS, VERSIONS, WAITING, Layout, Target
-from router.engine.ruled import narrowed, ruled, waited
+from router.engine.ruled import going, narrowed, ruled, waited
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -126,8 +126,7 @@ class SparkEngine:
         fixed = set(target.schema.names) & {*WAITING, *VERSIONS, *COORDINATES} if target.lane else set()
         names = [name for name in target.schema.names if target.seen and name not in fixed]
         valued = [F.count(F.col(target.rows).getField(name)).alias(f"c{i}") for i, name in enumerate(names)]
-        table = F.lit(target.table) if target.table else F.col(target.goes)
-        goes = F.col(target.goes) if target.table else F.col(target.goes).isNotNull()
+        table, goes = going(target)
         grouped = frame.filter(goes).groupBy(table.alias("table")).agg(F.count(F.lit(1)).alias("rows"), *valued)
         for row in grouped.orderBy("table").collect():  # as many rows as tables, which `at_most` bounds
             present = {name for i, name in enumerate(names) if row[f"c{i}"]} or set(names[:1])
@@ -200,7 +199,7 @@ def _keyed(frame: DataFrame, layout: Layout, ruling: Ruling) -> Iterator[tuple[s
             for name, column in columns.items():
                 yield f"{kind}:{route.name}/{name}", F.col(column)
         for target in route.targets:
-            goes = F.col(target.goes) if target.table else F.col(target.goes).isNotNull()
+            _, goes = going(target)
             yield f"landed:{target.key}", F.coalesce(goes, F.lit(False))
             turned = F.col(target.misnamed) if target.misnamed else F.lit(False)
             ruled = f"_turned_{target.goes}"
@@ -215,9 +214,8 @@ def _waiting(frame: DataFrame, target: Target, lane: Target, ruling: Ruling) -> 
     yield f"landed:{lane.key}", F.col(lane.goes)
     if (turned := f"_turned_{lane.goes}") in frame.columns:
         yield f"turned:{lane.key}", F.col(turned)
-    for place in ruling.frozen:
-        if place == target.place(name := place.rsplit("/", 1)[1]):
-            yield f"waiting:{place}", F.coalesce(F.col(waited(lane)) == name, F.lit(False))
+    for name, _ in target.ruled(ruling.frozen):
+        yield f"waiting:{target.place(name)}", F.coalesce(F.col(waited(lane)) == name, F.lit(False))
 
 
 def _counts(row: dict[str, Any], layout: Layout) -> dict[str, Any]:
