@@ -295,9 +295,11 @@ class _Task:
 
         A value too wide for its column makes a dead letter of the row where it cannot wait.
         """
+        if not (frozen := self.job.ruling.frozen.get(target.place(table))):
+            return have
         part, at = have
         index, lost = rows.where(at), np.zeros(part.num_rows, bool)
-        for column, kind in self.job.ruling.frozen.get(target.place(table), {}).items():
+        for column, kind in frozen.items():
             if column not in part.schema.names:
                 continue
             place, values = part.schema.get_field_index(column), part.column(column)
