@@ -65,7 +65,7 @@ class Batches:
         self.query = f"{self.config.name}:{self.run}"
         self.planner = Planner(self.config, self.config.decode)
         self.handles = Handles(self.lake)
-        self.fitter = Fitter(self.lake, self.handles, self.query)
+        self.fitter = Fitter(self.handles, self.query)
         applier = LaneOnly if self.config.debug else Applier
         self.applier = applier(self.lake, self.shelf, self.config.dead_letters)
         options = self.config.landing, self.config.dead_letters, self.config.engine
@@ -111,11 +111,11 @@ class Batches:
         with steps.step("ledger"):
             name, counted = self.config.name, manifest.partitions
             found = ledger.rows(name, self.run, steps.batch, manifest.targets, counted, applied)
-            ledger.append(self.lake, self.handles, self.config.ledger, f"{self.query}/ledger", steps.batch, found)
+            ledger.append(self.handles, self.config.ledger, f"{self.query}/ledger", steps.batch, found)
         self.caretaker.after_batch({*tables, self.config.ledger})
-        if any(target.waits for target in planned.layout.targets) and approvals(self.shelf.place):
+        if any(target.waits for target in planned.layout.targets) and (approved := approvals(self.shelf.place)):
             with steps.step("release"):
-                self.release.after_batch()
+                self.release.carry_out(approved)
         return report(self.config.name, planned.layout, manifest, steps, applied)
 
     def _decided(self, batch: int) -> Manifest | None:

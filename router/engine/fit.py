@@ -1,8 +1,8 @@
 """Hold landed files against the tables they are for: what to add, and what must land differently.
 
-The same handles commit. Where a table's schema or the number of tables says
-that rows must land otherwise, the new ruling says how, and the batch is landed again. That is rare: a ruling is kept
-for the batches that follow.
+The tables are opened once: what is decided here is committed with the same handles. Where a table's schema or the
+number of tables says that rows must land otherwise, the new ruling says how, and the batch is landed again. That is
+rare: a ruling is kept for the batches that follow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from router.delta.handles import Handles
-    from router.delta.lake import Lake
 
 V = TypeVar("V")
 Named = dict[str, set[str]]
@@ -47,7 +46,6 @@ class Fit:
 class Fitter:
     """Fit batches of one query; remembers only the names of tables that exist."""
 
-    lake: Lake
     handles: Handles
     query: str
     known: dict[str, set[str]] = field(default_factory=dict)
@@ -141,7 +139,7 @@ class Fitter:
 
     def _tables(self, layer: str) -> set[str]:
         if layer not in self.known:
-            self.known[layer] = set(self.lake.tables(layer))
+            self.known[layer] = set(self.handles.lake.tables(layer))
         return self.known[layer]
 
 

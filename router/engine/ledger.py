@@ -103,9 +103,9 @@ def rows(
     return found
 
 
-def append(lake: Lake, handles: Handles, table: str, app_id: str, batch: int, found: list[dict[str, Any]]) -> None:
+def append(handles: Handles, table: str, app_id: str, batch: int, found: list[dict[str, Any]]) -> None:
     """Append rows to the ledger table, once for each transaction id; a table of an older version gains its columns."""
-    folder = table.replace(".", "/")
+    lake, folder = handles.lake, table.replace(".", "/")
     now = int(time.time() * 1_000_000)
     content = pa.Table.from_pylist([{**row, "finished": now} for row in found], SCHEMA)
     path = f"{folder}/part-{batch:010d}-{time.time_ns()}.parquet"

@@ -55,13 +55,10 @@ class Release:
         table = self.lake.open(self.config.ledger)
         booked = table.transaction_version(f"{self.config.name}:{run}/ledger") if table else None
         cut_off = f"manifests/{run}/{-1 if booked is None else booked + 1:010d}.json"
-        return set() if self.checkpoint.read(cut_off) else self._all(found)
+        return set() if self.checkpoint.read(cut_off) else self.carry_out(found)
 
-    def after_batch(self) -> set[str]:
-        """Carry out approvals when a batch is in the ledger; return the tables that changed."""
-        return self._all(approvals(self.checkpoint))
-
-    def _all(self, found: list[Approval]) -> set[str]:
+    def carry_out(self, found: list[Approval]) -> set[str]:
+        """Carry out approvals while no batch is under way; return the tables that changed."""
         for approval in found:
             try:
                 for query in approval.upto:
@@ -88,7 +85,7 @@ class Release:
         place, (name, _, run) = approval.place, query.rpartition(":")
         row = {"query": name, "run": run, "batch_id": last, "route": place.route, "sink": place.sink, "released": rows}
         app_id = f"{query}/ledger/release/{place.route}/{place.sink}/{place.table}"
-        ledger.append(self.lake, Handles(self.lake), self.config.ledger, app_id, last, [row])
+        ledger.append(Handles(self.lake), self.config.ledger, app_id, last, [row])
         log.info("%s: %d rows that waited are in %s now", self.config.name, rows, place.table)
 
 
