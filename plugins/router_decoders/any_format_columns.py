@@ -8,6 +8,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from router_decoders import frame_columns
+from router_schemas.told import ABOUT, ADDED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
     from router_schemas.formats import Formats
     from router_schemas.records import Kind
 
-ABOUT = ("schema_id", "schema_version", "subject", "message")
-ADDED = ("event", "_error", "_wanted", *ABOUT)
+NAMES = ("event", *ADDED.names)
 OWN = ("_any_format", "_any_value", "_any_why", "_any_wanted", "_any_id")
 """Columns while it decodes; the decoders of the formats have others of their own."""
 
@@ -29,15 +29,15 @@ def decoded(raw: DataFrame, known: Formats, parts: Sequence[tuple[Kind, BySchema
     frame = _routed(raw, known)
     for kind, decoder in parts:
         frame = frame.withColumn("value", F.when(F.col("_any_format") == kind, F.col("_any_value")))
-        frame = decoder.decode(frame).withColumnsRenamed({name: f"_{kind}_{name}" for name in ADDED})
+        frame = decoder.decode(frame).withColumnsRenamed({name: f"_{kind}_{name}" for name in NAMES})
     kinds = [kind for kind, _ in parts]
-    columns: dict[str, Column] = {name: _of_format(name, kinds) for name in ABOUT}
+    columns: dict[str, Column] = {name: _of_format(name, kinds) for name in ABOUT.names}
     columns["schema_id"] = F.coalesce(columns["schema_id"], "_any_id")
     columns["_error"] = F.coalesce("_any_why", _of_format("_error", kinds))
     columns["_wanted"] = F.coalesce("_any_wanted", _of_format("_wanted", kinds))
     columns["event"] = _event(frame, kinds)
     columns["value"] = F.col("_any_value")
-    return frame.withColumns(columns).drop(*OWN, *(f"_{kind}_{name}" for kind in kinds for name in ADDED))
+    return frame.withColumns(columns).drop(*OWN, *(f"_{kind}_{name}" for kind in kinds for name in NAMES))
 
 
 def _routed(raw: DataFrame, known: Formats) -> DataFrame:

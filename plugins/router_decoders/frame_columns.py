@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 from router_schemas.avro.fingerprint import MARKER
 from router_schemas.avro.library import FINGERPRINT
 from router_schemas.frames import EMPTY, HEADER, ID, MAGIC, REASONS, SHORT
+from router_schemas.told import ABOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -80,7 +81,7 @@ def _schema_id(known: Framed) -> Column:
 
 def about(known: Framed) -> dict[str, Column]:
     """Return what is known of the schemas of rows; the id wherever a row names one."""
-    told = {name: F.col(f"_known.{name}") for name in ("schema_id", "schema_version", "subject", "message")}
+    told = {name: F.col(f"_known.{name}") for name in ABOUT.names}
     return {**told, "schema_id": F.coalesce(told["schema_id"], _schema_id(known))}
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import override
 
-from router import ArrowDecoder, ArrowDecoding, Preparation, StartError
+from router import ArrowDecoder, ArrowDecoding, Preparation
 from router_decoders.by_schema import BySchema
+from router_schemas.places import FULL_NAME
+from router_schemas.protobuf.extra import needed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,21 +25,20 @@ if TYPE_CHECKING:
     from router_schemas.protobuf.library import Messages
     from router_schemas.schemas import Schemas
 
-FIELD = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
-"""Names with dots between them: a path of fields, or the full name of a message."""
-
 
 class Wrapper(BaseModel):
     """Say where an outer message holds the message that is the event. Paths are fields with dots between them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    payload: str = Field(pattern=FIELD, description="field with the message inside: bytes or a google.protobuf.Any")
+    payload: str = Field(pattern=FULL_NAME, description="field with the message inside: bytes or a google.protobuf.Any")
     name: str | None = Field(
-        default=None, pattern=FIELD, description="field with its name: the full one, a type URL, or the last part of it"
+        default=None,
+        pattern=FULL_NAME,
+        description="field with its name: the full one, a type URL, or the last part of it",
     )
     schema_id: str | None = Field(
-        default=None, pattern=FIELD, description="field with the id of its schema, whose first message it is"
+        default=None, pattern=FULL_NAME, description="field with the id of its schema, whose first message it is"
     )
     messages: tuple[str, ...] = Field(
         default=(), description="full names of messages inside that are known before their first record"
@@ -98,7 +98,7 @@ class Protobuf(BySchema, ArrowDecoder):
         min_length=1,
         description="a .proto text, from the configuration's folder; what it imports is looked for beside it",
     )
-    message: str | None = Field(default=None, pattern=FIELD, description="with a file: full name of the message")
+    message: str | None = Field(default=None, pattern=FULL_NAME, description="with a file: full name of the message")
     frame: Literal["confluent", "none"] = Field(
         default="confluent", description="`confluent`: as a registry's clients write; `none`: the value is the message"
     )
@@ -126,10 +126,10 @@ class Protobuf(BySchema, ArrowDecoder):
 
     def library(self, preparation: Preparation) -> Library[Any]:
         """Return where Protobuf schemas come from."""
-        _needs_the_extra()
-        from router_schemas.protobuf.library import FileMessages, Files, Messages, OneMessage
-        from router_schemas.protobuf.unwrapping import Fields
-        from router_schemas.protobuf.wrapper import Payloads
+        with needed("the decoder protobuf"):
+            from router_schemas.protobuf.library import FileMessages, Files, Messages, OneMessage
+            from router_schemas.protobuf.unwrapping import Fields
+            from router_schemas.protobuf.wrapper import Payloads
 
         memory, wrapper = preparation.memory, self.wrapper
         outer: Messages | OneMessage
@@ -152,8 +152,8 @@ class Protobuf(BySchema, ArrowDecoder):
     @staticmethod
     def messages(schemas: Schemas, memory: Memory, header: str) -> Messages:
         """Return the messages of a registry that has other formats, too."""
-        _needs_the_extra()
-        from router_schemas.protobuf.library import Messages
+        with needed("the decoder protobuf"):
+            from router_schemas.protobuf.library import Messages
 
         return Messages(schemas, memory, header=header, among_others=True)
 
@@ -197,11 +197,3 @@ class Protobuf(BySchema, ArrowDecoder):
 
         event = (self.known if self.wrapper is None else self.known.inner).event
         return ArrowDecoding(self._function, self.known, spark_struct(pa.struct([("event", event), *ADDED])))
-
-
-def _needs_the_extra() -> None:
-    try:
-        import_module("router_schemas.protobuf.library")
-    except ModuleNotFoundError as error:
-        extra = "pip install 'spark-event-router[protobuf]', here and on every node"
-        raise StartError(f"the decoder protobuf needs the module {error.name}: {extra}") from error

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from router import Encoded, Encoding
-from router_encoders.by_schema import FULL_NAME, BySchema, record_name
+from router_encoders.by_schema import BySchema, record_name
 from router_encoders.framing import framed
+from router_schemas.places import FULL_NAME
 
 if TYPE_CHECKING:
     import pyarrow as pa

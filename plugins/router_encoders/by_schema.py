@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from router_schemas.client import Client
 
-FULL_NAME = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 NOBODYS = 0
 """The id where nobody sees it: in a trial, and without a frame."""
 

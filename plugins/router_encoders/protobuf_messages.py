@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field, field_validator
 
 from router import Encoded, Encoding, StartError
-from router_encoders.by_schema import FULL_NAME, BySchema, record_name
+from router_encoders.by_schema import BySchema, record_name
 from router_encoders.framing import framed
+from router_schemas.places import FULL_NAME
+from router_schemas.protobuf.extra import needed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,11 +61,8 @@ class ToProtobuf(BySchema):
 
     def open(self, columns: StructType, folder: Path, subject: str | None = None, *, trial: bool = False) -> Encoding:
         """Return how rows are written. Asks the registry."""
-        try:
+        with needed("protobuf"):
             from router_schemas.protobuf.compile import CompilerError
-        except ModuleNotFoundError as error:
-            extra = "pip install 'spark-event-router[protobuf]', here and on every node"
-            raise StartError(f"protobuf needs the module {error.name}: {extra}") from error
         try:
             return super().open(columns, folder, subject, trial=trial)
         except CompilerError as error:

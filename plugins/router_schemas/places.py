@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 VALUE_HEADER = "__value_schema_id"
 KEY_HEADER = "__key_schema_id"
 """Record headers that Confluent's clients put GUIDs into."""
+FULL_NAME = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
+"""Names with dots between them: the full name of a record or message, or a path of fields."""
 FIRST = (0,)
 """The index path of a file's first message."""
 _GUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"

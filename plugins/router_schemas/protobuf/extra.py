@@ -1,0 +1,21 @@
+"""Ask for the extra that Protobuf needs."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from router import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def needed(whose: str) -> Iterator[None]:
+    """Say what to install where an import finds no module, and for whom: raise StartError."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        extra = "pip install 'spark-event-router[protobuf]', here and on every node"
+        raise StartError(f"{whose} needs the module {error.name}: {extra}") from error
