@@ -12,6 +12,7 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 from router.delta.lake import Lake
 from router_demo.kafka import EmbeddedKafka
 from router_demo.registry import EmbeddedRegistry
+from tests.schemas.faulty import FaultyRegistry
 from tests.sharing import shared
 
 if TYPE_CHECKING:
@@ -97,3 +98,11 @@ def spark() -> Iterator[SparkSession]:
 def lake(tmp_path: Path) -> Lake:
     """Return an empty lake."""
     return Lake.at(str(tmp_path / "lake"))
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyRegistry]:
+    """Run a schema registry that does what a test wants, reached without any proxy."""
+    monkeypatch.setenv("NO_PROXY", "*")
+    with FaultyRegistry() as registry:
+        yield registry

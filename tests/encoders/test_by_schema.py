@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pydantic import ValidationError
@@ -17,7 +17,9 @@ from router_encoders import ToAvro, ToProtobuf
 from router_encoders.by_schema import record_name
 from router_schemas.frames import parse
 from tests.encoders.columns import rows_of, struct
-from tests.schemas.faulty import FaultyRegistry
+
+if TYPE_CHECKING:
+    from tests.schemas.faulty import FaultyRegistry
 
 SUBJECT = "games-value"
 COLUMNS = struct(game=T.StringType(), amount=T.LongType())
@@ -39,27 +41,16 @@ HERE = Path()
 Encode = Callable[..., Encoder]
 
 
-@pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_PROXY", "*")
-
-
-@pytest.fixture
-def registry() -> Iterator[FaultyRegistry]:
-    with FaultyRegistry() as registry:
-        yield registry
-
-
 @pytest.fixture(params=["avro", "protobuf"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def encoder(registry: FaultyRegistry, kind: str) -> Encode:
+def encoder(faulty: FaultyRegistry, kind: str) -> Encode:
     """Make an encoder of the format with options."""
     made = {"avro": ToAvro, "protobuf": ToProtobuf}[kind]
-    url = {"url": registry.url, "attempts": 1}
+    url = {"url": faulty.url, "attempts": 1}
     return lambda **options: made.model_validate({"registry": url, "subject": SUBJECT, **options})
 
 
@@ -71,28 +62,28 @@ def number_of(encoder: Encoder, columns: T.StructType, folder: Path = HERE, subj
     return int(parse(rows_of(struct(v=T.BinaryType()), [{"v": found.values[0]}]).field("v"), False).ids[0])
 
 
-def test_the_newest_version_is_written(registry: FaultyRegistry, encoder: Encode, kind: str) -> None:
+def test_the_newest_version_is_written(faulty: FaultyRegistry, encoder: Encode, kind: str) -> None:
     """Without it consumers get a version that they have replaced."""
-    registry.book.add(SUBJECT, TEXTS[kind].replace("amount", "sum"), KINDS[kind])
-    newest = registry.book.add(SUBJECT, TEXTS[kind], KINDS[kind])
+    faulty.book.add(SUBJECT, TEXTS[kind].replace("amount", "sum"), KINDS[kind])
+    newest = faulty.book.add(SUBJECT, TEXTS[kind], KINDS[kind])
 
     assert number_of(encoder(), COLUMNS) == newest
-    assert not [seen for seen in registry.seen if seen.method != "GET"], "something was registered"
+    assert not [seen for seen in faulty.seen if seen.method != "GET"], "something was registered"
 
 
-def test_the_version_of_an_id_is_written(registry: FaultyRegistry, encoder: Encode, kind: str) -> None:
+def test_the_version_of_an_id_is_written(faulty: FaultyRegistry, encoder: Encode, kind: str) -> None:
     """Without it somebody's new version changes what is written."""
-    wanted = registry.book.add(SUBJECT, TEXTS[kind], KINDS[kind])
-    registry.book.add(SUBJECT, TEXTS[kind].replace("amount", "sum"), KINDS[kind])
+    wanted = faulty.book.add(SUBJECT, TEXTS[kind], KINDS[kind])
+    faulty.book.add(SUBJECT, TEXTS[kind].replace("amount", "sum"), KINDS[kind])
 
     assert number_of(encoder(id=wanted), COLUMNS) == wanted
 
 
 def test_a_column_without_a_field_keeps_a_stream_from_starting(
-    registry: FaultyRegistry, encoder: Encode, kind: str
+    faulty: FaultyRegistry, encoder: Encode, kind: str
 ) -> None:
     """Without it a column is lost on the way, and nobody is told."""
-    registry.book.add(SUBJECT, TEXTS[kind], KINDS[kind])
+    faulty.book.add(SUBJECT, TEXTS[kind], KINDS[kind])
 
     with pytest.raises(StartError, match=r"games-value version 1 \(schema 1\): field note: .* has no field") as caught:
         encoder().open(WIDER, HERE)
@@ -101,14 +92,14 @@ def test_a_column_without_a_field_keeps_a_stream_from_starting(
         encoder().open(struct(game=T.StringType(), amount=T.StringType()), HERE)
 
 
-def test_nothing_is_registered_without_leave(registry: FaultyRegistry, encoder: Encode) -> None:
+def test_nothing_is_registered_without_leave(faulty: FaultyRegistry, encoder: Encode) -> None:
     """Without it a typing mistake in `subject` makes a subject."""
     with pytest.raises(StartError, match="subject games-value has no schema"):
         encoder().open(COLUMNS, HERE)
-    assert not registry.book.subjects
+    assert not faulty.book.subjects
 
 
-def test_a_schema_is_made_for_the_columns_and_grows_with_them(registry: FaultyRegistry, encoder: Encode) -> None:
+def test_a_schema_is_made_for_the_columns_and_grows_with_them(faulty: FaultyRegistry, encoder: Encode) -> None:
     """Without it a new column stops the stream, or an old one takes the place of another."""
     grows = encoder(register=True)
     first = number_of(grows, COLUMNS)
@@ -117,23 +108,23 @@ def test_a_schema_is_made_for_the_columns_and_grows_with_them(registry: FaultyRe
     assert again == first
     assert wider != first
     assert number_of(grows, COLUMNS) == wider, "a column that is gone makes no version"
-    assert len(registry.book.subjects[SUBJECT]) == 2
+    assert len(faulty.book.subjects[SUBJECT]) == 2
     third = number_of(grows, struct(game=T.StringType(), more=T.BooleanType()))
-    assert all(name in registry.book.schemas[third]["schema"] for name in ("game", "amount", "note", "more"))
+    assert all(name in faulty.book.schemas[third]["schema"] for name in ("game", "amount", "note", "more"))
     with pytest.raises(StartError, match="amount"):
         grows.open(struct(amount=T.BooleanType()), HERE)
 
 
-def test_a_schema_of_somebody_else_is_not_replaced(registry: FaultyRegistry, encoder: Encode, kind: str) -> None:
+def test_a_schema_of_somebody_else_is_not_replaced(faulty: FaultyRegistry, encoder: Encode, kind: str) -> None:
     """Without it `register: true` overwrites what another team declared."""
-    registry.book.add(SUBJECT, TEXTS[kind], KINDS[kind])
+    faulty.book.add(SUBJECT, TEXTS[kind], KINDS[kind])
 
     with pytest.raises(StartError, match=r"field note: .*; add it, for this schema was not made by the router"):
         encoder(register=True).open(WIDER, HERE)
-    assert len(registry.book.subjects[SUBJECT]) == 1
+    assert len(faulty.book.subjects[SUBJECT]) == 1
 
 
-def test_a_file_has_to_be_registered(registry: FaultyRegistry, encoder: Encode, kind: str, tmp_path: Path) -> None:
+def test_a_file_has_to_be_registered(faulty: FaultyRegistry, encoder: Encode, kind: str, tmp_path: Path) -> None:
     """Without it records carry an id that means another schema."""
     option, name = FILES[kind]
     with pytest.raises(StartError, match=f"{option} {name} cannot be read"):
@@ -149,11 +140,11 @@ def test_a_file_has_to_be_registered(registry: FaultyRegistry, encoder: Encode, 
         encoder(**{option: name}).open(WIDER, tmp_path)
 
 
-def test_a_record_can_be_alone(registry: FaultyRegistry, encoder: Encode, kind: str, tmp_path: Path) -> None:
+def test_a_record_can_be_alone(faulty: FaultyRegistry, encoder: Encode, kind: str, tmp_path: Path) -> None:
     """Without it readers without a registry, most of HTTP, cannot be written for."""
     option, name = FILES[kind]
     (tmp_path / name).write_text(TEXTS[kind])
-    registry.book.add(SUBJECT, TEXTS[kind], KINDS[kind])
+    faulty.book.add(SUBJECT, TEXTS[kind], KINDS[kind])
     made = type(encoder())
     alone = made.model_validate({option: name, "frame": "none"}).open(COLUMNS, tmp_path)
     seen = [encoder().open(COLUMNS, HERE), encoder(frame="none").open(COLUMNS, HERE), alone]
@@ -166,7 +157,7 @@ def test_a_record_can_be_alone(registry: FaultyRegistry, encoder: Encode, kind: 
         made.model_validate({option: name, "frame": "none"}).open(WIDER, tmp_path)
 
 
-def test_a_trial_registers_nothing(registry: FaultyRegistry, encoder: Encode, kind: str, tmp_path: Path) -> None:
+def test_a_trial_registers_nothing(faulty: FaultyRegistry, encoder: Encode, kind: str, tmp_path: Path) -> None:
     """Without it looking at a configuration makes subjects."""
     option, name = FILES[kind]
     (tmp_path / name).write_text(TEXTS[kind])
@@ -175,47 +166,47 @@ def test_a_trial_registers_nothing(registry: FaultyRegistry, encoder: Encode, ki
         encoder(**options).open(COLUMNS, tmp_path, trial=True)
     with pytest.raises(StartError, match="field note"):  # nor does one that cannot start
         encoder(**{"register": True, option: name}).open(WIDER, tmp_path)
-    assert not registry.book.subjects
+    assert not faulty.book.subjects
 
 
-def test_a_schema_of_another_format_is_refused(registry: FaultyRegistry, encoder: Encode, kind: str) -> None:
+def test_a_schema_of_another_format_is_refused(faulty: FaultyRegistry, encoder: Encode, kind: str) -> None:
     """Without it Avro is written into a topic of Protobuf."""
     other = {"avro": "protobuf", "protobuf": "avro"}[kind]
-    registry.book.add(SUBJECT, TEXTS[other], KINDS[other])
+    faulty.book.add(SUBJECT, TEXTS[other], KINDS[other])
 
     for options in ({}, {"register": True}, {"id": 1}):
         with pytest.raises(StartError, match=f"is {KINDS[other]}, not {KINDS[kind]}"):
             encoder(**options).open(COLUMNS, HERE)
 
 
-def test_a_registry_that_is_away_is_waited_for(registry: FaultyRegistry, encoder: Encode) -> None:
+def test_a_registry_that_is_away_is_waited_for(faulty: FaultyRegistry, encoder: Encode) -> None:
     """Without it a stream ends when its registry is started again."""
-    registry.fails("503")
+    faulty.fails("503")
 
     with pytest.raises(ConnectionError, match="waiting for the schema registry"):
         encoder().open(COLUMNS, HERE)
 
 
-def test_an_unknown_id_is_refused(registry: FaultyRegistry, encoder: Encode) -> None:
+def test_an_unknown_id_is_refused(faulty: FaultyRegistry, encoder: Encode) -> None:
     with pytest.raises(StartError, match="schema not found"):
         encoder(id=77).open(COLUMNS, HERE)
 
 
-def test_the_subject_is_that_of_the_topic(registry: FaultyRegistry, encoder: Encode, kind: str) -> None:
+def test_the_subject_is_that_of_the_topic(faulty: FaultyRegistry, encoder: Encode, kind: str) -> None:
     """Without it every fixed topic needs its name twice."""
-    number = registry.book.add("wins-value", TEXTS[kind], KINDS[kind])
+    number = faulty.book.add("wins-value", TEXTS[kind], KINDS[kind])
 
     assert number_of(encoder(subject=None), COLUMNS, subject="wins-value") == number
     with pytest.raises(StartError, match="give `subject`"):
         encoder(subject=None).open(COLUMNS, HERE)
 
 
-def test_a_message_inside_of_another_is_named_in_the_frame(registry: FaultyRegistry) -> None:
+def test_a_message_inside_of_another_is_named_in_the_frame(faulty: FaultyRegistry) -> None:
     """Without it consumers read another message of the same file."""
     inner = "message B { map<string, int64> m = 1; message C { string game = 1; } }"
     text = f'syntax = "proto3"; package g; message A {{ {inner} }}'
-    number = registry.book.add(SUBJECT, text, "PROTOBUF")
-    made = ToProtobuf.model_validate({"registry": registry.url, "subject": SUBJECT, "message": "g.A.B.C"})
+    number = faulty.book.add(SUBJECT, text, "PROTOBUF")
+    made = ToProtobuf.model_validate({"registry": faulty.url, "subject": SUBJECT, "message": "g.A.B.C"})
     encoding = made.open(struct(game=T.StringType()), HERE)
 
     (value,) = encoding.function(rows_of(struct(game=T.StringType()), [{"game": "uno"}]), encoding.argument).values

@@ -22,10 +22,9 @@ from tests.engine.conftest import ENGINES
 from tests.engine.parts import Named, Where
 from tests.engine.query import RAW, records
 from tests.plugins.protos import Proto
-from tests.schemas.faulty import FaultyRegistry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pyspark.sql import SparkSession
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
     from tests.engine.conftest import MakeQuery
     from tests.engine.query import Query
+    from tests.schemas.faulty import FaultyRegistry
 
 ROUTES = Path(__file__).parents[2] / "routes"
 GAMES = Route(name="games", match=Where(sql="event.game IS NOT NULL"), sinks=(Named(sql="'silver.' || event.game"),))
@@ -42,13 +42,6 @@ BET = {
     "fields": [{"name": "game", "type": "string"}, {"name": "amount", "type": "long"}],
 }
 WRAPPER = {"payload": "head.body", "name": "head.name"}
-
-
-@pytest.fixture
-def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyRegistry]:
-    monkeypatch.setenv("NO_PROXY", "*")
-    with FaultyRegistry() as registry:
-        yield registry
 
 
 @pytest.fixture

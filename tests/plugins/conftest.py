@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from router import RAW_SCHEMA, Decoder, Preparation
 from router_schemas.memory import Folder
-from tests.schemas.faulty import FaultyRegistry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,14 +42,6 @@ def decode(raw: Raw) -> Decode:
         return [(row["event"], row["_error"]) for row in sorted(rows, key=lambda row: row["offset"])]
 
     return decode
-
-
-@pytest.fixture
-def misbehaving(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyRegistry]:
-    """Run a registry that does what a test wants."""
-    monkeypatch.setenv("NO_PROXY", "*")
-    with FaultyRegistry() as registry:
-        yield registry
 
 
 @pytest.fixture

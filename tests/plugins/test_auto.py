@@ -73,8 +73,8 @@ class Mixed:
 
 
 @pytest.fixture
-def topic(misbehaving: FaultyRegistry, tmp_path: Path) -> Mixed:
-    return Mixed(misbehaving, tmp_path)
+def topic(faulty: FaultyRegistry, tmp_path: Path) -> Mixed:
+    return Mixed(faulty, tmp_path)
 
 
 def test_records_of_all_formats_are_one_event(topic: Mixed, opened: Open, stream: Stream) -> None:

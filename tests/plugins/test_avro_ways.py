@@ -27,7 +27,7 @@ from router_schemas.places import KEY_HEADER, VALUE_HEADER
 from tests.schemas.faulty import GUIDS, FaultyRegistry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -59,13 +59,6 @@ def single_object(one: dict[str, Any], **values: Any) -> bytes:
     """Return a single object whose fingerprint is fastavro's, with the bytes in the order of the specification."""
     digits = fastavro.schema.fingerprint(fastavro.schema.to_parsing_canonical_form(one), "CRC-64-AVRO")
     return b"\xc3\x01" + bytes.fromhex(digits) + body(one, **values)
-
-
-@pytest.fixture
-def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyRegistry]:
-    monkeypatch.setenv("NO_PROXY", "*")
-    with FaultyRegistry() as registry:
-        yield registry
 
 
 @pytest.fixture

@@ -65,9 +65,9 @@ IN_SPARK = [3000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.tim
 
 
 @pytest.fixture
-def corpora(misbehaving: FaultyRegistry, tmp_path: Path) -> Corpora:
+def corpora(faulty: FaultyRegistry, tmp_path: Path) -> Corpora:
     """Register schemas in two versions, and return good records of each."""
-    random, book, proto = Random(11), misbehaving.book, Proto.in_folder(tmp_path)
+    random, book, proto = Random(11), faulty.book, Proto.in_folder(tmp_path)
     bets = book.add("bets", proto.path.read_text(), "PROTOBUF")
     avro = [
         (book.add("wins", json.dumps({**WIN, "fields": fields}), "AVRO"), fields)
@@ -106,13 +106,13 @@ def corpora(misbehaving: FaultyRegistry, tmp_path: Path) -> Corpora:
 
 
 @pytest.fixture
-def begun(misbehaving: FaultyRegistry, opened: Open, corpora: Corpora) -> Callable[..., Decoder]:
+def begun(faulty: FaultyRegistry, opened: Open, corpora: Corpora) -> Callable[..., Decoder]:
     """Start a decoder that knows every schema, and every GUID."""
 
     def begun(kind: type[Decoder]) -> Decoder:
         subjects = {Avro: ["wins"], Protobuf: ["bets"], JsonSchema: ["logins"]}.get(kind, ["wins", "bets", "logins"])
-        decoder = opened(kind.model_validate({"registry": misbehaving.url, "subjects": subjects}))
-        known = {f"schema {misbehaving.book.guid(number)}" for number in misbehaving.book.schemas}
+        decoder = opened(kind.model_validate({"registry": faulty.url, "subjects": subjects}))
+        known = {f"schema {faulty.book.guid(number)}" for number in faulty.book.schemas}
         paths = {"message 1 of schema 1", "message 0.1 of schema 1"}
         return decoder.refresh(frozenset()).refresh(frozenset(known | (paths if kind in (Protobuf, Auto) else set())))
 
@@ -177,14 +177,14 @@ def decided(decoder: Decoder, records: pa.RecordBatch, batches: Iterator[int]) -
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("kind", [Protobuf, JsonSchema])
 def test_spoilt_records_have_one_verdict_in_tasks(
-    misbehaving: FaultyRegistry, corpora: Corpora, begun, kind: type[Decoder], rows: int
+    faulty: FaultyRegistry, corpora: Corpora, begun, kind: type[Decoder], rows: int
 ) -> None:
     """A record that ends the process, or has another end when it is read again, breaks what is promised of others."""
     name = {Protobuf: "protobuf", JsonSchema: "json_schema"}[kind]
     good = corpora[name] * 20 + [one for corpus in corpora.values() for one in corpus]
     decoder, random = begun(kind), Random(rows)
     for part in range(max(1, rows // 100_000)):
-        some = spoilt(misbehaving, good, min(rows, 100_000), part)
+        some = spoilt(faulty, good, min(rows, 100_000), part)
         records = records_of(some)
         first = decided(decoder, records, iter([len(some)]))
         check_verdicts(first, records.column("value"))
@@ -199,7 +199,7 @@ def test_spoilt_records_have_one_verdict_in_tasks(
 @pytest.mark.parametrize("rows", IN_SPARK)
 @pytest.mark.parametrize("kind", [Avro, Auto, JsonSchema, Json])
 def test_spoilt_records_have_one_verdict_in_spark(
-    spark: SparkSession, misbehaving: FaultyRegistry, corpora: Corpora, begun, kind: type[Decoder], rows: int
+    spark: SparkSession, faulty: FaultyRegistry, corpora: Corpora, begun, kind: type[Decoder], rows: int
 ) -> None:
     """Avro is Spark's to decode, and whatever JSON is not plain."""
     mine = {Avro: ["avro"], JsonSchema: ["json_schema"], Json: ["json_schema"]}.get(kind, [*corpora])
@@ -209,7 +209,7 @@ def test_spoilt_records_have_one_verdict_in_spark(
         if kind is Json
         else begun(kind)
     )
-    some = spoilt(misbehaving, good, rows, 5)
+    some = spoilt(faulty, good, rows, 5)
     if kind is Json:
         some = [(value and value[FRAME:], None) for value, _ in some]
     records = records_of(some)

@@ -68,12 +68,12 @@ def test_a_registry_is_needed() -> None:
         JsonSchema.model_validate({})
 
 
-def test_versions_are_one_event(misbehaving: FaultyRegistry, opened: Open, stream: Stream) -> None:
+def test_versions_are_one_event(faulty: FaultyRegistry, opened: Open, stream: Stream) -> None:
     """Without it a topic has a table for each version, or none of the newer fields."""
-    first, second = add(misbehaving, BET, SECOND)
+    first, second = add(faulty, BET, SECOND)
     old, new = {"game": "uno", "amount": 5, "extra": 1}, {"game": "uno", "amount": 6, "note": "a", "odds": 2}
 
-    rows = stream(opened(decoder(misbehaving)), [pack(first, None, text(old)), pack(second, None, text(new))])
+    rows = stream(opened(decoder(faulty)), [pack(first, None, text(old)), pack(second, None, text(new))])
 
     assert [row["event"] for row in rows] == [
         {"game": "uno", "amount": 5, "note": None, "odds": None},
@@ -84,14 +84,14 @@ def test_versions_are_one_event(misbehaving: FaultyRegistry, opened: Open, strea
 
 
 def test_a_version_that_no_column_can_hold_is_refused_with_the_field(
-    misbehaving: FaultyRegistry, opened: Open, stream: Stream
+    faulty: FaultyRegistry, opened: Open, stream: Stream
 ) -> None:
     """Without it one column has numbers and texts, or the older records are lost."""
-    first, second, third = add(misbehaving, BET, CLASH, SECOND)
+    first, second, third = add(faulty, BET, CLASH, SECOND)
     good, bad = text({"game": "uno", "amount": 5}), text({"game": "uno", "amount": "five"})
 
     rows = stream(
-        opened(decoder(misbehaving)),
+        opened(decoder(faulty)),
         [pack(first, None, good), pack(second, None, bad), pack(second, None, good), pack(third, None, good)],
     )
 
@@ -101,17 +101,15 @@ def test_a_version_that_no_column_can_hold_is_refused_with_the_field(
         assert (row["schema_id"], row["schema_version"]) == (second, 2)
 
 
-def test_new_versions_and_unannounced_ids_need_no_restart(
-    misbehaving: FaultyRegistry, opened: Open, stream: Stream
-) -> None:
+def test_new_versions_and_unannounced_ids_need_no_restart(faulty: FaultyRegistry, opened: Open, stream: Stream) -> None:
     """Without it a new field waits for somebody to start the stream again."""
-    add(misbehaving, BET)
-    begun = opened(decoder(misbehaving)).refresh(frozenset())
+    add(faulty, BET)
+    begun = opened(decoder(faulty)).refresh(frozenset())
     assert begun.refresh(frozenset()) is begun
-    (second,) = add(misbehaving, SECOND)
+    (second,) = add(faulty, SECOND)
     begun = begun.refresh(frozenset())
     assert begun.known.struct.fieldNames() == ["game", "amount", "note", "odds"]
-    (other,) = add(misbehaving, {**BET, "title": "Login", "properties": {"who": {"type": "string"}}}, subject="logins")
+    (other,) = add(faulty, {**BET, "title": "Login", "properties": {"who": {"type": "string"}}}, subject="logins")
 
     rows = stream(begun, [pack(other, None, b'{"who":"me"}'), pack(second, None, b"{}")])
 
@@ -120,33 +118,33 @@ def test_new_versions_and_unannounced_ids_need_no_restart(
 
 
 def test_an_unknown_id_is_a_dead_letter_and_a_registry_that_is_away_is_waited_for(
-    misbehaving: FaultyRegistry, opened: Open, stream: Stream
+    faulty: FaultyRegistry, opened: Open, stream: Stream
 ) -> None:
     """Good records must not be dead letters because of an outage, and garbage must not stop the stream."""
-    (number,) = add(misbehaving, BET)
+    (number,) = add(faulty, BET)
     good = pack(number, None, b'{"game":"uno"}')
-    begun = opened(decoder(misbehaving, registry={"url": misbehaving.url, "attempts": 1}))
+    begun = opened(decoder(faulty, registry={"url": faulty.url, "attempts": 1}))
 
     unknown, fine = stream(begun, [pack(99, None, b"{}"), good])
 
     assert unknown["_error"].startswith("the registry does not give schema 99: it answers 404")
     assert fine["event"] == {"game": "uno", "amount": None}
-    misbehaving.fails("503")
+    faulty.fails("503")
     with pytest.raises(ConnectionError, match="waiting for the schema registry"):
         begun.refresh(frozenset({"schema 98"}))
-    again = opened(decoder(misbehaving, registry={"url": misbehaving.url, "attempts": 1}))
+    again = opened(decoder(faulty, registry={"url": faulty.url, "attempts": 1}))
     assert [row["event"] for row in stream(again, [good])] == [fine["event"]]
 
 
-def test_guids_and_references_are_followed(misbehaving: FaultyRegistry, opened: Open, stream: Stream) -> None:
+def test_guids_and_references_are_followed(faulty: FaultyRegistry, opened: Open, stream: Stream) -> None:
     """Without it schemas that share a type have no columns, and records of newer clients are dead letters."""
-    add(misbehaving, {"type": "object", "properties": {"id": {"type": "string"}}}, subject="player")
+    add(faulty, {"type": "object", "properties": {"id": {"type": "string"}}}, subject="player")
     whole = {"properties": {"who": {"$ref": "player.json"}, "next": {"$ref": "#"}}}
-    (number,) = add(misbehaving, whole, references=[("player.json", "player", 1)])
-    headers = [{VALUE_HEADER: guid_header(misbehaving.book.guid(number))}, {KEY_HEADER: b"of the key"}]
+    (number,) = add(faulty, whole, references=[("player.json", "player", 1)])
+    headers = [{VALUE_HEADER: guid_header(faulty.book.guid(number))}, {KEY_HEADER: b"of the key"}]
     value = {"who": {"id": "g-1"}, "next": {"who": {"id": "g-2"}}}
 
-    rows = stream(opened(decoder(misbehaving)), [text(value), pack(number, None, text(value))], headers)
+    rows = stream(opened(decoder(faulty)), [text(value), pack(number, None, text(value))], headers)
 
     for row in rows:
         assert json.loads(row["event"].pop("next")) == value["next"]
@@ -155,14 +153,14 @@ def test_guids_and_references_are_followed(misbehaving: FaultyRegistry, opened: 
 
 
 def test_schemas_of_another_format_and_of_no_use_have_a_reason(
-    misbehaving: FaultyRegistry, opened: Open, stream: Stream
+    faulty: FaultyRegistry, opened: Open, stream: Stream
 ) -> None:
     """Whoever reads the dead letters has to know whom to ask."""
-    avro = misbehaving.book.add("avro", '{"type":"record","name":"r","fields":[]}', "AVRO")
-    nothing, broken, array = add(misbehaving, {"type": "string"}, [1], {"items": BET}, subject="odd")
-    (good,) = add(misbehaving, BET)
+    avro = faulty.book.add("avro", '{"type":"record","name":"r","fields":[]}', "AVRO")
+    nothing, broken, array = add(faulty, {"type": "string"}, [1], {"items": BET}, subject="odd")
+    (good,) = add(faulty, BET)
 
-    rows = stream(opened(decoder(misbehaving)), [pack(n, None, b"{}") for n in (avro, nothing, broken, array, good)])
+    rows = stream(opened(decoder(faulty)), [pack(n, None, b"{}") for n in (avro, nothing, broken, array, good)])
 
     words = [f"schema {avro} is AVRO, not JSON", "an event is an object", "a schema is an object", "an event is an"]
     for row, word in zip(rows[:-1], words, strict=True):
@@ -171,11 +169,11 @@ def test_schemas_of_another_format_and_of_no_use_have_a_reason(
     assert rows[-1]["event"] is not None
 
 
-def test_names_that_a_table_cannot_have_are_columns(misbehaving: FaultyRegistry, opened: Open, stream: Stream) -> None:
+def test_names_that_a_table_cannot_have_are_columns(faulty: FaultyRegistry, opened: Open, stream: Stream) -> None:
     """One property with a blank in its name would stop every batch."""
     schema = {"properties": {"big win": {"type": "integer"}, "in": {"properties": {"a.b": {"type": "string"}}}}}
-    (number,) = add(misbehaving, schema)
-    begun = opened(decoder(misbehaving)).refresh(frozenset())
+    (number,) = add(faulty, schema)
+    begun = opened(decoder(faulty)).refresh(frozenset())
 
     (row,) = stream(begun, [pack(number, None, text({"big win": 5, "in": {"a.b": "x"}}))])
 
@@ -183,11 +181,11 @@ def test_names_that_a_table_cannot_have_are_columns(misbehaving: FaultyRegistry,
     assert begun.decoding() is None
 
 
-def test_the_decoder_keeps_the_contract(spark: SparkSession, misbehaving: FaultyRegistry, opened: Open) -> None:
+def test_the_decoder_keeps_the_contract(spark: SparkSession, faulty: FaultyRegistry, opened: Open) -> None:
     """Every kind of garbage ends as one record with a reason."""
-    (number,) = add(misbehaving, SECOND)
+    (number,) = add(faulty, SECOND)
 
-    check_decoder(spark, opened(decoder(misbehaving)).refresh(frozenset()), [pack(number, None, b'{"game":"uno"}')])
+    check_decoder(spark, opened(decoder(faulty)).refresh(frozenset()), [pack(number, None, b'{"game":"uno"}')])
 
 
 def test_a_real_registry_serves_json_schemas(schema_registry: EmbeddedRegistry, opened: Open, stream: Stream) -> None:
@@ -327,9 +325,9 @@ free = st.fixed_dictionaries(
 )
 
 
-def test_both_ways_of_decoding_and_python_agree(misbehaving: FaultyRegistry, opened: Open, stream: Stream) -> None:
+def test_both_ways_of_decoding_and_python_agree(faulty: FaultyRegistry, opened: Open, stream: Stream) -> None:
     """A record must be the same in the table whichever way it took, and fail for the same reason."""
-    first, second, third = add(misbehaving, EVERYTHING, {"properties": {"f0": {"type": "integer"}}}, BET)
+    first, second, third = add(faulty, EVERYTHING, {"properties": {"f0": {"type": "integer"}}}, BET)
     good = examples(written(everything), 300)
     bodies = [*good, *examples(damaged() | st.binary(max_size=30), 300), b"", b"[]", b"{}{}", b'{"f1":"x"}']
     values: list[bytes | None] = [pack(first, None, body) for body in bodies]
@@ -338,12 +336,12 @@ def test_both_ways_of_decoding_and_python_agree(misbehaving: FaultyRegistry, ope
     headed = [b"{}", b"nope", b"{}"]
     headers = [
         *[None] * len(values),
-        {VALUE_HEADER: guid_header(misbehaving.book.guid(first))},
-        {VALUE_HEADER: guid_header(misbehaving.book.guid(first))},
+        {VALUE_HEADER: guid_header(faulty.book.guid(first))},
+        {VALUE_HEADER: guid_header(faulty.book.guid(first))},
         {VALUE_HEADER: b"\1"},
     ]
-    begun = opened(decoder(misbehaving)).refresh(frozenset({"schema 77", f"schema {2**31 - 1}"}))
-    begun = begun.refresh(frozenset({f"schema {misbehaving.book.guid(first)}"}))
+    begun = opened(decoder(faulty)).refresh(frozenset({"schema 77", f"schema {2**31 - 1}"}))
+    begun = begun.refresh(frozenset({f"schema {faulty.book.guid(first)}"}))
 
     native = stream(begun, [*values, *headed], headers)
     made = begun.decoding()
@@ -368,14 +366,12 @@ def test_both_ways_of_decoding_and_python_agree(misbehaving: FaultyRegistry, ope
     assert [repr(row) for row in shuffled] == [repr(found[place]) for place in order]
 
 
-def test_what_no_column_can_hold_comes_as_its_json_text(
-    misbehaving: FaultyRegistry, opened: Open, stream: Stream
-) -> None:
+def test_what_no_column_can_hold_comes_as_its_json_text(faulty: FaultyRegistry, opened: Open, stream: Stream) -> None:
     """A text that says something else than the document is worse than none."""
-    (number,) = add(misbehaving, FREE)
+    (number,) = add(faulty, FREE)
     documents = examples(free, 300)
 
-    rows = stream(opened(decoder(misbehaving)), [pack(number, None, json.dumps(one).encode()) for one in documents])
+    rows = stream(opened(decoder(faulty)), [pack(number, None, json.dumps(one).encode()) for one in documents])
 
     for document, row in zip(documents, rows, strict=True):
         assert row["_error"] is None, document

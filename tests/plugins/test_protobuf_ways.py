@@ -27,7 +27,7 @@ from tests.schemas.faulty import GUIDS, FaultyRegistry
 from tests.schemas.raw import raw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from router import Decoder
@@ -50,13 +50,6 @@ class Sample:
 
     def toArrow(self) -> pa.Table:  # noqa: N802 - PySpark's name
         return self.table
-
-
-@pytest.fixture
-def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyRegistry]:
-    monkeypatch.setenv("NO_PROXY", "*")
-    with FaultyRegistry() as registry:
-        yield registry
 
 
 @pytest.fixture

@@ -43,12 +43,6 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def faulty() -> Iterator[FaultyRegistry]:
-    with FaultyRegistry() as registry:
-        yield registry
-
-
-@pytest.fixture
 def ask(faulty: FaultyRegistry) -> Iterator[Ask]:
     """Make clients of the faulty registry; options are those of a configuration, and nobody really sleeps."""
     made: list[Client] = []

@@ -42,17 +42,6 @@ class Time:
         self.awake()
 
 
-@pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_PROXY", "*")
-
-
-@pytest.fixture
-def faulty() -> Iterator[FaultyRegistry]:
-    with FaultyRegistry() as registry:
-        yield registry
-
-
 @pytest.fixture
 def time() -> Time:
     return Time()
