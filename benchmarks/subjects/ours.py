@@ -42,6 +42,7 @@ def configuration(task: Task) -> dict[str, Any]:
         "dead_letters": "ops.dead_letters",
         "spark": settings(),
         **({"engine": task.options["engine"]} if "engine" in task.options else {}),
+        **({"maintenance": [{"tables": task.options["maintain"]}]} if "maintain" in task.options else {}),
     }
 
 

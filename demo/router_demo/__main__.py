@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,24 +22,26 @@ from router_demo.games import game_names
 from router_demo.growth import Growth
 from router_demo.kafka import EmbeddedKafka
 from router_demo.process import Router, uninterrupted
+from router_demo.profiles import Profiles
 from router_demo.records import chunks
 from router_demo.registry import EmbeddedRegistry
-from router_demo.simulator import Sent, simulate
+from router_demo.simulator import Sent, send, simulate
 from router_demo.summary import Speed, Version, show
 from router_demo.traffic import Traffic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from router_demo.embedded import Embedded
     from router_demo.values import Values
 
-TOPIC = "game-events"
+TOPIC, PROFILE_TOPIC = "game-events", "gamer-profiles"
 ROUTES = {
     "protobuf": Path("routes/games.yaml"),
     "avro": Path("routes/games_avro.yaml"),
     "json": Path("routes/games_json.yaml"),
 }
+PROFILES = Path("routes/profiles.yaml")
 VERSIONS = {"json": 5, "protobuf": 10, "avro": 10}
 """How many schema versions appear while the stream runs; routes/games_json.schema.json knows five."""
 BAD = 0.005
@@ -137,24 +139,35 @@ def _run(demo: Demo) -> int:
         environ |= {} if registry is None else {"REGISTRY": registry.url}
         write = held.enter_context(opened(options.format, environ.get("REGISTRY"), f"{TOPIC}-value", demo.register))
         next(chunks(_opening(options), write))  # registers the first version: a router needs one to begin with
-        demo.say(f"[bold]router run {demo.routes} --continuous[/] starts, in a process of its own")
+        with _routing(demo, demo.routes, environ) as router:
+            sent = _stream(demo, router, kafka, write)
+        if (code := router.stop()) or sent is None or router.read < sent.events:
+            return _failed(demo, router, sent.events if sent else None, code)
+        if sent.failed:
+            demo.say(f"[bold red]{sent.failed:,} records were not delivered to Kafka[/]: {dict(sent.errors)}")
+            return 1
+        profiles = Profiles(options.games)
+        with _routing(demo, PROFILES, environ) as keeper:
+            _change(demo, keeper, kafka, profiles)
+        if (code := keeper.stop()) or keeper.read < options.changes:
+            return _failed(demo, keeper, options.changes, code)
+    speed = Speed(router.ended - router.began, router.fastest)
+    return show(demo.console, demo.folder / "lake", demo.routes, sent, demo.versions(), profiles, speed)
+
+
+@contextmanager
+def _routing(demo: Demo, routes: Path, environ: dict[str, str]) -> Iterator[Router]:
+    """Run a router for as long as the block; it ends after the batch at hand."""
+    demo.say(f"[bold]router run {routes} --continuous[/] starts, in a process of its own")
+    with ExitStack() as held:
         try:
             with uninterrupted(*ENDING):  # or a router could be started that nobody knows of, and so nobody ends
-                router = Router(demo.routes, environ, demo.folder / "router.log", demo.take)
+                router = Router(routes, environ, demo.folder / "router.log", demo.take)
                 held.callback(router.stop)
-            sent = _stream(demo, router, kafka, write)
+            yield router
         except KeyboardInterrupt:
             demo.say("[bold]stopping:[/] the router ends after the batch at hand")
             raise
-        code = router.stop()
-    if sent is None or code or router.read < sent.events:
-        return _failed(demo, router, sent, code)
-    if sent.failed:
-        demo.say(f"[bold red]{sent.failed:,} records were not delivered to Kafka[/]: {dict(sent.errors)}")
-        return 1
-    speed = Speed(router.ended - router.began, router.fastest)
-    versions = demo.versions()
-    return show(demo.console, demo.folder / "lake", demo.routes, sent, versions, speed)
 
 
 def _servers(demo: Demo, held: ExitStack) -> tuple[EmbeddedKafka, EmbeddedRegistry | None]:
@@ -192,6 +205,16 @@ def _stream(demo: Demo, router: Router, kafka: EmbeddedKafka, write: Callable[[T
     return sent
 
 
+def _change(demo: Demo, router: Router, kafka: EmbeddedKafka, profiles: Profiles) -> None:
+    """Let players change their profiles, half of them once their tables are there."""
+    changes = demo.options.changes
+    demo.say(f"[bold]players change their profiles[/] {changes:,} times, half of it once their tables are there")
+    for count in (changes // 2, changes - changes // 2):
+        send(kafka.servers, PROFILE_TOPIC, profiles.changes(count))
+        if not router.wait_for(profiles.records, demo.options.patience):
+            return
+
+
 def _opening(options: argparse.Namespace) -> Traffic:
     """Return what is sent at once, with the first schema version."""
     return Traffic(events=options.events // OPENING, games=options.games, bad=BAD, versions=1, seed=7)
@@ -204,8 +227,8 @@ def _traffic(options: argparse.Namespace) -> Traffic:
     return Traffic(events=events, games=options.games, bad=BAD, versions=versions, rate=options.rate, seed=8)
 
 
-def _failed(demo: Demo, router: Router, sent: Sent | None, code: int) -> int:
-    of = f" of {sent.events:,}" if sent else ""
+def _failed(demo: Demo, router: Router, sent: int | None, code: int) -> int:
+    of = f" of {sent:,}" if sent else ""
     log = demo.folder / "router.log"
     demo.say(f"[bold red]the router read {router.read:,}{of} records and ended with {code};[/] {log} says more")
     return 1
@@ -218,6 +241,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--events", type=int, default=400_000, help="records to send (400000)")
     parser.add_argument("--rate", type=float, default=12_000, help="records per second (12000)")
     parser.add_argument("--games", type=int, default=7, help="how many games (7)")
+    parser.add_argument("--changes", type=int, default=20_000, help="changes of players' profiles, afterwards (20000)")
     parser.add_argument("--folder", default=".demo", help="where the lake is left (.demo)")
     parser.add_argument("--patience", type=float, default=120, help="seconds to wait for the router (120)")
     return parser.parse_args(arguments)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BRONZE, DEAD = "bronze.game_events", "ops.dead_letters"
+PROFILE_BRONZE, HISTORY = "bronze.gamer_profiles", "silver.profile_history"
 
 
 class Landed:
@@ -32,8 +33,8 @@ class Landed:
 
 
 def tables(lake: Path) -> dict[str, Landed]:
-    """Return the tables of a lake by name."""
-    logs = sorted(lake.glob("[!_]*/*/_delta_log"))
+    """Return the tables of a lake by name, without the lanes that sinks work from."""
+    logs = [log for log in sorted(lake.glob("[!_]*/*/_delta_log")) if log.parts[-3] != "lanes"]
     found = (Landed(f"{log.parent.parent.name}.{log.parent.name}", log.parent) for log in logs)
     return {table.name: table for table in found}
 
@@ -51,6 +52,16 @@ def schema_ids(bronze: Landed, dead: Landed) -> Counter[int]:
     good = pa.array(~np.isin(_places(raw), _places(refused)))
     ids = pc.value_counts(pc.binary_slice(raw.column("value").filter(good), 1, 5))
     return Counter({int.from_bytes(one["values"].as_py(), "big"): one["counts"].as_py() for one in ids})
+
+
+def levels(tables: dict[str, Landed]) -> dict[tuple[str, str], int]:
+    """Return the level in each profile of the latest ones, by game and gamer."""
+    found = {}
+    for name, table in tables.items():
+        if name.endswith("_profiles") and name != PROFILE_BRONZE:
+            rows = table.table.to_pyarrow_table(columns=["game", "gamer_id", "level"]).to_pylist()
+            found.update({(row["game"], row["gamer_id"]): row["level"] for row in rows})
+    return found
 
 
 def _places(records: pa.Table) -> NDArray[np.int64]:

@@ -45,7 +45,7 @@ class Router:
 
     def __init__(self, routes: Path, environ: Mapping[str, str], log: Path, tell: Callable[[dict[str, Any]], None]):
         self._tell = tell
-        self._log = log.open("w")
+        self._log = log.open("a")
         self._changed = threading.Condition()
         self._reads = False
         self.read, self.began, self.ended, self.fastest = 0, 0.0, 0.0, 0.0

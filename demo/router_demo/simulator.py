@@ -109,6 +109,21 @@ def simulate(
     return replace(sent, bytes=size, seconds=time.monotonic() - begin)
 
 
+def send(servers: str, topic: str, records: Iterable[Record], *, partitions: int = 4, timeout: float = 120.0) -> None:
+    """Send records to a topic, made with so many `partitions` when it does not exist; return when all is delivered.
+
+    Raises StartError when no broker answers or a record is not delivered.
+    """
+    ensure_topic(servers, topic, partitions)
+    errors: Counter[str] = Counter()
+    producer = Producer(_settings(servers, timeout, errors), logger=log)
+    _produce(producer, topic, records)
+    if left := producer.flush(timeout + ANSWER_SECONDS):
+        errors["no answer from the broker"] += left
+    if errors:
+        raise StartError(f"topic {topic} at {servers}: {errors.total():,} records were not delivered: {dict(errors)}")
+
+
 def ensure_topic(servers: str, topic: str, partitions: int) -> None:
     """Create a topic when it does not exist; raise StartError when no broker answers or it refuses."""
     # Silent: the exception says what its log lines would repeat ten times.

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from router_demo import landed
 from router_demo.garbage import stage_of
-from router_demo.landed import BRONZE, DEAD
+from router_demo.landed import BRONZE, DEAD, HISTORY, PROFILE_BRONZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from router_demo.landed import Landed
+    from router_demo.profiles import Profiles
     from router_demo.simulator import Sent
 
 LONGEST_REASON = 68
@@ -49,15 +50,26 @@ class Speed:
     fastest: float
 
 
-def show(console: Console, lake: Path, routes: Path, sent: Sent, versions: list[Version], speed: Speed) -> int:
-    """Print tables, dead letters, versions, speed and where to look further; return 1 if a count is not as sent."""
+def show(
+    console: Console,
+    lake: Path,
+    routes: Path,
+    sent: Sent,
+    versions: list[Version],
+    profiles: Profiles,
+    speed: Speed,
+) -> int:
+    """Print tables, dead letters, versions, speed and where to look further; return 1 if anything is not as sent."""
     tables = landed.tables(lake)
     letters = landed.letters(tables[DEAD])
     ids = landed.schema_ids(tables[BRONZE], tables[DEAD]) if versions else Counter[int]()
     read = Counter({version.number: ids[version.id] for version in versions})
-    wrong = _differences(tables, letters, sent) + _unseen(read, sent)
+    expected = _expected(sent, profiles)
+    wrong = _differences(tables, letters, expected, sent) + _unseen(read, sent)
+    if profiles.levels != landed.levels(tables):
+        wrong.append("the latest profiles are not those that were sent last")
     for table in (
-        _landed(tables, sent, versions),
+        _landed(tables, expected, versions),
         _reasons(letters),
         *([_versions(versions, read, sent)] * bool(read)),
     ):
@@ -66,7 +78,7 @@ def show(console: Console, lake: Path, routes: Path, sent: Sent, versions: list[
     console.print()
     for sentence in wrong:
         console.print(f"[bold red]{sentence}[/]", soft_wrap=True)
-    for sentence in _sentences(tables, sent, versions, speed, right=not wrong):
+    for sentence in _sentences(tables, sent, versions, profiles, speed, right=not wrong):
         console.print(sentence, highlight=False)
     console.print(_further(lake, routes), soft_wrap=True, highlight=False)
     return 1 if wrong else 0
@@ -80,9 +92,9 @@ def _table(title: str, *columns: str, texts: int = 1) -> Table:
     return table
 
 
-def _landed(tables: dict[str, Landed], sent: Sent, versions: list[Version]) -> Table:
-    expected, gained = _expected(sent), Counter(table for version in versions for table in version.gained)
-    shown = _table("What landed where", "table", "sent", "landed", "columns", "gained", "files", "MB")
+def _landed(tables: dict[str, Landed], expected: Counter[str], versions: list[Version]) -> Table:
+    gained = Counter(table for version in versions for table in version.gained)
+    shown = _table("What landed where", "table", "expected", "landed", "columns", "gained", "files", "MB")
     for name, table in tables.items():
         is_right = expected[name] == table.rows
         rows = f"[{'green' if is_right else 'bold red'}]{table.rows:,}[/]" if name in expected else f"{table.rows:,}"
@@ -119,15 +131,19 @@ def _versions(versions: list[Version], read: Counter[int], sent: Sent) -> Table:
     return shown
 
 
-def _expected(sent: Sent) -> Counter[str]:
+def _expected(sent: Sent, profiles: Profiles) -> Counter[str]:
     """Return the rows that tables must have."""
     games = Counter({f"silver.{game}": count for game, count in sent.games.items()})
-    return games | Counter({BRONZE: sent.events, DEAD: sent.garbage.total()})
+    latest = Counter(f"silver.{game}_profiles" for game, _ in profiles.levels)
+    raw = Counter({BRONZE: sent.events, DEAD: sent.garbage.total()})
+    return games | latest | raw | Counter({PROFILE_BRONZE: profiles.records, HISTORY: profiles.states})
 
 
-def _differences(tables: dict[str, Landed], letters: Counter[tuple[str, str]], sent: Sent) -> list[str]:
+def _differences(
+    tables: dict[str, Landed], letters: Counter[tuple[str, str]], rows: Counter[str], sent: Sent
+) -> list[str]:
     """Return what is not as it was sent, one sentence each."""
-    expected = _expected(sent)
+    expected = Counter(rows)
     found = Counter({name: table.rows for name, table in tables.items() if name in expected})
     for kind, count in sent.garbage.items():
         expected[f"dead letters of stage {stage_of(kind)}"] += count
@@ -148,7 +164,7 @@ def _unequal(expected: Counter, found: Counter, named: Callable[..., str]) -> li
 
 
 def _sentences(
-    tables: dict[str, Landed], sent: Sent, versions: list[Version], speed: Speed, *, right: bool
+    tables: dict[str, Landed], sent: Sent, versions: list[Version], profiles: Profiles, speed: Speed, *, right: bool
 ) -> list[str]:
     said = []
     if right:
@@ -162,6 +178,11 @@ def _sentences(
             f"[bold green]{len(versions)} schema versions,[/] all but the first one registered while the stream ran: "
             f"the tables gained {len(waited)} columns without a restart, half of them within {_middle(waited):.1f} s "
             "of the registration."
+        )
+    if right:
+        said.append(
+            f"[bold green]{len(profiles.levels):,} latest profiles,[/] a table per game, out of {profiles.records:,} "
+            f"changes of them, each the one that was sent last; {profiles.states:,} states in {HISTORY}."
         )
     said.append(
         f"[bold green]{sent.events / speed.seconds:,.0f} records/s[/] over {speed.seconds:.0f} s, the first, cold "

@@ -31,12 +31,13 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("form", ["protobuf", "avro", "json"])
 def test_every_record_of_the_demo_is_accounted_for(tmp_path: Path, form: str) -> None:
-    demo = start(tmp_path, "--format", form, "--events", "6000", "--rate", "2000")
+    demo = start(tmp_path, "--format", form, "--events", "6000", "--rate", "2000", "--changes", "2000")
 
     said, _ = demo.communicate(timeout=500)
 
     assert demo.returncode == 0, said
     assert "Every record is accounted for: 6,000 sent, 6,000 in bronze" in said
+    assert "out of 2,000 changes of them, each the one that was sent last" in said
 
 
 @pytest.mark.parametrize("until", ["starts, in a process", "go on"], ids=["while the router starts", "in the stream"])
