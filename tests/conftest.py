@@ -13,6 +13,7 @@ from router.delta.lake import Lake
 from router_demo.kafka import EmbeddedKafka
 from router_demo.registry import EmbeddedRegistry
 from tests.schemas.faulty import FaultyRegistry
+from tests.light import LIGHT
 from tests.sharing import shared
 
 if TYPE_CHECKING:
@@ -82,13 +83,7 @@ def spark() -> Iterator[SparkSession]:
     from router.config.models import Config
     from router.engine.session import build_session, stop_session
 
-    settings = {
-        "spark.sql.shuffle.partitions": "2",
-        "spark.ui.enabled": "false",
-        # compiled lightly: what a test runs is over before the second compiler has paid for itself
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-    }
-    config = Config.model_construct(name="tests", spark=settings)  # nothing else matters to a session
+    config = Config.model_construct(name="tests", spark=LIGHT)  # nothing else matters to a session
     session = build_session(config, master="local[2,4]")
     yield session
     stop_session(session)

@@ -17,6 +17,7 @@ from router.registry import Registry, load_registry
 from router_demo.simulator import simulate
 from router_demo.traffic import Traffic
 from tests.chaos.processes import HERE, RouterProcess
+from tests.light import LIGHT
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -71,6 +72,7 @@ def configuration(folder: Path, topic: Topic, *, rows: int = 1000, **changes: An
         "bronze": "bronze.events",
         "routes": [GAMES, WINS],
         "dead_letters": "ops.dead_letters",
+        "spark": LIGHT,
         **changes,
     }
     path = folder / "games.yaml"
