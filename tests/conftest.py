@@ -12,8 +12,8 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 from router.delta.lake import Lake
 from router_demo.kafka import EmbeddedKafka
 from router_demo.registry import EmbeddedRegistry
-from tests.schemas.faulty import FaultyRegistry
 from tests.light import LIGHT
+from tests.schemas.faulty import FaultyRegistry
 from tests.sharing import shared
 
 if TYPE_CHECKING:
