@@ -58,7 +58,7 @@ def test_the_full_version_asks_what_the_project_promises() -> None:
     assert {"warm/router/json/1000000ev/1000t/4p", "single/loop/json/1000000ev/1000t/4p"} <= keys
     for events in (250_000, 1_000_000, 2_000_000):
         assert f"single/router/json/{events}ev/7t/4p/workers" in keys
-    assert "single/router/json/40000ev/7t/4p/20rows/driver" in keys
+    assert "single/router/json/40000ev/7t/4p/20rows/driver/maintain=*.*" in keys
 
 
 def test_the_short_version_keeps_the_loop_to_fifty_tables() -> None:
