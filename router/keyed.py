@@ -33,8 +33,12 @@ class Keyed:
     of its own, from `valid_from` up to `valid_to`. A row that comes back after a deletion is a new one.
 
     `evolution`: what becomes of rows whose columns the table does not have. They change it (`evolve`), are refused
-    (`freeze`), or stop the stream (`fail`). `partition_by`, `properties`, `comment` and the `comments` of columns
-    are for tables and columns that are made.
+    (`freeze`), or stop the stream (`fail`). `partition_by` or `cluster_by`, `properties`, `comment` and the `comments`
+    of columns are for tables and columns that are made. A table that was merged into and is gone is made anew
+    (`dropped: remake`), or its rows wait until it is back.
+
+    `engine`: who merges, delta-rs in tasks (`arrow`) or Delta on Spark; `auto` goes by each table's size, and what only
+    Delta on Spark may write is left to it in any case. Above `memory` bytes a merge by delta-rs spills to disk.
     """
 
     keys: tuple[str, ...]
@@ -46,9 +50,13 @@ class Keyed:
     evolution: Evolution = "evolve"
     deletions_kept: timedelta = WEEK
     partition_by: tuple[str, ...] = ()
+    cluster_by: tuple[str, ...] = ()
     properties: dict[str, str] = field(default_factory=dict)
     comment: str | None = None
     comments: dict[str, str] = field(default_factory=dict)
+    dropped: Literal["wait", "remake"] = "wait"
+    engine: Literal["auto", "arrow", "spark"] = "auto"
+    memory: int | None = None
 
 
 class MergingSink(Sink, ABC):

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from router import Keyed, MergingSink
 from router_sinks.naming import Placeholder, check_name, check_template, parse
+from router_sinks.properties import check_property
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 KEPT = re.compile(r"\s*([0-9]{1,6})\s*(min|h|d)\s*")
 UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 OFFSET = "offset"
+SIZE = re.compile(r"\s*([0-9]{1,6})\s*(mb|gb)\s*", re.IGNORECASE)
+SIZES = {"mb": 1 << 20, "gb": 1 << 30}
+LEAST = 256 << 20
+"""Bytes. A merge reads several files at once, and the rows of a batch cannot be spilled."""
 
 
 class Upsert(MergingSink):
@@ -67,11 +72,23 @@ class Upsert(MergingSink):
         default="7 d", description="how long a late row cannot bring a deleted key back: 30 min, 12 h, 7 d"
     )
     partition_by: tuple[str, ...] = Field(default=(), description="columns that a new table is partitioned by")
+    cluster_by: tuple[str, ...] = Field(
+        default=(), max_length=4, description="columns that a new table is clustered by, whenever it is maintained"
+    )
     properties: dict[str, str] = Field(
         default_factory=dict, description="table properties of a new table: {delta.enableChangeDataFeed: true}"
     )
     comment: str | None = Field(default=None, description="what a new table is about, for its readers")
     comments: dict[str, str] = Field(default_factory=dict, description="what new columns are about: {level: ...}")
+    dropped: Literal["wait", "remake"] = Field(
+        default="wait", description="a table that was dropped: its rows wait until it is back, or it is made anew"
+    )
+    engine: Literal["auto", "arrow", "spark"] = Field(
+        default="auto", description="who merges: see `router explain-table`; `auto` goes by each table"
+    )
+    memory: str | None = Field(
+        default=None, description="above this a merge spills to disk: 512 MB, 2 GB; of the engine `arrow`, a table each"
+    )
 
     @field_validator("template")
     @classmethod
@@ -84,6 +101,26 @@ class Upsert(MergingSink):
         if not KEPT.fullmatch(text):
             raise ValueError("is not a time; write a number and a unit: 30 min, 12 h, 7 d")
         return text
+
+    @field_validator("memory")
+    @classmethod
+    def _enough(cls, text: str | None) -> str | None:
+        if text is not None and _bytes(text) < LEAST:
+            raise ValueError(f"is less than {LEAST >> 20} MB, with which no merge gets far")
+        return text
+
+    @field_validator("properties")
+    @classmethod
+    def _known(cls, properties: dict[str, str]) -> dict[str, str]:
+        return {name: check_property(name, value) for name, value in properties.items()}
+
+    @model_validator(mode="after")
+    def _divided_once(self) -> Self:
+        if self.partition_by and self.cluster_by:
+            raise ValueError("`partition_by` and `cluster_by` exclude each other: Delta divides a table in one way")
+        if self.engine == "arrow" and self.cluster_by:
+            raise ValueError("`engine: arrow` cannot write clustered tables; take the engine away, or `cluster_by`")
+        return self
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -121,9 +158,13 @@ class Upsert(MergingSink):
             evolution=self.evolution,
             deletions_kept=int(found[1]) * UNITS[found[2]],
             partition_by=tuple(map(_column, self.partition_by)),
+            cluster_by=tuple(map(_column, self.cluster_by)),
             properties=self.properties,
             comment=self.comment,
             comments={_column(name): text for name, text in self.comments.items()},
+            dropped=self.dropped,
+            engine=self.engine,
+            memory=_bytes(self.memory) if self.memory else None,
         )
 
     def newest(self) -> tuple[Column, ...]:
@@ -138,3 +179,10 @@ class Upsert(MergingSink):
 def _column(name: str) -> str:
     """Return the column of a route that a field of the event becomes."""
     return name.removeprefix("event.")
+
+
+def _bytes(text: str) -> int:
+    found = SIZE.fullmatch(text)
+    if not found:
+        raise ValueError("is not a size; write a number and a unit: 512 MB, 2 GB")
+    return int(found[1]) * SIZES[found[2].lower()]

@@ -62,8 +62,11 @@ class Sieve:
 def fit(rows: pa.Table, have: pa.Schema | None, table: str, keyed: Keyed) -> Fitted:
     """Return rows as a table takes them; `have` is its schema, None where there is none yet.
 
-    The rows must come from `ordered`. Raises Unfit where the table must not change and would have to.
+    The rows must come from `ordered`. Raises Unfit where the table must not change and would have to, and TableError
+    where it has to be mended first.
     """
+    if have is not None:
+        _refuse_lost_keys(have, table, keyed)
     sieve = Sieve(rows)
     for key in keyed.keys:
         sieve.refuse(np.asarray(rows.column(key).is_null()), f"key {key} is null")
@@ -97,7 +100,7 @@ def wanted_columns(rows: pa.Table, keyed: Keyed) -> pa.Schema:
 
 def wanted_schema(rows: pa.Schema, valued: set[str], keyed: Keyed) -> pa.Schema:
     """Return the columns that a table of such rows has; `valued` have a value in a row that deletes nothing."""
-    always = {*keyed.keys, *keyed.partition_by, *order_names(keyed)}
+    always = {*keyed.keys, *keyed.partition_by, *keyed.cluster_by, *order_names(keyed)}
     fields = [field for field in plain_schema(rows) if field.name not in LANE_ONLY]
     flags = [pa.field(keyed.soft_delete, pa.bool_())] if keyed.soft_delete else []
     kept = [field for field in fields if field.name in always or field.name in valued]
@@ -126,11 +129,17 @@ def _refuse_nulls(sieve: Sieve, have: pa.Schema, keyed: Keyed) -> None:
         sieve.refuse(lacking & ~sieve.deletes, f"column {field.name} is NOT NULL in the table")
 
 
+def _refuse_lost_keys(have: pa.Schema, table: str, keyed: Keyed) -> None:
+    """Refuse a table whose rows cannot be told apart any more: somebody has changed it."""
+    if lost := [key for key in keyed.keys if key not in have.names]:
+        raise TableError(table, f"it has no column {lost[0]}, which is a key of the sink; give it back its column")
+
+
 def _conflicts(sieve: Sieve, found: Difference, table: str, keyed: Keyed) -> Iterator[tuple[Mask, str]]:
     """Return the rows with a value that the table can never take."""
     for column, reason in found.conflicts.items():
-        if column in _own(keyed):
-            raise Unfit(table, f"{reason}; the router keeps this column: give the sink a table of its own")
+        if column in {*_own(keyed), *keyed.keys}:
+            raise TableError(table, f"{reason}; the sink cannot do without this column: give it back its type")
         yield np.asarray(sieve.rows.column(column).is_valid()), reason
 
 

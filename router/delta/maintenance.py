@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake.exceptions import CommitFailedError, DeltaError
 
+from router.delta.choice import refused
 from router.delta.state import DELETIONS
-from router.delta.upsert import refused
 from router.errors import TableError
 
 if TYPE_CHECKING:

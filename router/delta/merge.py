@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import string
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Schema, WriterProperties, write_deltalake
 
 from router.delta.commit import PROPERTIES, to_arrow
 from router.delta.conform import conformed
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from router.keyed import Keyed
 
     Quote = Callable[[str], str]
+
+FEW = 1000
+"""Rows of a row group at least: fewer cost more in a file's footer than they save."""
+PLAIN = frozenset(string.ascii_letters + string.digits + " -_.:@/#+=,")
+"""The characters of a text that reads the same between quotes in every SQL."""
 
 
 def create(lake: Lake, table: str, schema: pa.Schema, keyed: Keyed) -> DeltaTable:
@@ -41,7 +47,7 @@ def append(table: DeltaTable, changes: Changes, once: CommitProperties) -> None:
     write_deltalake(table, conformed(changes.rows, to_arrow(table)), mode="append", commit_properties=once)
 
 
-def merge(table: DeltaTable, changes: Changes, keyed: Keyed, once: CommitProperties, memory: int | None) -> None:
+def merge(table: DeltaTable, changes: Changes, keyed: Keyed, once: CommitProperties) -> None:
     """Write changes, some of which touch rows of the table. What they do not name of a row stays as it is."""
     have = to_arrow(table)
     names = [field.name for field in have if field.name in changes.rows.column_names]
@@ -53,7 +59,8 @@ def merge(table: DeltaTable, changes: Changes, keyed: Keyed, once: CommitPropert
         source_alias="s",
         target_alias="t",
         streamed_exec=False,  # delta-rs then takes bounds from the rows, and leaves out files by their statistics
-        max_spill_size=memory,
+        max_spill_size=keyed.memory // 2 if keyed.memory else None,
+        writer_properties=_row_groups(rows, keyed.memory) if keyed.memory else None,
         commit_properties=once,
     )
     for op in (UPDATE, PATCH, FLAG, CLOSE):
@@ -64,6 +71,13 @@ def merge(table: DeltaTable, changes: Changes, keyed: Keyed, once: CommitPropert
     if changes.count(INSERT):
         merger = merger.when_not_matched_insert(assigned(names, quoted), f"s.{OP} = {INSERT}")
     merger.execute()
+
+
+def _row_groups(rows: pa.Table, memory: int) -> WriterProperties:
+    """Return how files are written within some memory: a row group is held until it is whole, for each of a few files,
+    and does not count as memory that could be spilled."""
+    each = max(1, rows.nbytes // max(1, len(rows)))
+    return WriterProperties(max_row_group_size=min(1 << 20, max(FEW, memory // 16 // each)))
 
 
 def touched(op: int, names: list[str], keyed: Keyed) -> list[str]:
@@ -108,7 +122,7 @@ def _literal(value: pa.Scalar) -> str | None:
         return str(value.as_py()) if value.is_valid else None
     if pa.types.is_string(value.type):
         text = value.as_py()
-        return f"'{text}'" if text is not None and text.isalnum() and text.isascii() else None
+        return f"'{text}'" if text is not None and PLAIN.issuperset(text) else None
     return None
 
 

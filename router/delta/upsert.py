@@ -14,7 +14,8 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow import fs
 
 from router.delta import state
-from router.delta.commit import add_columns, to_arrow, to_delta, unsupported
+from router.delta.choice import choice
+from router.delta.commit import add_columns, to_arrow, to_delta
 from router.delta.conform import conformed
 from router.delta.fitted import Fitted, fit
 from router.delta.history import history
@@ -33,8 +34,9 @@ WAIT_SECONDS = 0.2
 GUARD = "router/keyed"
 """A second transaction id of every commit: two commits with one id that began from one version conflict. delta-rs lets
 an append pass beside a merge otherwise, and the key they have in common would be there twice."""
-KEPT = {"partitioning", "notNull", "invariants"}
-"""What keeps files from being adopted, but not rows from being merged."""
+
+EXHAUSTED = "Resources exhausted"
+"""What DataFusion says where rows that it cannot spill, those of the batch, are too many for the memory it may use."""
 
 
 class NeedsSpark(Exception):  # noqa: N818 - an answer, no error
@@ -43,14 +45,14 @@ class NeedsSpark(Exception):  # noqa: N818 - an answer, no error
 
 @dataclass(frozen=True)
 class Upsert:
-    """Be the work of one table in one batch. `memory` are the bytes above which a merge spills to disk."""
+    """Be the work of one table in one batch. `known`: the sink has merged into it before."""
 
     table: str
     app_id: str
     version: int
     keyed: Keyed
     notes: dict[str, str]
-    memory: int | None = None
+    known: bool = False
 
     @property
     def ids(self) -> tuple[Transaction, Transaction]:
@@ -91,6 +93,8 @@ def upsert(lake: Lake, work: Upsert, rows: pa.Table, tries: int = TRIES) -> Merg
         except CommitFailedError as error:
             why = str(error).split("\n")[0]
         except (DeltaError, OSError, pa.ArrowException) as error:
+            if EXHAUSTED in str(error):
+                raise NeedsSpark("its changes do not fit into the `memory` of a merge") from error
             raise TableError(work.table, f"the merge failed: {error}; it is tried again with the batch") from error
     raise TableError(work.table, f"other writers were faster {tries} times, the last time: {why}; stop one of them")
 
@@ -98,9 +102,8 @@ def upsert(lake: Lake, work: Upsert, rows: pa.Table, tries: int = TRIES) -> Merg
 def _upsert(lake: Lake, work: Upsert, rows: pa.Table) -> Merged:
     table = lake.open(work.table)
     if table is None:
-        _refuse_folder(lake, work.table)
-    else:
-        _refuse_features(table)
+        refuse_absent(lake, work)
+    _leave_to_spark(table, work.keyed)
     fitted = fit(rows, to_arrow(table) if table else None, work.table, work.keyed)
     if fitted.widened:
         raise NeedsSpark(f"wider types are needed for {', '.join(fitted.widened.names)}")
@@ -127,23 +130,15 @@ def _grown(lake: Lake, work: Upsert, table: DeltaTable | None, added: pa.Schema)
         if added:
             add_columns(table, to_delta(added))
         return table
-    try:
-        table = create(lake, work.table, added, work.keyed)
-    except DeltaError as why:
-        raise NeedsSpark(f"it cannot be made with its properties ({why})") from why
-    _refuse_features(table)
+    table = create(lake, work.table, added, work.keyed)
+    _leave_to_spark(table, work.keyed)
     return table
 
 
-def _refuse_features(table: DeltaTable) -> None:
-    if features := refused(table):
-        raise NeedsSpark(f"it has {', '.join(sorted(features))}")
-
-
-def refused(table: DeltaTable) -> set[str]:
-    """Return the features of a table that keep delta-rs from merging into it."""
-    read = {"deletionVectors"} & set(table.protocol().reader_features or ())
-    return (unsupported(table) | read) - KEPT
+def _leave_to_spark(table: DeltaTable | None, keyed: Keyed) -> None:
+    chosen = choice(table, keyed)
+    if chosen.engine == "spark":
+        raise NeedsSpark(chosen.why)
 
 
 def has(table: DeltaTable, once: Transaction) -> bool:
@@ -176,7 +171,7 @@ def _commit(work: Upsert, table: DeltaTable, changes: Changes) -> None:
     guard = Transaction(GUARD, table.version() + 1)
     once = CommitProperties(app_transactions=[work.ids[0], guard], custom_metadata=work.notes)
     if changes.count(UPDATE, PATCH, FLAG, DELETE, CLOSE):
-        merge(table, changes, work.keyed, once, work.memory)
+        merge(table, changes, work.keyed, once)
     elif len(changes.rows):
         append(table, changes, once)
 
@@ -193,8 +188,11 @@ def _counted(fitted: Fitted, changes: Changes, *, again: bool) -> Merged:
     )
 
 
-def _refuse_folder(lake: Lake, table: str) -> None:
-    """Refuse a folder that holds something, but no Delta table."""
-    found = lake.files.get_file_info(fs.FileSelector(table.replace(".", "/"), allow_not_found=True))
+def refuse_absent(lake: Lake, work: Upsert) -> None:
+    """Refuse to make a table that was there before, or in a folder that holds something else. Raises TableError."""
+    if work.known and work.keyed.dropped == "wait":
+        what = f"{lake.address(work.table)} was dropped; bring it back, or say `dropped: remake`"
+        raise TableError(work.table, what)
+    found = lake.files.get_file_info(fs.FileSelector(work.table.replace(".", "/"), allow_not_found=True))
     if any(not entry.base_name.startswith(("_", ".")) for entry in found):
-        raise TableError(table, f"{lake.address(table)} holds files and no Delta table; move them away")
+        raise TableError(work.table, f"{lake.address(work.table)} holds files and no Delta table; move them away")

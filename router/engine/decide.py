@@ -20,6 +20,7 @@ from router.delta.order import ordered, placed
 from router.delta.upsert import as_kept, changed
 from router.engine.layout import DEAD_SCHEMA
 from router.engine.letters import buried
+from router.errors import TableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,8 +73,9 @@ def answers(question: Question, given: pa.Table) -> Iterator[pa.Table]:
     rows = ordered(given.filter(pc.is_null(held)).drop_columns([STATE]), question.keyed)
     try:
         fitted = fit(rows, question.have, question.table, question.keyed)
-    except Unfit as error:
-        yield _answer(question, REPORT, pa.table({TOLD: [json.dumps({"failed": error.what})]}))
+    except TableError as error:
+        told = {"failed": error.what, "unfit": isinstance(error, Unfit)}
+        yield _answer(question, REPORT, pa.table({TOLD: [json.dumps(told)]}))
         return
     kept = as_kept(fitted.rows, question.have)
     changes = changed(kept, _state(held, kept, question.keyed), question.keyed)

@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 TABLE = "_table"
 KEYS = (IntegralType, DecimalType, StringType, BinaryType, DateType, TimestampType, TimestampNTZType, BooleanType)
 """The types of keys; of fractions nobody can say when they are equal."""
+DIVIDING = {
+    "partition_by": (IntegralType, DecimalType, StringType, DateType, TimestampType, TimestampNTZType, BooleanType),
+    "cluster_by": (NumericType, StringType, DateType, TimestampType, TimestampNTZType),
+}
+"""The types of columns that tables are partitioned by, and clustered by: those need bounds."""
 NEWEST = (NumericType, StringType, DateType, TimestampType, TimestampNTZType)
 
 
@@ -60,7 +65,7 @@ def check(sink: MergingSink, where: str, rows: StructType, more: StructType) -> 
     """
     keyed = counted(sink)
     kinds: dict[str, DataType] = {field.name: field.dataType for field in rows}
-    for option in ("keys", "columns", "partition_by", "comments"):
+    for option in ("keys", "columns", "partition_by", "cluster_by", "comments"):
         for name in getattr(keyed, option) or ():
             if name not in kinds:
                 have = ", ".join(kinds)
@@ -68,9 +73,20 @@ def check(sink: MergingSink, where: str, rows: StructType, more: StructType) -> 
     for key in keyed.keys:
         if not isinstance(kinds[key], KEYS):
             raise StartError(f"{where}: {key} is {kinds[key].simpleString()} and cannot be a key; cast it in `select`")
+    _check_division(keyed, where, kinds)
     for field in more.fields[2:]:
         if not isinstance(field.dataType, NEWEST):
             raise StartError(f"{where}: `newest_by` has no order: it is {field.dataType.simpleString()}; cast it")
     own = [*more.names, *(COLUMNS.names if keyed.history else []), *filter(None, (keyed.soft_delete,))]
     if clash := sorted({name.lower() for name in own} & {name.lower() for name in kinds}):
         raise StartError(f"{where}: the sink keeps a column {clash[0]} itself; rename the event's in `select`")
+
+
+def _check_division(keyed: Keyed, where: str, kinds: dict[str, DataType]) -> None:
+    for option, fit in DIVIDING.items():
+        for name in getattr(keyed, option):
+            if not isinstance(kinds[name], fit):
+                what = f"{name} is {kinds[name].simpleString()}, which no table is divided by"
+                raise StartError(f"{where}: `{option}`: {what}; cast it in `select`, or take another column")
+    if len(keyed.partition_by) == len(kinds):
+        raise StartError(f"{where}: `partition_by` names every column; leave one for the files")

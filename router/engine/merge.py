@@ -35,7 +35,8 @@ REPORT = "report string"
 
 @dataclass(frozen=True)
 class Job:
-    """Be what every task of a merging job is given. `app` and the table's name make a transaction id."""
+    """Be what every task of a merging job is given. `app` and the table's name make a transaction id; `known` are the
+    tables that the sink has merged into before."""
 
     landing: Landing
     keyed: Keyed
@@ -45,10 +46,11 @@ class Job:
     sink: str
     dead_letters: str
     notes: dict[str, str]
+    known: frozenset[str] = frozenset()
 
     def upsert(self, table: str) -> Upsert:
         """Return the work of one table."""
-        return Upsert(table, f"{self.app}/{table}", self.batch, self.keyed, self.notes)
+        return Upsert(table, f"{self.app}/{table}", self.batch, self.keyed, self.notes, table in self.known)
 
 
 @dataclass

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
+from router.delta.choice import LARGE, choice
 from router.delta.commit import TableCommit, to_delta
 from router.engine.commit import Committer
 from router.engine.keyed import TABLE, counted
+from router.engine.known import KnownTables
 from router.engine.layout import DEAD_SCHEMA
 from router.engine.merge import Job, Outcomes, outcomes
 from router.engine.pending import Pending, PendingRows, joined, with_pending
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     from router.engine.balance import Partition
     from router.engine.layout import Target
     from router.engine.manifest import Shelf
-    from router.keyed import MergingSink
+    from router.keyed import Keyed, MergingSink
 
 log = logging.getLogger("router")
 TASKS_PER_CORE = 4
@@ -48,7 +52,8 @@ class Lane:
 class Merger:
     """Merge lanes. `query` is the query with its run: transaction ids begin with it.
 
-    `tables` are those merged since it was cleared, `handed_over` those that Delta on Spark has merged.
+    `tables` are those merged since it was cleared; `known` and `left` are by sink: the tables that it has merged into,
+    and those that it leaves to Delta on Spark, with the reason.
     """
 
     query: str
@@ -59,7 +64,8 @@ class Merger:
     dead_letters: str
     engine: str
     tables: set[str] = field(default_factory=set)
-    handed_over: set[str] = field(default_factory=set)
+    known: dict[str, KnownTables] = field(default_factory=dict)
+    left: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def merge(self, sink: MergingSink, lane: Lane) -> tuple[int, int]:
         """Merge one lane's rows of this batch into their tables; return the rows (applied, dead).
@@ -81,6 +87,7 @@ class Merger:
             what = f"of {given} rows {applied} were merged, {dead} refused, and {left} wait"
             raise SinkError(self.query, work.version, target.route, target.sink, what)
         self.tables.update(found.tables)
+        self._known(target).note(found.tables)
         if before or pending:
             room.note(self.query, work.version, before, pending)
         self.shelf.mark_applied(work.version, target.key, (applied, dead))
@@ -89,22 +96,52 @@ class Merger:
         return applied, dead
 
     def _outcomes(self, sink: MergingSink, lane: Lane, events: DataFrame) -> Outcomes:
-        target, batch = lane.target, lane.work.version
-        landing = Landing(self.lake, self.options.file_bytes, self.options.buffer_bytes)
-        about = f"{self.query}/{target.key}", batch, target.route, target.sink, self.dead_letters, lane.notes
-        job = Job(landing, counted(sink), *about)
-        if self.engine == "spark":
-            found = Outcomes()
-            SparkMerger(self.spark, self.lake, job).merge(events, found)
+        target, job = lane.target, self._job(sink, lane)
+        by_spark, found = SparkMerger(self.spark, self.lake, job), Outcomes()
+        if job.keyed.engine == "spark":
+            by_spark.merge(events, found)
             return found
-        several = TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism
-        found = outcomes(events, job, several if target.names_in_lane else 1)
-        if found.spark:
-            for table in sorted(found.spark.keys() - self.handed_over):
-                log.info("%s: %s is merged by Delta on Spark: %s", target.key, table, found.spark[table])
-            self.handed_over.update(found.spark)
-            SparkMerger(self.spark, self.lake, job).merge(events.filter(F.col(TABLE).isin(*found.spark)), found)
+        left = self._still_left(target, job.keyed)
+        if target.names_in_lane or not left:
+            several = TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism
+            rest = events.filter(~F.col(TABLE).isin(*left)) if left else events
+            found = outcomes(rest, job, several if target.names_in_lane else 1)
+        self._tell(target, left | found.spark)
+        if self.left[target.key]:
+            by_spark.merge(events.filter(F.col(TABLE).isin(*self.left[target.key])), found)
         return found
+
+    def _job(self, sink: MergingSink, lane: Lane) -> Job:
+        target, work, keyed = lane.target, lane.work, counted(sink)
+        if keyed.engine == "auto" and self.engine == "spark":
+            keyed = replace(keyed, engine="spark")
+        landing = Landing(self.lake, self.options.file_bytes, self.options.buffer_bytes)
+        about = f"{self.query}/{target.key}", work.version, target.route, target.sink, self.dead_letters, lane.notes
+        return Job(landing, keyed, *about, self._known(target).names)
+
+    def _known(self, target: Target) -> KnownTables:
+        return self.known.setdefault(target.key, KnownTables(self.shelf.place, target.key))
+
+    def _still_left(self, target: Target, keyed: Keyed) -> dict[str, str]:
+        """Return the tables that were left to Delta on Spark and are, as they are now: their rows go there at once."""
+        found: dict[str, str] = {}
+        for table in self.left.get(target.key, ()):
+            with suppress(DeltaError, OSError):  # a task will say it
+                chosen = choice(self.lake.open(table), keyed)
+                found |= {table: chosen.why} if chosen.engine == "spark" else {}
+        return found
+
+    def _tell(self, target: Target, left: dict[str, str]) -> None:
+        """Say which engine merges, once for each table and reason."""
+        if target.key not in self.left:
+            log.info("%s: delta-rs merges tables of up to %d GiB that it may write", target.key, LARGE >> 30)
+        before = self.left.get(target.key, {})
+        for table, why in sorted(left.items()):
+            if before.get(table) != why:
+                log.info("%s: Delta on Spark merges %s: %s", target.key, table, why)
+        for table in sorted(before.keys() - left.keys()):
+            log.info("%s: delta-rs merges %s again", target.key, table)
+        self.left[target.key] = left
 
     def _pending(self, found: Outcomes, lane: Lane, before: dict[str, Pending]) -> dict[str, Pending]:
         """Return the rows that have to wait, by table; raise where the batch has to."""

@@ -22,7 +22,7 @@ from router.delta.merge import assigned, touched
 from router.delta.newer import DELETED, HELD, REFUSED, SINCE
 from router.delta.order import order_names, ordered, placed
 from router.delta.schema import compare, plain_schema
-from router.delta.upsert import has
+from router.delta.upsert import has, refuse_absent
 from router.engine.commit import widen
 from router.engine.decide import BURIED, DELETION, LETTER, REPORT, STATE, TOLD, Question, quoted, task
 from router.engine.guard import holds
@@ -79,7 +79,7 @@ class Table:
         try:
             told = json.loads(decided.filter(F.col(OP) == REPORT).collect()[0][TOLD])
             if "failed" in told:
-                return {"failed": told["failed"], "unfit": True}
+                return {"failed": told["failed"], "unfit": told["unfit"]}
             if told["ops"] and not again:
                 self._write(decided, told, have, once.app_id)
             if told["remembered"] and not state.remembers(self.lake, self.work.table, deleting):
@@ -99,6 +99,7 @@ class Table:
         wanted = wanted_schema(rows.schema, self.share.valued, keyed)
         handle = self.lake.open(self.work.table)
         if handle is None:
+            refuse_absent(self.lake, self.work)
             self._create(wanted)
         elif keyed.evolution == "evolve":
             found = compare(plain_schema(to_arrow(handle)), wanted)
@@ -116,14 +117,19 @@ class Table:
         return grown
 
     def _create(self, schema: pa.Schema) -> None:
+        keyed = self.work.keyed
+        first = [schema.field(name) for name in keyed.cluster_by]  # Delta clusters by columns with statistics only
+        schema = pa.schema([*first, *(field for field in schema if field.name not in keyed.cluster_by)])
         builder = DeltaTable.createIfNotExists(self.spark.newSession()).location(self.address)
         builder = builder.addColumns(_commented(schema))
-        for name, value in {**PROPERTIES, **self.work.keyed.properties}.items():
+        for name, value in {**PROPERTIES, **keyed.properties}.items():
             builder = builder.property(name, str(value))
-        if self.work.keyed.comment:
-            builder = builder.comment(self.work.keyed.comment)
-        if self.work.keyed.partition_by:
-            builder = builder.partitionedBy(*self.work.keyed.partition_by)
+        if keyed.comment:
+            builder = builder.comment(keyed.comment)
+        if keyed.partition_by:
+            builder = builder.partitionedBy(*keyed.partition_by)
+        if keyed.cluster_by:
+            builder = builder.clusterBy(*keyed.cluster_by)
         builder.execute()
 
     def _empty(self, schema: pa.Schema) -> DataFrame:
