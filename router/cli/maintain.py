@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from router.config.models import Config, Maintenance
 
-COLUMNS = ("table", "files", "into", "deleted", "MB freed", "")
+COLUMNS = ("table", "files", "into", "statistics", "deleted", "MB freed", "")
 
 
 @click.command(short_help="Compact and clean tables.")
@@ -62,7 +62,8 @@ def _one(care: Any, table: str, plan: Maintenance, *, dry: bool) -> tuple[str, .
     except TableError as error:
         return table, str(error)
     by = f"by Spark: {found.by_spark}" if found.by_spark else ""
-    return table, str(found.files), str(found.into), str(found.deleted), f"{found.freed / 1e6:,.1f}", by
+    numbers = found.files, found.into, found.bare, found.deleted
+    return table, *map(str, numbers), f"{found.freed / 1e6:,.1f}", by
 
 
 def _show(rows: list[tuple[str, ...]], *, dry: bool) -> None:
@@ -70,5 +71,5 @@ def _show(rows: list[tuple[str, ...]], *, dry: bool) -> None:
     for name in COLUMNS:
         shown.add_column(name, overflow="fold", justify="left" if name in ("table", "") else "right")
     for row in rows:
-        shown.add_row(*(row if len(row) == len(COLUMNS) else (row[0], "", "", "", "", row[1])))
+        shown.add_row(*(row if len(row) == len(COLUMNS) else (row[0], *[""] * (len(COLUMNS) - 2), row[1])))
     Console().print(shown)

@@ -149,6 +149,7 @@ class Maintenance(Model):
     zorder: tuple[str, ...] = Field(
         default=(), description="columns that all rows of a table are sorted by, every time"
     )
+    statistics: bool = Field(default=True, description="read files that came without statistics, and note them")
     retention: Interval = Field(default="168 h", description="files that nothing refers to are deleted after this time")
     unsafe: bool = Field(default=False, description="let `retention` be less than 168 h")
 

@@ -66,7 +66,7 @@ def fit(rows: pa.Table, have: pa.Schema | None, table: str, keyed: Keyed) -> Fit
     where it has to be mended first.
     """
     if have is not None:
-        _refuse_lost_keys(have, table, keyed)
+        refuse_lost_keys(have, table, keyed)
     sieve = Sieve(rows)
     for key in keyed.keys:
         sieve.refuse(np.asarray(rows.column(key).is_null()), f"key {key} is null")
@@ -129,7 +129,7 @@ def _refuse_nulls(sieve: Sieve, have: pa.Schema, keyed: Keyed) -> None:
         sieve.refuse(lacking & ~sieve.deletes, f"column {field.name} is NOT NULL in the table")
 
 
-def _refuse_lost_keys(have: pa.Schema, table: str, keyed: Keyed) -> None:
+def refuse_lost_keys(have: pa.Schema, table: str, keyed: Keyed) -> None:
     """Refuse a table whose rows cannot be told apart any more: somebody has changed it."""
     if lost := [key for key in keyed.keys if key not in have.names]:
         raise TableError(table, f"it has no column {lost[0]}, which is a key of the sink; give it back its column")

@@ -30,12 +30,13 @@ WAIT_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Care:
-    """Say what a table is to be like: files of about `file_bytes`, sorted by `zorder`; what no version refers to is
-    deleted after `retention`."""
+    """Say what a table is to be like: files of about `file_bytes`, sorted by `zorder`, with `statistics`; what no
+    version refers to is deleted after `retention`."""
 
     file_bytes: int = 128 << 20
     zorder: tuple[str, ...] = ()
     retention: timedelta = SAFE
+    statistics: bool = True
 
     @property
     def hours(self) -> int:
@@ -45,7 +46,10 @@ class Care:
 
 @dataclass(frozen=True)
 class Maintained:
-    """Be what was done to a table, or would be: files that became `into` others, and what was deleted."""
+    """Be what was done to a table, or would be: files that became `into` others, and what was deleted.
+
+    `bare` files have no statistics, and get them from Delta on Spark.
+    """
 
     table: str
     files: int
@@ -53,6 +57,7 @@ class Maintained:
     deleted: int
     freed: int
     by_spark: str = ""
+    bare: int = 0
 
 
 def maintain(lake: Lake, table: str, care: Care, *, dry: bool = False) -> Maintained:
@@ -64,7 +69,7 @@ def maintain(lake: Lake, table: str, care: Care, *, dry: bool = False) -> Mainta
     if handle is None:
         raise TableError(table, "there is no such table")
     if features := refused(handle):
-        return Maintained(table, 0, 0, 0, 0, by_spark=", ".join(sorted(features)))
+        return Maintained(table, 0, 0, 0, 0, ", ".join(sorted(features)), _bare(handle, care))
     try:
         files, into = small(handle, care) if dry else _compacted(handle, care)
         old = handle.vacuum(care.hours, dry_run=True, enforce_retention_duration=False, full=True)
@@ -77,7 +82,7 @@ def maintain(lake: Lake, table: str, care: Care, *, dry: bool = False) -> Mainta
                 maintain(lake, f"{table}.{DELETIONS}", replace(care, zorder=()))
     except (DeltaError, OSError) as error:
         raise TableError(table, f"it could not be maintained: {error}") from error
-    return Maintained(table, files, into, len(old), freed)
+    return Maintained(table, files, into, len(old), freed, bare=_bare(handle, care))
 
 
 def small(handle: DeltaTable, care: Care) -> tuple[int, int]:
@@ -86,6 +91,11 @@ def small(handle: DeltaTable, care: Care) -> tuple[int, int]:
     few = [size for size in actions.column("size_bytes").to_pylist() if size < care.file_bytes]
     into = -(-sum(few) // care.file_bytes)
     return (len(few), into) if len(few) > into else (0, 0)
+
+
+def _bare(handle: DeltaTable, care: Care) -> int:
+    actions: Any = pa.table(handle.get_add_actions())
+    return int(actions.column("num_records").null_count) if care.statistics else 0
 
 
 def _compacted(handle: DeltaTable, care: Care) -> tuple[int, int]:

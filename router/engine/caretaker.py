@@ -10,7 +10,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from router.config.intervals import interval
-from router.delta.maintenance import Care, Maintained, maintain, size_of, small
+from router.delta.maintenance import Care, Maintained, maintain
+from router.engine.spark_care import SparkCare
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -49,9 +50,11 @@ class Caretaker:
 
     def maintain(self, table: str, plan: Maintenance, *, dry: bool = False) -> Maintained:
         """Maintain one table, with Delta on Spark where nothing else may write it. Raises TableError."""
-        care = Care(plan.file_bytes, plan.zorder, interval(plan.retention))
+        care = Care(plan.file_bytes, plan.zorder, interval(plan.retention), plan.statistics)
         found = maintain(self.lake, table, care, dry=dry)
-        return _by_spark(self.session(), self.lake, table, care, found.by_spark, dry=dry) if found.by_spark else found
+        if found.by_spark or (found.bare and not dry):
+            return SparkCare(self.session(), self.lake, table, care, dry).done(found)
+        return found
 
     def _due(self, table: str, plan: Maintenance) -> bool:
         since = time.monotonic() - self.last.setdefault(table, time.monotonic())
@@ -67,28 +70,5 @@ class Caretaker:
             log.warning("maintenance: %s", error)
             return
         told = f"{found.files} files became {found.into}, {found.deleted} old ones deleted"
+        told += f", {found.bare} got statistics" if found.bare else ""
         log.info("maintenance: %s: %s, %.2f s", table, told, time.monotonic() - began)
-
-
-def _by_spark(spark: SparkSession, lake: Lake, table: str, care: Care, why: str, *, dry: bool) -> Maintained:
-    handle = lake.open(table)
-    assert handle is not None
-    session, address = spark.newSession(), f"delta.`{lake.address(table)}`"
-    session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")  # the configuration is checked
-    # VACUUM lists a table in as many tasks as this says, 10 000 of them if nobody does
-    session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", spark.sparkContext.defaultParallelism)
-    session.conf.set("spark.databricks.delta.optimize.maxFileSize", str(care.file_bytes))
-    session.conf.set("spark.databricks.delta.optimize.minFileSize", str(care.file_bytes))
-    clustered = "clustering" in why
-    order = f" ZORDER BY ({', '.join(f'`{name}`' for name in care.zorder)})" if care.zorder and not clustered else ""
-    try:
-        vacuum = f"VACUUM {address} RETAIN {care.hours} HOURS"
-        old = [row["path"].removeprefix("file:") for row in session.sql(f"{vacuum} DRY RUN").collect()]
-        freed = size_of(lake, table, [path.removeprefix(f"{lake.address(table)}/") for path in old])
-        if dry:
-            return Maintained(table, *small(handle, care), len(old), freed, why)
-        (done,) = session.sql(f"OPTIMIZE {address}{order}").select("metrics.*").collect()
-        session.sql(vacuum).collect()
-    except Exception as error:  # whatever Spark raises, it is this table's
-        raise TableError(table, f"it could not be maintained: {str(error).splitlines()[0]}") from error
-    return Maintained(table, done["numFilesRemoved"], done["numFilesAdded"], len(old), freed, why)

@@ -58,6 +58,11 @@ def counted(sink: MergingSink) -> Keyed:
     return replace(sink.keyed(), newest=len(sink.newest()))
 
 
+def asked(keyed: Keyed, engine: str) -> Keyed:
+    """Return what a sink asks for under the engine of a configuration: a sink that does not care follows `spark`."""
+    return replace(keyed, engine="spark") if (keyed.engine, engine) == ("auto", "spark") else keyed
+
+
 def check(sink: MergingSink, where: str, rows: StructType, more: StructType) -> None:
     """Refuse what a merge could not do: keys that are no columns of the route, types that have no order, ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deltalake.exceptions import DeltaError
@@ -13,14 +13,14 @@ from pyspark.sql import functions as F
 from router.delta.choice import LARGE, choice
 from router.delta.commit import TableCommit, to_delta
 from router.engine.commit import Committer
-from router.engine.keyed import TABLE, counted
+from router.engine.keyed import TABLE, asked, counted
 from router.engine.known import KnownTables
 from router.engine.layout import DEAD_SCHEMA
 from router.engine.merge import Job, Outcomes, outcomes
 from router.engine.pending import Pending, PendingRows, joined, with_pending
 from router.engine.spark_merge import SparkMerger
 from router.engine.write import Landing
-from router.errors import SinkError, TableError
+from router.errors import SinkError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,9 +70,8 @@ class Merger:
     def merge(self, sink: MergingSink, lane: Lane) -> tuple[int, int]:
         """Merge one lane's rows of this batch into their tables; return the rows (applied, dead).
 
-        Doing it again changes nothing. Where a sink has several tables, the rows of one that cannot be written wait,
-        and are merged with those of a later batch; the counts are then with what waited before. Raises TableError for
-        the only table of a sink, and SinkError where waiting does not help.
+        Doing it again changes nothing. The rows of a table that cannot be written wait, and are merged with those of a
+        later batch; the counts are then with what waited before. Raises SinkError where waiting does not help.
         """
         target, work = lane.target, lane.work
         room = PendingRows(self.shelf.place, target.key)
@@ -112,9 +111,7 @@ class Merger:
         return found
 
     def _job(self, sink: MergingSink, lane: Lane) -> Job:
-        target, work, keyed = lane.target, lane.work, counted(sink)
-        if keyed.engine == "auto" and self.engine == "spark":
-            keyed = replace(keyed, engine="spark")
+        target, work, keyed = lane.target, lane.work, asked(counted(sink), self.engine)
         landing = Landing(self.lake, self.options.file_bytes, self.options.buffer_bytes)
         about = f"{self.query}/{target.key}", work.version, target.route, target.sink, self.dead_letters, lane.notes
         return Job(landing, keyed, *about, self._known(target).names)
@@ -144,15 +141,13 @@ class Merger:
         self.left[target.key] = left
 
     def _pending(self, found: Outcomes, lane: Lane, before: dict[str, Pending]) -> dict[str, Pending]:
-        """Return the rows that have to wait, by table; raise where the batch has to."""
+        """Return the rows that have to wait, by table; raise where that does not help."""
         target, batch, failed = lane.target, lane.work.version, found.failed
-        if failed and (found.unfit or not target.names_in_lane):
+        if found.unfit:
             for file in found.files:  # the next try writes them anew
                 self.lake.files.delete_file(file.path)
-            table = min(found.unfit or failed)
-            if found.unfit:
-                raise SinkError(self.query, batch, target.route, target.sink, f"table {table}: {failed[table]}")
-            raise TableError(table, failed[table])
+            table = min(found.unfit)
+            raise SinkError(self.query, batch, target.route, target.sink, f"table {table}: {failed[table]}")
         for table, what in sorted(failed.items()):
             log.warning("batch %d, %s: %d rows wait for %s: %s", batch, target.key, found.left[table], table, what)
         for table in sorted(before.keys() - failed.keys()):

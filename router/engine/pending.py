@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -40,9 +40,12 @@ class PendingRows:
 
     def before(self, query: str, batch: int) -> dict[str, Pending]:
         """Return what waited by table when a batch began, also if that batch was taken to its end before."""
-        found = json.loads(self.place.read(self._path) or b'{"after": [], "before": {}, "now": {}}')
-        tables = found["before" if found["after"] == [query, batch] else "now"]
-        return {table: _pending(**about) for table, about in tables.items()}
+        found = self._read()
+        return _tables(found["before" if found["after"] == [query, batch] else "now"])
+
+    def now(self) -> dict[str, Pending]:
+        """Return what waits by table."""
+        return _tables(self._read()["now"])
 
     def note(self, query: str, batch: int, before: dict[str, Pending], now: dict[str, Pending]) -> None:
         """Note what waits now that a batch is at its end."""
@@ -52,9 +55,17 @@ class PendingRows:
         }
         self.place.write(self._path, json.dumps({"after": [query, batch], **tables}).encode())
 
+    def _read(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.place.read(self._path) or b'{"after": [], "before": {}, "now": {}}')
+        return found
+
     @property
     def _path(self) -> str:
         return f"pending/{self.key.replace('/', '__')}.json"
+
+
+def _tables(found: dict[str, Any]) -> dict[str, Pending]:
+    return {table: _pending(**about) for table, about in found.items()}
 
 
 def _pending(rows: int, spans: dict[str, dict[str, list[int]]], why: str) -> Pending:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from delta.exceptions import DeltaConcurrentModificationException
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -67,7 +68,11 @@ class SparkMerger:
 
 
 def _first(error: Exception) -> str:
-    return str(error).split("\n")[0]
+    """Return what is at the bottom of an error, in one line."""
+    cause: Any = error.java_exception if isinstance(error, Py4JJavaError) else error
+    while isinstance(error, Py4JJavaError) and cause.getCause() is not None:
+        cause = cause.getCause()
+    return (str(cause) if cause is error else cause.toString()).split("\n")[0]
 
 
 def _shares(events: DataFrame, keyed: Keyed) -> dict[str, Share]:

@@ -15,7 +15,7 @@ from pyspark.sql.types import IntegralType, LongType, StructField, StructType
 
 from router.delta import state
 from router.delta.commit import PROPERTIES, to_arrow, to_delta
-from router.delta.fitted import wanted_schema
+from router.delta.fitted import refuse_lost_keys, wanted_schema
 from router.delta.history import COLUMNS, MOMENT
 from router.delta.latest import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, UPDATE
 from router.delta.merge import assigned, touched
@@ -101,20 +101,25 @@ class Table:
         if handle is None:
             refuse_absent(self.lake, self.work)
             self._create(wanted)
-        elif keyed.evolution == "evolve":
+            return self._opened()
+        refuse_lost_keys(to_arrow(handle), self.work.table, keyed)
+        if keyed.evolution == "evolve":
             found = compare(plain_schema(to_arrow(handle)), wanted)
             if found.added:
-                self._append(self._empty(pa.schema(found.added)), self.address)
+                self._add(handle, [*found.added])
             if found.widened:
                 widen(self.spark.newSession(), self.address, to_delta(pa.schema(found.widened)))
         else:
             own = [field for field in wanted if field.name in {*order_names(keyed), keyed.soft_delete, *COLUMNS.names}]
             lacking = [field for field in own if field.name not in to_arrow(handle).names]
             if lacking:
-                self._append(self._empty(pa.schema(lacking)), self.address)
-        grown = self.lake.open(self.work.table)
-        assert grown is not None
-        return grown
+                self._add(handle, lacking)
+        return self._opened()
+
+    def _opened(self) -> deltalake.DeltaTable:
+        handle = self.lake.open(self.work.table)
+        assert handle is not None
+        return handle
 
     def _create(self, schema: pa.Schema) -> None:
         keyed = self.work.keyed
@@ -132,8 +137,12 @@ class Table:
             builder = builder.clusterBy(*keyed.cluster_by)
         builder.execute()
 
-    def _empty(self, schema: pa.Schema) -> DataFrame:
-        return self.spark.createDataFrame([], _commented(schema))
+    def _add(self, handle: deltalake.DeltaTable, columns: list[pa.Field]) -> None:
+        """Add columns by rows that are none; those of a partitioned table have to name its partition."""
+        named = {column.name for column in columns}
+        divided = [name for name in handle.metadata().partition_columns if name not in named]
+        schema = pa.schema([*columns, *(to_arrow(handle).field(name) for name in divided)])
+        self._append(self.spark.createDataFrame([], _commented(schema)), self.address)
 
     def _decided(self, question: Question, *, again: bool) -> DataFrame:
         kinds = {field.name: from_arrow_type(field.type, prefer_timestamp_ntz=True) for field in question.have}

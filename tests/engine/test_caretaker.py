@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import write_deltalake
+from deltalake.transaction import AddAction
 
 from router.config.models import Maintenance
 from router.delta.upsert import Upsert, upsert
@@ -102,3 +105,23 @@ def test_spark_maintains_what_only_it_may_write(
     assert (dry.files, dry.into, dry.by_spark) == (3, 1, "checkConstraints")
     assert "3 files became 1" in caplog.text
     assert files(lake, "silver.a") == 1
+
+
+def test_files_without_statistics_get_them(lake: Lake, spark: SparkSession) -> None:
+    """Without it what somebody else has written is read whole by every merge."""
+    batch(lake, "silver.a")
+    handle = lake.open("silver.a")
+    assert handle is not None
+    pq.write_table(pa.table({"k": [7, 9]}), Path(lake.address("silver.a"), "theirs.parquet"))
+    size = Path(lake.address("silver.a"), "theirs.parquet").stat().st_size
+    theirs = AddAction("theirs.parquet", size, {}, 0, data_change=True, stats="{}")
+    handle.create_write_transaction([theirs], mode="append", schema=handle.schema(), partition_by=[])
+    plan = Maintenance(tables="silver.a", file_bytes=1024)
+    care = Caretaker(lake, lambda: spark, (plan,))
+
+    assert care.maintain("silver.a", plan, dry=True).bare == 1
+    assert care.maintain("silver.a", plan).bare == 1
+    handle.update_incremental()
+    bounds = pa.table(handle.get_add_actions(flatten=True)).to_pylist()
+    assert sorted((row["num_records"], row["min.k"], row["max.k"]) for row in bounds) == [(1, 1, 1), (2, 7, 9)]
+    assert care.maintain("silver.a", plan).bare == 0

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from router import SinkError, StartError, TableError
 from router.config.models import Route
@@ -19,6 +25,8 @@ from tests.engine.parts import Where
 from tests.engine.query import BEGIN, RAW
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.engine.query import Query
 
 MakeQuery = "Callable[..., Query]"
@@ -183,54 +191,117 @@ def test_a_history_and_a_flag(make_query: Any, tmp_path: Path, engine: str) -> N
     assert query.rows("silver.firsts", "gamer", "game", "level")[0] == {"gamer": "a", "game": "uno", "level": 1}
 
 
+WRONG = {
+    "silver.hearts": "was dropped",
+    "silver.rummy": "no column gamer",
+    "silver.gin": "permi",
+    "silver.poker": "holds files",
+    "silver.last": "holds files",
+}
+"""What is the matter with tables, in the words of the log."""
+
+
 @pytest.mark.parametrize("engine", ENGINES)
-def test_rows_wait_for_a_table_that_cannot_be_written(
+def test_rows_wait_for_tables_that_cannot_be_written(
     make_query: Any, tmp_path: Path, engine: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without it one folder with somebody's files in it stops hundreds of tables, and nobody knows which it is."""
-    query = make_query(tmp_path, engine=engine, decode=DECODE, routes=route(LATEST))
-    folder = Path(query.lake.address("silver.poker"))
-    folder.mkdir(parents=True)
-    Path(folder, "notes.csv").write_text("mine")
-    query.take(raw(event("uno", "a", 1), event("poker", "a", 1), event("uno", None, 1), event("poker", "b", 1)))
-    query = query.restarted()
-    query.take(raw(event("uno", "b", 1), event("poker", "a", 2), first=4))
-    waited = query.tables()
+    """Without it one table that somebody broke stops hundreds of others, nobody knows which it is, or rows are lost."""
+    routes = route(LATEST, Upsert(table="silver.last", keys=["event.gamer"], tombstones=True))
+    query = make_query(tmp_path, engine=engine, decode=DECODE, routes=routes)
+    places = {table: Path(query.lake.address(table)) for table in WRONG}
+    for table in ("silver.poker", "silver.last"):
+        places[table].mkdir(parents=True)
+        Path(places[table], "notes.csv").write_text("mine")
+    games = ("uno", "hearts", "rummy", "gin", "poker")
+    query.take(raw(*[event(game, "a", 1) for game in games], event("uno", None, 1)))
+    places["silver.hearts"].rename(tmp_path / "dropped")
+    good = query.open("silver.rummy").version()
+    lost = query.content("silver.rummy").rename_columns([*("player" if n == "gamer" else n for n in _names(query))])
+    write_deltalake(places["silver.rummy"], lost, mode="overwrite", schema_mode="overwrite")
+    with forbidden(places["silver.gin"]):
+        query = query.restarted()
+        caplog.clear()
+        query.take(raw(*[event(game, "b", 2) for game in games], first=6))
+    told = [line for line in caplog.messages if "wait for" in line]
+    versions = query.versions()
     query.restarted().again(1)  # as if the process had died before Spark noted the offsets
+    again = query.versions()
 
-    Path(folder, "notes.csv").unlink()
-    query.take(raw(event("uno", "c", 1), first=6))
-    query.take(raw(event("poker", "c", 1), first=7))
+    (tmp_path / "dropped").rename(places["silver.hearts"])
+    query.open("silver.rummy").restore(good)
+    for table in ("silver.poker", "silver.last"):
+        Path(places[table], "notes.csv").unlink()
+    query.take(raw(event("uno", "c", 3), first=11))
 
-    assert "silver.poker" not in waited
-    assert "rows wait for silver.poker" in caplog.text
+    assert {table: [why in line.lower() for line in told if f"{table}:" in line] for table, why in WRONG.items()} == {
+        table: [True] for table in WRONG
+    }
+    assert again == {**versions, "silver.gin": again["silver.gin"]}  # what was mended meanwhile is written
     assert query.rows("silver.uno", "gamer") == [{"gamer": "a"}, {"gamer": "b"}, {"gamer": "c"}]
-    assert query.rows("silver.poker", "gamer", "level") == [
-        {"gamer": "a", "level": 2}, {"gamer": "b", "level": 1}, {"gamer": "c", "level": 1}
-    ]  # fmt: skip
+    for game in games[1:]:
+        assert query.rows(f"silver.{game}", "gamer", "level") == [
+            {"gamer": "a", "level": 1},
+            {"gamer": "b", "level": 2},
+        ]
+    assert query.rows("silver.last", "gamer", "level") == [{"gamer": g, "level": n} for n, g in enumerate("abc", 1)]
+    assert query.letters("sink", stage="apply") == {"upsert": 1, "upsert_2": 1}
     booked = [row for row in query.rows("ops.ledger") if row["applied"] is not None]
-    assert sorted((row["batch_id"], row["applied"], row["dead"], row["pending"]) for row in booked) == [
-        (0, 1, 1, 2), (1, 1, 0, 1), (2, 4, 0, -3), (3, 1, 0, 0)
-    ]  # fmt: skip
+    waits = {sink: [row["pending"] for row in booked if row["sink"] == sink] for sink in ("upsert", "upsert_2")}
+    assert {sink: sum(each) for sink, each in waits.items()} == {"upsert": 0, "upsert_2": 0}
+
+
+def _names(query: Query) -> list[str]:
+    return query.content("silver.rummy").column_names
+
+
+@contextmanager
+def forbidden(folder: Path) -> Iterator[None]:
+    """Take away the right to write below a folder, from root, too."""
+    if os.geteuid():
+        change = {True: ["chmod", "-R", "a-w"], False: ["chmod", "-R", "u+w"]}
+    else:
+        change = {True: ["chattr", "-R", "+i"], False: ["chattr", "-R", "-i"]}
+    if shutil.which(change[True][0]) is None:
+        pytest.skip("root can write everywhere here")
+    subprocess.run([*change[True], folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*change[False], folder], check=True)
+
+
+def test_a_dropped_table_is_made_anew_where_that_is_wanted(make_query: Any, tmp_path: Path) -> None:
+    """Without it the only way back is somebody's copy."""
+    sink = Upsert(table="silver.p", keys=["event.gamer"], dropped="remake")
+    query = make_query(tmp_path, decode=Json(schema=DDL), routes=route(sink))
+    query.take(raw(event("uno", "a", 1)))
+    shutil.rmtree(query.lake.address("silver.p"))
+    query.restarted().take(raw(event("uno", "b", 1), first=1))
+
+    assert query.rows("silver.p", "gamer") == [{"gamer": "b"}]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_only_table_of_a_sink_is_named_when_it_fails(make_query: Any, tmp_path: Path, engine: str) -> None:
-    """Without it a stream goes on for weeks with nothing to show for it."""
+def test_files_beyond_the_keys_of_a_batch_are_not_read(make_query: Any, tmp_path: Path, engine: str) -> None:
+    """Without it a change of one gamer reads, or writes anew, all gamers."""
     sink = Upsert(table="silver.p", keys=["event.gamer"])
     query = make_query(tmp_path, engine=engine, decode=Json(schema=DDL), routes=route(sink))
+    query.take(raw(*[event("uno", f"player-{n:02}", n) for n in range(20)]))
+    query.take(raw(*[event("uno", f"player-{n:02}", n) for n in range(60, 80)], first=20))
     folder = Path(query.lake.address("silver.p"))
-    folder.mkdir(parents=True)
-    Path(folder, "notes.csv").write_text("mine")
-    with pytest.raises(TableError) as caught:
-        query.take(raw(event("uno", "a", 1), event("uno", None, 1)))
+    before = set(query.open("silver.p").file_uris())
+    (beyond,) = [path for path in before if "player-60" in str(pq.read_table(path)["gamer"][0])]
+    content = Path(beyond).read_bytes()
+    Path(beyond).write_bytes(b"not to be read".ljust(len(content)))
+    query.take(raw(event("uno", "player-03", 100), event("uno", "player-11", 100), first=40))
+    Path(beyond).write_bytes(content)
+    after = set(query.open("silver.p").file_uris())
 
-    Path(folder, "notes.csv").unlink()
-    query.restarted().again(0)
-
-    assert caught.value.table == "silver.p"
-    assert query.rows("silver.p", "gamer") == [{"gamer": "a"}]
-    assert query.letters("reason", stage="apply") == {"key gamer is null": 1}
+    assert before & after == {beyond}
+    metrics = query.open("silver.p").history(1)[0]["operationMetrics"]
+    removed = metrics.get("num_target_files_removed", metrics.get("numTargetFilesRemoved"))
+    assert (int(removed), len(list(folder.glob("*.parquet")))) == (1, len(before | after))
+    assert len(query.rows("silver.p")) == 40
 
 
 @pytest.mark.parametrize("engine", ENGINES)

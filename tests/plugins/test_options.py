@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from router import Part
 
 
+PROFILES = {"table": "silver.p", "keys": ["a"]}
+
+
 @pytest.mark.parametrize(
     ("part", "options", "word"),
     [
@@ -80,6 +83,15 @@ if TYPE_CHECKING:
             "exclude each other",
         ),
         (Upsert, {"table": "silver.p", "keys": ["a"], "tombstones": True, "newest_by": "event.at"}, "ordered by"),
+        (Upsert, {**PROFILES, "partition_by": ["a"], "cluster_by": ["a"]}, "exclude each other"),
+        (Upsert, {**PROFILES, "engine": "arrow", "cluster_by": ["a"]}, "cannot write clustered tables"),
+        (Upsert, {**PROFILES, "memory": "1 MB"}, "less than 256 MB"),
+        (Upsert, {**PROFILES, "memory": "a lot"}, "write a number and a unit"),
+        (Upsert, {**PROFILES, "properties": {"delta.appendOnly": "true"}}, "rows of a keyed table change"),
+        (Upsert, {**PROFILES, "properties": {"delta.enableChangeDataFed": "true"}}, "did you mean delta.enableChange"),
+        (Upsert, {**PROFILES, "properties": {"delta.enableDeletionVectors": "yes"}}, "write true or false"),
+        (Upsert, {**PROFILES, "properties": {"delta.logRetentionDuration": "7 d"}}, "interval 7 days"),
+        (Upsert, {**PROFILES, "properties": {"delta.constraints.low": "a < 5"}}, "ADD CONSTRAINT"),
         (Kafka, {"topic": "a"}, "Field required"),
         (Kafka, {"servers": "b:1", "topic": "{event.game}"}, "begins with fixed text"),
         (Kafka, {"servers": "b:1", "topic": "a b"}, "not 'a b'"),

@@ -1,0 +1,125 @@
+"""Say of one table what it is, which engine writes it and why, and which sinks do. Needs no JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+
+from router.delta.choice import Choice, choice
+from router.delta.commit import unsupported
+from router.delta.lake import Lake
+from router.delta.state import DELETIONS
+from router.engine.keyed import asked
+from router.engine.pending import PendingRows
+from router.engine.route import sink_names
+from router.engine.start import Checkpoint
+from router.errors import TableError
+from router.keyed import MergingSink
+from router.parts import Sink, TableSink
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from router.config.models import Config
+
+Lines = Iterator[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Be a sink that writes a table: its route and name, and the last batch that it brought, None if it will begin."""
+
+    place: str
+    sink: Sink
+    batch: int | None
+
+
+def explain(config: Config, table: str) -> list[tuple[str, str]]:
+    """Return what is to be said, as names and texts. Raises TableError where nothing is known of the table."""
+    secrets = {key: value.get_secret_value() for key, value in config.storage_options.items()}
+    lake, checkpoint = Lake.at(config.lake, secrets), Lake.at(config.checkpoint_path(), secrets)
+    handle = lake.open(table)
+    found = [*_writers(config, table, handle, Checkpoint.read(checkpoint).run)]
+    own = [*_own(config, table)]
+    if handle is None and not found and not own:
+        raise TableError(table, f"it is not in {lake.root}, and no sink of {config.name} has it as its one table")
+    lines = [("table", f"{table} at {lake.address(table)}")]
+    lines += _table(lake, table, handle) if handle else [("rows", "none: it is made with the first of them")]
+    lines += [("written by", f"`{key}`: {what}") for key, what in own]
+    for writer in found:
+        lines += _writer(writer, handle, config.engine)
+        lines += _waiting(PendingRows(checkpoint, writer.place), table)
+    return lines
+
+
+def _table(lake: Lake, table: str, handle: DeltaTable) -> Lines:
+    actions: Any = pa.table(handle.get_add_actions())
+    counts, about = actions.column("num_records"), handle.metadata()
+    unknown = f", and what is in {counts.null_count} files without statistics" if counts.null_count else ""
+    yield "rows", f"{sum(counts.drop_null().to_pylist()):,}{unknown}"
+    yield (
+        "bytes",
+        f"{sum(actions.column('size_bytes').to_pylist()):,} in {len(actions):,} files, version {handle.version()}",
+    )
+    if about.description:
+        yield "comment", about.description
+    protocol = handle.protocol()
+    features = sorted({*(protocol.reader_features or ()), *(protocol.writer_features or ())})
+    yield (
+        "features",
+        ", ".join(features) or f"those of versions {protocol.min_reader_version}, {protocol.min_writer_version}",
+    )
+    if about.partition_columns:
+        yield "partitioned by", ", ".join(about.partition_columns)
+    for name, value in sorted(about.configuration.items()):
+        yield "property", f"{name} = {value}"
+    if (gone := lake.open(f"{table}.{DELETIONS}")) is not None:
+        yield "deletions", f"{sum(pa.table(gone.get_add_actions()).column('num_records').to_pylist()):,} remembered"
+
+
+def _own(config: Config, table: str) -> Lines:
+    whats = {"bronze": "every record", "dead_letters": "what went nowhere else", "ledger": "the counts"}
+    return ((key, what) for key, what in whats.items() if getattr(config, key) == table)
+
+
+def _writers(config: Config, table: str, handle: DeltaTable | None, run: str | None) -> Iterator[Writer]:
+    """Return the sinks whose one table it is, and those whose transaction ids it has."""
+    for route in config.routes:
+        for name, sink in zip(sink_names(route.sinks), route.sinks, strict=True):
+            place = f"{route.name}/{name}"
+            batch = handle.transaction_version(f"{config.name}:{run}/{place}/{table}") if handle else None
+            if batch is not None or _fixed(sink) == table:
+                yield Writer(place, sink, batch)
+
+
+def _fixed(sink: Sink) -> str:
+    """Return the one table of a sink; nothing where data names it."""
+    try:
+        table = sink.table() if isinstance(sink, (TableSink, MergingSink)) else ""
+    except (PySparkException, AssertionError):  # a column cannot be made without a JVM
+        return ""
+    return table if isinstance(table, str) else ""
+
+
+def _writer(writer: Writer, handle: DeltaTable | None, engine: str) -> Lines:
+    last = "has not yet" if writer.batch is None else f"last in batch {writer.batch}"
+    yield "written by", f"{writer.place}, {last}"
+    if not isinstance(writer.sink, MergingSink):
+        features = unsupported(handle) if handle else set()
+        spark = f"it has {', '.join(sorted(features))}" if features else ""
+        chosen = Choice("spark", spark) if spark else Choice("spark" if engine == "spark" else "arrow", "as configured")
+        yield "engine", f"{chosen.engine}: {chosen.why}"
+        return
+    keyed = writer.sink.keyed()
+    chosen = choice(handle, asked(keyed, engine))
+    yield "engine", f"{chosen.engine}: {chosen.why}"
+    yield "keys", ", ".join(keyed.keys)
+
+
+def _waiting(rows: PendingRows, table: str) -> Lines:
+    if found := rows.now().get(table):
+        yield "waiting", f"{found.rows} rows: {found.why}"

@@ -1,0 +1,91 @@
+"""Maintain one table with Delta on Spark: what delta-rs must not write, and files that lack statistics."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from delta.exceptions import DeltaConcurrentModificationException
+
+from router.delta.maintenance import TRIES, WAIT_SECONDS, Care, Maintained, size_of, small
+from router.errors import TableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from router.delta.lake import Lake
+
+
+@dataclass(frozen=True)
+class SparkCare:
+    """Be one table that is to be maintained; `dry` only says what would be done."""
+
+    spark: SparkSession
+    lake: Lake
+    table: str
+    care: Care
+    dry: bool
+
+    def done(self, found: Maintained) -> Maintained:
+        """Do what delta-rs has left, and return all that was done. Another writer is waited for. Raises TableError."""
+        try:
+            if found.by_spark:
+                found = self._compacted(found)
+            if found.bare and not self.dry:
+                self._tried(self._recompute)
+        except Exception as error:  # whatever Spark raises, it is this table's
+            raise TableError(self.table, f"it could not be maintained: {str(error).splitlines()[0]}") from error
+        return found
+
+    def _compacted(self, found: Maintained) -> Maintained:
+        handle = self.lake.open(self.table)
+        assert handle is not None
+        session, address = self._session(), self.lake.address(self.table)
+        vacuum = f"VACUUM delta.`{address}` RETAIN {self.care.hours} HOURS"
+        old = [row["path"].removeprefix("file:") for row in session.sql(f"{vacuum} DRY RUN").collect()]
+        freed = size_of(self.lake, self.table, [path.removeprefix(f"{address}/") for path in old])
+        found = replace(found, deleted=len(old), freed=freed)
+        if self.dry:
+            files, into = small(handle, self.care)
+            return replace(found, files=files, into=into)
+        columns = () if "clustering" in found.by_spark else self.care.zorder
+        order = f" ZORDER BY ({', '.join(f'`{name}`' for name in columns)})" if columns else ""
+        optimize = f"OPTIMIZE delta.`{address}`{order}"
+        (done,) = self._tried(lambda: session.sql(optimize).select("metrics.*").collect())
+        session.sql(vacuum).collect()
+        return replace(found, files=done["numFilesRemoved"], into=done["numFilesAdded"])
+
+    def _session(self) -> SparkSession:
+        session = self.spark.newSession()
+        # the configuration is checked
+        session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+        # VACUUM lists a table in as many tasks as this says, 10 000 of them if nobody does
+        tasks = self.spark.sparkContext.defaultParallelism
+        session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", tasks)
+        session.conf.set("spark.databricks.delta.optimize.maxFileSize", str(self.care.file_bytes))
+        session.conf.set("spark.databricks.delta.optimize.minFileSize", str(self.care.file_bytes))
+        return session
+
+    def _recompute(self) -> None:
+        """Let Delta read the files and note their statistics. Its command for that is not in the open version."""
+        assert self.spark.sparkContext._jvm is not None
+        delta = self.spark.sparkContext._jvm.org.apache.spark.sql.delta
+        session = self.spark._jsparkSession
+        statistics = getattr(getattr(delta.stats, "StatisticsCollection$"), "MODULE$")
+        log = delta.DeltaLog.forTable(session, self.lake.address(self.table))
+        none = getattr(getattr(self.spark.sparkContext._jvm.scala, "None$"), "MODULE$")
+        every = [getattr(statistics, f"recompute$default${number}")() for number in (4, 5)]  # all rows, all files
+        statistics.recompute(session, log, none, *every)
+
+    def _tried(self, work: Callable[[], Any]) -> Any:
+        """Return the outcome of work that begins anew when another writer was faster."""
+        for attempt in range(TRIES - 1):
+            try:
+                return work()
+            except DeltaConcurrentModificationException:
+                time.sleep(random.uniform(0, WAIT_SECONDS * 2**attempt))
+        return work()
