@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MakeQuery = "Callable[..., Query]"
 DDL = "game string, gamer string, level int, at bigint, gone boolean"
 DECODE = Keyed(value=Json(schema=DDL), key=Json(schema="game string, gamer string"))
+EITHER = ("arrow", pytest.param("spark", marks=pytest.mark.slow))
+"""The engines: what is decided is decided by the same code, and what is written by the other is in `latest`."""
 LATEST = Upsert(table="silver.{event.game}", keys=["event.gamer"], tombstones=True)
 
 
@@ -133,7 +135,7 @@ def test_both_engines_make_the_same_tables(played: Any) -> None:
         assert other.rows(table, *names) == one.rows(table, *names)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EITHER)
 def test_a_batch_again_changes_nothing(make_query: Any, tmp_path: Path, engine: str) -> None:
     """Without it a crash after the merge doubles dead letters, or undoes what came since."""
     query = latest(make_query, tmp_path, engine)
@@ -148,7 +150,7 @@ def test_a_batch_again_changes_nothing(make_query: Any, tmp_path: Path, engine: 
     assert again.versions() == before
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EITHER)
 def test_a_late_record_never_wins(make_query: Any, tmp_path: Path, engine: str) -> None:
     """Without it what was held up for a batch undoes a newer state, or a deletion."""
     sink = Upsert(table="silver.p", keys=["event.gamer"], newest_by=["event.at"], delete_when="event.gone")
@@ -164,7 +166,7 @@ def test_a_late_record_never_wins(make_query: Any, tmp_path: Path, engine: str) 
     ]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EITHER)
 def test_a_history_and_a_flag(make_query: Any, tmp_path: Path, engine: str) -> None:
     """Without it the options that keep what was are silently the same as those that do not."""
     keys = ["event.gamer"]
@@ -201,7 +203,7 @@ WRONG = {
 """What is the matter with tables, in the words of the log."""
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EITHER)
 def test_rows_wait_for_tables_that_cannot_be_written(
     make_query: Any, tmp_path: Path, engine: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -281,7 +283,7 @@ def test_a_dropped_table_is_made_anew_where_that_is_wanted(make_query: Any, tmp_
     assert query.rows("silver.p", "gamer") == [{"gamer": "b"}]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EITHER)
 def test_files_beyond_the_keys_of_a_batch_are_not_read(make_query: Any, tmp_path: Path, engine: str) -> None:
     """Without it a change of one gamer reads, or writes anew, all gamers."""
     sink = Upsert(table="silver.p", keys=["event.gamer"])
@@ -304,7 +306,7 @@ def test_files_beyond_the_keys_of_a_batch_are_not_read(make_query: Any, tmp_path
     assert len(query.rows("silver.p")) == 40
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EITHER)
 def test_a_type_becomes_wider_and_a_column_new(make_query: Any, tmp_path: Path, engine: str) -> None:
     """Without it the next version of the events stops the stream, or loses values."""
     query = make_query(tmp_path, engine=engine, decode=Json(schema="game string, gamer string, n int"), routes=route(
@@ -321,7 +323,7 @@ def test_a_type_becomes_wider_and_a_column_new(make_query: Any, tmp_path: Path, 
     ]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EITHER)
 def test_a_check_of_the_table_is_kept(make_query: Any, tmp_path: Path, engine: str) -> None:
     """Without it a row that the table forbids stops the batch, or is written."""
     query = make_query(tmp_path, engine=engine, decode=Json(schema=DDL), routes=route(
@@ -335,7 +337,7 @@ def test_a_check_of_the_table_is_kept(make_query: Any, tmp_path: Path, engine: s
     assert (offset, "low" in reason) == (1, True)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EITHER)
 def test_a_table_that_must_not_change_stops_the_stream(make_query: Any, tmp_path: Path, engine: str) -> None:
     """Without it `evolution: fail` waits for ever for something that nobody will mend."""
     sink = Upsert(table="silver.p", keys=["event.gamer"], evolution="fail")
@@ -349,7 +351,7 @@ def test_a_table_that_must_not_change_stops_the_stream(make_query: Any, tmp_path
     assert (caught.value.sink, "level" in caught.value.what) == ("upsert", True)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EITHER)
 def test_a_sink_has_as_many_tables_as_it_may_have(make_query: Any, tmp_path: Path, engine: str) -> None:
     """Without it names from data fill the lake with tables."""
     sink = Upsert(table="silver.{event.game}", keys=["event.gamer"], at_most=2)
