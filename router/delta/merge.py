@@ -59,7 +59,7 @@ def merge(table: DeltaTable, changes: Changes, keyed: Keyed, once: CommitPropert
         source_alias="s",
         target_alias="t",
         streamed_exec=False,  # delta-rs then takes bounds from the rows, and leaves out files by their statistics
-        max_spill_size=keyed.memory // 2 if keyed.memory else None,
+        max_spill_size=keyed.memory // 4 if keyed.memory else None,
         writer_properties=_row_groups(rows, keyed.memory) if keyed.memory else None,
         commit_properties=once,
     )
@@ -77,7 +77,7 @@ def _row_groups(rows: pa.Table, memory: int) -> WriterProperties:
     """Return how files are written within some memory: a row group is held until it is whole, for each of a few files,
     and does not count as memory that could be spilled."""
     each = max(1, rows.nbytes // max(1, len(rows)))
-    return WriterProperties(max_row_group_size=min(1 << 20, max(FEW, memory // 16 // each)))
+    return WriterProperties(max_row_group_size=min(1 << 20, max(FEW, memory // 64 // each)))
 
 
 def touched(op: int, names: list[str], keyed: Keyed) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -14,6 +15,8 @@ from deltalake import DeltaTable, Field, Schema, write_deltalake
 
 from router.delta import state
 from router.delta.lake import Lake
+from router.delta.latest import OP, UPDATE
+from router.delta.merge import condition, quoted
 from router.delta.upsert import Merged, NeedsSpark, Upsert, upsert
 from router.errors import TableError
 from router.keyed import Keyed
@@ -46,7 +49,8 @@ class Table:
 
     def merge(self, rows: pa.Table, batch: int | None = None, **options: Any) -> Merged:
         self.batches += batch is None
-        work = Upsert(TABLE, "query/route/upsert", self.batches if batch is None else batch, self.keyed, {})
+        version = self.batches if batch is None else batch
+        work = Upsert(TABLE, "query/route/upsert", version, self.keyed, {}, known=self.batches > 1)
         return upsert(self.lake, work, rows, **options)
 
     @property
@@ -529,3 +533,54 @@ def test_a_folder_that_is_no_table_is_named(make: Callable[..., Table]) -> None:
 
     assert caught.value.table == TABLE
     assert str(folder) in caught.value.what
+
+
+def test_a_dropped_table_is_waited_for(table: Table) -> None:
+    """Without it a table has some of its keys, and nobody can tell it from a whole one."""
+    shutil.rmtree(table.lake.address(TABLE))
+    table.batches = 2
+    with pytest.raises(TableError, match="was dropped"):
+        table.take(record("c", 9, 9))
+    table.keyed = replace(KEYED, dropped="remake")
+    table.take(record("c", 9, 9))
+
+    assert table.rows("k") == [{"k": "c"}]
+
+
+@pytest.mark.parametrize(
+    "changed", [pa.table({"v": [0]}), pa.table({"k": [[1]], "v": [0]})], ids=["no such column", "another type"]
+)
+def test_a_table_without_its_key_is_waited_for(table: Table, changed: pa.Table) -> None:
+    """Without it what somebody does to a table by hand makes dead letters of all that comes, or keys that are null."""
+    before = table.handle.version()
+    write_deltalake(table.lake.address(TABLE), changed, mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(TableError, match="give it back"):
+        table.take(record("c", 9, 9), batch=9)
+    table.handle.restore(before)
+    table.take(record("c", 9, 9), batch=9)
+
+    assert table.rows("k") == [{"k": "a"}, {"k": "b"}, {"k": "c"}]
+
+
+def test_a_batch_beyond_the_memory_of_a_merge_is_left_to_spark(make: Callable[..., Table]) -> None:
+    """Without it a limit that keeps a worker alive keeps the rows from their table."""
+    table = make(keyed=replace(KEYED, memory=1 << 16), columns={"k": pa.string(), "v": pa.string()})
+    many = [Record((f"k{n}",), n, values=(("v", "x" * 100),)) for n in range(5000)]
+    table.take(*many)
+    with pytest.raises(NeedsSpark, match="memory"):
+        table.take(*[replace(one, offset=one.offset + 5000) for one in many])
+
+    assert len(table.rows()) == 5000
+
+
+def test_keys_with_signs_bound_the_files_that_are_read(make: Callable[..., Table]) -> None:
+    """Without it every merge by UUIDs, the most usual keys, reads every file."""
+    table = make()
+    for first in (0, 100):
+        table.take(*[record(f"5f0c-{first + n:04}/a", first + n, 0) for n in range(100)])
+    before = set(table.handle.file_uris())
+    found = condition(pa.table({"k": ["5f0c-0001/a", "5f0c-0003/a"], OP: [UPDATE, UPDATE]}), KEYED, quoted)
+    table.take(record("5f0c-0001/a", 500, 1))
+
+    assert found.endswith("""t."k" >= '5f0c-0001/a' AND t."k" <= '5f0c-0003/a'""")
+    assert len(before - set(table.handle.file_uris())) == 1
