@@ -27,6 +27,10 @@ MADE = (
 """What the properties begin with that delta-rs makes a table with and keeps. Of some others it notes the name only."""
 
 
+class NeedsSpark(Exception):  # noqa: N818 - an answer, no error
+    """Say why delta-rs cannot merge into a table."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """Be an engine, and why it is the one."""

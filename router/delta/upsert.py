@@ -14,7 +14,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow import fs
 
 from router.delta import state
-from router.delta.choice import choice
+from router.delta.choice import NeedsSpark, choice
 from router.delta.commit import add_columns, to_arrow, to_delta
 from router.delta.conform import conformed
 from router.delta.fitted import Fitted, fit
@@ -34,13 +34,6 @@ WAIT_SECONDS = 0.2
 GUARD = "router/keyed"
 """A second transaction id of every commit: two commits with one id that began from one version conflict. delta-rs lets
 an append pass beside a merge otherwise, and the key they have in common would be there twice."""
-
-EXHAUSTED = "Resources exhausted"
-"""What DataFusion says where rows that it cannot spill, those of the batch, are too many for the memory it may use."""
-
-
-class NeedsSpark(Exception):  # noqa: N818 - an answer, no error
-    """Say why delta-rs cannot merge into a table."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +86,6 @@ def upsert(lake: Lake, work: Upsert, rows: pa.Table, tries: int = TRIES) -> Merg
         except CommitFailedError as error:
             why = str(error).split("\n")[0]
         except (DeltaError, OSError, pa.ArrowException) as error:
-            if EXHAUSTED in str(error):
-                raise NeedsSpark("its changes do not fit into the `memory` of a merge") from error
             raise TableError(work.table, f"the merge failed: {error}; it is tried again with the batch") from error
     raise TableError(work.table, f"other writers were faster {tries} times, the last time: {why}; stop one of them")
 

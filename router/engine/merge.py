@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
+from router.delta.choice import NeedsSpark
 from router.delta.commit import LandedFile
 from router.delta.fitted import Unfit
-from router.delta.upsert import Merged, NeedsSpark, Upsert, upsert
+from router.delta.upsert import Merged, Upsert, upsert
 from router.engine.keyed import TABLE
 from router.engine.letters import buried
 from router.errors import TableError

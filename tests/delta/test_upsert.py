@@ -14,10 +14,11 @@ import pytest
 from deltalake import DeltaTable, Field, Schema, write_deltalake
 
 from router.delta import state
+from router.delta.choice import NeedsSpark
 from router.delta.lake import Lake
 from router.delta.latest import OP, UPDATE
 from router.delta.merge import condition, quoted
-from router.delta.upsert import Merged, NeedsSpark, Upsert, upsert
+from router.delta.upsert import Merged, Upsert, upsert
 from router.errors import TableError
 from router.keyed import Keyed
 from tests.delta.model import Record, lane
