@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     Quote = Callable[[str], str]
 
 ROOM = 12 * 8192
-"""Rows for each core that a merge has to have room for. With rows of 640 bytes, on two cores, it failed with 10 MB, had not
-ended after minutes with 30 and with 64, and took 25 s with 100."""
+"""Rows for each core that a merge has to have room for. With rows of 640 bytes, on two cores, it failed with 10 MB,
+had not ended after minutes with 30 and with 64, and took 25 s with 100."""
 FEW = 1000
 """Rows of a row group at least: fewer cost more in a file's footer than they save."""
 PLAIN = frozenset(string.ascii_letters + string.digits + " -_.:@/#+=,")
