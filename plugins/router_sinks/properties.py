@@ -18,7 +18,6 @@ KNOWN = {
     "delta.checkpoint.writeStatsAsJson": FLAG,
     "delta.checkpoint.writeStatsAsStruct": FLAG,
     "delta.checkpointInterval": NUMBER,
-    "delta.checkpointPolicy": re.compile(r"classic|v2"),
     "delta.columnMapping.mode": re.compile(r"none|name"),
     "delta.dataSkippingNumIndexedCols": NUMBER,
     "delta.dataSkippingStatsColumns": TEXT,
@@ -30,12 +29,10 @@ KNOWN = {
     "delta.enableRowTracking": FLAG,
     "delta.enableTypeWidening": FLAG,
     "delta.logRetentionDuration": TIME,
-    "delta.parquet.compression.codec": TEXT,
     "delta.randomizeFilePrefixes": FLAG,
-    "delta.targetFileSize": TEXT,
-    "delta.tuneFileSizesForRewrites": FLAG,
 }
 REFUSED = {
+    "delta.checkpointPolicy": "both engines write classic checkpoints only; take it away",
     "delta.appendOnly": "rows of a keyed table change; take the property away",
     "delta.setTransactionRetentionDuration": "transaction ids keep a batch from being merged twice; take it away",
 }
@@ -49,7 +46,7 @@ def check_property(name: str, value: str) -> str:
     """
     if not name.startswith("delta."):
         return value
-    if name in REFUSED and value != "false":
+    if name in REFUSED and value not in ("false", "classic"):
         raise ValueError(f"{name}: {REFUSED[name]}")
     if name.startswith("delta.constraints."):
         raise ValueError(f"{name}: a CHECK is added when the table is there: ALTER TABLE ... ADD CONSTRAINT")

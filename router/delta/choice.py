@@ -20,9 +20,9 @@ LARGE = 4 << 30
 KEPT = {"partitioning", "notNull", "invariants"}
 """What keeps files from being adopted, but not rows from being merged."""
 MADE = (
-    *("delta.checkpoint", "delta.logRetentionDuration", "delta.deletedFileRetentionDuration"),
-    *("delta.enableChangeDataFeed", "delta.dataSkipping", "delta.autoOptimize.", "delta.targetFileSize"),
-    *("delta.tuneFileSizesForRewrites", "delta.randomizeFilePrefixes", "delta.enableExpiredLogCleanup"),
+    *("delta.checkpoint.", "delta.checkpointInterval", "delta.dataSkipping", "delta.autoOptimize."),
+    *("delta.logRetentionDuration", "delta.deletedFileRetentionDuration", "delta.enableExpiredLogCleanup"),
+    *("delta.enableChangeDataFeed", "delta.randomizeFilePrefixes"),
 )
 """What the properties begin with that delta-rs makes a table with and keeps. Of some others it notes the name only."""
 

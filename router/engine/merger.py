@@ -36,6 +36,13 @@ log = logging.getLogger("router")
 TASKS_PER_CORE = 4
 """Tables of different sizes share a task by chance: with several tasks for each core none has to wait for long."""
 
+MERGES = {
+    "auto": f"delta-rs merges tables of up to {LARGE >> 30} GiB that it may write, Delta on Spark the others",
+    "arrow": "delta-rs merges all tables that it may write: the engine is given",
+    "spark": "Delta on Spark merges all tables: the engine is given",
+}
+"""What is said of a sink, by its engine."""
+
 
 @dataclass(frozen=True)
 class Lane:
@@ -97,6 +104,9 @@ class Merger:
     def _outcomes(self, sink: MergingSink, lane: Lane, events: DataFrame) -> Outcomes:
         target, job = lane.target, self._job(sink, lane)
         by_spark, found = SparkMerger(self.spark, self.lake, job), Outcomes()
+        if target.key not in self.left:
+            log.info("%s: %s", target.key, MERGES[job.keyed.engine])
+            self.left[target.key] = {}
         if job.keyed.engine == "spark":
             by_spark.merge(events, found)
             return found
@@ -122,17 +132,15 @@ class Merger:
     def _still_left(self, target: Target, keyed: Keyed) -> dict[str, str]:
         """Return the tables that were left to Delta on Spark and are, as they are now: their rows go there at once."""
         found: dict[str, str] = {}
-        for table in self.left.get(target.key, ()):
+        for table in self.left[target.key]:
             with suppress(DeltaError, OSError):  # a task will say it
                 chosen = choice(self.lake.open(table), keyed)
                 found |= {table: chosen.why} if chosen.engine == "spark" else {}
         return found
 
     def _tell(self, target: Target, left: dict[str, str]) -> None:
-        """Say which engine merges, once for each table and reason."""
-        if target.key not in self.left:
-            log.info("%s: delta-rs merges tables of up to %d GiB that it may write", target.key, LARGE >> 30)
-        before = self.left.get(target.key, {})
+        """Say which tables are merged by another engine from now on, and why."""
+        before = self.left[target.key]
         for table, why in sorted(left.items()):
             if before.get(table) != why:
                 log.info("%s: Delta on Spark merges %s: %s", target.key, table, why)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from router import StartError, read
+from router.config.models import Maintenance
+from router.engine.caretaker import Caretaker
 from router.engine.explain import explain
 from router_decoders import Json
 from router_sinks import Upsert
@@ -106,6 +108,16 @@ def test_the_engine_is_explained(query: Query) -> None:
     assert found["owned"]["written by"] == "profiles/upsert_4, has not yet"  # in a checkpoint of Spark's
 
 
+def test_a_clustered_table_is_maintained(query: Query) -> None:
+    """Without it a table is clustered in name only."""
+    plan = Maintenance(tables="silver.*")
+    found = Caretaker(query.lake, lambda: query.spark, (plan,)).maintain("silver.featured", plan)
+
+    assert ("clustering" in found.by_spark, found.into, found.files > 1) == (True, 1, True)
+    assert query.open("silver.featured").history(1)[0]["operation"].startswith("VACUUM")
+    assert query.rows("silver.featured", "gamer", "game", "level", "bonus") == ROWS
+
+
 def test_an_engine_is_told_once(make_query: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Without it a log has a line for each table and batch, or none."""
     caplog.set_level(logging.INFO, "router")
@@ -118,7 +130,7 @@ def test_an_engine_is_told_once(make_query: Any, tmp_path: Path, caplog: pytest.
     told = [line for line in caplog.messages if "merges" in line]
 
     assert [line.split("merges ")[1] for line in told] == [
-        "tables of up to 4 GiB that it may write",
+        "tables of up to 4 GiB that it may write, Delta on Spark the others",
         "silver.uno: it has checkConstraints",
     ]
     assert query.rows("silver.uno", "level") == query.rows("silver.poker", "level") == [{"level": 4}]
