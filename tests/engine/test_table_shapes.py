@@ -113,8 +113,8 @@ def test_a_clustered_table_is_maintained(query: Query) -> None:
     plan = Maintenance(tables="silver.*")
     found = Caretaker(query.lake, lambda: query.spark, (plan,)).maintain("silver.featured", plan)
 
-    assert ("clustering" in found.by_spark, found.into, found.files > 1) == (True, 1, True)
-    assert query.open("silver.featured").history(1)[0]["operation"].startswith("VACUUM")
+    assert ("clustering" in found.by_spark, found.into) == (True, 1)
+    assert "OPTIMIZE" in {entry["operation"] for entry in query.open("silver.featured").history()}
     assert query.rows("silver.featured", "gamer", "game", "level", "bonus") == ROWS
 
 
