@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -116,24 +115,6 @@ def test_a_clustered_table_is_maintained(query: Query) -> None:
     assert ("clustering" in found.by_spark, found.into) == (True, 1)
     assert "OPTIMIZE" in {entry["operation"] for entry in query.open("silver.featured").history()}
     assert query.rows("silver.featured", "gamer", "game", "level", "bonus") == ROWS
-
-
-def test_an_engine_is_told_once(make_query: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Without it a log has a line for each table and batch, or none."""
-    caplog.set_level(logging.INFO, "router")
-    sink = Upsert(table="silver.{event.game}", **BOTH)
-    query = make_query(tmp_path, decode=Json(schema=DDL), routes=route(sink))
-    query.take(raw(event("uno", "a", 1), event("poker", "a", 1)))
-    query.open("silver.uno").alter.add_constraint({"low": "level < 100"})
-    for first in (2, 4):
-        query.take(raw(event("uno", "a", first), event("poker", "a", first), first=first))
-    told = [line for line in caplog.messages if "merges" in line]
-
-    assert [line.split("merges ")[1] for line in told] == [
-        "tables of up to 4 GiB that it may write, Delta on Spark the others",
-        "silver.uno: it has checkConstraints",
-    ]
-    assert query.rows("silver.uno", "level") == query.rows("silver.poker", "level") == [{"level": 4}]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -323,18 +324,32 @@ def test_a_type_becomes_wider_and_a_column_new(make_query: Any, tmp_path: Path, 
     ]
 
 
+TOLD = {
+    "arrow": [
+        "delta-rs merges tables of up to 4 GiB that it may write, Delta on Spark the others",
+        "Delta on Spark merges silver.p: it has checkConstraints",
+    ],
+    "spark": ["Delta on Spark merges all tables: the engine is given"],
+}
+
+
 @pytest.mark.parametrize("engine", EITHER)
-def test_a_check_of_the_table_is_kept(make_query: Any, tmp_path: Path, engine: str) -> None:
-    """Without it a row that the table forbids stops the batch, or is written."""
+def test_a_check_of_the_table_is_kept(
+    make_query: Any, tmp_path: Path, engine: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it a row that the table forbids stops the batch, or is written; or a log is full of who writes what."""
+    caplog.set_level(logging.INFO, "router")
     query = make_query(tmp_path, engine=engine, decode=Json(schema=DDL), routes=route(
         Upsert(table="silver.p", keys=["event.gamer"], delete_when="event.gone")))  # fmt: skip
     query.take(raw(event("uno", "a", 1)))
     query.spark.sql(f"ALTER TABLE delta.`{query.lake.address('silver.p')}` ADD CONSTRAINT low CHECK (level < 100)")
     query.take(raw(event("uno", "a", 100), event("uno", "b", 99), event("uno", "c", None, gone=True), first=1))
+    query.take(raw(event("uno", "b", 98), first=4))
 
-    assert query.rows("silver.p", "gamer", "level") == [{"gamer": "a", "level": 1}, {"gamer": "b", "level": 99}]
+    assert query.rows("silver.p", "gamer", "level") == [{"gamer": "a", "level": 1}, {"gamer": "b", "level": 98}]
     ((reason, offset),) = query.letters("reason", "offset", stage="apply")
     assert (offset, "low" in reason) == (1, True)
+    assert [line.split(": ", 1)[1] for line in caplog.messages if " merges " in line] == TOLD[engine]
 
 
 @pytest.mark.parametrize("engine", EITHER)
