@@ -49,7 +49,8 @@ class Shared(Histories):
         if found.failed:
             assert "killed" in found.failed[TABLE], found.failed
             raise Killed
-        return SimpleNamespace(**found.counts, refused=range(found.counts.pop("refused")))
+        refused = range(found.counts.pop("refused"))
+        return SimpleNamespace(**found.counts, refused=refused)
 
 
 @pytest.mark.slow
