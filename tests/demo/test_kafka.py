@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 LARGE = 20_000_000
 PARENT = """
-import sys, time
+import signal, time
 from router_demo.kafka import EmbeddedKafka
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background passes on that it is ignored
 with EmbeddedKafka() as kafka:
     print(kafka.servers, flush=True)
     time.sleep(600)

@@ -30,8 +30,9 @@ for option in "$@"; do case $option in *'[artifact]'*) folder=${{option%/*}};; e
 cp "{archive}" "$folder/apicurio.tar.gz"
 """
 PARENT = """
-import time
+import signal, time
 from router_demo.registry import EmbeddedRegistry
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background passes on that it is ignored
 with EmbeddedRegistry() as registry:
     print(registry.url, flush=True)
     time.sleep(600)
