@@ -90,6 +90,16 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture
+def compiled(spark: SparkSession) -> Iterator[None]:
+    """Let Spark compile what it runs for one test, as it does for users."""
+    for name, value in {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}.items():
+        spark.conf.set(name, value)
+    yield
+    for name in ("spark.sql.codegen.wholeStage", "spark.sql.codegen.factoryMode"):
+        spark.conf.set(name, LIGHT[name])
+
+
+@pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     """Return an empty lake."""
     return Lake.at(str(tmp_path / "lake"))

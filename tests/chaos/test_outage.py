@@ -65,7 +65,8 @@ def test_a_signal_ends_a_run_that_waits_for_its_broker(router_run, tmp_path):
     with socket.socket() as closed:  # bound, but nobody listens
         closed.bind(("127.0.0.1", 0))
         topic = Topic(f"127.0.0.1:{closed.getsockname()[1]}", "events")
-        router = router_run(configuration(tmp_path, topic), "--continuous")
+        source = {"kafka": {"servers": topic.servers, "topics": [topic.name], "options": IMPATIENT}}
+        router = router_run(configuration(tmp_path, topic, source=source), "--continuous")
         router.says("waiting for the source")
         router.send(signal.SIGTERM)
         assert router.ended() == 0, router.said

@@ -35,6 +35,7 @@ WAYS = {
     "two stages": {"engine": "arrow", "landing": Landing(fuse=False)},
     "spark": {"engine": "spark"},
 }
+EACH = [pytest.param(way, marks=[pytest.mark.slow] if way == "two stages" else []) for way in WAYS]
 NARROW = "game string, id int, inner struct<x: int>, rounds array<struct<n: int>>"
 WIDE = (
     "game string, id bigint, bonus double, inner struct<x: int, z: string>, rounds array<struct<n: int, card: string>>"
@@ -74,7 +75,7 @@ def frozen(make_query: MakeQuery, tmp_path_factory: pytest.TempPathFactory) -> C
     return frozen
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH)
 def test_rows_land_in_the_shape_that_the_table_has(frozen: Callable[[str], Query], way: str) -> None:
     """Without it a table that others read grows columns that nobody agreed to, or loses rows."""
     rows = {row["id"]: row for row in frozen(way).rows("silver.old")}
@@ -86,7 +87,7 @@ def test_rows_land_in_the_shape_that_the_table_has(frozen: Callable[[str], Query
     assert rows[6] == {"game": "old", "id": 6, "inner": {"x": 6}, "rounds": []}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH)
 def test_what_a_frozen_table_costs_is_told(frozen: Callable[[str], Query], way: str) -> None:
     """Without it nobody sees that producers have moved on, or a number is cut to fit."""
     assert [report.routes["all"]["frozen"] for report in frozen(way).reports] == [0, 3, 1]
@@ -99,7 +100,7 @@ def test_what_a_frozen_table_costs_is_told(frozen: Callable[[str], Query], way: 
     }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH)
 def test_a_new_table_and_other_sinks_grow(frozen: Callable[[str], Query], way: str) -> None:
     """Without it freezing one sink freezes all."""
     assert {row["bonus"] for row in frozen(way).rows("silver.fresh")} == {1.5, None}
@@ -107,7 +108,7 @@ def test_a_new_table_and_other_sinks_grow(frozen: Callable[[str], Query], way: s
     assert {row["bonus"] for row in frozen(way).rows("gold.all")} == {None, 0.5, 1.5, 2.5, 8.5}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH)
 def test_a_change_that_is_to_fail_commits_nothing(make_query: MakeQuery, tmp_path: Path, way: str) -> None:
     """Without it half of a batch is in the lake when somebody is called."""
     found = query(make_query, tmp_path, way, evolution="fail")

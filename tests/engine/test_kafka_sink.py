@@ -332,6 +332,7 @@ def once() -> Any:
     return Trigger(once=True)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_stream_waits_for_the_broker_it_sends_to(
     spark: SparkSession, tmp_path: Path, topic: str, caplog: pytest.LogCaptureFixture

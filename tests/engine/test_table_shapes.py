@@ -35,8 +35,7 @@ SHAPES = {
     "divided": {"partition_by": ["event.game"], "properties": CHANGES, "memory": "256 MB"},
     "divided_by_spark": {"partition_by": ["event.game"], "properties": CHANGES, "engine": "spark"},
     "featured": {"cluster_by": ["event.level"], "properties": FEATURES},
-    "owned": {"properties": {"team.owner": "games"}, **TOLD},
-    "told": {"engine": "arrow", **TOLD},
+    "told": {"engine": "arrow", "properties": {"team.owner": "games"}, **TOLD},
 }
 ROWS = [
     {"gamer": "a", "game": "poker", "level": 2, "bonus": 0.5},
@@ -70,11 +69,10 @@ def test_tables_are_what_was_asked_for(query: Query) -> None:
     assert about["divided"].partition_columns == about["divided_by_spark"].partition_columns == ["game"]
     wanted = {"clustering", "deletionVectors", "rowTracking", "inCommitTimestamp", "typeWidening", "columnMapping"}
     assert wanted <= features["featured"]
-    for name in ("featured", "owned"):
+    for name in ("featured", "told"):
         assert about[name].configuration["team.owner"] == "games"
-    for name in ("owned", "told"):
-        comments = {field.name: field.metadata.get("comment") for field in query.open(f"silver.{name}").schema().fields}
-        assert (about[name].description, comments["level"], comments["bonus"]) == ("of each", "reached", "in euros")
+    comments = {field.name: field.metadata.get("comment") for field in query.open("silver.told").schema().fields}
+    assert (about["told"].description, comments["level"], comments["bonus"]) == ("of each", "reached", "in euros")
 
 
 @pytest.mark.parametrize("shape", ["divided", "divided_by_spark"])
@@ -95,16 +93,14 @@ def test_the_engine_is_explained(query: Query) -> None:
     found = {name: dict(explain(query.config, f"silver.{name}")) for name in SHAPES}
     engines = {name: lines["engine"].split(": ")[0] for name, lines in found.items()}
 
-    assert engines == {
-        **{"divided": "arrow", "divided_by_spark": "spark", "featured": "spark", "owned": "arrow", "told": "arrow"},
-    }
+    assert engines == {"divided": "arrow", "divided_by_spark": "spark", "featured": "spark", "told": "arrow"}
     assert "clustering" in found["featured"]["engine"]
     assert (found["divided"]["rows"], found["divided"]["keys"], found["divided"]["deletions"]) == (
         "3",
         "gamer",
         "1 remembered",
     )
-    assert found["owned"]["written by"] == "profiles/upsert_4, has not yet"  # in a checkpoint of Spark's
+    assert found["told"]["written by"] == "profiles/upsert_4, has not yet"  # in a checkpoint of Spark's
 
 
 def test_a_clustered_table_is_maintained(query: Query) -> None:

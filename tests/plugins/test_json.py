@@ -249,6 +249,7 @@ def test_a_good_record_is_parsed_once(raw: Raw, rescue: bool, parses: int) -> No
     assert plan.count("parseJson(") == plan.count("try_cast(") == 1
 
 
+@pytest.mark.usefixtures("compiled")
 def test_the_reasons_do_not_take_good_records_out_of_code_generation(raw: Raw) -> None:
     """All but the parse itself is compiled; a lambda among the reasons would undo that for every record."""
     decoded = Json(schema=SCHEMA.replace("array<", "struct<_:").replace("map<string,", "struct<_:")).decode(raw([]))
@@ -259,6 +260,7 @@ def test_the_reasons_do_not_take_good_records_out_of_code_generation(raw: Raw) -
     assert ["*(" in line for line in projects] == [True, True, True, True, False], "\n".join(projects)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_three_hundred_fields_are_decoded(decode: Decode) -> None:
     """Wide events exist; code that is generated for them has limits."""
     kinds = ["string", "double", "timestamp", "struct<a: int, b: array<double>>"]
