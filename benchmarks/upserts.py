@@ -53,20 +53,25 @@ FILES = 16
 
 
 def main() -> None:
-    """Measure what is asked for, print it, and write it down after each measurement."""
+    """Measure what is asked for, print it and write it down; what is not measured now stays as it was."""
     given = _arguments()
     console = Console(width=110)
     config = Config.model_construct(name="upserts", spark={"spark.driver.memory": given.driver_memory})
     spark = build_session(config)
     command = shlex.join(["python", "-m", "benchmarks.upserts", *sys.argv[1:]])
-    found: dict[str, Any] = {"command": command, "machine": machine(), "arguments": vars(given)}
+    found: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {}
+    found |= {"machine": machine(), "arguments": vars(given)}
     given.out.parent.mkdir(parents=True, exist_ok=True)
     try:
         for name in given.only:
             began = time.monotonic()
             with TemporaryDirectory(dir=given.folder) as folder, Neighbours() as others:
                 found[name] = MEASURED[name](Bench(spark, Lake.at(folder)), given)
-            found[name] |= {"took": round(time.monotonic() - began), "foreign_cores": round(others.foreign_cores, 2)}
+            found[name] |= {
+                "command": command,
+                "took": round(time.monotonic() - began),
+                "foreign_cores": round(others.foreign_cores, 2),
+            }
             console.print(f"{name}: {json.dumps(found[name])}", markup=False)
             given.out.write_text(json.dumps(found, indent=1, default=str) + "\n")
     finally:

@@ -25,6 +25,8 @@ DELETIONS = "_deletions"
 """The folder below a table's that remembers its deletions: a Delta table of keys and order columns, which the table's
 readers do not see, and which goes when the table does."""
 DELETED_AT = "_deleted_at"
+ROWS = 1 << 18
+"""Rows that are looked through at once: the keys of the batch are hashed anew for each."""
 SWEPT = 64
 """Commits after which deletions that were kept long enough are forgotten."""
 
@@ -100,7 +102,7 @@ def _scan(table: DeltaTable, rows: pa.Table, keyed: Keyed, names: list[str]) -> 
         return found
     values = {key: pc.unique(keys.column(key)) for key in keyed.keys}
     some = ds.FileSystemDataset(files, schema, content.format, content.filesystem)
-    parts = [part.filter(_among(part, values)) for part in some.to_batches(columns=asked)]
+    parts = [part.filter(_among(part, values)) for part in some.to_batches(columns=asked, batch_size=ROWS)]
     return pa.Table.from_batches([part for part in parts if len(part)], found.schema)
 
 
