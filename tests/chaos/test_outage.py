@@ -61,12 +61,19 @@ def test_the_stream_goes_on_when_the_broker_is_back(own_topic, router_run, tmp_p
         assert router.said.count("the source answers again") == 1
 
 
-def test_a_signal_ends_a_run_that_waits_for_its_broker(router_run, tmp_path):
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param(IMPATIENT, "trying again in", id="spark gives up"),
+        pytest.param({}, "waiting for the source", id="spark waits", marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_ends_a_run_that_waits_for_its_broker(router_run, tmp_path, options, words):
     with socket.socket() as closed:  # bound, but nobody listens
         closed.bind(("127.0.0.1", 0))
         topic = Topic(f"127.0.0.1:{closed.getsockname()[1]}", "events")
-        source = {"kafka": {"servers": topic.servers, "topics": [topic.name], "options": IMPATIENT}}
+        source = {"kafka": {"servers": topic.servers, "topics": [topic.name], "options": options}}
         router = router_run(configuration(tmp_path, topic, source=source), "--continuous")
-        router.says("waiting for the source")
+        router.says(words)
         router.send(signal.SIGTERM)
         assert router.ended() == 0, router.said
