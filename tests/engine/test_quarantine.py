@@ -171,7 +171,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("way", ["one stage", "spark"])
+@pytest.mark.parametrize("way", ["one stage", pytest.param("spark", marks=pytest.mark.slow)])
 def test_a_release_that_is_killed_again_and_again_is_done_once(
     make_query: MakeQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
