@@ -60,7 +60,8 @@ def main() -> None:
     spark = build_session(config)
     command = shlex.join(["python", "-m", "benchmarks.upserts", *sys.argv[1:]])
     found: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {}
-    found |= {"machine": machine(), "arguments": vars(given)}
+    sizes = {name: value for name, value in vars(given).items() if not isinstance(value, Path | None)}
+    found |= {"machine": machine(), "arguments": sizes}
     given.out.parent.mkdir(parents=True, exist_ok=True)
     try:
         for name in given.only:
