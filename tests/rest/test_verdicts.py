@@ -1,0 +1,54 @@
+"""What the status of an answer says is to be done."""
+
+from __future__ import annotations
+
+import pytest
+
+from router_rest.verdicts import Verdict, doubtful, throttles, verdict
+
+MEANT = {
+    Verdict.DONE: {200, 201, 202, 204, 207, 299},
+    Verdict.AGAIN: {408, 409, 423, 425, 429, 500, 502, 503, 504, 507, 520, 599},
+    Verdict.LOGIN: {401},
+    Verdict.REFUSED: {400, 422},
+    Verdict.SPLIT: {413},
+    Verdict.WRONG: {100, 301, 302, 304, 307, 308, 402, 403, 404, 405, 410, 415, 501},
+}
+
+
+@pytest.mark.parametrize(("status", "meant"), [(status, meant) for meant, all_ in MEANT.items() for status in all_])
+def test_a_status_says_what_is_to_be_done(status: int, meant: Verdict) -> None:
+    """Without it good rows become dead letters, or rows that nobody takes block the others."""
+    assert verdict(status, keyed=True) is meant
+
+
+def test_a_conflict_without_a_key_is_no_first_attempt_that_still_runs() -> None:
+    """Without it a row that the API has already is sent until the end of days."""
+    assert verdict(409, keyed=False) is Verdict.REFUSED
+    assert verdict(409, keyed=False, again=frozenset({409})) is Verdict.AGAIN
+
+
+@pytest.mark.parametrize("status", [403, 404, 410, 414])
+def test_an_address_made_of_a_row_is_its_own_fault(status: int) -> None:
+    """Without it one unknown name in a URL stops the stream."""
+    assert verdict(status, keyed=True, url_of_data=True) is Verdict.REFUSED
+    assert verdict(405, keyed=True, url_of_data=True) is Verdict.WRONG
+
+
+def test_statuses_can_be_retried_that_are_not_by_default() -> None:
+    """Without it an API that says 403 when it is busy cannot be used."""
+    assert verdict(403, keyed=True, again=frozenset({403})) is Verdict.AGAIN
+    assert verdict(200, keyed=True, again=frozenset({200})) is Verdict.DONE
+
+
+def test_only_too_many_calls_slow_them_down() -> None:
+    """Without it a broken server is taken for a busy one, or a busy one is not spared."""
+    assert throttles(429, paused=False)
+    assert throttles(503, paused=True)
+    assert not throttles(503, paused=False)
+    assert not throttles(500, paused=True)
+
+
+def test_a_failure_that_may_have_been_processed_is_told_apart() -> None:
+    """Without it duplicates are not reported, or every refusal by a busy server is one."""
+    assert {status for status in range(100, 600) if doubtful(status)} == {*range(500, 600)} - {501, 503}
