@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from router import StartError, row, tried
-from router_sinks.naming import Placeholder, parse
+from router_templates.pieces import Placeholder, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

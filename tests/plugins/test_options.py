@@ -14,7 +14,7 @@ from router_decoders import Json, router_decoders
 from router_encoders import router_encoders
 from router_rules import All, Field, Not, Schema, Sql, router_rules
 from router_sinks import Delta, Kafka, Tables, Upsert, router_sinks
-from router_sinks.naming import Placeholder, parse
+from router_templates.pieces import Placeholder, parse
 
 if TYPE_CHECKING:
     from router import Part
