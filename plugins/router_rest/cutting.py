@@ -10,24 +10,23 @@ import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 from zlib import crc32
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-To: TypeAlias = "tuple[str, ...]"
-"""What a row puts into the templates of its call: rows of one call have the same."""
 MOST_OPEN = 256
-"""Calls of different templates that are filled at once."""
+"""Calls of different URLs that are filled at once."""
 
 
 @dataclass(frozen=True)
 class Cut:
     """Say how large calls are; stays the same for a batch, whatever the configuration says meanwhile.
 
-    `lanes`: rows with the same key go to the same lane, one call after the other; 0: in no order.
+    `bytes` counts the rows of a call, and one more for each. `lanes`: rows with the same key go to the same lane, one
+    call after the other; 0: in no order.
     """
 
     rows: int = 1
@@ -39,15 +38,16 @@ class Cut:
 class Call:
     """Be rows that go out together: of one source partition, in the order of their offsets.
 
-    `lane`: the calls of one lane go out one after the other; None: at any time. `attempts` were made with these rows
-    before. `doubtful` are offsets of rows that may have arrived in an attempt that ended without an answer.
+    `url`: where rows name it; empty where it is the same for all. `lane`: the calls of one lane go out one after the
+    other; None: at any time. `attempts` were made with these rows before. `doubtful` are offsets of rows that may have
+    arrived in an attempt that ended without an answer.
     """
 
     topic: str | None
     partition: int
     offsets: list[int]
     rows: list[bytes]
-    to: To = ()
+    url: str = ""
     lane: int | None = None
     attempts: int = 0
     doubtful: frozenset[int] = frozenset()
@@ -57,10 +57,13 @@ class Call:
         """Return the number of rows."""
         return len(self.rows)
 
-    def id(self, body: bytes) -> str:
-        """Return the name of the call with this body, and the key by which the API can tell that it comes again."""
+    def id(self, body: bytes, owner: bytes = b"") -> str:
+        """Return the name of the call with this body, and the key by which the API can tell that it comes again.
+
+        `owner` is whose call it is: two sinks may send the same rows to the same API, and mean it.
+        """
         place = f"{_quoted(self.topic or '')}/{self.partition}/{self.offsets[0]}-{self.offsets[-1]}"
-        return f"{place}/{hashlib.sha256(body).hexdigest()[:16]}"
+        return f"{place}/{hashlib.sha256(owner + body).hexdigest()[:16]}"
 
     def halves(self) -> tuple[Call, Call]:
         """Return the first and the second half of the rows as calls."""
@@ -71,7 +74,7 @@ class Call:
         """Return the rows at some positions as a call of their own."""
         offsets, rows = [self.offsets[at] for at in chosen], [self.rows[at] for at in chosen]
         doubtful = self.doubtful.intersection(offsets)
-        return Call(self.topic, self.partition, offsets, rows, self.to, self.lane, self.attempts, doubtful)
+        return Call(self.topic, self.partition, offsets, rows, self.url, self.lane, self.attempts, doubtful)
 
 
 @dataclass
@@ -79,11 +82,11 @@ class Cutter:
     """Collect rows until they are a call. One for all rows of a task."""
 
     cut: Cut
-    _open: OrderedDict[To | int, Call] = field(default_factory=OrderedDict)
+    _open: OrderedDict[str | int, Call] = field(default_factory=OrderedDict)
     _of: tuple[str | None, int] = (None, -1)
 
     def add(
-        self, place: tuple[str | None, int, int], row: bytes, to: To = (), key: bytes | None = None
+        self, place: tuple[str | None, int, int], row: bytes, url: str = "", key: bytes | None = None
     ) -> Iterator[Call]:
         """Take a row from (topic, partition, offset); yield the calls that are full with it, or closed by it."""
         topic, partition, offset = place
@@ -92,20 +95,20 @@ class Cutter:
             self._of = topic, partition
         lane = crc32(key) % self.cut.lanes if self.cut.lanes and key is not None else None
         if self.cut.rows == 1:
-            yield Call(topic, partition, [offset], [row], to, lane)
+            yield Call(topic, partition, [offset], [row], url, lane)
             return
-        which = to if lane is None else lane  # one at a time of a lane: its order is that of its rows
+        which = url if lane is None else lane  # one at a time of a lane: its order is that of its rows
         call = self._open.get(which)
-        if call is not None and (call.to != to or call.size + len(row) > self.cut.bytes):
+        if call is not None and (call.url != url or call.size + len(row) + 1 > self.cut.bytes):
             yield self._open.pop(which)
             call = None
         if call is None:
             if len(self._open) >= MOST_OPEN:
                 yield self._open.popitem(last=False)[1]
-            call = self._open[which] = Call(topic, partition, [], [], to, lane)
+            call = self._open[which] = Call(topic, partition, [], [], url, lane)
         call.offsets.append(offset)
         call.rows.append(row)
-        call.size += len(row)
+        call.size += len(row) + 1
         if len(call) >= self.cut.rows:
             yield self._open.pop(which)
 

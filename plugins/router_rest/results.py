@@ -30,17 +30,20 @@ class Result:
 class Results:
     """Say where results stand in an answer.
 
-    `path` leads to a list (empty: the answer is one); `status` leads, within an element, to a status as of HTTP, to
-    true or false, or to a word such as `created`; where it leads nowhere, or to null, the row was taken. `id` leads to
-    what names the row, which is the value that the row has in `row`, or a position among the rows where rows have no
-    such field; without `id` there is one element for each row, in their order. Rows that no element is about were
-    taken. Paths are names with dots; `*` is the only field of an object, whatever its name.
+    `path` leads to a list (empty: the answer is one); `status` leads, within an element, to what became of the row: one
+    of `ok` where these are given, else a status as of HTTP, true or false, or a word such as `created`; where it leads
+    nowhere, or to null, the row was taken. `id` leads to what names the row, which is the value that the row has at
+    `row_id`, or a position among the rows where rows have no such field; without `id` there is one element for each
+    row, in their order. Rows that no element is about were taken. `reason` leads to why a row was not. Paths are names
+    with dots; `*` is the only field of an object, whatever its name.
     """
 
     path: str
     status: str
+    ok: tuple[str | int | bool, ...] = ()
     id: str | None = None
-    row: str | None = None
+    row_id: str | None = None
+    reason: str | None = None
 
     def by_row(self, body: bytes, rows: Sequence[bytes]) -> list[Result]:
         """Return a result for each row; raise Unreadable where the answer has none."""
@@ -56,16 +59,18 @@ class Results:
                 raise Unreadable(f"the answer has {len(elements)} results for {len(rows)} rows")
             return [self._result(element) for element in elements]
         found = {_name(_at(element, self.id)): self._result(element) for element in elements}
-        return [found.pop(name, _TAKEN) for name in self._names(rows, found)]
+        return [found.get(name, _TAKEN) for name in self._names(rows, found)]
 
     def _result(self, element: Any) -> Result:
-        status = _status(_at(element, self.status))
-        return Result(status, b"" if status < 300 else msgspec.json.encode(element))
+        status = _status(_at(element, self.status), self.ok)
+        if status < 300:
+            return Result(status, b"")
+        why = _NOTHING if self.reason is None else _at(element, self.reason)
+        return Result(status, why.encode() if isinstance(why, str) else msgspec.json.encode(element))
 
     def _names(self, rows: Sequence[bytes], found: Mapping[str, Result]) -> list[str]:
         """Return what names each row; raise Unreadable when an element is about none of them."""
-        field = self.row or str(self.id).rsplit(".", 1)[-1]
-        values = [_at(_decoded(row), field) for row in rows]
+        values = [_at(_decoded(row), self.row_id or self.id or "") for row in rows]
         nameless = all(value is _NOTHING for value in values)
         names = [str(at) for at in range(len(rows))] if nameless else [_name(value) for value in values]
         strange = found.keys() - set(names)
@@ -96,7 +101,12 @@ def _name(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(None if value is _NOTHING else value).decode()
 
 
-def _status(value: Any) -> int:
+def _status(value: Any, ok: Sequence[str | int | bool]) -> int:
+    """Return a status as of HTTP for what an element says; true is no 1 here."""
+    if ok:
+        if any(type(value) is type(one) and value == one for one in ok):
+            return 200
+        return value if type(value) is int and 300 <= value <= 599 else 400
     if value is _NOTHING or value is None or value is True:
         return 200
     if isinstance(value, str):

@@ -39,13 +39,17 @@ ROWS = [b'{"id":"a","n":1}', b'{"id":"b","n":2}', b'{"id":"c","n":3}']
             Results("", "state"), [{"state": "created"}, {"state": "OK"}, {"state": "?"}], [200, 200, 400], id="words"
         ),
         pytest.param(
-            Results("failed", "code", "id"), {"failed": [{"id": "b", "code": 422}]}, [200, 422, 200], id="only failures"
+            Results("", "state", ok=("in", 0)), [{"state": 0}, {"state": "created"}, {"state": 429}], [200, 400, 429], id="as said"
+        ),
+        pytest.param(Results("", "state", ok=(1,)), [{"state": 1}, {"state": True}, {}], [200, 400, 400], id="a number"),
+        pytest.param(
+            Results("failed", "code", id="id"), {"failed": [{"id": "b", "code": 422}]}, [200, 422, 200], id="only failures"
         ),
         pytest.param(
-            Results("failed", "code", "number", "n"), {"failed": [{"number": 3, "code": 500}]}, [200, 200, 500], id="by a number"
+            Results("failed", "code", id="number", row_id="n"), {"failed": [{"number": 3, "code": 500}]}, [200, 200, 500], id="by a number"
         ),
         pytest.param(
-            Results("failed", "code", "index"), {"failed": [{"index": 0, "code": 500}]}, [500, 200, 200], id="by position"
+            Results("failed", "code", id="index"), {"failed": [{"index": 0, "code": 500}]}, [500, 200, 200], id="by position"
         ),
     ],
 )  # fmt: skip
@@ -60,9 +64,12 @@ def test_a_failure_keeps_its_own_text() -> None:
     """Without it a dead letter does not say why it is one."""
     answer = {"failed": [{"id": "b", "code": 422, "why": "too old"}]}
 
-    found = Results("failed", "code", "id").by_row(json.dumps(answer).encode(), ROWS)
+    found = Results("failed", "code", id="id").by_row(json.dumps(answer).encode(), ROWS)
 
     assert [json.loads(one.text or b"null") for one in found] == [None, answer["failed"][0], None]
+
+    said = Results("failed", "code", id="id", reason="why").by_row(json.dumps(answer).encode(), ROWS)
+    assert [one.text for one in said] == [b"", b"too old", b""]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +79,7 @@ def test_a_failure_keeps_its_own_text() -> None:
         pytest.param(Results("items", "status"), b"{}", id="no list"),
         pytest.param(Results("items", "status"), b'{"items": {}}', id="an object"),
         pytest.param(Results("", "status"), b"[{}, {}]", id="too few"),
-        pytest.param(Results("", "status", "id"), b'[{"id": "z", "status": 400}]', id="a row that was not sent"),
+        pytest.param(Results("", "status", id="id"), b'[{"id": "z", "status": 400}]', id="a row that was not sent"),
         pytest.param(Results("", "status"), b"[" * 100_000, id="deep"),
     ],
 )
@@ -86,7 +93,7 @@ def test_an_answer_that_is_not_as_configured_is_told(results: Results, body: byt
 def test_no_answer_breaks_a_task(body: bytes, rows: list[bytes], named: str | None) -> None:
     """Without it one answer of an API stops the stream."""
     try:
-        found = Results("", "a.*.b", named).by_row(body, rows)
+        found = Results("", "a.*.b", id=named).by_row(body, rows)
     except Unreadable:
         return
     assert len(found) == len(rows)

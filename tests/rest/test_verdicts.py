@@ -35,10 +35,14 @@ def test_an_address_made_of_a_row_is_its_own_fault(status: int) -> None:
     assert verdict(405, keyed=True, url_of_data=True) is Verdict.WRONG
 
 
-def test_statuses_can_be_retried_that_are_not_by_default() -> None:
-    """Without it an API that says 403 when it is busy cannot be used."""
-    assert verdict(403, keyed=True, again=frozenset({403})) is Verdict.AGAIN
-    assert verdict(200, keyed=True, again=frozenset({200})) is Verdict.DONE
+def test_which_statuses_are_tried_again_can_be_said() -> None:
+    """Without it an API that says 403 when it is busy, or 500 to a bad row, cannot be used."""
+    again = frozenset({403, 503, 200})
+
+    assert verdict(403, keyed=True, again=again) is Verdict.AGAIN
+    assert verdict(503, keyed=True, again=again) is Verdict.AGAIN
+    assert verdict(500, keyed=True, again=again) is Verdict.REFUSED
+    assert verdict(200, keyed=True, again=again) is Verdict.DONE
 
 
 def test_only_too_many_calls_slow_them_down() -> None:

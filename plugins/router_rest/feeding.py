@@ -1,0 +1,130 @@
+"""Make calls of record batches, and let them go out when it is written down that they may. Runs on executors."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from router_rest.cutting import Call, Cutter
+from router_rest.receipts import Settled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+
+    from router import Encoding
+    from router_rest.bodies import Body
+    from router_rest.journal import Journal
+    from router_rest.lanes import Lanes
+    from router_rest.receipts import Known, Place, Range
+
+TAKES = ("_topic", "_partition", "_offset", "_lane", "_to", "_row")
+"""Where a row came from, what it keeps its order by (null: nothing), its URL, or why it has none, and what the encoding
+takes."""
+Stretch = tuple["Place", Any, int]
+"""Rows of one source partition that follow each other: where from, their offsets, the position of the first."""
+
+
+@dataclass
+class Feeder:
+    """Cut the rows of one task, but for those with a receipt, into calls for `lanes`.
+
+    `urls`: rows name theirs. `settle` takes rows of which no call can be made. `chunk`: rows that are reserved at once,
+    at least.
+    """
+
+    cutter: Cutter
+    encoding: Encoding
+    body: Body
+    urls: bool
+    known: Known
+    journal: Journal
+    lanes: Lanes
+    chunk: int
+    settle: Callable[[Settled], None]
+    seen: int = 0
+    skipped: int = 0
+    _reserved: int = field(default=0, init=False)
+
+    async def take(self, rows: pa.RecordBatch, *, send: bool) -> None:
+        """Take the rows of a record batch; only count them when nothing is sent any more."""
+        stretches = list(_stretches(rows))
+        missing = [self.known.open(place, offsets) for place, offsets, _ in stretches]
+        wanted = np.concatenate(missing) if missing else np.ones(0, bool)
+        self.seen += rows.num_rows
+        self.skipped += rows.num_rows - int(np.count_nonzero(wanted))
+        if send:  # those with a receipt as well: where calls are cut must not depend on it
+            await self._cut(rows, stretches, wanted)
+
+    async def end(self) -> None:
+        """Let go out what is not full."""
+        for call in self.cutter.end():
+            await self._begin(call)
+
+    async def _cut(self, rows: pa.RecordBatch, stretches: Sequence[Stretch], wanted: Any) -> None:
+        made = self.encoding.function(rows.column("_row"), self.encoding.argument)
+        topics, partitions, offsets, lanes = (rows.column(name).to_pylist() for name in TAKES[:4])
+        urls, faults = self._urls(rows)
+        self._reserved = 0
+        for at, value in enumerate(made.values):
+            if at >= self._reserved:
+                await self._reserve(at, rows.num_rows, stretches)
+            why = faults[at] or made.reasons.get(at) or (None if value is None else self.body.fault(value))
+            if why is not None or value is None:
+                if wanted[at]:
+                    call = Call(topics[at], partitions[at], [offsets[at]], [b""])
+                    self.settle(Settled(call, "dead", time.time(), reason=why or "there is no value"))
+                continue
+            for call in self.cutter.add((topics[at], partitions[at], offsets[at]), value, urls[at], lanes[at]):
+                if not await self._begin(call):
+                    return
+
+    async def _begin(self, call: Call) -> bool:
+        """Let a call go out, but for its rows that have a receipt; False when nothing goes out any more."""
+        place = call.topic, call.partition
+        if place in self.known.done:
+            left = np.flatnonzero(self.known.open(place, call.offsets)).tolist()
+            if len(left) < len(call):
+                call = call.of(left)
+        if not len(call):
+            return True
+        if place in self.known.doubtful:
+            call.doubtful = self.known.in_doubt(place, call.offsets)
+        return await self.lanes.put(call) or not self.lanes.over
+
+    async def _reserve(self, at: int, rows: int, stretches: Iterable[Stretch]) -> None:
+        """Write down which rows may go out next."""
+        self._reserved = min(rows, at + max(self.chunk, int(self.journal.rate * 1.5)))
+        ranges: list[Range] = []
+        for place, offsets, first in stretches:
+            low, high = max(at, first), min(self._reserved, first + len(offsets))
+            if low < high:
+                ranges.append((*place, int(offsets[low - first]), int(offsets[high - 1 - first])))
+        await self.journal.reserve(ranges)
+
+    def _urls(self, rows: pa.RecordBatch) -> tuple[Sequence[str], Sequence[str | None]]:
+        """Return the URL of each row, empty where it is the same for all, and why rows have none."""
+        if not self.urls:
+            return [""] * rows.num_rows, [None] * rows.num_rows
+        to = rows.column("_to")
+        urls, faults = (to.field(name).to_pylist() for name in ("url", "fault"))
+        missing = to.is_null().to_pylist()
+        told = ["its URL cannot be evaluated" if lost else fault for lost, fault in zip(missing, faults, strict=True)]
+        return urls, told
+
+
+def _stretches(rows: pa.RecordBatch) -> Iterator[Stretch]:
+    if not rows.num_rows:
+        return
+    topics = rows.column("_topic").dictionary_encode()
+    codes = topics.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    partitions = rows.column("_partition").to_numpy(zero_copy_only=False)
+    offsets = rows.column("_offset").to_numpy(zero_copy_only=False)
+    changes = (np.flatnonzero((codes[1:] != codes[:-1]) | (partitions[1:] != partitions[:-1])) + 1).tolist()
+    for first, last in zip([0, *changes], [*changes, len(offsets)], strict=True):
+        topic = None if codes[first] < 0 else topics.dictionary[int(codes[first])].as_py()
+        yield (topic, int(partitions[first])), offsets[first:last], first

@@ -1,0 +1,136 @@
+"""Decide which task gets which rows: the same ones whenever a batch is sent again. Runs on the driver."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from router_rest.cutting import Cut
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+MOST_RANGES = 256
+"""Ranges that rows are compared with; of more source partitions each goes where its hash leads."""
+LEAST_CALLS = 32
+"""Calls that are worth a task."""
+
+
+class Extent(NamedTuple):
+    """Be the rows of a batch from one source partition."""
+
+    topic: str | None
+    partition: int
+    first: int
+    last: int
+    rows: int
+
+
+class Piece(NamedTuple):
+    """Be a range of offsets, and the task that gets it."""
+
+    topic: str | None
+    partition: int
+    first: int
+    last: int
+    task: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Say how a batch is sent, for as long as it takes: a replay by another configuration must not cut it anew.
+
+    Without `pieces` source partitions go where their hash leads.
+    """
+
+    cut: Cut
+    tasks: int
+    rows: int
+    pieces: tuple[Piece, ...] = ()
+
+    def note(self) -> str:
+        """Return this as the text of a note."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, note: str) -> Plan:
+        """Return what a note says."""
+        said = json.loads(note)
+        pieces = tuple(Piece(*piece) for piece in said["pieces"])
+        return cls(Cut(**said["cut"]), said["tasks"], said["rows"], pieces)
+
+    def key(self) -> str | None:
+        """Return SQL for a number whose hash leads to the row's task; None: take topic and partition."""
+        if not self.pieces:
+            return None
+        keys = keys_of(self.tasks)
+        cases = [f"WHEN {_within(piece)} THEN {keys[piece.task]}" for piece in self.pieces]
+        return f"CASE {' '.join(cases)} ELSE {keys[0]} END"
+
+
+def plan(extents: Iterable[Extent], cut: Cut, tasks: int) -> Plan:
+    """Return how rows are dealt to tasks: whole source partitions where they fit, the largest first.
+
+    Partitions are split by offsets where that makes tasks more even, but for an order (`cut.lanes`).
+    """
+    extents = sorted(extents, key=lambda one: (one.topic or "", one.partition))
+    rows = sum(one.rows for one in extents)
+    tasks = max(1, min(tasks, rows // (cut.rows * LEAST_CALLS)))
+    if tasks == 1 or len(extents) > MOST_RANGES:
+        return Plan(cut, tasks, rows)
+    parts = [part for one in extents for part in _split(one, 1 if cut.lanes else _shares(one, rows, tasks))]
+    tasks = min(tasks, len(parts))
+    load = [0.0] * tasks
+    pieces = []
+    for part in sorted(parts, key=lambda one: (-one.rows, one.topic or "", one.partition, one.first)):
+        task = load.index(min(load))
+        load[task] += part.rows
+        pieces.append(Piece(*part[:4], task))
+    return Plan(cut, tasks, rows, tuple(sorted(pieces, key=lambda one: (one.topic or "", *one[1:]))))
+
+
+def _shares(extent: Extent, rows: int, tasks: int) -> int:
+    """Return in how many parts a partition is dealt: those that fit into a task stay whole."""
+    fair = rows / tasks
+    return 1 if extent.rows <= fair * 1.25 else min(-(-extent.rows // max(1, int(fair))), extent.last - extent.first + 1)
+
+
+def _split(extent: Extent, parts: int) -> Sequence[Extent]:
+    """Return a partition in ranges of as many offsets each; how many rows they have is not known, and taken as even."""
+    many = extent.last - extent.first + 1
+    ends = [extent.first + many * at // parts for at in range(parts + 1)]
+    return [
+        Extent(extent.topic, extent.partition, first, after - 1, extent.rows // parts)
+        for first, after in zip(ends, ends[1:], strict=False)
+    ]
+
+
+def _within(piece: Piece) -> str:
+    """Return SQL that is true for the rows of a range. The topic is data: it is written as bytes."""
+    topic = "NULL" if piece.topic is None else f"CAST(X'{piece.topic.encode().hex()}' AS STRING)"
+    return f"_topic <=> {topic} AND _partition = {piece.partition} AND _offset BETWEEN {piece.first} AND {piece.last}"
+
+
+def keys_of(tasks: int) -> list[int]:
+    """Return for each task a number that Spark's hash partitioning of an int column sends to it."""
+    found: dict[int, int] = {}
+    number = 0
+    while len(found) < tasks:
+        found.setdefault(_hash(number) % tasks, number)
+        number += 1
+    return [found[task] for task in range(tasks)]
+
+
+def _hash(number: int) -> int:
+    """Return what Spark's `hash` is of an int column: Murmur3 (x86, 32 bits) of four bytes, with the seed 42."""
+
+    def mixed(value: int, left: int) -> int:
+        return ((value << left) | (value >> (32 - left))) & 0xFFFFFFFF
+
+    scrambled = mixed(number * 0xCC9E2D51 & 0xFFFFFFFF, 15) * 0x1B873593 & 0xFFFFFFFF
+    value = (mixed(42 ^ scrambled, 13) * 5 + 0xE6546B64) & 0xFFFFFFFF
+    value ^= 4
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        value = (value ^ (value >> shift)) * factor & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
