@@ -15,6 +15,7 @@ from router.delta.lake import Lake
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from router.applying import Applied
     from router.config.models import Config
     from router.delta.handles import Handles
     from router.engine.balance import Partition
@@ -45,17 +46,24 @@ SCHEMA = pa.schema(
         ("frozen", pa.int64()),
         ("waiting", pa.int64()),
         ("released", pa.int64()),
+        ("parked", pa.int64()),
+        ("in_doubt", pa.int64()),
         ("finished", pa.timestamp("us", "UTC")),
     ]
 )
 """Rows without a route count the source: read = decoded + failed + bare. Rows with a route and sink count what
-matched: matched = landed + refused + dropped + waiting; for a sink with a lane landed = applied + dead + pending.
-`pending` rows begin to wait for their table to be mended, less those that end it; `frozen` ones landed without what
-their table has no place for; `released` ones waited before, up to the batch of the row here.
+matched: matched = landed + refused + dropped + waiting; for a sink with a lane landed = applied + dead + parked +
+pending. `pending` rows begin to wait, less those that end it: for their table to be mended, or for a detached sink,
+whose own batches stand here with its own run. `frozen` rows landed without what their table has no place for;
+`released` ones waited before, up to the batch of the row here; `parked` ones were set aside by their sink. `in_doubt`
+counts applied rows that a crash may have sent before.
 """
 
 
-SUMMED = ("matched", "landed", "refused", "dropped", "applied", "dead", "pending", "frozen", "waiting", "released")
+SUMMED = (
+    *("matched", "landed", "refused", "dropped", "applied", "dead", "pending", "frozen", "waiting", "released"),
+    *("parked", "in_doubt"),
+)
 
 
 def rows(
@@ -64,11 +72,11 @@ def rows(
     batch: int,
     targets: Iterable[str],
     counted: tuple[Partition, ...],
-    applied: dict[str, tuple[int, int]],
+    applied: dict[str, Applied],
 ) -> list[dict[str, Any]]:
     """Return the ledger rows of a batch.
 
-    `targets` are the keys (`route/sink`) of its sinks; `applied` has (applied, dead) of each applying one by key.
+    `targets` are the keys (`route/sink`) of its sinks; `applied` has the counts of each applying one by key.
 
     What a sink applied is known for the batch, not per source partition: it stands in a row of its own, without one.
     """
@@ -96,11 +104,16 @@ def rows(
             })  # fmt: skip
     if not counted:
         found.append({**base, **dict.fromkeys(("read", "decoded", "failed", "bare", "unmatched"), 0)})
-    for key, (done, dead) in applied.items():
-        route, sink = key.split("/", 1)
-        pending = sum(part.landed.get(key, 0) for part in counted) - done - dead
-        found.append({**base, "route": route, "sink": sink, "applied": done, "dead": dead, "pending": pending})
+    for key, counts in applied.items():
+        landed = sum(part.landed.get(key, 0) for part in counted)
+        found.append({**base, **of_sink(key, counts, landed)})
     return found
+
+
+def of_sink(key: str, counts: Applied, landed: int = 0) -> dict[str, Any]:
+    """Return what a ledger row says of what a sink applied of `landed` rows, and of those that were pending before."""
+    route, sink = key.split("/", 1)
+    return {"route": route, "sink": sink, **counts._asdict(), "pending": landed - counts.done}
 
 
 def append(handles: Handles, table: str, app_id: str, batch: int, found: list[dict[str, Any]]) -> None:
