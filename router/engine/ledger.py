@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from router.applying import Applied
 from router.delta.commit import LandedFile, TableCommit, commit, to_arrow, to_delta
 from router.delta.file_statistics import statistics
 from router.delta.lake import Lake
@@ -15,7 +16,6 @@ from router.delta.lake import Lake
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from router.applying import Applied
     from router.config.models import Config
     from router.delta.handles import Handles
     from router.engine.balance import Partition
@@ -134,6 +134,18 @@ def append(handles: Handles, table: str, app_id: str, batch: int, found: list[di
     work = TableCommit("/ledger", table, app_id, batch, (file,), to_delta(SCHEMA), added)
     if not commit(lake, work, {}, handle):
         lake.files.delete_file(path)
+
+
+def sent(lake: Lake, config: Config, key: str) -> int:
+    """Return the rows of a lane that its sink has dealt with, by the ledger."""
+    table, (route, sink) = lake.open(config.ledger), key.split("/", 1)
+    if table is None:
+        return 0
+    blank = dict.fromkeys(Applied._fields)  # a ledger of an older version has fewer columns
+    where = [("query", "=", config.name), ("route", "=", route), ("sink", "=", sink)]
+    rows = table.to_pyarrow_table(filters=where).to_pylist()
+    counts = (Applied(*({**blank, **row}[name] or 0 for name in Applied._fields)) for row in rows)
+    return sum(count.done for count in counts)
 
 
 def last(config: Config, batches: int) -> list[dict[str, Any]]:

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from router.engine.steps import Steps
 
 
-def report(
-    query: str, layout: Layout, manifest: Manifest, steps: Steps, applied: Mapping[str, Applied]
-) -> BatchReport:
+def report(query: str, layout: Layout, manifest: Manifest, steps: Steps, applied: Mapping[str, Applied]) -> BatchReport:
     """Return the report of a finished batch; `applied` is what sinks did with their lanes."""
     counted, commits = manifest.partitions, manifest.commits
     by = {kind: keyed(counted, kind) for kind in KEYED}
