@@ -1,6 +1,6 @@
 """Route the events of a stream to hundreds of tables and services in one Spark job."""
 
-from router.applying import ApplyingSink, Batch, Opening, Outcome
+from router.applying import ApplyingSink, Batch, Opening, Outcome, Parts
 from router.encoding import Encoded, Encoder, Encoding, row
 from router.engine.guard import tried
 from router.errors import (
@@ -49,6 +49,7 @@ __all__ = [
     "Opening",
     "Outcome",
     "Part",
+    "Parts",
     "PluginError",
     "Preparation",
     "Problem",

@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
+from router.errors import StartError
 from router.parts import Sink
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame
     from typing_extensions import Self
+
+
+class Parts(Protocol):
+    """Keep rows that a sink makes of one batch, for a table of its own; travels to tasks.
+
+    A part is one file. It is there as a whole or not at all, and stays when its task, or the driver, dies: the next
+    attempt at the batch finds it. The table has none of them before `commit`.
+    """
+
+    def write(self, rows: pa.Table, notes: Mapping[str, str] | None = None) -> None:
+        """Write a part, with what is to be known about it. Runs anywhere."""
+
+    def read(self, columns: Sequence[str] | None = None) -> Iterator[tuple[dict[str, str], pa.Table]]:
+        """Yield the notes and rows of each part of this batch, of whichever attempt. Runs anywhere."""
+
+    def commit(self, schema: pa.Schema) -> None:
+        """Add all parts to the table, which has these columns, in one commit for the batch. Runs on the driver."""
 
 
 @dataclass(frozen=True)
 class Batch:
     """Identify one micro-batch of one sink.
 
-    `key` is unique for (query, route, sink) and, with `id`, names the batch the same way in every replay.
+    `key` is unique for (query, route, sink) and, with `id`, names the batch the same way in every replay. A sink that
+    takes long looks at `stop`: once it is set, leave what is not done, and raise a ConnectionError that says so.
     """
 
     query: str
@@ -27,11 +49,19 @@ class Batch:
     route: str
     sink: str
     replay: bool = False
+    stop: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
+    keeps: Callable[[str], Parts] | None = field(default=None, compare=False, repr=False)
 
     @property
     def key(self) -> str:
         """Return the name under which a replay can be recognised."""
         return f"{self.query}/{self.route}/{self.sink}"
+
+    def parts(self, table: str) -> Parts:
+        """Return where rows of this batch are kept for a table of the sink's own (`layer.table`)."""
+        if self.keeps is None:
+            raise StartError(f"there is no lake that {table} could be in")
+        return self.keeps(table)
 
 
 @dataclass(frozen=True)
@@ -39,11 +69,28 @@ class Outcome:
     """Count what an applying sink did with a batch.
 
     `refused` holds the rows that can never be applied: the columns of the batch and a string column `reason`. They
-    become dead letters. applied + refused must equal the rows of the batch, or the stream stops.
+    become dead letters. `parked` rows were set aside by the sink, which knows them. applied + refused + parked must
+    equal the rows of the batch, or the stream stops. Of `in_doubt` rows nobody knows how often they were applied.
     """
 
     applied: int
     refused: DataFrame | None = None
+    parked: int = 0
+    in_doubt: int = 0
+
+
+class Applied(NamedTuple):
+    """Count the rows of a batch that were applied, became dead letters, were parked, and are in doubt."""
+
+    applied: int = 0
+    dead: int = 0
+    parked: int = 0
+    in_doubt: int = 0
+
+    @property
+    def done(self) -> int:
+        """Return the rows that nothing is left to do for."""
+        return self.applied + self.dead + self.parked
 
 
 @dataclass(frozen=True)
@@ -70,6 +117,16 @@ class ApplyingSink(Sink, ABC):
     """True when applying the same batch twice leaves the same result."""
     ordered: ClassVar[bool] = False
     """True when the sink needs the rows of a source partition in the order of their offsets."""
+
+    @property
+    def detached(self) -> bool:
+        """Say whether the sink has a query of its own over its lane, so that nothing else waits for it."""
+        return False
+
+    @property
+    def tasks_at_most(self) -> int:
+        """Return how many tasks of a detached sink wait for its other side at once: a local run has room for them."""
+        return 1
 
     def prepare(self, opening: Opening) -> Self:
         """Return this sink made ready, once, at the start of a stream. Runs on the driver.

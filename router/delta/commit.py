@@ -172,9 +172,8 @@ def add_columns(table: DeltaTable, added: str) -> None:
 
 
 def _add(file: LandedFile) -> AddAction:
-    name = file.path.rsplit("/", 1)[-1]
     return AddAction(
-        path=name,
+        path=file.path.split("/", 2)[2],  # below the table's folder
         size=file.bytes,
         partition_values={},
         modification_time=int(time.time() * 1000),
