@@ -60,11 +60,11 @@ def _axes(axes: Axes, chart: Chart) -> None:
     axes.set_xscale("log")
     axes.set_xticks(ticks, [f"{tick:,}".replace(",", " ") for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _thousands(value)))
     highest = max(y for points in chart.lines.values() for _, y in points)
     if chart.log:
         axes.set_yscale("log")
         axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _thousands(value)))
     lowest = min(y for points in chart.lines.values() for _, y in points)
     axes.set_ylim(lowest / 2 if chart.log else 0, highest * (2 if chart.log else 1.18))
     # Room to the right of the last point for the names of the lines, which take the place of a legend.
@@ -79,4 +79,4 @@ def _axes(axes: Axes, chart: Chart) -> None:
 
 
 def _thousands(value: float) -> str:
-    return f"{value / 1000:.0f}k" if value >= 10_000 else f"{value / 1000:.1f}k" if value >= 100 else f"{value:.0f}"
+    return f"{value / 1000:.0f}k" if value >= 10_000 else f"{value / 1000:.1f}k" if value >= 1000 else f"{value:.0f}"
