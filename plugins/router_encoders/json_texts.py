@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _FORMAT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
-_OPTIONS = {"timeZone": "UTC", "timestampFormat": f"{_FORMAT}XXX", "timestampNTZFormat": _FORMAT}
+OPTIONS = {"timeZone": "UTC", "timestampFormat": f"{_FORMAT}XXX", "timestampNTZFormat": _FORMAT}
 """Spark's own formats end at milliseconds."""
 
 
@@ -36,7 +36,7 @@ class ToJson(Encoder):
 
     def open(self, columns: StructType, folder: Path, subject: str | None = None, *, trial: bool = False) -> Encoding:
         """Return how rows are encoded; any columns are."""
-        options = {**_OPTIONS, "ignoreNullFields": "true" if self.nulls == "omit" else "false"}
+        options = {**OPTIONS, "ignoreNullFields": "true" if self.nulls == "omit" else "false"}
         return Encoding(as_it_is, None, "JSON", partial(_text, options=options))
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -20,10 +19,10 @@ import requests
 from pydantic import TypeAdapter, ValidationError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from router_http.exchange import Away, Refuses, busy, send
 from router_schemas.answers import ANYTHING, CONTEXT_IDS, ID, NUMBERS, PAIRS, SCHEMA, VERSION, code, registered
 from router_schemas.auth import login
 from router_schemas.connection import NotFound, RegistryAway, RegistryError, RegistryRefuses
-from router_schemas.exchange import busy, send
 from router_schemas.records import LARGEST_ID
 
 if TYPE_CHECKING:
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from uuid import UUID
 
+    from router_http.exchange import Answer
     from router_schemas.connection import Registry
-    from router_schemas.exchange import Answer
     from router_schemas.records import Kind, Reference, Registered
 
 T = TypeVar("T")
@@ -198,7 +197,7 @@ class Client:
         """Send one request; follow redirects within one server only, so that no login goes to another."""
         place = url
         for _ in range(MOST_REDIRECTS):
-            answer = send(
+            answer = _answer(
                 self._session,
                 method,
                 place,
@@ -236,6 +235,15 @@ class Client:
         return f"{line[:200]}..." if len(line) > 200 else line or "(nothing)"
 
 
+def _answer(session: requests.Session, method: str, url: str, **arguments: Any) -> Answer:
+    try:
+        return send(session, method, url, **arguments)
+    except Away as fault:
+        raise RegistryAway(fault.where, fault.what, fault.status) from None
+    except Refuses as fault:
+        raise RegistryRefuses(fault.where, fault.what, fault.status) from None
+
+
 def _body(kind: Kind, text: str, references: Iterable[Reference]) -> dict[str, Any]:
     refers = [
         {"name": reference.name, "subject": reference.subject, "version": reference.version} for reference in references
@@ -263,9 +271,6 @@ def _origin(url: str) -> str:
 
 def _files(registry: Registry) -> dict[str, Any]:
     """Return the client's certificate as `requests` takes it, and check that the files are there."""
-    for option, file in (("certificate", registry.certificate), ("key", registry.key), ("ca", registry.ca)):
-        if file is not None and not Path(file).is_file():
-            raise RegistryRefuses(registry.url[0], f"{option}: there is no file {file}")
-    if registry.certificate is None:
-        return {}
-    return {"cert": (registry.certificate, registry.key) if registry.key else registry.certificate}
+    if registry.missing:
+        raise RegistryRefuses(registry.url[0], registry.missing)
+    return {"cert": registry.cert} if registry.cert else {}

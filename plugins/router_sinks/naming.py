@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from router_templates.pieces import Placeholder, parse
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\.[a-z0-9][a-z0-9_]{0,127}")
 LAYER = re.compile(r"[a-z][a-z0-9_]{0,63}\.")
 LITERAL = re.compile(r"[a-z0-9_]*")
-PIECE = re.compile(r"\{([^{}]*)\}|([^{}]+)")
-
-
-@dataclass(frozen=True)
-class Placeholder:
-    """Be the place in a template where the value of a column goes."""
-
-    path: str
 
 
 def check_name(name: str) -> str:
@@ -43,19 +36,3 @@ def check_template(template: str) -> str:
         if not LITERAL.fullmatch(text):
             raise ValueError(f"outside of braces only small letters, digits and underscores can stand, not {text!r}")
     return template
-
-
-def parse(template: str) -> list[str | Placeholder]:
-    """Split a template into texts and placeholders; raise ValueError where braces do not pair."""
-    pieces: list[str | Placeholder] = []
-    position = 0
-    while position < len(template):
-        found = PIECE.match(template, position)
-        if found is None:
-            raise ValueError(f"the brace at character {position + 1} has no partner")
-        path, text = found.groups()
-        if path is not None and not path.strip():
-            raise ValueError(f"the braces at character {position + 1} hold no field")
-        pieces.append(text if path is None else Placeholder(path.strip()))
-        position = found.end()
-    return pieces

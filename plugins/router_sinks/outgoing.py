@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from router import StartError, row, tried
-from router_sinks.naming import Placeholder, parse
+from router_templates.pieces import Placeholder, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -43,7 +43,7 @@ def outgoing(events: DataFrame, topic: str, key: str | None, headers: Mapping[st
     seen = events if "event" in names else events.withColumn("event", row(names))
     wanted = {"key": key or "null", **{f"header {name}": sql for name, sql in headers.items()}}
     kinds = seen.select(*map(F.expr, wanted.values())).schema
-    made = [_bytes(F.expr(sql), kind.dataType, what) for (what, sql), kind in zip(wanted.items(), kinds, strict=True)]
+    made = [as_bytes(F.expr(sql), kind.dataType, what) for (what, sql), kind in zip(wanted.items(), kinds, strict=True)]
     pieces = [F.col(one.path).cast("string") if isinstance(one, Placeholder) else F.lit(one) for one in parse(topic)]
     to = F.struct(F.concat(*pieces).alias("topic"), *(one.alias(f"c{place}") for place, one in enumerate(made)))
     guarded = tried(F.when(F.col("_offset") >= 0, to))  # always so, which no optimiser knows: see `tried`
@@ -66,7 +66,8 @@ def refused_rows(events: DataFrame, reports: DataFrame) -> DataFrame:
     return events.join(F.broadcast(why), same).drop(*(f"_of_{name}" for name in old))
 
 
-def _bytes(column: Column, kind: T.DataType, what: str) -> Column:
+def as_bytes(column: Column, kind: T.DataType, what: str) -> Column:
+    """Return a column as bytes, all but binary by its text; raise StartError for one that is not one value."""
     if isinstance(kind, (T.StructType, T.ArrayType, T.MapType)):
         raise StartError(
             f"{what}: it is {kind.simpleString()[:100]}, not one value; use a field of it, or to_json(...)"

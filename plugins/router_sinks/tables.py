@@ -9,7 +9,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from router import TableSink
-from router_sinks.naming import Placeholder, check_template, parse
+from router_sinks.naming import check_template
+from router_templates.pieces import Placeholder, parse
 
 
 class Tables(TableSink):

@@ -14,7 +14,7 @@ from router_decoders import Json, router_decoders
 from router_encoders import router_encoders
 from router_rules import All, Field, Not, Schema, Sql, router_rules
 from router_sinks import Delta, Kafka, Tables, Upsert, router_sinks
-from router_sinks.naming import Placeholder, parse
+from router_templates.pieces import Placeholder, parse
 
 if TYPE_CHECKING:
     from router import Part
@@ -192,7 +192,7 @@ def test_every_part_is_offered_with_a_main_option_that_exists() -> None:
     decoders = {"auto", "avro", "json", "json_schema", "keyed", "none", "protobuf"}
     rules = {"all", "any", "field", "not", "schema", "sql"}
     encoders = {"to_avro", "to_json", "to_protobuf"}
-    assert set(parts) == decoders | rules | encoders | {"delta", "kafka", "tables", "upsert"}
+    assert set(parts) == decoders | rules | encoders | {"delta", "kafka", "rest", "tables", "upsert"}
     for part in parts.values():
         names = {field.alias or name for name, field in part.model_fields.items()}
         assert part.main_option is None or part.main_option in names

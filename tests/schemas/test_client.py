@@ -17,10 +17,12 @@ import urllib3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router_schemas import exchange
-from router_schemas.auth import ClientCredentialsAuth
+from router_http import exchange
+from router_http.auth import ClientCredentialsAuth
+from router_http.logins import OAuth
+from router_http.tokens import Tokens
 from router_schemas.client import FIRST_PAUSE, LONGEST_PAUSE, Client, _context
-from router_schemas.connection import NotFound, OAuth, Registry, RegistryAway, RegistryError, RegistryRefuses
+from router_schemas.connection import NotFound, Registry, RegistryAway, RegistryError, RegistryRefuses
 from router_schemas.memory import Folder
 from router_schemas.records import Closed, Reference, Registered
 from router_schemas.schemas import Schemas
@@ -360,7 +362,7 @@ def test_a_token_is_renewed_before_it_expires(faulty: FaultyRegistry) -> None:
     faulty.granted = [{"access_token": "first", "expires_in": 100}, {"access_token": "second"}]
     options = OAuth(token_url=f"{faulty.url}/token", **OAUTH)
     now = [0.0]
-    auth = ClientCredentialsAuth(options, seconds=30, verify=True, clock=lambda: now[0])
+    auth = ClientCredentialsAuth(Tokens(options, seconds=30, verify=True, clock=lambda: now[0]))
     tokens = []
     for now[0] in (1000.0, 1079.0, 1081.0, 9999.0):
         client = Client(Registry(url=(faulty.url,)))

@@ -1,4 +1,4 @@
-"""Send a registry one request, within limits."""
+"""Send a server one request, within limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import requests
 import urllib3
 
-from router_schemas.connection import RegistryAway, RegistryError, RegistryRefuses
+from router import RouterError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +18,27 @@ if TYPE_CHECKING:
 LARGEST = 64 << 20
 """Bytes of an answer: schemas of 10 MB are legal and grow in JSON, but a body must end."""
 BLOCK = 1 << 16
+
+
+class ExchangeError(RouterError):
+    """Report a request without a good answer: `where` is the URL, `status` the answer's (0: none)."""
+
+    def __init__(self, where: str, what: str, status: int = 0) -> None:
+        super().__init__(where, what, status)
+        self.where = where
+        self.what = what
+        self.status = status
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+class Away(ExchangeError):  # noqa: N818 - the two names say what happened
+    """Report a server that cannot answer now: ask again later."""
+
+
+class Refuses(ExchangeError):  # noqa: N818
+    """Report an answer that will not change until somebody changes a configuration."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +54,7 @@ class Answer:
 def send(session: requests.Session, method: str, url: str, *, seconds: float, **arguments: Any) -> Answer:
     """Send one request, follow no redirect, read the whole answer; `arguments` as for `requests`.
 
-    Raises RegistryAway when no whole answer comes in time, RegistryRefuses when none ever will.
+    Raises Away when no whole answer comes in time, Refuses when none ever will.
     """
     try:
         sent = session.request(method, url, timeout=seconds, allow_redirects=False, stream=True, **arguments)
@@ -43,7 +64,7 @@ def send(session: requests.Session, method: str, url: str, *, seconds: float, **
             return Answer(response.status_code, response.headers.get("Location", ""), body, str(login))
     # the causes may hold headers, so they are not shown
     except (requests.Timeout, urllib3.exceptions.TimeoutError):
-        raise RegistryAway(url, f"no answer within {seconds:g} s") from None
+        raise Away(url, f"no answer within {seconds:g} s") from None
     except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
         raise _fault(url, error) from None
 
@@ -59,23 +80,23 @@ def _blocks(url: str, response: requests.Response, seconds: float) -> Iterator[b
     while block := response.raw.read1(BLOCK, decode_content=True):
         size += len(block)
         if size > LARGEST:
-            raise RegistryAway(url, f"the answer does not end within {LARGEST} bytes")
+            raise Away(url, f"the answer does not end within {LARGEST} bytes")
         if time.monotonic() > end:
-            raise RegistryAway(url, f"the answer does not end within {seconds:g} s")
+            raise Away(url, f"the answer does not end within {seconds:g} s")
         yield block
 
 
-def _fault(url: str, error: Exception) -> RegistryError:
+def _fault(url: str, error: Exception) -> ExchangeError:
     """Say in words why a request failed; `requests` wraps the reason several times."""
     causes = list(_causes(error))
     untrusted = next((cause for cause in causes if isinstance(cause, ssl.SSLCertVerificationError)), None)
     if untrusted is not None:
         what = f"its certificate is not trusted ({untrusted.verify_message}); name its authority in `ca`"
-        return RegistryRefuses(url, what)
+        return Refuses(url, what)
     if isinstance(error, ValueError):
-        return RegistryRefuses(url, f"no request can be made of it ({type(error).__name__}); check url and headers")
+        return Refuses(url, f"no request can be made of it ({type(error).__name__}); check url and headers")
     reason = next((cause.strerror for cause in causes if isinstance(cause, OSError) and cause.strerror), None)
-    return RegistryAway(url, f"no answer: {reason or type(error).__name__}")
+    return Away(url, f"no answer: {reason or type(error).__name__}")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

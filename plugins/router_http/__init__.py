@@ -1,0 +1,1 @@
+"""Reach HTTP services: secrets, logins, tokens, and whom a client trusts."""

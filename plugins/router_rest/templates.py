@@ -1,0 +1,276 @@
+"""Make URLs and bodies of events: templates whose fields stay what they are, whatever the data holds.
+
+Parsing needs no Spark; what makes columns runs on the driver and builds native expressions.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from router import StartError, tried
+from router_encoders.json_texts import OPTIONS
+from router_http.addresses import checked_url
+from router_templates.pieces import Placeholder, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pyspark.sql import Column, DataFrame
+
+Pieces = tuple["str | Placeholder", ...]
+
+LONGEST = 8000
+"""Characters of a URL: what RFC 9110, 4.1 asks every server to take."""
+DOTS = (".", "..")
+"""Segments that clients and servers take out of a path, the latter with the one before it."""
+_HOLE = "\x00"
+_URL = re.compile(r"(https?)://([^/?#]*)(/[^?#]*)?(?:\?([^#]*))?", re.IGNORECASE)
+_ENCODED = r"%[0-9A-Fa-f]{2}"
+_KEPT = {
+    "host": re.compile(r"[A-Za-z0-9._:\[\]-]*"),
+    "path": re.compile(rf"(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|{_ENCODED})*"),  # RFC 3986, 3.3
+    "query": re.compile(rf"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|{_ENCODED})*"),  # 3.4
+}
+"""Characters that the parts of a URL can have as they are."""
+
+
+@dataclass(frozen=True)
+class UrlTemplate:
+    """Be a URL with fields: a scheme, a host, segments of a path, and a query (None: there is no question mark)."""
+
+    scheme: str
+    host: Pieces
+    segments: tuple[Pieces, ...]
+    query: Pieces | None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Return the columns that the template names, each once."""
+        found = [*fields_in(self.host), *self.in_path, *fields_in(self.query or ())]
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def in_path(self) -> tuple[str, ...]:
+        """Return the columns that are segments of the path, or stand in one."""
+        return tuple(path for segment in self.segments for path in fields_in(segment))
+
+    @property
+    def has_fixed_host(self) -> bool:
+        """Say whether data has no say in which host is called."""
+        return not any(fields_in(self.host))
+
+    @property
+    def origin(self) -> str:
+        """Return scheme, host and port, in small letters; the host of a template as it is written."""
+        host = "".join(one.lower() if isinstance(one, str) else f"{{{one.path}}}" for one in self.host)
+        port = "" if re.search(r":[0-9]+$", host) else {"http": ":80", "https": ":443"}[self.scheme]
+        return f"{self.scheme}://{host}{port}"
+
+    @property
+    def after_host(self) -> Pieces:
+        """Return path and query in order."""
+        path: list[str | Placeholder] = [one for segment in self.segments for one in ("/", *segment)]
+        return (*path, *(() if self.query is None else ("?", *self.query)))
+
+
+def fields_in(pieces: Iterable[str | Placeholder]) -> Iterator[str]:
+    """Yield the columns that pieces name."""
+    return (one.path for one in pieces if isinstance(one, Placeholder))
+
+
+def parse_url(text: str) -> UrlTemplate:
+    """Return what a template says; raise ValueError, which quotes nothing of it: URLs may hold what is secret."""
+    pieces = parse(text)
+    if _HOLE in text:
+        raise ValueError("a URL has no control characters")
+    shape = "".join(_HOLE if isinstance(one, Placeholder) else one for one in pieces)
+    found = _URL.fullmatch(shape)
+    if found is None or not found[2]:
+        raise ValueError("a URL is http(s)://host[:port][/path][?query], and no field stands before the host")
+    scheme, host, path, query = found[1].lower(), found[2], found[3] or "", found[4]
+    if "@" in host:
+        raise ValueError("a URL holds no user and password: URLs are written to receipts; use `auth`")
+    for part, literal in (("host", host), ("path", path), ("query", query or "")):
+        _check(part, literal)
+    if _HOLE not in host:
+        checked_url(f"{scheme}://{host}")
+    segments = path.split("/")[1:]
+    if any(unquote(segment) in DOTS for segment in segments):
+        raise ValueError("a path has no segments `.` and `..`: write what they lead to")
+    fields = iter([one for one in pieces if isinstance(one, Placeholder)])
+    return UrlTemplate(
+        scheme,
+        _filled(host, fields),
+        tuple(_filled(segment, fields) for segment in segments),
+        None if query is None else _filled(query, fields),
+    )
+
+
+def _check(part: str, literal: str) -> None:
+    for text in literal.split(_HOLE):
+        kept = _KEPT[part].match(text)
+        if kept is None or kept.end() < len(text):
+            wrong = text[kept.end() if kept else 0]
+            raise ValueError(f"the {part} of a URL cannot have {wrong!r} as it is: percent-encode it")
+
+
+def _filled(text: str, fields: Iterator[Placeholder]) -> Pieces:
+    """Return a text with the next fields in its holes."""
+    first, *others = text.split(_HOLE)
+    found: list[str | Placeholder] = [first] if first else []
+    for other in others:
+        found += [next(fields), *([other] if other else [])]
+    return tuple(found)
+
+
+def to_column(template: UrlTemplate, hosts: Iterable[str] = ()) -> Column:
+    """Return a struct of `url` and `fault`, of which one is null; the whole is null where a field cannot be evaluated.
+
+    A value is percent-encoded, all but letters, digits and -._*, so that it stays one segment of the path or one value
+    of the query. Needs the template's fields, and `_offset`.
+    """
+    fault = F.coalesce(*_faults(template, [*hosts]), F.lit(None).cast("string"))
+    rest = [F.lit(one) if isinstance(one, str) else _escaped(one) for one in template.after_host]
+    written = F.concat(F.lit(f"{template.scheme}://"), _host(template), *rest)
+    fault = F.coalesce(fault, F.when(F.length(written) > LONGEST, F.lit(f"its URL has more than {LONGEST} characters")))
+    made = F.struct(F.when(fault.isNull(), written).alias("url"), fault.alias("fault"))
+    return tried(F.when(F.col("_offset") >= 0, made))  # always so, which no optimiser knows: see `tried`
+
+
+def _faults(template: UrlTemplate, hosts: list[str]) -> Iterator[Column]:
+    """Yield why a row has no URL, or null, the first that is not null counts."""
+    for path in template.fields:
+        named, value = f"the URL's field {{{path}}}", _text(path)
+        yield F.when(value.isNull(), F.lit(f"{named} is null"))
+        yield F.when(~F.is_valid_utf8(value), F.lit(f"{named} is not UTF-8"))
+        if path in template.in_path:
+            yield F.when(value == "", F.lit(f"{named} is empty"))
+    for segment in template.segments:
+        if any(fields_in(segment)):
+            plain = _plain([unquote(one) if isinstance(one, str) else one for one in segment])
+            yield F.when(plain.isin(*DOTS), F.lit("the URL's path would have the segment `.` or `..`"))
+    if not template.has_fixed_host:
+        yield F.when(~_host(template).isin(*hosts), F.lit("the URL's host is none of `hosts`"))
+
+
+def _host(template: UrlTemplate) -> Column:
+    """Return the host as it is compared and as it is called: values are not escaped, but one of a list."""
+    return F.lower(_plain(template.host))
+
+
+def _plain(pieces: Iterable[str | Placeholder]) -> Column:
+    return F.concat(*(F.lit(one) if isinstance(one, str) else _text(one.path) for one in pieces))
+
+
+def _escaped(field: Placeholder) -> Column:
+    # the encoding of forms has a plus for a blank, and for nothing else
+    return F.replace(F.url_encode(_text(field.path)), F.lit("+"), F.lit("%20"))
+
+
+def _text(path: str) -> Column:
+    return F.col(path).cast("string")
+
+
+@dataclass(frozen=True)
+class Text:
+    """Be a text with fields in it, inside of a JSON template."""
+
+    pieces: Pieces
+
+
+JsonPiece = str | Placeholder | Text
+"""JSON as it is, a field whose value becomes JSON, or a text that becomes a JSON string."""
+
+
+def parse_json(template: Any) -> tuple[JsonPiece, ...]:
+    """Return what a template of a JSON value says: maps and lists whose texts may hold fields.
+
+    `"{event.n}"` is the field's value, whatever its type; in a longer text fields are text. Raises ValueError.
+    """
+    found: list[JsonPiece] = []
+    for piece in _json_pieces(template):
+        if isinstance(piece, str) and found and isinstance(found[-1], str):
+            found[-1] += piece
+        else:
+            found.append(piece)
+    return tuple(found)
+
+
+def _json_pieces(node: Any) -> Iterator[JsonPiece]:
+    if isinstance(node, str):
+        yield _json_text(node)
+    elif isinstance(node, dict):
+        for place, (name, value) in enumerate(node.items()):
+            yield f"{',' if place else '{'}{json.dumps(name)}:"
+            yield from _json_pieces(value)
+        yield "}" if node else "{}"
+    elif isinstance(node, list):
+        for place, value in enumerate(node):
+            yield "," if place else "["
+            yield from _json_pieces(value)
+        yield "]" if node else "[]"
+    else:
+        yield json.dumps(node, allow_nan=False)
+
+
+def _json_text(text: str) -> JsonPiece:
+    pieces = parse(text)
+    if not any(fields_in(pieces)):
+        return json.dumps(text)
+    if len(pieces) == 1 and isinstance(pieces[0], Placeholder):
+        return pieces[0]
+    return Text(tuple(pieces))
+
+
+def json_fields(pieces: Iterable[JsonPiece]) -> tuple[list[str], list[str]]:
+    """Return the columns that a template needs: those of any type, and those that become text."""
+    pieces = tuple(pieces)
+    texts = [path for one in pieces if isinstance(one, Text) for path in fields_in(one.pieces)]
+    return [one.path for one in pieces if isinstance(one, Placeholder)], texts
+
+
+def json_column(pieces: Iterable[JsonPiece]) -> Column:
+    """Return the JSON text of each row as bytes; null where a field cannot be evaluated. Needs `_offset`.
+
+    A field that is null is JSON's null, or nothing inside of a text.
+    """
+    whole = F.concat(*(F.lit(one) if isinstance(one, str) else _as_json(one) for one in pieces))
+    return tried(F.when(F.col("_offset") >= 0, whole.cast("binary")))  # always so: see `tried`
+
+
+def json_row(names: Iterable[str], pieces: Iterable[JsonPiece]) -> Column:
+    """Return the same for an Encoding, whatever columns a route has: the template names its own."""
+    return json_column(pieces)
+
+
+def _as_json(piece: Placeholder | Text) -> Column:
+    if isinstance(piece, Placeholder):
+        value = F.col(piece.path)
+    else:
+        value = F.concat_ws("", *(F.lit(one) if isinstance(one, str) else _text(one.path) for one in piece.pieces))
+    held = F.to_json(F.struct(value.alias("v")), {**OPTIONS, "ignoreNullFields": "false"})
+    return F.substr(held, F.lit(len('{"v":') + 1), F.length(held) - len('{"v":}'))
+
+
+def check_fields(seen: DataFrame, what: str, paths: Iterable[str], *, one_value: bool = True) -> None:
+    """Raise StartError, naming the column, for one that is not there or, with `one_value`, holds several."""
+    for path in paths:
+        named = f"{what}: {{{path}}}"
+        try:
+            found = seen.select(F.col(path)).schema.fields
+        except (AnalysisException, ParseException):
+            others = ", ".join(seen.columns)
+            raise StartError(f"{named}: there is no such column; the route has {others[:500]}") from None
+        if path.endswith("*"):
+            raise StartError(f"{named}: name one column")
+        kind = found[0].dataType
+        if one_value and isinstance(kind, (T.StructType, T.ArrayType, T.MapType)):
+            raise StartError(f"{named}: it is {kind.simpleString()[:100]}, not one value; use a field of it")

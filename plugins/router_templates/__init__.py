@@ -1,0 +1,1 @@
+"""Split texts with fields in braces."""

@@ -1,0 +1,302 @@
+"""Logins as a server sees them, tokens of a real token server, and signatures by published vectors."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import requests
+from requests.auth import AuthBase
+
+from router import StartError
+from router_http.secret import Secret
+from router_rest.auth import Auth
+from router_rest.credentials import Credentials, apply
+from router_sinks import Rest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.schemas.faulty import FaultyRegistry, Seen
+
+HUSH = "hush-hush"
+NOON = 1_767_268_800.25
+
+
+class Stamp(AuthBase):
+    """Be the login of somebody's plugin."""
+
+    def __init__(self, key: str, rounds: int = 1) -> None:
+        self.text = key[::-1] * rounds
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["X-Stamp"] = self.text
+        return request
+
+
+class Careless(AuthBase):
+    """Tell a secret in an error."""
+
+    def __init__(self, key: str) -> None:
+        raise ValueError(f"{key} is not good")
+
+
+def credentials(**options: Any) -> Credentials:
+    return Credentials(Auth.model_validate(options))
+
+
+def sent(server: FaultyRegistry, given: dict[str, Any], body: bytes = b"{}", path: str = "/wins/a%20b?x=1") -> Seen:
+    """Send a call as a task does, with what came over the wire from the driver; return it as it arrived."""
+    travelled = json.loads(json.dumps(given))
+    request = requests.Request("POST", server.url + path, data=body).prepare()
+    with requests.Session() as session:
+        session.send(apply(travelled, clock=lambda: NOON)(request), allow_redirects=False).close()
+    return server.seen[-1]
+
+
+def oauth(server: FaultyRegistry, **options: Any) -> dict[str, Any]:
+    return {"token_url": f"{server.url}/token", "client_id": "router", "client_secret": HUSH, **options}
+
+
+@pytest.mark.parametrize(
+    ("auth", "header", "value"),
+    [
+        ({"bearer": HUSH}, "Authorization", f"Bearer {HUSH}"),
+        (
+            {"basic": {"user": "röuter", "password": "pä:ss"}},
+            "Authorization",
+            f"Basic {base64.b64encode('röuter:pä:ss'.encode()).decode()}",
+        ),
+        ({"api_key": {"header": "X-Api-Key", "value": HUSH}}, "X-Api-Key", HUSH),
+        (
+            {"plugin": "tests.rest.test_credentials:Stamp", "options": {"key": "abc", "rounds": 2}},
+            "X-Stamp",
+            "cbacba",
+        ),
+    ],
+    ids=["bearer", "basic", "api_key", "plugin"],
+)
+def test_a_login_arrives_with_the_headers_of_every_call(
+    faulty: FaultyRegistry, auth: dict[str, Any], header: str, value: str
+) -> None:
+    """Without it the API answers 401 to everything."""
+    held = Credentials(Auth.model_validate(auth), {"X-Tenant": Secret("games")})
+
+    arrived = sent(faulty, held.current())
+
+    assert (arrived.headers[header], arrived.headers["X-Tenant"]) == (value, "games")
+    assert held.current("1") == held.current()
+    assert not held.renewable
+
+
+@pytest.mark.parametrize(
+    ("path", "arrives"), [("/wins", "/wins?key=a%26b%3Dc%2F%23"), ("/wins?x=1", "/wins?x=1&key=a%26b%3Dc%2F%23")]
+)
+def test_a_key_in_the_query_stays_one_value(faulty: FaultyRegistry, path: str, arrives: str) -> None:
+    """A key with an ampersand must not become two parameters."""
+    held = credentials(api_key={"query": "key", "value": "a&b=c/#"})
+
+    assert sent(faulty, held.current(), path=path).path == arrives
+
+
+def test_without_a_login_nothing_is_added(faulty: FaultyRegistry) -> None:
+    """An API on the inside may have none."""
+    arrived = sent(faulty, Credentials(None).current())
+
+    assert "Authorization" not in arrived.headers
+    assert arrived.path == "/wins/a%20b?x=1"
+
+
+def test_a_token_is_fetched_once_and_renewed_before_it_expires(faulty: FaultyRegistry) -> None:
+    """A token that expires under way costs a round of 401s at every expiry."""
+    faulty.granted = [{"access_token": f"token-{number}", "expires_in": 100} for number in range(1, 4)]
+    now = [1000.0]
+    held = Credentials(Auth.model_validate({"oauth": oauth(faulty)}), clock=lambda: now[0])
+    seen = []
+
+    for now[0] in (1000.0, 1079.0, 1081.0, 1160.0, 1162.0):
+        given = held.current()
+        seen.append((given["version"], sent(faulty, given).headers["Authorization"]))
+
+    assert [version for version, _ in seen] == ["1", "1", "2", "2", "3"]
+    assert [login for _, login in seen] == [f"Bearer token-{version}" for version, _ in seen]
+    assert faulty.paths.count("/token") == 3
+    assert held.renewable
+
+
+def test_many_tasks_that_meet_a_401_fetch_one_token(faulty: FaultyRegistry) -> None:
+    """A token server that gets a request for every call in flight locks the client out."""
+    faulty.granted = [{"access_token": "old"}, {"access_token": "new"}, {"access_token": "newer"}]
+    held = credentials(oauth=oauth(faulty))
+    refused = held.current()["version"]
+
+    with ThreadPoolExecutor(16) as tasks:
+        found = list(tasks.map(held.current, [refused] * 64))
+
+    assert {given["headers"]["Authorization"] for given in found} == {"Bearer new"}
+    assert faulty.paths == ["/token", "/token"]
+    assert held.current(found[0]["version"])["headers"]["Authorization"] == "Bearer newer"
+
+
+@pytest.mark.parametrize("refused", ["", "0", "7", "-1", "²", "None"])
+def test_a_version_that_never_was_fetches_nothing(faulty: FaultyRegistry, refused: str) -> None:
+    """What a task says does not drive the token server."""
+    faulty.granted = [{"access_token": "only"}]
+    held = credentials(oauth=oauth(faulty))
+
+    assert [held.current(refused)["version"] for _ in range(3)] == ["1", "1", "1"]
+    assert faulty.paths == ["/token"]
+
+
+@pytest.mark.parametrize(
+    ("granted", "error"),
+    [({"status": 503}, ConnectionError), ({"token": "x"}, ConnectionError), ({"status": 401}, StartError)],
+    ids=str,
+)
+def test_a_token_server_that_is_away_is_told_from_one_that_refuses(
+    faulty: FaultyRegistry, granted: dict[str, Any], error: type[Exception]
+) -> None:
+    """The first is waited for; the second needs somebody."""
+    faulty.granted = [granted]
+
+    with pytest.raises(error, match="/token") as caught:
+        credentials(oauth=oauth(faulty)).current()
+
+    assert HUSH not in str(caught.value)
+
+
+def test_a_token_that_cannot_be_renewed_now_is_renewed_later(faulty: FaultyRegistry) -> None:
+    """An outage of the token server must not outlast itself."""
+    faulty.granted = [{"status": 503}, {"access_token": "late"}]
+    held = credentials(oauth=oauth(faulty))
+
+    with pytest.raises(ConnectionError):
+        held.current()
+
+    assert held.current()["headers"]["Authorization"] == "Bearer late"
+
+
+RFC_4231 = {
+    "sha256": "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7",
+    "sha512": "87aa7cdea5ef619d4ff0b4241a1d6cb02379f4e2ce4ec2787ad0b30545e17cde"
+    "daa833b7d6b8a702038b274eaea3f4e4be9d914eeb61f1702e696c203a126854",
+}
+
+
+@pytest.mark.parametrize("algorithm", RFC_4231)
+@pytest.mark.parametrize("encoding", ["hex", "base64"])
+def test_a_signature_is_the_one_of_the_rfc(faulty: FaultyRegistry, algorithm: str, encoding: str) -> None:
+    """Test case 1 of RFC 4231, 4.2; an API that computes another one refuses every call."""
+    options = {"key": "0b" * 20, "key_encoding": "hex", "algorithm": algorithm, "encoding": encoding}
+
+    arrived = sent(faulty, credentials(hmac={**options, "signed": "{body}"}).current(), b"Hi There")
+
+    digest = bytes.fromhex(RFC_4231[algorithm])
+    written = digest.hex() if encoding == "hex" else base64.b64encode(digest).decode()
+    assert arrived.headers["X-Signature"] == written
+
+
+def test_everything_that_is_signed_is_what_arrives(faulty: FaultyRegistry) -> None:
+    """The API signs what it received: a path before encoding, or another time, would never match."""
+    signed = "{method}\n{host}\n{path}\n{query}\n{target}\n{timestamp}\n{body_hash}\n{body}"
+    held = credentials(
+        hmac={
+            "key": HUSH,
+            "signed": signed,
+            "header": "X-Sig",
+            "value": "t={timestamp},v1={signature}",
+            "timestamp": "iso",
+            "timestamp_header": "X-At",
+            "body_hash_header": "X-Hash",
+        }
+    )
+
+    arrived = sent(faulty, held.current(), "{'ä': 1}".encode())
+
+    path, _, query = arrived.path.partition("?")
+    hashed = hashlib.sha256(arrived.body).hexdigest()
+    lines = [arrived.method, arrived.headers["Host"], path, query, arrived.path, arrived.headers["X-At"], hashed]
+    text = "\n".join(lines).encode() + b"\n" + arrived.body
+    assert arrived.headers["X-At"] == "2026-01-01T12:00:00Z"
+    assert arrived.headers["X-Hash"] == hashed
+    signature = hmac.new(HUSH.encode(), text, "sha256").hexdigest()
+    assert arrived.headers["X-Sig"] == f"t=2026-01-01T12:00:00Z,v1={signature}"
+
+
+@pytest.mark.parametrize(("unit", "told"), [("seconds", "1767268800"), ("milliseconds", "1767268800250")])
+def test_each_attempt_is_signed_with_its_own_time(faulty: FaultyRegistry, unit: str, told: str) -> None:
+    """An attempt an hour later with the first one's time is refused as a replay."""
+    given = credentials(hmac={"key": HUSH, "timestamp": unit}).current()
+    times = iter([NOON, NOON + 3600])
+    login = apply(given, clock=lambda: next(times))
+    request = requests.Request("POST", f"{faulty.url}/wins", data=b"{}").prepare()
+
+    first, second = login(request.copy()), login(request.copy())
+
+    assert first.headers["X-Timestamp"] == told
+    assert first.headers["X-Timestamp"] != second.headers["X-Timestamp"]
+    assert first.headers["X-Signature"] != second.headers["X-Signature"]
+    assert "X-Signature" not in request.headers
+
+
+@pytest.mark.parametrize(
+    ("plugin", "word"),
+    [
+        ("tests.rest.nowhere:Stamp", "ModuleNotFoundError"),
+        ("tests.rest.test_credentials:Nobody", "AttributeError"),
+        ("tests.rest.test_credentials:Careless", "ValueError"),
+        ("builtins:dict", "makes no requests.auth.AuthBase"),
+    ],
+)
+def test_a_plugin_that_cannot_be_made_is_named_without_its_options(plugin: str, word: str) -> None:
+    """Its own text may hold the key."""
+    given = credentials(plugin=plugin, options={"key": HUSH}).current()
+
+    with pytest.raises(StartError, match=word) as caught:
+        apply(given)
+
+    assert plugin in str(caught.value)
+    assert HUSH not in str(caught.value)
+
+
+ALL: list[dict[str, Any]] = [
+    {"bearer": HUSH},
+    {"basic": {"user": "a", "password": HUSH}},
+    {"api_key": {"query": "key", "value": HUSH}},
+    {"hmac": {"key": HUSH}},
+    {"plugin": "tests.rest.test_credentials:Stamp", "options": {"key": HUSH}},
+]
+
+
+@pytest.mark.parametrize("auth", ALL, ids=lambda auth: next(iter(auth)))
+def test_credentials_are_not_seen_and_do_not_travel_by_themselves(auth: dict[str, Any], tmp_path: Path) -> None:
+    """A closure that takes them along by accident must fail in a test, not leak in production."""
+    sink = Rest.model_validate({"url": "https://api.test", "auth": auth, "headers": {"X-Key": HUSH}})
+    held = sink.credentials(tmp_path)
+
+    assert HUSH not in f"{held!r} {held} {apply(held.current())!r} {sink!r}"
+    assert sink.credentials(tmp_path) is held
+    with pytest.raises(TypeError, match="stay on the driver"):
+        pickle.dumps(held)
+
+
+@pytest.mark.parametrize("auth", [*ALL, {"oauth": {"token_url": "http://a", "client_id": "b", "client_secret": HUSH}}])
+def test_a_sink_that_travelled_opens_nothing(auth: dict[str, Any], tmp_path: Path) -> None:
+    """An empty password would be sent, and lock the client out."""
+    travelled = pickle.loads(pickle.dumps(Rest.model_validate({"url": "https://api.test", "auth": auth})))
+
+    with pytest.raises(StartError, match="on the driver"):
+        travelled.credentials(tmp_path)
+
+
+def test_the_proxy_is_told_to_tasks_with_its_password() -> None:
+    """The password of a proxy is no less secret than the API's."""
+    given = Credentials(None, proxy=Secret(f"http://me:{HUSH}@proxy.test:3128")).current()
+
+    assert given["proxies"] == dict.fromkeys(("http", "https"), f"http://me:{HUSH}@proxy.test:3128")
