@@ -48,7 +48,7 @@ def _room_above(chart: Chart, x: int, y: float) -> bool:
     """Say whether a figure goes above its point: on the highest line, and where the axis is too near below."""
     every = [value for points in chart.lines.values() for _, value in points]
     here = [value for points in chart.lines.values() for place, value in points if place == x]
-    return y == max(here) or y < 0.1 * max(every)
+    return y == max(here) or (y < 0.1 * max(every) and not chart.log)
 
 
 def _text(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **look: Any) -> None:
@@ -60,13 +60,17 @@ def _axes(axes: Axes, chart: Chart) -> None:
     axes.set_xscale("log")
     axes.set_xticks(ticks, [f"{tick:,}".replace(",", " ") for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _thousands(value)))
     highest = max(y for points in chart.lines.values() for _, y in points)
-    axes.set_ylim(0, highest * 1.18)
+    if chart.log:
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _thousands(value)))
+    lowest = min(y for points in chart.lines.values() for _, y in points)
+    axes.set_ylim(lowest / 2 if chart.log else 0, highest * (2 if chart.log else 1.18))
     # Room to the right of the last point for the names of the lines, which take the place of a legend.
     axes.set_xlim(ticks[0] / 1.15, ticks[-1] * (ticks[-1] / ticks[0]) ** 0.32 if len(ticks) > 1 else ticks[-1] * 2)
     axes.set_xlabel(f"{chart.across} (log scale)", color=INK)
-    axes.set_ylabel("events per second", color=INK)
+    axes.set_ylabel(f"{chart.up} (log scale)" if chart.log else chart.up, color=INK)
     axes.set_title(chart.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=14)
     axes.grid(axis="y", color=FAINT, linewidth=0.8)
     axes.tick_params(colors=INK, length=0)
@@ -75,4 +79,4 @@ def _axes(axes: Axes, chart: Chart) -> None:
 
 
 def _thousands(value: float) -> str:
-    return f"{value / 1000:.0f}k" if value >= 10_000 else f"{value / 1000:.1f}k" if value >= 100 else f"{value:.0f}"
+    return f"{value / 1000:.0f}k" if value >= 10_000 else f"{value / 1000:.1f}k" if value >= 1000 else f"{value:.0f}"

@@ -75,7 +75,8 @@ class Run:
     """Hold one run: `seconds` from the start of the query to the end of its last batch, `read` in records.
 
     `process_seconds` is the life of the whole process where that is part of the question; `steps` are seconds,
-    `peaks` and `samples` whatever was sampled; `problem` says why the figures must not be used.
+    `peaks` and `samples` whatever was sampled, `counts` what the other side counted; `problem` says why the figures
+    must not be used.
     """
 
     seconds: float
@@ -87,6 +88,7 @@ class Run:
     steps: dict[str, float] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=dict)
     samples: list[dict[str, float]] = field(default_factory=list)
+    counts: dict[str, float] = field(default_factory=dict)
     problem: str = ""
 
     @classmethod

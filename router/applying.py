@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from router.errors import StartError
 from router.parts import Sink
@@ -79,9 +79,8 @@ class Outcome:
     in_doubt: int = 0
 
 
-@dataclass(frozen=True)
-class Applied:
-    """Count the rows of a lane that were applied, became dead letters, were parked, and are in doubt."""
+class Applied(NamedTuple):
+    """Count the rows of a batch that were applied, became dead letters, were parked, and are in doubt."""
 
     applied: int = 0
     dead: int = 0

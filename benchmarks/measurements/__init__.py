@@ -24,11 +24,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """Be lines over a logarithmic axis: per label the points (x, events per second)."""
+    """Be lines over a logarithmic axis: per label the points (x, y); with `log` the other axis is logarithmic too."""
 
     title: str
     across: str
     lines: dict[str, list[tuple[int, float]]]
+    up: str = "events per second"
+    log: bool = False
 
 
 @dataclass(frozen=True)

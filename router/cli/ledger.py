@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 COLUMNS = ("batch", "source", "offsets", "read", "decoded", "failed", "bare", "unmatched")
 SINK_COLUMNS = (
     *("batch", "route", "sink", "matched", "landed", "refused", "dropped"),
-    *("frozen", "waiting", "released", "applied", "dead", "pending"),
+    *("frozen", "waiting", "released", "applied", "dead", "parked", "pending", "in_doubt"),
 )
 
 

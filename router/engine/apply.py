@@ -8,48 +8,70 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from router.delta.commit import TableCommit, names
+from router.applying import Applied
+from router.delta.kept import KeptParts
+from router.engine.layout import COORDINATES
 from router.errors import SinkError
 
 if TYPE_CHECKING:
-    from router.applying import ApplyingSink, Batch
+    from collections.abc import Callable
+
+    from router.applying import ApplyingSink, Batch, Parts
     from router.delta.lake import Lake
-    from router.engine.layout import Target
     from router.engine.manifest import Shelf
 
 
 @dataclass(frozen=True)
 class Applier:
-    """Run the inline applying sinks of a query."""
+    """Give batches to the applying sinks of a query, once each. `run` is the query with its run.
+
+    `sends` is False for a test and a debugging run: rows stay in their lane, and count as applied.
+    """
 
     lake: Lake
     shelf: Shelf
     dead_letters: str
+    run: str
+    sends: bool = True
 
-    def apply(
-        self, sink: ApplyingSink, target: Target, work: TableCommit, events: DataFrame, batch: Batch
-    ) -> tuple[int, int]:
-        """Give one lane's rows of this batch to its sink; return the rows (applied, dead)."""
-        query = batch.query
+    def apply(self, sink: ApplyingSink, rows: int, events: DataFrame, batch: Batch) -> Applied:
+        """Give the rows of a batch to its sink, unless that was done."""
+        key = f"{batch.route}/{batch.sink}"
+        if before := self.shelf.applied(batch.id).get(key):
+            return before
+        if not self.sends:
+            return Applied(rows)
+        counts = self._applied(sink, rows, events, batch)
+        self.shelf.mark_applied(batch.id, key, counts)
+        return counts
+
+    def keeper(self, batch: int, key: str) -> Callable[[str], Parts]:
+        """Return where a sink keeps rows of its own of a batch."""
+        notes = {"router.sink": f"{self.run}/{key}", "router.sink_batch": str(batch)}
+        return lambda table: KeptParts(self.lake, table, f"{self.run}/{key}", batch, notes)
+
+    def _applied(self, sink: ApplyingSink, rows: int, events: DataFrame, batch: Batch) -> Applied:
+        about = batch.query, batch.id, batch.route, batch.sink
         try:
             outcome = sink.apply(events, batch)
         except Exception as error:
-            raise SinkError(query, batch.id, target.route, target.sink, f"{type(error).__name__}: {error}") from error
-        dead = self._bury(outcome.refused, target, work, batch) if outcome.refused is not None else 0
-        if outcome.applied + dead != work.rows:
-            what = f"{work.rows} rows landed, but {outcome.applied} applied and {dead} refused were reported"
-            raise SinkError(query, batch.id, target.route, target.sink, what)
-        self.shelf.mark_applied(work.version, target.key, (outcome.applied, dead))
-        return outcome.applied, dead
+            raise SinkError(*about, f"{type(error).__name__}: {error}") from error
+        dead = self._bury(outcome.refused, events, batch) if outcome.refused is not None else 0
+        counts = Applied(outcome.applied, dead, outcome.parked, outcome.in_doubt)
+        if counts.done != rows:
+            parked = f" and {counts.parked} parked" if counts.parked else ""
+            what = f"{rows} rows landed, but {counts.applied} applied and {dead} refused{parked} were reported"
+            raise SinkError(*about, what)
+        return counts
 
-    def _bury(self, refused: DataFrame, target: Target, work: TableCommit, batch: Batch) -> int:
+    def _bury(self, refused: DataFrame, events: DataFrame, batch: Batch) -> int:
         """Append refused rows to the dead letters; the record itself is in bronze under the same coordinates."""
-        columns = [name for name in names(work.columns) if not name.startswith("_")]
+        columns = [f"`{name.replace('`', '``')}`" for name in events.columns if name not in COORDINATES]
         letters = refused.select(
             F.lit("apply").alias("stage"),
             F.col("reason"),
-            F.lit(target.route).alias("route"),
-            F.lit(target.sink).alias("sink"),
+            F.lit(batch.route).alias("route"),
+            F.lit(batch.sink).alias("sink"),
             F.col("_key").alias("key"),
             F.to_json(F.struct(*columns)).cast("binary").alias("value"),
             F.col("_topic").alias("topic"),
@@ -62,18 +84,8 @@ class Applier:
             count = letters.count()
             if count:
                 writer = letters.write.format("delta").mode("append").option("mergeSchema", "true")
-                app = f"{work.app_id}/dead_letters"
+                app = f"{self.run}/{batch.route}/{batch.sink}/dead_letters"
                 writer.option("txnAppId", app).option("txnVersion", batch.id).save(self.lake.address(self.dead_letters))
         finally:
             letters.unpersist()
         return count
-
-
-class LaneOnly(Applier):
-    """Leave the rows in their lane: a test and a debugging run send nothing anywhere."""
-
-    def apply(
-        self, sink: ApplyingSink, target: Target, work: TableCommit, events: DataFrame, batch: Batch
-    ) -> tuple[int, int]:
-        """Count all rows as applied."""
-        return work.rows, 0

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from router.applying import ApplyingSink, Batch
+from router.applying import Applied, ApplyingSink, Batch
 from router.delta.commit import done
 from router.delta.handles import Handles
 from router.engine import ledger
-from router.engine.apply import Applier, LaneOnly
+from router.engine.apply import Applier
 from router.engine.arrow import ArrowEngine
 from router.engine.balance import Partition, imbalances, keyed, partitions
 from router.engine.caretaker import Caretaker
@@ -59,6 +60,7 @@ class Batches:
     lake: Lake
     shelf: Shelf
     watch: Watch | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
     ruling: Ruling = field(default_factory=Ruling)
 
     def __post_init__(self) -> None:
@@ -66,8 +68,8 @@ class Batches:
         self.planner = Planner(self.config, self.config.decode)
         self.handles = Handles(self.lake)
         self.fitter = Fitter(self.handles, self.query)
-        applier = LaneOnly if self.config.debug else Applier
-        self.applier = applier(self.lake, self.shelf, self.config.dead_letters)
+        where = self.lake, self.shelf, self.config.dead_letters, self.query
+        self.applier = Applier(*where, sends=not self.config.debug)
         options = self.config.landing, self.config.dead_letters, self.config.engine
         self.merger = Merger(self.query, self.lake, self.spark, self.shelf, *options)
         self.catalog = Catalog(self.spark, self.lake)
@@ -218,26 +220,34 @@ class Batches:
                 self.config.name, batch, f"the batch does not balance: {'; '.join(wrong)}; nothing was committed"
             )
 
-    def _apply(self, planned: Plan, manifest: Manifest, *, replay: bool) -> dict[str, tuple[int, int]]:
+    def _apply(self, planned: Plan, manifest: Manifest, *, replay: bool) -> dict[str, Applied]:
         lanes = {target.key: target for target in planned.layout.targets if target.lane}
-        applied: dict[str, tuple[int, int]] = {}
+        applied: dict[str, Applied] = {}
         for work in manifest.commits:
             if target := lanes.get(work.target):
                 done = self.shelf.applied(work.version).get(target.key)
-                batch = Batch(self.config.name, work.version, target.route, target.sink, replay)
-                events = self.engine.events(planned, manifest, target, work)
                 sink = self._sink(target)
                 if done:
                     applied[target.key] = done
-                elif isinstance(sink, MergingSink):
-                    lane = Lane(target, work, events, manifest.partitions, self._notes(manifest))
-                    applied[target.key] = self.merger.merge(sink, lane)
+                elif isinstance(sink, ApplyingSink) and sink.detached and self.applier.sends:
+                    applied[target.key] = Applied()  # its own query takes them from the lane
                 else:
-                    applied[target.key] = self.applier.apply(sink, target, work, events, batch)
+                    events = self.engine.events(planned, manifest, target, work)
+                    lane = Lane(target, work, events, manifest.partitions, self._notes(manifest))
+                    applied[target.key] = self._given(sink, lane, replay=replay)
             elif work.target in manifest.targets and work.table.startswith("lanes."):
                 where = f"its {work.rows} events stay in {work.table}"
                 log.warning("%s, batch %d: no sink %s any more; %s", self.config.name, work.version, work.target, where)
         return applied
+
+    def _given(self, sink: ApplyingSink | MergingSink, lane: Lane, *, replay: bool) -> Applied:
+        """Give the rows of a lane to its sink."""
+        if isinstance(sink, MergingSink):
+            return self.merger.merge(sink, lane)
+        target, number = lane.target, lane.work.version
+        keeps = self.applier.keeper(number, target.key)
+        batch = Batch(self.config.name, number, target.route, target.sink, replay, self.stop, keeps)
+        return self.applier.apply(sink, lane.work.rows, lane.events, batch)
 
     def _sink(self, target: Target) -> ApplyingSink | MergingSink:
         route = next(route for route in self.config.routes if route.name == target.route)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from router.applying import Applied
 from router.delta.commit import LandedFile, TableCommit, commit, to_arrow, to_delta
 from router.delta.file_statistics import statistics
 from router.delta.lake import Lake
@@ -45,17 +46,24 @@ SCHEMA = pa.schema(
         ("frozen", pa.int64()),
         ("waiting", pa.int64()),
         ("released", pa.int64()),
+        ("parked", pa.int64()),
+        ("in_doubt", pa.int64()),
         ("finished", pa.timestamp("us", "UTC")),
     ]
 )
 """Rows without a route count the source: read = decoded + failed + bare. Rows with a route and sink count what
-matched: matched = landed + refused + dropped + waiting; for a sink with a lane landed = applied + dead + pending.
-`pending` rows begin to wait for their table to be mended, less those that end it; `frozen` ones landed without what
-their table has no place for; `released` ones waited before, up to the batch of the row here.
+matched: matched = landed + refused + dropped + waiting; for a sink with a lane landed = applied + dead + parked +
+pending. `pending` rows begin to wait, less those that end it: for their table to be mended, or for a detached sink,
+whose own batches stand here with its own run. `frozen` rows landed without what their table has no place for;
+`released` ones waited before, up to the batch of the row here; `parked` ones were set aside by their sink. `in_doubt`
+counts applied rows that a crash may have sent before.
 """
 
 
-SUMMED = ("matched", "landed", "refused", "dropped", "applied", "dead", "pending", "frozen", "waiting", "released")
+SUMMED = (
+    *("matched", "landed", "refused", "dropped", "applied", "dead", "pending", "frozen", "waiting", "released"),
+    *("parked", "in_doubt"),
+)
 
 
 def rows(
@@ -64,11 +72,11 @@ def rows(
     batch: int,
     targets: Iterable[str],
     counted: tuple[Partition, ...],
-    applied: dict[str, tuple[int, int]],
+    applied: dict[str, Applied],
 ) -> list[dict[str, Any]]:
     """Return the ledger rows of a batch.
 
-    `targets` are the keys (`route/sink`) of its sinks; `applied` has (applied, dead) of each applying one by key.
+    `targets` are the keys (`route/sink`) of its sinks; `applied` has the counts of each applying one by key.
 
     What a sink applied is known for the batch, not per source partition: it stands in a row of its own, without one.
     """
@@ -96,11 +104,16 @@ def rows(
             })  # fmt: skip
     if not counted:
         found.append({**base, **dict.fromkeys(("read", "decoded", "failed", "bare", "unmatched"), 0)})
-    for key, (done, dead) in applied.items():
-        route, sink = key.split("/", 1)
-        pending = sum(part.landed.get(key, 0) for part in counted) - done - dead
-        found.append({**base, "route": route, "sink": sink, "applied": done, "dead": dead, "pending": pending})
+    for key, counts in applied.items():
+        landed = sum(part.landed.get(key, 0) for part in counted)
+        found.append({**base, **of_sink(key, counts, landed)})
     return found
+
+
+def of_sink(key: str, counts: Applied, landed: int = 0) -> dict[str, Any]:
+    """Return what a ledger row says of what a sink applied of `landed` rows, and of those that were pending before."""
+    route, sink = key.split("/", 1)
+    return {"route": route, "sink": sink, **counts._asdict(), "pending": landed - counts.done}
 
 
 def append(handles: Handles, table: str, app_id: str, batch: int, found: list[dict[str, Any]]) -> None:
@@ -121,6 +134,18 @@ def append(handles: Handles, table: str, app_id: str, batch: int, found: list[di
     work = TableCommit("/ledger", table, app_id, batch, (file,), to_delta(SCHEMA), added)
     if not commit(lake, work, {}, handle):
         lake.files.delete_file(path)
+
+
+def sent(lake: Lake, config: Config, key: str) -> int:
+    """Return the rows of a lane that its sink has dealt with, by the ledger."""
+    table, (route, sink) = lake.open(config.ledger), key.split("/", 1)
+    if table is None:
+        return 0
+    blank = dict.fromkeys(Applied._fields)  # a ledger of an older version has fewer columns
+    where = [("query", "=", config.name), ("route", "=", route), ("sink", "=", sink)]
+    rows = table.to_pyarrow_table(filters=where).to_pylist()
+    counts = (Applied(*({**blank, **row}[name] or 0 for name in Applied._fields)) for row in rows)
+    return sum(count.done for count in counts)
 
 
 def last(config: Config, batches: int) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 from pyarrow import fs
 
+from router.applying import Applied
 from router.delta.commit import LandedFile, TableCommit, to_arrow_schema, to_delta
 from router.delta.schema import plain
 from router.engine.balance import Partition
@@ -107,17 +108,18 @@ class Shelf:
         """Write a manifest so that a crash leaves either all of it or nothing."""
         self.place.write(self._path(manifest.batch), manifest.dump())
         if manifest.batch >= KEPT:
-            for old in (self._path(manifest.batch - KEPT), self._mark(manifest.batch - KEPT)):
-                self._drop(old)
+            self._drop(self._path(manifest.batch - KEPT))
 
-    def applied(self, batch: int) -> dict[str, tuple[int, int]]:
-        """Return what sinks have applied of this batch: key -> (applied, dead)."""
+    def applied(self, batch: int) -> dict[str, Applied]:
+        """Return what sinks have applied of this batch, by key."""
         marks = json.loads(self.place.read(self._mark(batch)) or b"{}")
-        return {key: (done, dead) for key, (done, dead) in marks.items()}
+        return {key: Applied(*counts) for key, counts in marks.items()}
 
-    def mark_applied(self, batch: int, key: str, counts: tuple[int, int]) -> None:
-        """Note that a sink has applied this batch."""
+    def mark_applied(self, batch: int, key: str, counts: Applied) -> None:
+        """Note that a sink has applied this batch; old marks are dropped."""
         self.place.write(self._mark(batch), json.dumps({**self.applied(batch), key: counts}).encode())
+        if batch >= KEPT:
+            self._drop(self._mark(batch - KEPT))
 
     def _path(self, batch: int) -> str:
         return f"manifests/{self.run}/{batch:010d}.json"

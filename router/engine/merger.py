@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
+from router.applying import Applied
 from router.delta.choice import LARGE, choice
 from router.delta.commit import TableCommit, to_delta
 from router.engine.commit import Committer
@@ -74,8 +75,8 @@ class Merger:
     known: dict[str, KnownTables] = field(default_factory=dict)
     left: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def merge(self, sink: MergingSink, lane: Lane) -> tuple[int, int]:
-        """Merge one lane's rows of this batch into their tables; return the rows (applied, dead).
+    def merge(self, sink: MergingSink, lane: Lane) -> Applied:
+        """Merge one lane's rows of this batch into their tables; return the counts of rows.
 
         Doing it again changes nothing. The rows of a table that cannot be written wait, and are merged with those of a
         later batch; the counts are then with what waited before. Raises SinkError where waiting does not help.
@@ -96,10 +97,11 @@ class Merger:
         self._known(target).note(found.tables)
         if before or pending:
             room.note(self.query, work.version, before, pending)
-        self.shelf.mark_applied(work.version, target.key, (applied, dead))
+        counts = Applied(applied, dead)
+        self.shelf.mark_applied(work.version, target.key, counts)
         told = ", ".join(f"{found.counts.get(name, 0)} {name}" for name in ("inserted", "updated", "deleted", "late"))
         log.info("batch %d, %s: %d tables, %s", work.version, target.key, len(found.tables), told)
-        return applied, dead
+        return counts
 
     def _outcomes(self, sink: MergingSink, lane: Lane, events: DataFrame) -> Outcomes:
         target, job = lane.target, self._job(sink, lane)

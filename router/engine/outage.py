@@ -1,4 +1,4 @@
-"""Notice that the source is away while Spark waits for it without a word."""
+"""Tell what is away, and will be back, from what has to be mended; notice it where Spark waits without a word."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from router.errors import RouterError, SinkError, TableError
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -19,6 +21,34 @@ QUIET_SECONDS = 3.0
 BUSY_SECONDS = 15.0
 """How long Spark may ask for offsets, or a batch may take, before the brokers are tried, and tried again."""
 CONNECT_SECONDS = 1.0
+PASSING = (
+    "TimeoutException",
+    "KafkaException",
+    "ConnectException",
+    "ConnectionError",
+    "Connection refused",
+    "DisconnectException",
+    "IOException: ",
+    "LeaderNotAvailable",
+    "UnknownHost",
+    "UnknownTopicOrPartition",
+)
+"""Signs, in what Spark and Kafka say, of a source or storage that is away and will be back."""
+
+
+def passing(error: BaseException) -> bool:
+    """Say whether a failure passes by itself: the source, the registry, the storage or a sink's other side is away."""
+    if isinstance(error, SinkError):
+        return isinstance(error.__cause__, OSError)
+    if isinstance(error, RouterError):
+        return isinstance(error, TableError)
+    told = f"{type(error).__name__}: {error}"
+    return isinstance(error, OSError) or any(sign in told for sign in PASSING)
+
+
+def short(error: BaseException | None) -> str:
+    """Return what an error says, in one line."""
+    return str(error).split("\n")[0][:300]
 
 
 @dataclass

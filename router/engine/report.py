@@ -10,14 +10,13 @@ from router.parts import BatchReport
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from router.applying import Applied
     from router.engine.layout import Layout
     from router.engine.manifest import Manifest
     from router.engine.steps import Steps
 
 
-def report(
-    query: str, layout: Layout, manifest: Manifest, steps: Steps, applied: Mapping[str, tuple[int, int]]
-) -> BatchReport:
+def report(query: str, layout: Layout, manifest: Manifest, steps: Steps, applied: Mapping[str, Applied]) -> BatchReport:
     """Return the report of a finished batch; `applied` is what sinks did with their lanes."""
     counted, commits = manifest.partitions, manifest.commits
     by = {kind: keyed(counted, kind) for kind in KEYED}
@@ -34,7 +33,7 @@ def report(
         for route in layout.routes
     }
     read, failed = total(counted, "read"), total(counted, "failed")
-    refused = sum(dead for _, dead in applied.values())
+    refused = sum(counts.dead for counts in applied.values())
     return BatchReport(
         query=query,
         batch=manifest.batch,

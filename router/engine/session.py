@@ -18,6 +18,7 @@ from delta.pip_utils import configure_spark_with_delta_pip
 from pyspark.sql import SparkSession
 
 from router.engine.arrow import BATCH_BYTES, UNBOUNDED
+from router.engine.detached import detached_sinks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,9 +33,6 @@ AVRO_LIMITS = (
     "-Dorg.apache.avro.limits.collectionItems.maxLength=1000000",
 )
 """Spark makes room for what a length in an Avro record claims: without limits, ten bytes can end the JVM."""
-LOCAL_MASTER = "local[*,4]"
-"""All cores, and a task that fails is tried again: plain local mode would fail the batch at once."""
-
 SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -70,12 +68,13 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
     builder = SparkSession.builder.appName(f"router {config.name}")
     submitted = "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted:
-        cores = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2)
-        builder = builder.master(master or LOCAL_MASTER)
+        cores = str(_cores())
+        builder = builder.master(master or local_master(config))
+        builder = builder.config("spark.default.parallelism", cores)
         builder = builder.config("spark.sql.shuffle.partitions", cores).config("spark.ui.enabled", "false")
         builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
         builder = builder.config("spark.driver.defaultJavaOptions", java_options(config.spark))
-        local = config.spark.get("spark.master", master or LOCAL_MASTER).startswith("local")
+        local = config.spark.get("spark.master", master or "local").startswith("local")
         builder = _with_jars(builder, on_class_path=local and CLASS_PATH not in config.spark)
     for key, value in {**SETTINGS, **config.spark}.items():
         builder = builder.config(key, value)
@@ -87,6 +86,19 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
     if not submitted:
         _remember_jars(session)
     return session
+
+
+def local_master(config: Config) -> str:
+    """Return the master of a local run: all cores, and room for the tasks of detached sinks: they mostly wait.
+
+    A task that fails is tried again, as on a cluster: plain local mode would fail the batch at once.
+    """
+    aside = sum(sink.tasks_at_most for _, _, sink in detached_sinks(config))
+    return f"local[{_cores() + aside},4]"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
 
 
 def java_options(asked: Mapping[str, str]) -> str:

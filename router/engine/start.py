@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,15 +15,20 @@ import pyarrow.compute as pc
 from pyarrow import fs
 
 from router.delta.handles import THREADS
+from router.engine import source
 from router.errors import StartError
+from router.registry import parts_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
 
+    from router.config.models import Config
     from router.delta.lake import Lake
     from router.engine.source import Offsets
+    from router.registry import Registry
 
 Accept = Literal["", "lost-checkpoint", "lost-lake", "duplicates"]
 RECENT = 100
@@ -177,4 +183,37 @@ def _refuse_half_batch(lake: Lake, name: str, booked: dict[str, int]) -> None:
         raise StartError(
             f"the last batch of {name} was cut off half-way: {', '.join(sorted(ahead))} have it and the ledger does "
             "not. RESTORE these tables to the version before, then start again"
+        )
+
+
+def begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, accept: Accept) -> Offsets | None:
+    """Return where a new checkpoint begins, None for where the configuration says."""
+    past = Checkpoint.read(checkpoint)
+    examine(lake, config.ledger, config.name, past, accept)
+    if accept != "lost-checkpoint" or past.begun:
+        return None
+    if config.source.kafka is None:
+        raise StartError("only a Kafka source can go on from the ledger; restore the checkpoint")
+    return source.completed(spark, config.source.kafka, resume(lake, config.ledger, config.name))
+
+
+def try_parts_on_executors(spark: SparkSession, registry: Registry, config: Config) -> None:
+    """Import what the parts need once on an executor, so that a shipping mistake fails now and in one sentence."""
+    modules = ["router.engine.land", *registry.modules(config)]
+    modules += dict.fromkeys(module for part in parts_in(config) for module in part.needs)
+
+    def tried(_: Any) -> list[str]:
+        failed = []
+        for name in modules:
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                failed.append(f"{name}: {error}")
+        return failed
+
+    failed = spark.sparkContext.parallelize([0], 1).flatMap(tried).collect()
+    if failed:
+        raise StartError(
+            f"executors cannot import {'; '.join(failed)}. Ship the package with --py-files (a wheel renamed to .zip) "
+            "or install it there"
         )

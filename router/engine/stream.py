@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import threading
 import time
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +18,18 @@ from tenacity.nap import sleep_using_event
 from router.delta.lake import Lake
 from router.engine import source
 from router.engine.batch import Batches
+from router.engine.detached import DetachedSinks
 from router.engine.manifest import Shelf
 from router.engine.memory import Kept
 from router.engine.opening import opened
-from router.engine.outage import Outage
+from router.engine.outage import Outage, passing, short
 from router.engine.release import Release
 from router.engine.session import quiet_failures
-from router.engine.start import Checkpoint, alone, examine, resume
-from router.errors import RouterError, SinkError, StartError, TableError
+from router.engine.start import alone, begin, try_parts_on_executors
 from router.parts import BatchReport, Preparation
-from router.registry import parts_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -47,19 +46,6 @@ POLL_SECONDS = 0.2
 LOOK_SECONDS = 5
 """Between looks for approvals while no batch is at hand."""
 KEPT_REPORTS = 1_000
-PASSING = (
-    "TimeoutException",
-    "KafkaException",
-    "ConnectException",
-    "ConnectionError",
-    "Connection refused",
-    "DisconnectException",
-    "IOException: ",
-    "LeaderNotAvailable",
-    "UnknownHost",
-    "UnknownTopicOrPartition",
-)
-"""Signs, in what Spark and Kafka say, of a source or storage that is away and will be back."""
 
 
 class _Stop(Exception):  # noqa: N818 - an order, no error
@@ -93,7 +79,7 @@ def run(loaded: Loaded, registry: Registry, spark: SparkSession, options: Option
     secrets = {key: value.get_secret_value() for key, value in config.storage_options.items()}
     lake, checkpoint = Lake.at(config.lake, secrets), Lake.at(config.checkpoint_path(), secrets)
     with alone(checkpoint, config.name):
-        begin = _begin(spark, lake, checkpoint, config, options.accept)
+        since = begin(spark, lake, checkpoint, config, options.accept)
         prepared = config.decode.prepare(
             Preparation(
                 loaded.path.parent,
@@ -103,42 +89,9 @@ def run(loaded: Loaded, registry: Registry, spark: SparkSession, options: Option
             )
         )
         config = config.model_copy(update={"decode": prepared})
-        _try_parts_on_executors(spark, registry, config)
+        try_parts_on_executors(spark, registry, config)
         place = loaded.path.parent
-        return _Run(config, place, loaded.fingerprint, registry, spark, lake, checkpoint, options).until_done(begin)
-
-
-def _begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, accept: Accept) -> source.Offsets | None:
-    """Return where a new checkpoint begins, None for where the configuration says."""
-    past = Checkpoint.read(checkpoint)
-    examine(lake, config.ledger, config.name, past, accept)
-    if accept != "lost-checkpoint" or past.begun:
-        return None
-    if config.source.kafka is None:
-        raise StartError("only a Kafka source can go on from the ledger; restore the checkpoint")
-    return source.completed(spark, config.source.kafka, resume(lake, config.ledger, config.name))
-
-
-def _try_parts_on_executors(spark: SparkSession, registry: Registry, config: Config) -> None:
-    """Import what the parts need once on an executor, so that a shipping mistake fails now and in one sentence."""
-    modules = ["router.engine.land", *registry.modules(config)]
-    modules += dict.fromkeys(module for part in parts_in(config) for module in part.needs)
-
-    def tried(_: Any) -> list[str]:
-        failed = []
-        for name in modules:
-            try:
-                importlib.import_module(name)
-            except ImportError as error:
-                failed.append(f"{name}: {error}")
-        return failed
-
-    failed = spark.sparkContext.parallelize([0], 1).flatMap(tried).collect()
-    if failed:
-        raise StartError(
-            f"executors cannot import {'; '.join(failed)}. Ship the package with --py-files (a wheel renamed to .zip) "
-            "or install it there"
-        )
+        return _Run(config, place, loaded.fingerprint, registry, spark, lake, checkpoint, options).until_done(since)
 
 
 @dataclass
@@ -159,6 +112,7 @@ class _Run:
     reports: deque[BatchReport] = field(default_factory=lambda: deque(maxlen=KEPT_REPORTS))
     batches: Batches | None = None
     open: bool = False
+    detached: DetachedSinks | None = None
 
     def until_done(self, begin: source.Offsets | None) -> list[BatchReport]:
         """Run the query, and again after a failure that passes: every batch can be taken up where it was left."""
@@ -172,26 +126,46 @@ class _Run:
             reraise=True,
         )
         try:
-            with quiet_failures(self.spark):
+            with quiet_failures(self.spark), self._aside():
                 policy(self._query, begin)
         except Exception as error:
             if not (stop.is_set() and passing(error)):
                 raise
-            log.warning("%s: stopped while it could not go on: %s", self.config.name, _short(error))
+            log.warning("%s: stopped while it could not go on: %s", self.config.name, short(error))
         return list(self.reports)
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Let the detached sinks send: beside the query, or after one that takes what is there and ends."""
+        try:
+            yield
+            if self.detached and self._once:
+                self.detached.start()
+        except Exception:
+            self.options.stop.set()
+            if self.detached:
+                self.detached.join(quiet=True)
+            raise
+        if self.detached:
+            self.detached.join()
 
     def _tell_retry(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
-        log.warning("%s: %s; trying again in %.0f s", self.config.name, _short(error), state.upcoming_sleep)
+        log.warning("%s: %s; trying again in %.0f s", self.config.name, short(error), state.upcoming_sleep)
 
     def _query(self, begin: source.Offsets | None) -> None:
         self.error = None
         if not self.open:  # here, where what is away is waited for
             self.config = opened(self.config, self.spark, self.folder, trial=self.config.debug)
             self.open = True
+            about = self.config, self.spark, self.lake, self.checkpoint, self.options.stop
+            self.detached = DetachedSinks.of(*about, once=self._once)
+            self.detached.check(self.options.accept)
+            if not self._once:
+                self.detached.start()
         self._release()
         frame = source.stream(self.spark, self.config, begin)
-        trigger = self.options.trigger or self.config.trigger
+        trigger = self._trigger
         writer = frame.writeStream.queryName(self.config.name).foreachBatch(self._handle)
         writer = writer.option("checkpointLocation", f"{self.config.checkpoint_path()}/spark")
         if trigger.once:
@@ -206,6 +180,14 @@ class _Run:
             self._end(query)
             raise
         self._end(query)  # not after a KeyboardInterrupt: it does not wait for the batch at hand
+
+    @property
+    def _trigger(self) -> Trigger:
+        return self.options.trigger or self.config.trigger
+
+    @property
+    def _once(self) -> bool:
+        return self._trigger.once
 
     def _follow(self, query: StreamingQuery) -> None:
         """Return when the query has ended, or between two batches once it is told to stop; raise why it failed."""
@@ -263,7 +245,16 @@ class _Run:
         run = self.spark.sparkContext.getLocalProperty("sql.streaming.queryId")
         assert run is not None  # Spark sets it for the thread of every streaming query
         shelf = Shelf.beside(self.checkpoint, run)
-        return Batches(self.config, self.fingerprint, run, raw.sparkSession, self.lake, shelf, self.options.watch)
+        return Batches(
+            self.config,
+            self.fingerprint,
+            run,
+            raw.sparkSession,
+            self.lake,
+            shelf,
+            self.options.watch,
+            self.options.stop,
+        )
 
     def _tell(self, query: StreamingQuery, *, last: bool = False) -> None:
         """Pass finished batches on, with the lag that Spark's progress has a moment later."""
@@ -274,16 +265,6 @@ class _Run:
             report = self.waiting.popleft()
             if self.options.finished:
                 self.options.finished(report, behind.get(report.batch))
-
-
-def passing(error: BaseException) -> bool:
-    """Say whether a failure passes by itself: the source, the registry, the storage or a sink's other side is away."""
-    if isinstance(error, SinkError):
-        return isinstance(error.__cause__, OSError)
-    if isinstance(error, RouterError):
-        return isinstance(error, TableError)
-    told = f"{type(error).__name__}: {error}"
-    return isinstance(error, OSError) or any(sign in told for sign in PASSING)
 
 
 def _behind(progress: Any) -> int | None:
@@ -298,7 +279,3 @@ def _behind(progress: Any) -> int | None:
 def _lag(entry: Any) -> int:
     end, latest = json.loads(entry.endOffset or "{}"), json.loads(entry.latestOffset or "{}")
     return sum(max(0, offset - end.get(t, {}).get(p, 0)) for t, by in latest.items() for p, offset in by.items())
-
-
-def _short(error: BaseException | None) -> str:
-    return str(error).split("\n")[0][:300]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from router.applying import Applied
 from router.delta.commit import LandedFile, TableCommit
 from router.delta.lake import Lake
 from router.engine.balance import Partition
@@ -69,7 +70,7 @@ def test_old_manifests_go(shelf: Shelf, tmp_path: Path) -> None:
     """Without it a run of a month leaves a million files beside its checkpoint."""
     for batch in range(KEPT + 3):
         shelf.write(manifest(batch))
-        shelf.mark_applied(batch, "r/s", (3, 0))
+        shelf.mark_applied(batch, "r/s", Applied(3))
 
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2 * KEPT
     assert shelf.read(2) is None
@@ -80,8 +81,8 @@ def test_what_was_applied_is_kept_by_sink(shelf: Shelf) -> None:
     """Without it a restart applies the batch of one sink again because another one failed."""
     assert shelf.applied(0) == {}
 
-    shelf.mark_applied(0, "r/a", (2, 1))
-    shelf.mark_applied(0, "r/b", (3, 0))
+    shelf.mark_applied(0, "r/a", Applied(2, 1))
+    shelf.mark_applied(0, "r/b", Applied(3))
 
-    assert shelf.applied(0) == {"r/a": (2, 1), "r/b": (3, 0)}
+    assert shelf.applied(0) == {"r/a": Applied(2, 1), "r/b": Applied(3)}
     assert shelf.applied(1) == {}

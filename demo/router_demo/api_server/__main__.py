@@ -1,0 +1,47 @@
+"""Run the API: `python -m router_demo.api --help`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import sys
+from pathlib import Path
+
+from router_demo.api_server.script import Script
+from router_demo.api_server.server import Server
+
+
+def main(words: list[str]) -> None:
+    """Serve until the process is ended; print the ports as one line of JSON when they are open."""
+    given = _parser().parse_args(words)
+    # Requests are kept, and looking through all of them again and again would show in the times of arrivals.
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 1000)
+    asyncio.run(_serve(given))
+
+
+async def _serve(given: argparse.Namespace) -> None:
+    server = Server(given.host, given.certificate, given.client_ca)
+    port, control = await server.start(given.port, given.control_port)
+    server.play(Script.model_validate_json(given.script))
+    sys.stdout.write(json.dumps({"port": port, "control_port": control}) + "\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m router_demo.api", description=__doc__)
+    add = parser.add_argument
+    add("--host", default="127.0.0.1")
+    add("--port", type=int, default=0, help="0: any that is free")
+    add("--control-port", type=int, default=0, help="where it is told what to do, and asked what it saw")
+    add("--script", default="{}", metavar="JSON", help='how it behaves, such as {"latency": 0.034}')
+    add("--certificate", type=Path, metavar="PEM", help="speak TLS, with the certificate and key in this file")
+    add("--client-ca", type=Path, metavar="PEM", help="ask clients for a certificate that this one signed")
+    return parser
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

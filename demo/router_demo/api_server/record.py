@@ -1,0 +1,150 @@
+"""Remember every request: when it was whole, what it said, what became of it."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from router_demo.api_server.bodies import rows, value
+from router_demo.api_server.figures import highest, used
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from router_demo.api_server.script import Limit
+
+THROTTLED = 429
+UNANSWERED = 0
+"""The status of a request that got no answer, or one that is no HTTP."""
+
+
+class Record:
+    """Hold all requests since it was made, in the order of their arrival.
+
+    Times are of the machine's monotonic clock, in seconds. A request was processed when its rows took effect, once
+    for each time; one that repeats a key was replayed, and took no effect.
+    """
+
+    def __init__(self) -> None:
+        self.times = array("d")
+        self.statuses = array("h")
+        self.methods: list[bytes] = []
+        self.paths: list[bytes] = []
+        self.keys: list[bytes] = []
+        self.bodies: list[bytes] = []
+        self.encodings: list[bytes] = []
+        self.headers: dict[int, dict[str, str]] = {}
+        self.processed = array("B")
+        self.replayed = 0
+        self.abandoned = 0
+        """Requests whose connection ended before their answer."""
+        self.connections = 0
+        """Connections accepted."""
+        self.in_flight = 0
+        self.busiest = 0
+        """The most requests that were in flight together."""
+        self.lag = 0.0
+        """The longest that the server itself was held up, in seconds: by so much the time of an arrival may be off."""
+        self.tokens = 0
+        """Tokens given out."""
+        self.rates: dict[str, list[tuple[float, float]]] = {}
+        self._units: dict[str, str] = {}
+        self._parts: dict[int, tuple[int, ...]] = {}
+
+    def arrive(self, at: float, method: bytes, path: bytes, key: bytes, body: bytes, encoding: bytes) -> int:
+        """Note a request that is whole; return its number."""
+        self.times.append(at)
+        self.statuses.append(UNANSWERED)
+        self.methods.append(method)
+        self.paths.append(path)
+        self.keys.append(key)
+        self.bodies.append(body)
+        self.encodings.append(encoding)
+        self.processed.append(0)
+        return len(self.times) - 1
+
+    def process(self, number: int, part: tuple[int, ...] | None = None) -> None:
+        """Note that a request took effect; with `part` only these of its rows."""
+        self.processed[number] = 1
+        if part is not None:
+            self._parts[number] = part
+
+    def limit(self, at: float, limits: Iterable[Limit]) -> None:
+        """Note the limits that hold from now on."""
+        now = {limit.name: limit for limit in limits}
+        for name in now.keys() | self.rates.keys():
+            self.rates.setdefault(name, []).append((at, now[name].rate if name in now else 0.0))
+        self._units |= {name: limit.unit for name, limit in now.items()}
+
+    def stats(self, since: float, until: float, window: float, wrapped: str) -> dict[str, Any]:
+        """Return the figures of the requests that arrived from `since` to `until`."""
+        times = np.array(self.times)
+        begin, end = (int(np.searchsorted(times, at)) for at in (since, until))
+        times, statuses = times[begin:end], np.array(self.statuses[begin:end])
+        let_in = statuses != THROTTLED
+        counted = Counter(statuses.tolist())
+        keys = [key for key, done in zip(self.keys[begin:end], self.processed[begin:end], strict=True) if done and key]
+        return {
+            "arrived": len(times),
+            "statuses": {str(status): number for status, number in sorted(counted.items())},
+            "throttled_share": counted[THROTTLED] / len(times) if len(times) else 0.0,
+            "processed": sum(self.processed[begin:end]),
+            "processed_keys": len(set(keys)),
+            "repeated_keys": len(keys) - len(set(keys)),
+            "first": float(times[0]) if len(times) else None,
+            "last": float(times[-1]) if len(times) else None,
+            "highest": highest(times, window),
+            "highest_let_in": highest(times[let_in], window),
+            "limit_used": {name: self._used(name, times, let_in, begin, end, wrapped) for name in self.rates},
+            **self._whole(),
+        }
+
+    def counts(self, ids: Sequence[str], wrapped: str, since: float, until: float) -> Counter[tuple[Any, ...]]:
+        """Return how often each row was processed, by the values at some dotted paths of it."""
+        found: Counter[tuple[Any, ...]] = Counter()
+        for number, at in enumerate(self.times):
+            if self.processed[number] and since <= at < until:
+                every = self._rows(number, wrapped)
+                taken = self._parts.get(number, range(len(every)))
+                found.update(tuple(value(every[index], path) for path in ids) for index in taken)
+        return found
+
+    def calls(self, last: int) -> list[dict[str, Any]]:
+        """Return the newest requests, oldest first."""
+        return [self._call(number) for number in range(max(0, len(self.times) - last), len(self.times))]
+
+    def _call(self, number: int) -> dict[str, Any]:
+        body = self.bodies[number]
+        return {
+            "at": self.times[number],
+            "method": self.methods[number].decode("latin-1"),
+            "path": self.paths[number].decode("latin-1"),
+            "status": self.statuses[number],
+            "processed": bool(self.processed[number]),
+            "key": self.keys[number].decode("latin-1"),
+            "sha256": sha256(body).hexdigest(),
+            "body": body.decode("latin-1"),
+            "headers": self.headers.get(number, {}),
+        }
+
+    def _whole(self) -> dict[str, Any]:
+        names = ("replayed", "abandoned", "connections", "in_flight", "busiest", "lag", "tokens")
+        return {name: getattr(self, name) for name in names}
+
+    def _used(
+        self, name: str, times: NDArray[np.float64], let_in: NDArray[np.bool_], begin: int, end: int, wrapped: str
+    ) -> float | None:
+        weights = None
+        if self._units[name] == "rows":
+            sizes = [len(self._rows(number, wrapped)) for number in range(begin, end)]
+            weights = np.array(sizes, dtype=float)[let_in]
+        return used(times[let_in], self.rates[name], weights)
+
+    def _rows(self, number: int, wrapped: str) -> list[Any]:
+        return rows(self.bodies[number], self.encodings[number], wrapped)

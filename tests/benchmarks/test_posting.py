@@ -1,0 +1,93 @@
+"""What is said of posting follows from what arrived: a row lost or sent twice leaves no figure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks import arrivals, lanes
+from benchmarks.cells import FULL
+from benchmarks.measurements import limits, posting
+from benchmarks.plots import draw
+from benchmarks.runs import Run, Task
+from benchmarks.subjects.posting import sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from benchmarks.results import CellResult, Results
+
+
+def test_a_lane_has_every_event_once_under_its_coordinates(tmp_path: Path) -> None:
+    lane = lanes.write(tmp_path, [3, 2])
+    events = pq.read_table(lane)
+
+    assert sorted(events["id"].to_pylist()) == list(range(5))
+    places = zip(events["_partition"].to_pylist(), events["_offset"].to_pylist(), strict=True)
+    assert sorted(places) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+
+
+def test_events_are_spread_as_the_cell_says(task: Task) -> None:
+    many = replace(task, events=21_932, partitions=16)
+    skewed = replace(task, events=1003, options={"skew": "70/10/10/10"})
+
+    assert (sum(sizes(many)), max(sizes(many)) - min(sizes(many))) == (21_932, 1)
+    assert sizes(skewed) == [703, 100, 100, 100]
+
+
+@pytest.mark.parametrize(
+    ("arrived", "problem"),
+    [
+        ({"rows": 10, "rows_processed": 10}, ""),
+        ({"rows": 9, "rows_processed": 10}, "rows: 9 rows, 10 expected"),
+        ({"rows": 10, "rows_processed": 11}, "rows_processed: 11 rows, 10 expected"),
+    ],
+    ids=["each once", "one lost", "one twice"],
+)
+def test_a_row_that_is_lost_or_doubled_is_a_problem(arrived: dict[str, float], problem: str) -> None:
+    assert arrivals.wrong(10, arrived) == problem
+
+
+def test_the_slower_of_two_ratios_meets_the_bar(results: Results, measured: Callable[..., CellResult]) -> None:
+    measured(posting.ours(FULL, 1, 4), 20.0, *[4.0] * 3)
+    measured(posting.theirs(FULL, 1, 4), 180.0)
+    measured(posting.ours(FULL, 10, 16), 9.0, *[2.0] * 3)
+    measured(posting.theirs(FULL, 10, 16), 10.0)
+    table = posting.POSTING.table(results, FULL)
+
+    assert table.rows[0] == ("1", "4", "122", "122", "1 097", "5 483", "44.9 x", "45.0 x", "20 x", "reached")
+    assert table.rows[-1][-4:] == ("6.50 x", "5.00 x", "8 x", "MISSED")
+    assert table.rows[1][3:] == ("-", "-", "-", "-", "-", "15 x", "-"), "what was not measured is not judged"
+
+
+def test_posting_is_drawn(results: Results, measured: Callable[..., CellResult], tmp_path: Path) -> None:
+    measured(posting.ours(FULL, 1, 4), 20.0, *[4.0] * 3)
+    measured(posting.theirs(FULL, 1, 4), 180.0)
+    assert posting.POSTING.chart is not None
+    chart = posting.POSTING.chart(results, FULL)
+    draw(chart, tmp_path / "chart.png")
+
+    assert {name: len(points) for name, points in chart.lines.items()} == {
+        "router, 10 per call": 0,
+        "UDF, 10 per call": 0,
+        "router, 1 per call": 1,
+        "UDF, 1 per call": 1,
+    }
+    assert (tmp_path / "chart.png").stat().st_size > 1000
+
+
+def test_of_a_limit_the_worst_of_all_runs_is_told(results: Results, measured: Callable[..., CellResult]) -> None:
+    good = {"calls": 24_000.0, "highest": 982.0, "throttled": 0.0, "limit_used": 0.97}
+    bad = {"calls": 24_024.0, "highest": 1001.0, "throttled": 24.0, "limit_used": 0.92}
+    cell = limits.cell(FULL, *limits.WAYS["4 partitions"])
+    measured(cell, *[25.0] * 4, counts=good)
+    table = limits.LIMITS.table(results, FULL)
+
+    assert table.rows[0][1:] == (
+        "96 000", "982", "1 000", "reached", "0.000%", "0.05%", "reached", "97.0%", "93%", "reached",
+    )  # fmt: skip
+    assert limits.worst([Run(1.0, counts=good), Run(1.0, counts=bad)]) == (48_024, 1001, 24 / 24_024, 0.92)

@@ -1,0 +1,200 @@
+"""Sinks with a query of their own: they send what lands in their lane, and nobody waits for them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from router import StartError
+from router.config.loader import load
+from router.config.models import Trigger
+from router.delta.lake import Lake
+from router.engine.stream import Options, run
+from router.registry import Registry, load_registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+
+YAML = """\
+name: games
+lake: {folder}/lake
+source: {{files: {{path: {folder}/in, files_per_batch: 1}}}}
+decode: {{json: "{schema}"}}
+routes:
+  - name: all
+    match: {{sql: "event.n IS NOT NULL"}}
+    sinks: [{{delta: silver.all}}, {{pigeons: "{folder}"}}]
+trigger: {{once: true}}
+dead_letters: ops.dead
+"""
+PATIENCE = 120
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for what comes sooner or later."""
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return load_registry([Path(__file__).with_name("pigeons.py")])
+
+
+class Loft:
+    """Be a folder with events to come, a lake, and pigeons."""
+
+    def __init__(self, folder: Path, registry: Registry, spark: SparkSession) -> None:
+        self.folder, self.registry, self.spark = folder, registry, spark
+        self.lake = Lake.at(f"{folder}/lake")
+        (folder / "in").mkdir()
+
+    def comes(self, *numbers: int) -> None:
+        """Let a file of events arrive at once."""
+        name = f"{time.time_ns()}.json"
+        unfinished = self.folder / name
+        unfinished.write_text("".join(f'{{"n": {n}, "m": {n}}}\n' for n in numbers))
+        unfinished.rename(self.folder / "in" / name)
+
+    def run(self, schema: str = "n int", **options: Any) -> None:
+        """Run until all is taken, or as the options say."""
+        text = YAML.format(folder=self.folder, schema=schema)
+        loaded = load(self.folder / "games.yaml", self.registry, environ={}, text=text)
+        run(loaded, self.registry, self.spark, Options(**options))
+
+    def flown(self) -> list[int]:
+        """Return the events that pigeons took, in order."""
+        return sorted(n for n, _, _ in self.log())
+
+    def log(self) -> list[list[Any]]:
+        path = self.folder / "flown"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        handle = self.lake.open(table)
+        return handle.to_pyarrow_table().to_pylist() if handle else []
+
+    def booked(self) -> dict[str, int]:
+        """Return what the ledger says of the pigeons, summed."""
+        rows = [row for row in self.rows("ops.ledger") if row["sink"] == "pigeons"]
+        return {name: sum(row[name] or 0 for row in rows) for name in ("landed", "applied", "dead", "pending")}
+
+
+@pytest.fixture
+def loft(tmp_path: Path, registry: Registry, spark: SparkSession) -> Loft:
+    return Loft(tmp_path, registry, spark)
+
+
+@pytest.fixture
+def running(loft: Loft) -> Iterator[Callable[[], None]]:
+    """Run without an end in a thread; calling what is returned stops it and raises what it raised."""
+    stop, raised = threading.Event(), []
+
+    def work() -> None:
+        try:
+            loft.run(trigger=Trigger(continuous=True), stop=stop)
+        except BaseException as error:  # the test's thread is told
+            raised.append(error)
+
+    thread = threading.Thread(target=work)
+
+    def end() -> None:
+        stop.set()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+        for error in raised:
+            raise error
+
+    thread.start()
+    yield end
+    stop.set()
+    thread.join()
+
+
+def test_all_that_landed_is_sent_before_a_run_ends(loft: Loft) -> None:
+    """Without it a nightly run leaves rows behind, a night each time."""
+    loft.comes(1, 2, -3)
+    loft.comes(4)
+
+    loft.run()
+
+    assert loft.flown() == [1, 2, 4]
+    assert [(row["stage"], row["sink"], row["value"]) for row in loft.rows("ops.dead")] == [
+        ("apply", "pigeons", b'{"n":-3}')
+    ]
+    assert loft.booked() == {"landed": 4, "applied": 3, "dead": 1, "pending": 0}
+
+    loft.comes(5)
+    loft.run()
+
+    assert loft.flown() == [1, 2, 4, 5]
+    assert loft.booked() == {"landed": 5, "applied": 4, "dead": 1, "pending": 0}
+
+
+def test_tables_go_on_while_a_sink_cannot(loft: Loft, running: Callable[[], None]) -> None:
+    """Without it one service that is down stops the tables of all games."""
+    (loft.folder / "storm").touch()
+    loft.comes(1)
+    until(lambda: (loft.folder / "waited").exists())
+    for n in (2, 3):
+        loft.comes(n)
+        until(lambda n=n: n in [row["n"] for row in loft.rows("silver.all")])
+    assert loft.booked()["pending"] == 3
+    assert loft.flown() == []
+
+    (loft.folder / "storm").unlink()
+
+    until(lambda: loft.flown() == [1, 2, 3])
+    running()
+    assert loft.booked() == {"landed": 3, "applied": 3, "dead": 0, "pending": 0}
+
+
+def test_a_run_can_be_stopped_while_a_sink_cannot_go_on(loft: Loft, running: Callable[[], None]) -> None:
+    """Without it an endpoint that is down for good keeps a router from being stopped, or costs the rows that wait."""
+    (loft.folder / "storm").touch()
+    loft.comes(1)
+    until(lambda: (loft.folder / "waited").exists())
+
+    running()
+
+    assert loft.flown() == []
+    assert loft.booked()["pending"] == 1
+    (loft.folder / "storm").unlink()
+    loft.run()
+    assert [(n, replay) for n, _, replay in loft.log()] == [(1, True)]
+    assert loft.booked()["pending"] == 0
+
+
+def test_a_lane_that_gains_columns_goes_on(loft: Loft) -> None:
+    """Without it a new field of an event stops what is sent for good."""
+    loft.comes(1)
+    loft.run()
+    loft.comes(2)
+
+    loft.run(schema="n int, m int")
+
+    assert loft.flown() == [1, 2]
+
+
+def test_a_lost_checkpoint_does_not_send_all_again(loft: Loft) -> None:
+    """Without it a folder that was deleted by mistake posts a year of wins a second time."""
+    loft.comes(1, 2)
+    loft.run()
+    kept = loft.folder / "lake/_router/games/detached"
+    kept.rename(kept.with_name("lost"))
+
+    with pytest.raises(StartError, match=r"2 rows of its lane were sent before"):
+        loft.run()
+    assert loft.flown() == [1, 2]
+
+    loft.run(accept="duplicates")
+    assert loft.flown() == [1, 1, 2, 2]
