@@ -52,27 +52,27 @@ class Feeder:
 
     async def take(self, rows: pa.RecordBatch, *, send: bool) -> None:
         """Take the rows of a record batch; only count them when nothing is sent any more."""
-        stretches = list(_stretches(rows))
-        missing = [self.known.open(place, offsets) for place, offsets, _ in stretches]
+        found = list(stretches(rows))
+        missing = [self.known.open(place, offsets) for place, offsets, _ in found]
         wanted = np.concatenate(missing) if missing else np.ones(0, bool)
         self.seen += rows.num_rows
         self.skipped += rows.num_rows - int(np.count_nonzero(wanted))
         if send:  # those with a receipt as well: where calls are cut must not depend on it
-            await self._cut(rows, stretches, wanted)
+            await self._cut(rows, found, wanted)
 
     async def end(self) -> None:
         """Let go out what is not full."""
         for call in self.cutter.end():
             await self._begin(call)
 
-    async def _cut(self, rows: pa.RecordBatch, stretches: Sequence[Stretch], wanted: Any) -> None:
+    async def _cut(self, rows: pa.RecordBatch, found: Sequence[Stretch], wanted: Any) -> None:
         made = self.encoding.function(rows.column("_row"), self.encoding.argument)
         topics, partitions, offsets, lanes = (rows.column(name).to_pylist() for name in TAKES[:4])
         urls, faults = self._urls(rows)
         self._reserved = 0
         for at, value in enumerate(made.values):
             if at >= self._reserved:
-                await self._reserve(at, rows.num_rows, stretches)
+                await self._reserve(at, rows.num_rows, found)
             why = faults[at] or made.reasons.get(at) or (None if value is None else self.body.fault(value))
             if why is not None or value is None:
                 if wanted[at]:
@@ -96,11 +96,11 @@ class Feeder:
             call.doubtful = self.known.in_doubt(place, call.offsets)
         return await self.lanes.put(call) or not self.lanes.over
 
-    async def _reserve(self, at: int, rows: int, stretches: Iterable[Stretch]) -> None:
+    async def _reserve(self, at: int, rows: int, found: Iterable[Stretch]) -> None:
         """Write down which rows may go out next."""
         self._reserved = min(rows, at + max(self.chunk, int(self.journal.rate * 1.5)))
         ranges: list[Range] = []
-        for place, offsets, first in stretches:
+        for place, offsets, first in found:
             low, high = max(at, first), min(self._reserved, first + len(offsets))
             if low < high:
                 ranges.append((*place, int(offsets[low - first]), int(offsets[high - 1 - first])))
@@ -117,7 +117,8 @@ class Feeder:
         return urls, told
 
 
-def _stretches(rows: pa.RecordBatch) -> Iterator[Stretch]:
+def stretches(rows: pa.RecordBatch) -> Iterator[Stretch]:
+    """Yield the rows of a record batch by source partition."""
     if not rows.num_rows:
         return
     topics = rows.column("_topic").dictionary_encode()

@@ -67,7 +67,7 @@ class Journal:
             await self._write(settled, notes)
 
     async def end(self, unsure: Iterable[tuple[str | None, int, Iterable[int]]]) -> None:
-        """Write the last part: all calls have come to an end; `unsure` are rows without receipt that may have arrived."""
+        """Write the last part: all calls have ended; `unsure` are rows without a receipt that may have arrived."""
         ranges = [one for topic, partition, offsets in unsure for one in ranges_of((topic, partition), offsets)]
         async with self._lock:
             settled, self._settled = self._settled, []

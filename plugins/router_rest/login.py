@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,12 @@ class Login:
     lease: Lease
     make: Callable[[Mapping[str, Any]], AuthBase] = field(repr=False)
     version: str = ""
+    proxies: Mapping[str, str] | None = field(default=None, repr=False)
     _auth: AuthBase | None = field(default=None, repr=False)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     async def open(self) -> None:
-        """Get the first credentials."""
+        """Get the first credentials. Raises LookupError when the driver has none."""
         self._take(await self.lease.credentials())
 
     def auth(self, request: PreparedRequest) -> PreparedRequest:
@@ -40,9 +42,11 @@ class Login:
         async with self._lock:
             if self.version != refused:
                 return True
-            self._take(await self.lease.credentials(refused))
+            with suppress(LookupError):  # the driver has none now, and says so in its log
+                self._take(await self.lease.credentials(refused))
             return self.version != refused
 
     def _take(self, given: Mapping[str, Any]) -> None:
         self.version = str(given["version"])
+        self.proxies = given.get("proxies")
         self._auth = self.make(given)

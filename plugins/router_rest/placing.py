@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from router_rest.cutting import Cut
@@ -81,6 +82,8 @@ def plan(extents: Iterable[Extent], cut: Cut, tasks: int) -> Plan:
         return Plan(cut, tasks, rows)
     parts = [part for one in extents for part in _split(one, 1 if cut.lanes else _shares(one, rows, tasks))]
     tasks = min(tasks, len(parts))
+    if tasks == 1:
+        return Plan(cut, 1, rows)
     load = [0.0] * tasks
     pieces = []
     for part in sorted(parts, key=lambda one: (-one.rows, one.topic or "", one.partition, one.first)):
@@ -93,7 +96,9 @@ def plan(extents: Iterable[Extent], cut: Cut, tasks: int) -> Plan:
 def _shares(extent: Extent, rows: int, tasks: int) -> int:
     """Return in how many parts a partition is dealt: those that fit into a task stay whole."""
     fair = rows / tasks
-    return 1 if extent.rows <= fair * 1.25 else min(-(-extent.rows // max(1, int(fair))), extent.last - extent.first + 1)
+    return (
+        1 if extent.rows <= fair * 1.25 else min(-(-extent.rows // max(1, int(fair))), extent.last - extent.first + 1)
+    )
 
 
 def _split(extent: Extent, parts: int) -> Sequence[Extent]:
@@ -102,7 +107,7 @@ def _split(extent: Extent, parts: int) -> Sequence[Extent]:
     ends = [extent.first + many * at // parts for at in range(parts + 1)]
     return [
         Extent(extent.topic, extent.partition, first, after - 1, extent.rows // parts)
-        for first, after in zip(ends, ends[1:], strict=False)
+        for first, after in pairwise(ends)
     ]
 
 

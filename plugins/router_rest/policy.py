@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tenacity import AsyncRetrying, retry_if_result, stop_after_attempt
 from tenacity.stop import stop_before_delay
 
-from router_rest.lease import Gone, Leave
+from router_rest.lease import LeaseEnded
 from router_rest.receipts import Settled
 from router_rest.results import Unreadable
 from router_rest.told import Left, left, pause
@@ -116,7 +116,7 @@ class Delivery:
         key = call.id(body, self.owner)
         try:
             attempt = await self._attempts(call, body, key)
-        except (Leave, Gone, Ending) as error:
+        except (LeaseEnded, Ending) as error:
             self.why = self.why or str(error)
             self.end()
             raise _Undelivered(call) from None

@@ -14,7 +14,7 @@ _SUCCESS = frozenset({"ok", "success", "succeeded", "created", "updated", "accep
 _NOTHING = object()
 
 
-class Unreadable(ValueError):
+class Unreadable(ValueError):  # noqa: N818 - it says what the answer is
     """Say why an answer tells nothing of its rows, in the way that is configured."""
 
 

@@ -12,7 +12,7 @@ from router_rest.cutting import Cutter
 from router_rest.feeding import Feeder
 from router_rest.journal import Journal
 from router_rest.lanes import Lanes
-from router_rest.lease import Gone, Lease, Leave
+from router_rest.lease import Lease, LeaseEnded
 from router_rest.login import Login
 from router_rest.making import Maker
 from router_rest.policy import Delivery
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from router import Encoding, Parts
     from router_rest.cutting import Call, Cut
-    from router_rest.lease import Address
+    from router_rest.handshake import Address
     from router_rest.making import Form
     from router_rest.policy import Policy
     from router_rest.receipts import Known, Owner, Settled
@@ -93,23 +93,23 @@ class Sending:
 
     async def run(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
         """Deliver all rows, or as many as can be now; take them all in any case."""
-        lease = None
-        wire = Wire(**self.job.wire)
+        lease, wire = None, None
         try:
             lease = await Lease.open(self.job.address, self.job.owner.name)
             login = Login(lease, self.job.authorise)
             await login.open()
+            wire = Wire(**self.job.wire, proxies=login.proxies)
             self._delivery = Delivery(
                 self.job.policy, Maker(self.job.form), wire, lease, login, self.job.owner.name.encode(), self._settle
             )
             await self._deliver(batches)
-        except (Gone, Leave) as error:  # before anything was sent
+        except (LeaseEnded, LookupError) as error:  # before anything was sent
             self._end("away", str(error))
             await self._feed(batches)
         finally:
-            await wire.close()
-            if lease is not None:
-                await lease.close()
+            for one in (wire, lease):
+                if one is not None:
+                    await one.close()
         self._tell()
 
     async def _deliver(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
@@ -175,6 +175,8 @@ class Sending:
         """Report how it went."""
         counts = {**self.counts, "known": self._feeder.skipped}
         left = self._feeder.seen - sum(counts.get(name, 0) for name in ("delivered", "dead", "known"))
-        told = [{"kind": name, "rows": rows} for name, rows in counts.items() if name != "dead"]
+        told: list[dict[str, Any]] = [{"kind": "refused" if name == "dead" else name, "rows": rows} for name, rows in counts.items()]
         kind, text = self.trouble or ("away", self._delivery.why if self._delivery else "")
-        self.report([*told, *([{"kind": "left", "rows": left}, {"kind": kind, "text": text}] if left else [])])
+        if left:
+            told += [{"kind": "left", "rows": left}, {"kind": kind, "text": text}]
+        self.report(told)

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from router_rest.sending import Job
 
 REPORT = f"kind string, rows bigint, text string, receipt struct<{DDL}>"
-"""What tasks return: how many rows got a receipt (`delivered`), had one (`known`), or have none (`left`), why they have
-none (`away`; `wrong`: until somebody changes a setting), how many calls were begun (`calls`), and the receipt of every
+"""What tasks return: how many rows got a receipt (`delivered`), had one (`known`), were `refused`, or are `left`; why
+they are (`away`; `wrong`: until somebody changes a setting), how many calls were begun (`calls`), and the receipt of every
 row that is `dead`, which is not written."""
-_COLUMNS = pa.schema([("kind", pa.string()), ("rows", pa.int64()), ("text", pa.string()), ("receipt", pa.struct(list(SCHEMA)))])
+_COLUMNS = pa.schema(
+    [("kind", pa.string()), ("rows", pa.int64()), ("text", pa.string()), ("receipt", pa.struct(list(SCHEMA)))]
+)
 _TICK = 2.0
 """Seconds after which Spark hears something at the latest: it can be told to kill workers that are silent."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -46,7 +47,7 @@ def test_every_row_goes_to_one_task(extents: list[Extent], tasks: int, lanes: in
         pieces = sorted(one[2:] for one in made.pieces if one[:2] == extent[:2])
         assert pieces[0][0] == extent.first
         assert pieces[-1][1] == extent.last
-        assert all(before[1] + 1 == after[0] for before, after in zip(pieces, pieces[1:], strict=False))
+        assert all(before[1] + 1 == after[0] for before, after in pairwise(pieces))
         assert len(pieces) == 1 or not lanes
     assert {one.task for one in made.pieces} == set(range(made.tasks))
 
