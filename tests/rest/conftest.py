@@ -1,0 +1,59 @@
+"""Run servers, and make certificates for them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.rest.scripted import Scripted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Hold the paths of certificates, each with its key in the same file and its own authority.
+
+    here: of a server at 127.0.0.1. elsewhere: of one with another name. client: of nobody in particular.
+    locked: as client, with a key that nobody can open.
+    """
+
+    here: str
+    elsewhere: str
+    client: str
+    locked: str
+
+
+@pytest.fixture
+def server() -> Iterator[Scripted]:
+    """Run a server that does what a test wants."""
+    with Scripted() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl here to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    names = {"here": "IP:127.0.0.1", "elsewhere": "DNS:elsewhere.test", "client": "DNS:client.test"}
+    made = {name: _certificate(openssl, folder / name, alternative) for name, alternative in names.items()}
+    locked = _certificate(openssl, folder / "locked", "DNS:client.test", "-passout", "pass:hush-hush")
+    return Certificates(**made, locked=locked)
+
+
+def _certificate(openssl: str, stem: Path, alternative: str, *locked: str) -> str:
+    key, made, both = stem.with_suffix(".key"), stem.with_suffix(".crt"), stem.with_suffix(".pem")
+    command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    command += locked or ("-nodes",)
+    command += ["-subj", f"/CN={stem.name}", "-addext", f"subjectAltName={alternative}", "-days", "2"]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(made)], check=True, capture_output=True)
+    both.write_text(key.read_text() + made.read_text())
+    return str(both)
