@@ -1,0 +1,1 @@
+"""Post events to HTTP APIs: bodies, calls, one limit for all tasks, receipts."""
