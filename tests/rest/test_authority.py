@@ -1,0 +1,433 @@
+"""The parts of an authority, each on a clock of its own: circuit, budget, permits, throttle, and the whole."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router_rest.authority import AHEAD, CREDIT, PATIENCE, Authority
+from router_rest.budget import SPAN, Budget
+from router_rest.circuit import FEWEST, PROBES, RAMP, SILENCE, START, Circuit
+from router_rest.permits import Permits
+from router_rest.terms import Grant, Pace, Told
+from router_rest.throttle import BELOW, PATIENCE as THROTTLED
+from router_rest.throttle import Throttle
+from router_rest.timeline import Limit, Run
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+class Tasks:
+    """Be tasks of an authority that want slots and say what they saw; `told` is what each was told last."""
+
+    def __init__(self, authority: Authority, *names: str) -> None:
+        self.authority = authority
+        self.received: dict[str, int] = {}
+        self.numbers: dict[str, int] = {}
+        self.told: dict[str, list[Grant]] = {}
+        for name in names:
+            self.enter(name)
+
+    def enter(self, who: str) -> None:
+        self.authority.enter(who)
+        self.received[who] = self.numbers[who] = 0
+        self.told[who] = []
+
+    def say(self, who: str, *, wants: int = 0, out: int = 0, **seen: object) -> None:
+        """Tell what one saw, and hand out what all are to be told."""
+        asked = ((1, wants),) if wants else ()
+        told = Told(received=self.received[who], number=self.numbers[who], out=out, wants=asked, **seen)  # type: ignore[arg-type]
+        self.authority.hear(who, told)
+        self.deal()
+
+    def deal(self) -> None:
+        for who, grant in self.authority.deal().items():
+            self.told[who].append(grant)
+            self.received[who] += sum(run.calls for run in grant.runs)
+            self.numbers[who] = grant.number
+
+    def states(self, who: str) -> list[str]:
+        return [grant.state for grant in self.told[who]]
+
+
+def limited(calls: float, in_flight: int = 64) -> Pace:
+    return Pace((Limit(calls, None, 1.0),), in_flight)
+
+
+# ---- circuit
+
+
+def opened(now: float = 100.0) -> Circuit:
+    circuit = Circuit()
+    assert circuit.heard(now, 0, FEWEST)
+    return circuit
+
+
+def test_failures_among_successes_leave_the_circuit_closed() -> None:
+    """Half of the calls fail: retries do, and a pause for all would halve what is left."""
+    circuit = Circuit()
+
+    assert not any(circuit.heard(100 + number / 100, number % 2, (number + 1) % 2) for number in range(1000))
+    assert circuit.since is None
+
+
+def test_many_failures_in_a_moment_are_no_outage() -> None:
+    circuit = Circuit()
+    circuit.heard(100.0, 1, 0)
+
+    assert not circuit.heard(100 + SILENCE / 2, 0, 100)
+    assert circuit.heard(100 + SILENCE, 0, 1)
+
+
+def test_one_success_closes_the_circuit_and_the_pace_goes_up_a_ramp() -> None:
+    circuit = opened()
+    circuit.heard(110.0, 1, 0)
+
+    assert circuit.since is None
+    assert circuit.pace(110.0) == pytest.approx(START)
+    assert circuit.pace(110 + RAMP / 2) == pytest.approx((1 + START) / 2)
+    assert circuit.pace(110 + RAMP) == 1
+
+
+def test_probes_are_apart() -> None:
+    circuit = opened(100.0)
+    assert circuit.next_probe() == 100 + PROBES
+    circuit.probe(103.0)
+    assert circuit.next_probe() == 103 + PROBES
+
+
+# ---- budget
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 0.5, 3.0, 20.0]), st.integers(0, 500), st.integers(0, 500)), max_size=60)
+)
+def test_retries_stay_a_share_of_the_calls(steps: list[tuple[float, int, int]]) -> None:
+    """Retries of retries are what turns a slow API into one that is down."""
+    budget, now, calls, given_ = Budget(0.2, 10), 100.0, 0, 0
+    for wait, more, wanted in steps:
+        now += wait
+        budget.earned(now, more)
+        calls += more
+        given_ += budget.take(now, wanted)
+
+    assert given_ <= 0.2 * calls + 10 * (now - 100 + SPAN)
+
+
+def test_a_task_leaves_retries_for_the_others() -> None:
+    budget = Budget(0.2, 10)
+
+    assert [budget.take(100.0, 1000, among=2), budget.take(100.0, 1000, among=1)] == [50, 50]
+    assert budget.take(100.0, 1) == 0
+    assert budget.take(100.0 + SPAN, 1) == 1
+
+
+# ---- permits
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 50), st.booleans()), max_size=80)
+
+
+@given(st.integers(1, 40), STEPS)
+def test_tasks_never_have_more_in_flight_than_allowed(total: int, steps: list[tuple[int, int, bool]]) -> None:
+    """Whatever is on its way: a task uses what it has read, and reads late."""
+    permits, now = Permits(total), 100.0
+    tasks = [str(number) for number in range(5)]
+    post: dict[str, list[tuple[int, int]]] = {who: [(0, 0)] for who in tasks}
+    out = dict.fromkeys(tasks, 0)
+    for who in tasks:
+        permits.enter(who)
+    for number, demand, reads in steps:
+        who, now = tasks[number], now + 0.3
+        if reads:
+            post[who] = post[who][-1:]
+        message, cap = post[who][0]
+        # what is above a lowered cap is still under way, and calls end one by one
+        out[who] = min(demand, cap) if demand >= out[who] or reads else out[who]
+        permits.heard(now, who, number=message, out=out[who], demand=demand)
+        for other, told in permits.deal(1.0).items():
+            post[other].append(told)
+        held = {one: max(out[one], post[one][0][1]) for one in tasks}
+        assert sum(held.values()) <= total
+
+
+def test_a_task_with_most_of_the_rows_gets_what_others_leave() -> None:
+    permits = Permits(40)
+    for who in ("big", "small"):
+        permits.enter(who)
+    permits.heard(100.0, "small", number=0, out=0, demand=4)
+    permits.heard(100.0, "big", number=0, out=0, demand=100)
+
+    assert {who: cap for who, (_, cap) in permits.deal(1.0).items()} == {"big": 36, "small": 4}
+
+    permits.leave("small")
+    assert {who: cap for who, (_, cap) in permits.deal(1.0).items()} == {"big": 40}
+
+
+def test_timeouts_make_room_and_give_it_back_soon() -> None:
+    """A constant timeout looks like a steady latency: more in flight would make it worse."""
+    permits, now = Permits(100), 100.0
+    for _ in range(20):
+        now += 0.5
+        permits.timeouts(now, 3, 0)
+    assert 0.05 < permits.part < 0.2
+
+    for _ in range(10):
+        now += 0.5
+        permits.timeouts(now, 0, 3)
+    assert permits.part == 1
+
+
+# ---- throttle
+
+
+def test_the_limit_is_what_was_let_through() -> None:
+    throttle, now = Throttle(1000.0), 100.0
+    for _ in range(30):
+        now += 0.1
+        throttle.heard(now, sent=100, ok=40, throttled=0)
+    assert throttle.heard(now, sent=0, ok=0, throttled=60)
+
+    # not in one step: a moment in which little was asked for would say too little
+    rate = throttle.current(now)
+    assert rate is not None
+    assert rate == pytest.approx(500, rel=0.02)
+    for _ in range(15):
+        now += 0.1
+        throttle.heard(now, sent=50, ok=40, throttled=1)
+    assert throttle.current(now) == pytest.approx(400 * BELOW, rel=0.03)
+
+
+def test_more_is_tried_again_and_later_each_time() -> None:
+    throttle, now, waits = Throttle(None), 100.0, []
+    for _ in range(4):
+        for _ in range(11):
+            now += 0.1
+            throttle.heard(now, sent=40, ok=40, throttled=0)
+        assert throttle.heard(now, sent=0, ok=0, throttled=1)
+        found, cut = throttle.current(now), now
+        while throttle.current(now) == found:
+            now += 0.1
+        waits.append(round(now - cut))
+
+    assert waits[0] == THROTTLED
+    assert waits == sorted(waits)
+    assert waits[-1] > 2 * waits[0]
+
+
+def test_a_limit_that_is_gone_is_forgotten_within_seconds() -> None:
+    throttle, now = Throttle(1000.0), 100.0
+    throttle.heard(now, sent=100, ok=100, throttled=1)
+    assert throttle.current(now) is not None
+
+    assert throttle.current(now + 15) is None
+
+
+def test_refusals_without_a_success_say_nothing_about_a_rate() -> None:
+    throttle = Throttle(1000.0)
+
+    assert not throttle.heard(100.0, sent=500, ok=0, throttled=500)
+    assert throttle.current(100.0) is None
+
+
+# ---- all together
+
+
+def test_slots_are_dealt_ahead_but_not_far(clock: Clock) -> None:
+    """What is dealt to a task that dies is lost to the others."""
+    tasks = Tasks(Authority(limited(1000), clock), "a")
+    tasks.say("a", wants=5000)
+
+    runs = [run for grant in tasks.told["a"] for run in grant.runs]
+    assert 60 <= sum(run.calls for run in runs) <= 1000 * AHEAD
+    assert max(run.first + run.step * (run.calls - 1) for run in runs) <= clock.now + AHEAD
+
+
+def test_what_is_on_its_way_is_not_dealt_twice(clock: Clock) -> None:
+    tasks = Tasks(Authority(Pace((), 64), clock), "a")
+    tasks.say("a", wants=10)
+    tasks.received["a"] = 0  # the next message was under way before the slots arrived
+    tasks.say("a", wants=12)
+
+    assert tasks.received["a"] == 2
+
+
+def test_tasks_take_turns(clock: Clock) -> None:
+    """A task with seventy percent of the rows must not keep the others from theirs."""
+    tasks = Tasks(Authority(limited(100), clock), "big", "b", "c", "d")
+    for _ in range(100):
+        for who, wants in (("big", 1000), ("b", 50), ("c", 50), ("d", 50)):
+            tasks.say(who, wants=wants)
+        clock.now += 0.05
+
+    got = tasks.received
+    assert sum(got.values()) >= 0.93 * 100 * 5
+    assert max(got.values()) <= 1.3 * min(got.values())
+
+
+@pytest.mark.parametrize(("said", "kept"), [(2.0, 2.0), (1e9, 300.0), (0.0, 0.0)])
+def test_retry_after_stops_all_but_not_for_ever(clock: Clock, said: float, kept: float) -> None:
+    """Never earlier than was asked for; and an absurd number must not stop a table for years."""
+    authority = Authority(limited(100), clock, chance=lambda: 0.5)
+    tasks = Tasks(authority, "a", "b")
+    tasks.say("a", wants=1)
+    tasks.say("a", throttled=1, pause=said)
+    before = dict(tasks.received)
+
+    tasks.say("b", wants=5)
+    if kept:
+        assert tasks.received == before
+        assert "hold" in tasks.states("b")
+        assert kept <= authority.outlook().again <= kept * 1.1
+        clock.now += kept * 1.1
+        tasks.say("b", wants=5)
+    assert tasks.received["b"] > 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{"pause": float("nan")}, {"pause": float("inf")}, {"pause": -5}, {"left": [float("nan"), 1]}, {"left": [-1, 9]}],
+    ids=str,
+)
+def test_garbage_of_headers_changes_nothing(message: dict[str, object]) -> None:
+    assert Told.read(message) == Told()
+
+
+def test_what_is_left_is_not_overdrawn(clock: Clock) -> None:
+    """RateLimit headers say when the API will refuse: calls that are under way count."""
+    tasks = Tasks(Authority(limited(1000), clock), "a")
+    tasks.say("a", wants=10)
+    tasks.say("a", wants=50, sent=10, ok=1, left=(20.0, 2.5))
+    assert tasks.received["a"] == 10 + 20 - 9
+
+    clock.now += 1
+    tasks.say("a", wants=50)
+    assert tasks.received["a"] == 21
+    clock.now += 1.5
+    tasks.say("a", wants=50)
+    assert tasks.received["a"] > 21
+
+
+def test_a_bucket_that_is_refilled_all_the_time_stops_nobody(clock: Clock) -> None:
+    tasks = Tasks(Authority(limited(1000), clock), "a")
+    tasks.say("a", wants=50, sent=1, ok=1, left=(0.0, 1.0))
+
+    assert tasks.received["a"] == 50
+
+
+def fail(tasks: Tasks, clock: Clock) -> None:
+    for who in tasks.told:
+        tasks.say(who, wants=20)
+    clock.now += 1
+    for who in tasks.told:
+        tasks.say(who, sent=20, failed=20)
+
+
+def test_an_outage_is_probed_by_one_call_a_second(clock: Clock) -> None:
+    tasks = Tasks(Authority(limited(1000), clock), "a", "b")
+    fail(tasks, clock)
+    opened_at, before = clock.now, sum(tasks.received.values())
+    assert {"hold"} <= set(tasks.states("a")) & set(tasks.states("b"))
+
+    for number in range(1, 70):
+        clock.now = opened_at + number / 16 * PROBES
+        if number % 16 == 1:
+            tasks.enter(f"later {number}")
+        for who in tasks.told:
+            if "leave" not in tasks.states(who):
+                tasks.say(who, wants=10)
+        assert sum(tasks.received.values()) - before == number // 16
+
+
+def test_tasks_leave_an_api_that_is_out_and_new_ones_probe_it(clock: Clock) -> None:
+    """Waiting tasks hold cores that the tables of other routes need."""
+    authority = Authority(limited(1000), clock)
+    tasks = Tasks(authority, "a", "b")
+    fail(tasks, clock)
+    clock.now += PATIENCE
+    tasks.deal()
+    assert [tasks.states(who)[-1] for who in ("a", "b")] == ["leave", "leave"]
+    assert authority.outlook().out
+    for who in ("a", "b"):
+        authority.leave(who)
+
+    later = Tasks(authority, "c")
+    later.say("c", wants=5)
+    assert later.states("c")[-1] == "probe"
+    assert later.received["c"] == 1
+    later.say("c", sent=1, ok=1)
+    assert not authority.outlook().out
+
+
+def test_a_stop_sends_tasks_away(clock: Clock) -> None:
+    authority = Authority(limited(1000), clock)
+    tasks = Tasks(authority, "a", "b")
+    authority.stop("a")
+    tasks.deal()
+
+    assert "leave" in tasks.states("a")
+    assert "leave" not in tasks.states("b")
+
+
+def test_a_window_that_is_full_for_long_sends_tasks_away(clock: Clock) -> None:
+    """5000 per hour are gone after minutes: nobody holds cores for the rest of the hour."""
+    authority = Authority(Pace((Limit(10, None, 3600.0),), 64), clock)
+    tasks = Tasks(authority, "a")
+    tasks.say("a", wants=20)
+    clock.now += PATIENCE
+    tasks.deal()
+
+    assert tasks.received["a"] == 10
+    assert tasks.told["a"][-1].state == "leave"
+    assert 3500 < tasks.told["a"][-1].again < 3700
+
+
+def test_a_slow_limit_sends_nobody_away(clock: Clock) -> None:
+    """One call in two seconds is slow, but it goes on."""
+    authority = Authority(limited(0.5), clock)
+    tasks = Tasks(authority, "a")
+    tasks.say("a", wants=20)
+    for _ in range(200):
+        clock.now += 0.1
+        tasks.deal()
+
+    assert "leave" not in tasks.states("a")
+    assert 9 <= tasks.received["a"] <= 11
+
+
+def test_retries_are_shared_by_all_tasks(clock: Clock) -> None:
+    names = [str(number) for number in range(20)]
+    tasks = Tasks(Authority(Pace((), 64), clock), *names)
+    for who in names:
+        tasks.say(who, denied=1)
+
+    given_ = [sum(grant.retries for grant in tasks.told[who]) for who in names]
+    assert sum(given_) <= 100
+    assert min(given_) >= 1
+    assert max(given_) <= CREDIT
+
+
+def test_messages_survive_the_wire() -> None:
+    told = Told(sent=3, ok=2, pause=1.5, left=(3.0, 4.0), received=7, out=1, wants=((1, 5), (3, 1)), seconds=0.5)
+    grant = Grant("probe", (Run(1.0, 0.5, 3, 1, 0.1),), 2, 3, 4, 0.5)
+
+    assert Told.read(told.message()) == told
+    assert Grant.read(grant.message()) == grant
+
+
+@pytest.mark.parametrize("stated", [{"in_flight": 0}, {"share": 1.0}, {"longest_pause": 0.0}], ids=str)
+def test_a_pace_makes_sense(stated: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="a pace has"):
+        Pace(**stated)  # type: ignore[arg-type]
