@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from benchmarks import arrivals, lanes
 from benchmarks.cells import FULL
 from benchmarks.measurements import limits, posting
 from benchmarks.plots import draw
 from benchmarks.runs import Run, Task
-from benchmarks.subjects.posting import sizes
+from benchmarks.subjects.posting import configuration, sizes
+from router.config.loader import load
+from router.registry import load_registry
+from router_sinks.rest import Rest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +41,18 @@ def test_events_are_spread_as_the_cell_says(task: Task) -> None:
 
     assert (sum(sizes(many)), max(sizes(many)) - min(sizes(many))) == (21_932, 1)
     assert sizes(skewed) == [703, 100, 100, 100]
+
+
+def test_the_sink_is_measured_with_a_limit_and_receipts_as_a_configuration_says_it(task: Task, tmp_path: Path) -> None:
+    asked = replace(task, options={"rows_per_call": "10", "max_in_flight": "256", "tasks": "4"})
+    path = tmp_path / "posting.yaml"
+    path.write_text(yaml.safe_dump(configuration(asked, "http://127.0.0.1:9/events")))
+    (route,) = load(path, load_registry()).config.routes
+    (sink,) = route.sinks
+
+    assert isinstance(sink, Rest)
+    assert (sink.rows_per_call, sink.max_in_flight, sink.tasks, sink.receipts) == (10, 256, 4, "ops.receipts")
+    assert (sink.calls_per_second, sink.idempotency_header) == (20_000, "Idempotency-Key")
 
 
 @pytest.mark.parametrize(
