@@ -123,6 +123,8 @@ class Lease:
         """Return when a call of so many rows may go out, at once. Raises Leave or Gone."""
         if self._ended is not None:
             self._raise()
+        if not self._sized:
+            rows = 1  # no limit counts them, and slots are for calls of any size
         if not self._waiting and self._hand.take(self._loop.time(), rows):
             if self._hand.low:
                 self._say_soon()
