@@ -51,6 +51,11 @@ def detached_sinks(config: Config) -> Iterator[tuple[str, str, ApplyingSink]]:
                 yield route.name, name, sink
 
 
+def detached_lanes(config: Config) -> frozenset[str]:
+    """Return the tables that detached sinks send from."""
+    return frozenset(lane_of(config.name, route, name) for route, name, _ in detached_sinks(config))
+
+
 class _Stopped(Exception):  # noqa: N818 - an order, no error
     """End the query before a batch that came after the order to stop; it is taken up at the next start."""
 
