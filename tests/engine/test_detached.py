@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from router import StartError
 from router.config.loader import Loaded, load
 from router.config.models import Maintenance, Trigger
 from router.delta.lake import Lake
+from router.delta.maintenance import forget
 from router.engine.caretaker import Caretaker
 from router.engine.detached import detached_lanes
 from router.engine.ledger import last
@@ -203,6 +205,24 @@ def test_a_lane_is_not_compacted_under_the_query_that_follows_it(loft: Loft) -> 
 
     assert lanes == {"lanes.games__all__pigeons"}
     assert [care.plan(table) is None for table in ("lanes.games__all__pigeons", "silver.all")] == [True, False]
+
+
+def test_a_lane_that_forgot_goes_on(loft: Loft) -> None:
+    """Without it the rows that a lane deletes come once more, or stop its query."""
+    loft.comes(1)
+    loft.run()
+    loft.comes(2)
+    loft.run()
+    lane = loft.lake.open("lanes.games__all__pigeons")
+    assert lane is not None
+
+    gone = forget(loft.lake, "lanes.games__all__pigeons", datetime.now(timezone.utc), lane.version())
+    loft.comes(3)
+    loft.run()
+
+    assert gone == 2
+    assert [row["n"] for row in loft.rows("lanes.games__all__pigeons")] == [3]
+    assert loft.flown() == [1, 2, 3]
 
 
 def test_a_lost_checkpoint_does_not_send_all_again(loft: Loft) -> None:
