@@ -123,6 +123,7 @@ class Lease:
         """Return when a call of so many rows may go out, at once. Raises Leave or Gone."""
         if self._ended is not None:
             self._raise()
+        rows = rows if self._sized else 1  # without a limit of rows every slot is for any call
         if not self._waiting and self._hand.take(self._loop.time(), rows):
             if self._hand.low:
                 self._say_soon()

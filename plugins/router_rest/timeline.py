@@ -44,7 +44,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Run:
-    """Be `calls` slots, `step` seconds apart, each for up to `rows` rows and good for `lives` seconds from its time on."""
+    """Be `calls` slots, `step` seconds apart, each for up to `rows` rows and good for `lives` seconds."""
 
     first: float
     step: float
