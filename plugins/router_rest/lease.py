@@ -86,10 +86,10 @@ class Lease:
             raise Gone(f"the driver at {address.host}:{address.port} is not reached: {error}") from error
         try:
             return await asyncio.wait_for(cls._introduced(reader, writer, address, sink), REACH)
-        except (OSError, ValueError, KeyError, TypeError, asyncio.TimeoutError) as error:
-            raise Gone(f"{address.host}:{address.port} is not the driver of this task") from error
-        except BaseException:
+        except BaseException as error:
             writer.transport.abort()
+            if isinstance(error, (OSError, ValueError, KeyError, TypeError, asyncio.TimeoutError)):
+                raise Gone(f"{address.host}:{address.port} is not the driver of this task") from error
             raise
 
     @classmethod

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_rest.lease import SILENT, TICK, Gone, Leave
+from router_rest.lease import SILENT, TICK, Gone, Lease, Leave
 from router_rest.terms import Pace
 from router_rest.timeline import Limit
 from tests.rest.virtual import Api, World, simulate
@@ -60,7 +60,9 @@ def test_a_task_is_as_fast_as_its_calls_in_flight() -> None:
     calls=st.integers(5, 60),
     rows=st.sampled_from([None, 40]),
     long=st.sampled_from([None, 90]),
-    tasks=st.lists(st.tuples(st.lists(st.integers(1, 12), max_size=40), st.integers(1, 20), st.floats(0, 2)), max_size=5),
+    tasks=st.lists(
+        st.tuples(st.lists(st.integers(1, 12), max_size=40), st.integers(1, 20), st.floats(0, 2)), max_size=5
+    ),
     late=st.sampled_from([0.001, 0.01, 0.2]),
     seed=st.integers(0, 1000),
 )
@@ -170,6 +172,14 @@ def test_what_a_lost_task_had_lapses() -> None:
     assert api.rate(begin + 3.0, begin + 5.0) >= 0.93 * 1000
 
 
+async def call(lease: Lease, many: int) -> None:
+    """Make calls one after the other."""
+    for _ in range(many):
+        await lease.slot()
+        lease.saw(200, ok=True, throttled=False)
+        await asyncio.sleep(0.001)
+
+
 @pytest.mark.parametrize("silent", [False, True], ids=["closed", "silent"])
 def test_without_a_driver_nothing_goes_out(silent: bool) -> None:
     """Nobody knows what the other tasks send."""
@@ -181,15 +191,11 @@ def test_without_a_driver_nothing_goes_out(silent: bool) -> None:
         lease.saw(200, ok=True, throttled=False)
         gone_at = world.loop.time()
         if silent:
-            world.desk.close = lambda: None  # type: ignore[method-assign]
             lease._reader.feed_data = lambda text: None  # type: ignore[method-assign]
         else:
             lease._reader.feed_eof()
         with pytest.raises(Gone):
-            for _ in range(1000):
-                await lease.slot()
-                lease.saw(200, ok=True, throttled=False)
-                await asyncio.sleep(0.001)
+            await call(lease, 1000)
         assert not lease.may_retry()
         with pytest.raises(Gone):
             await lease.credentials()
@@ -227,9 +233,7 @@ def test_a_task_that_is_sent_away_is_told_for_how_long() -> None:
         world = World(Pace((Limit(5, None, 600.0),), 4), Api())
         lease, _ = world.lease()
         with pytest.raises(Leave) as caught:
-            for _ in range(6):
-                await lease.slot()
-                lease.saw(200, ok=True, throttled=False)
+            await call(lease, 6)
         with pytest.raises(Leave):
             await lease.slot()
         await lease.close()
