@@ -151,7 +151,7 @@ class Hand:
         if sized:  # the size of a call that does not wait yet is not known
             asked = [waiting[place] for place in range(self._held, usable)]
             return tuple((rows, len(list(alike))) for rows, alike in groupby(asked))
-        many = max(usable, min(self._expected(), self.cap)) - self._held
+        many = max(usable, self._expected()) - self._held
         return ((1, many),) if many > 0 else ()
 
     def _expected(self) -> int:

@@ -86,10 +86,10 @@ class Lease:
             raise Gone(f"the driver at {address.host}:{address.port} is not reached: {error}") from error
         try:
             return await asyncio.wait_for(cls._introduced(reader, writer, address, sink), REACH)
-        except (OSError, ValueError, KeyError, TypeError, asyncio.TimeoutError) as error:
-            raise Gone(f"{address.host}:{address.port} is not the driver of this task") from error
-        except BaseException:
+        except BaseException as error:
             writer.transport.abort()
+            if isinstance(error, (OSError, ValueError, KeyError, TypeError, asyncio.TimeoutError)):
+                raise Gone(f"{address.host}:{address.port} is not the driver of this task") from error
             raise
 
     @classmethod
@@ -123,8 +123,7 @@ class Lease:
         """Return when a call of so many rows may go out, at once. Raises Leave or Gone."""
         if self._ended is not None:
             self._raise()
-        if not self._sized:
-            rows = 1  # no limit counts them, and slots are for calls of any size
+        rows = rows if self._sized else 1  # without a limit of rows every slot is for any call
         if not self._waiting and self._hand.take(self._loop.time(), rows):
             if self._hand.low:
                 self._say_soon()

@@ -11,8 +11,8 @@ from router_rest.budget import SPAN, Budget
 from router_rest.circuit import FEWEST, PROBES, RAMP, SILENCE, START, Circuit
 from router_rest.permits import Permits
 from router_rest.terms import Grant, Pace, Told
-from router_rest.throttle import BELOW, PATIENCE as THROTTLED
-from router_rest.throttle import Throttle
+from router_rest.throttle import BELOW, Throttle
+from router_rest.throttle import PATIENCE as THROTTLED
 from router_rest.timeline import Limit, Run
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,8 +50,8 @@ def test_no_window_holds_more_than_its_limit(
     most_rows = min((int(one.rows) for one in limits if one.rows is not None), default=6)
     for wait, many, rows, factor, rate in questions:
         now += wait
-        rows = min(rows, most_rows)
-        run = timeline.deal(now, now + 0.1, calls=many, rows=rows, factor=factor, rate=rate)
+        size = min(rows, most_rows)
+        run = timeline.deal(now, now + 0.1, calls=many, rows=size, factor=factor, rate=rate)
         if run is None:
             continue
         assert now <= run.first <= slots(run)[-1] <= now + 0.1 + 1e-9
@@ -58,7 +60,7 @@ def test_no_window_holds_more_than_its_limit(
         for number, when in enumerate(slots(run)):
             used = when + (late if number % 2 else 0.0)
             calls.append((used, 1))
-            rows_used.append((used, rows))
+            rows_used.append((used, size))
 
     for limit in limits:
         if limit.calls is not None:
@@ -83,7 +85,7 @@ def test_a_limit_is_used_and_calls_are_even(most: int) -> None:
     dealt = all_of(Timeline([Limit(most, None, 1.0)], SHARE), 10.0)
 
     assert len(dealt) >= 0.96 * most * 10 - 1
-    gaps = [after - before for before, after in zip(dealt, dealt[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(dealt)]
     assert min(gaps) >= 0.999 / (SHARE * most)
 
 
@@ -109,7 +111,7 @@ def test_a_call_beyond_its_limit_goes_alone_and_pays_in_time() -> None:
     dealt = all_of(Timeline([Limit(None, 10, 1.0)], SHARE), 10.0, rows=25)
 
     assert len(dealt) == 4
-    assert all(after - before >= 2.5 for before, after in zip(dealt, dealt[1:], strict=False))
+    assert all(after - before >= 2.5 for before, after in pairwise(dealt))
 
 
 def test_a_fraction_of_a_call_is_a_call_in_a_longer_time() -> None:

@@ -44,7 +44,7 @@ def simulate(story: Coroutine[Any, Any, Any]) -> Any:
     """Run a story in virtual time."""
     loop = VirtualLoop()
     try:
-        return loop.run_until_complete(asyncio.wait_for(story, 100_000))
+        return loop.run_until_complete(asyncio.wait_for(story, 300))
     finally:
         tasks = asyncio.all_tasks(loop)
         for task in tasks:

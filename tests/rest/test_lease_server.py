@@ -1,0 +1,361 @@
+"""The server of leases on a real port: tasks in processes of their own, strangers, credentials, a driver that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from router_rest import lease_server as module
+from router_rest.handshake import Address, Seal
+from router_rest.lease import Gone, Lease, Leave
+from router_rest.lease_server import LeaseServer, lease_server
+from router_rest.terms import Pace
+from router_rest.timeline import Limit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
+SECRET = "hush-hush"
+
+
+@pytest.fixture
+def server() -> Iterator[LeaseServer]:
+    server = LeaseServer().start()
+    yield server
+    server.stop()
+
+
+def per_second(calls: float, in_flight: int = 64) -> Pace:
+    return Pace((Limit(calls, None, 1.0),), in_flight)
+
+
+def within(story: Coroutine[Any, Any, Any]) -> Any:
+    """Run a story that ends at some time."""
+    return asyncio.run(asyncio.wait_for(story, 60))
+
+
+class Caller:
+    """Be a task in a process of its own."""
+
+    def __init__(self, address: Address, sink: str, workers: int = 8) -> None:
+        command = [sys.executable, "-m", "tests.rest.caller", sink, str(workers)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdin is not None
+        self.process.stdin.write(base64.b64encode(pickle.dumps(address)).decode() + "\n")
+        self.process.stdin.flush()
+        self.calls: list[float] = []
+
+    def make(self, many: int) -> Caller:
+        """Wait for so many more calls."""
+        assert self.process.stdout is not None
+        self.calls += [float(self.process.stdout.readline()) for _ in range(many)]
+        return self
+
+    def end(self) -> str:
+        """Wait for its end, and return what it said last; "" for one that was killed."""
+        said, _ = self.process.communicate(timeout=60)
+        *calls, last = said.split() or [""]
+        whole = [last] if last and not last.isalpha() and said.endswith("\n") else []
+        self.calls += map(float, calls + whole)
+        return last if last.isalpha() else ""
+
+
+def highest(times: list[float]) -> int:
+    times = sorted(times)
+    return max(sum(1 for one in times if end - 1.0 < one <= end) for end in times)
+
+
+def test_processes_share_a_limit_and_a_killed_one_takes_nothing_along(server: LeaseServer) -> None:
+    """What a lost worker had in hand must neither be used twice nor be missing for long."""
+    address = server.admit("sink", "api", per_second(150))
+    callers = [Caller(address, "sink") for _ in range(3)]
+    for caller in callers:
+        caller.make(40)
+
+    killed, *others = callers
+    killed.process.kill()
+    killed.end()
+    for caller in others:
+        caller.make(60)
+    assert server.outlook("api").tasks == 2
+    server.stop()
+
+    assert [caller.end() for caller in others] == ["Gone", "Gone"]
+    assert highest([one for caller in callers for one in caller.calls]) <= 150
+
+
+def test_two_sinks_share_one_limit(server: LeaseServer) -> None:
+    addresses = {sink: server.admit(sink, "api", per_second(100)) for sink in ("one", "other")}
+    callers = [Caller(address, sink).make(70) for sink, address in addresses.items()]
+    server.stop()
+
+    assert {caller.end() for caller in callers} == {"Gone"}
+    assert highest([one for caller in callers for one in caller.calls]) <= 100
+
+
+def test_a_sink_that_stops_ends_its_own_tasks_only(server: LeaseServer) -> None:
+    stop = threading.Event()
+    stopped = Caller(server.admit("stops", "api", per_second(100), stop=stop.is_set), "stops").make(5)
+    other = Caller(server.admit("goes on", "api", per_second(100)), "goes on").make(5)
+    stop.set()
+
+    assert stopped.end() == "Leave"
+    other.make(100)
+    server.stop()
+    assert other.end() == "Gone"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda address: replace(address, token=bytes(32)),
+        lambda address: replace(address, name="another"),
+        lambda address: replace(address, port=1),
+    ],
+    ids=["token", "limit", "port"],
+)
+def test_who_is_not_of_this_driver_gets_nothing(
+    server: LeaseServer, wrong: Callable[[Address], Address], caplog: pytest.LogCaptureFixture
+) -> None:
+    address = server.admit("sink", "api", per_second(10), credentials=lambda refused: {"token": SECRET})
+
+    with pytest.raises(Gone):
+        within(Lease.open(wrong(address), "sink"))
+    with pytest.raises(Gone):
+        within(Lease.open(address, "no such sink"))
+    assert server.outlook("api").tasks == 0
+    assert address.token.hex() not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"GET / HTTP/1.1\r\n\r\n", b"\xff\n", b"[]\n", b"{}\n", b'{"nonce": 1}\n', b"x" * (1 << 17), b""],
+    ids=["http", "bytes", "list", "empty", "half", "endless", "nothing"],
+)
+def test_a_stranger_is_told_nothing_and_harms_nobody(server: LeaseServer, said: bytes) -> None:
+    address = server.admit("sink", "api", per_second(1000), credentials=lambda refused: {"token": SECRET})
+    with socket.create_connection((address.host, address.port)) as stranger:
+        greeting = stranger.recv(1000)
+        try:
+            stranger.sendall(said)
+            stranger.shutdown(socket.SHUT_WR)
+            answer = stranger.recv(1000)
+        except ConnectionError:
+            answer = b""
+
+    assert b"nonce" in greeting
+    assert answer == b""
+
+    async def task() -> None:
+        lease = await Lease.open(address, "sink")
+        await lease.slot()
+        await lease.close()
+
+    within(task())
+
+
+def test_a_proof_is_of_no_use_a_second_time(server: LeaseServer) -> None:
+    """Somebody who listens on the network must not come in with what was said before."""
+    address = server.admit("sink", "api", per_second(10))
+    heard: list[bytes] = []
+
+    async def overheard() -> None:
+        relay, port = await relayed(address, heard)
+        lease = await Lease.open(replace(address, port=port), "sink")
+        await lease.close()
+        relay.close()
+
+    within(overheard())
+    introduction = next(line for part in heard for line in part.split(b"\n") if b'"limit"' in line)
+    with socket.create_connection((address.host, address.port)) as stranger:
+        stranger.recv(1000)
+        stranger.sendall(introduction + b"\n")
+        assert stranger.recv(1000) == b""
+
+
+async def relayed(address: Address, heard: list[bytes]) -> tuple[asyncio.Server, int]:
+    """Pass on what is said to and by a server, and keep it."""
+
+    async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(address.host, address.port)
+
+        async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            while part := await source.read(1 << 16):
+                heard.append(part)
+                target.write(part)
+            target.close()
+
+        await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer), return_exceptions=True)
+
+    relay = await asyncio.start_server(meet, "127.0.0.1", 0)
+    return relay, relay.sockets[0].getsockname()[1]
+
+
+def test_credentials_are_handed_out_and_not_seen_on_the_network(server: LeaseServer) -> None:
+    asked: list[str] = []
+    heard: list[bytes] = []
+
+    def credentials(refused: str) -> dict[str, object]:
+        asked.append(refused)
+        return {"version": str(len(asked)), "headers": {"Authorization": f"Bearer {SECRET}"}}
+
+    address = server.admit("sink", "api", per_second(10), credentials=credentials)
+
+    async def task() -> list[Any]:
+        relay, port = await relayed(address, heard)
+        lease = await Lease.open(replace(address, port=port), "sink")
+        first = await lease.credentials()
+        given = [first, *await asyncio.gather(*(lease.credentials(first["version"]) for _ in range(3)))]
+        await lease.close()
+        relay.close()
+        return given
+
+    given = within(task())
+    assert sorted(one["version"] for one in given) == ["1", "2", "3", "4"]
+    assert {one["headers"]["Authorization"] for one in given} == {f"Bearer {SECRET}"}
+    assert asked == ["", "1", "1", "1"]
+    whole = b"".join(heard)
+    assert b"credentials" in whole
+    assert SECRET.encode() not in whole
+    assert address.token.hex().encode() not in whole
+
+
+def test_credentials_that_fail_say_so_and_no_more(server: LeaseServer, caplog: pytest.LogCaptureFixture) -> None:
+    def credentials(refused: str) -> dict[str, object]:
+        raise PermissionError("the token server says no")
+
+    addresses = [server.admit("fails", "a", per_second(10), credentials=credentials), server.admit("none", "b", Pace())]
+
+    async def task(address: Address, sink: str) -> str:
+        lease = await Lease.open(address, sink)
+        with pytest.raises(LookupError) as caught:
+            await lease.credentials()
+        await lease.slot()
+        await lease.close()
+        return str(caught.value)
+
+    assert "PermissionError" in within(task(addresses[0], "fails"))
+    assert "LookupError" in within(task(addresses[1], "none"))
+    assert "the token server says no" in caplog.text
+
+
+def test_sealed_text_is_read_by_its_own_connection_only() -> None:
+    seal, other = Seal(b"token", "a", "b"), Seal(b"token", "a", "c")
+    value = {"headers": {"Authorization": SECRET * 20}}
+    text = seal.close(value)
+
+    assert seal.open(text) == value
+    assert seal.close(value) != text
+    assert SECRET.encode() not in base64.b64decode(text)
+    changed = bytearray(base64.b64decode(text))
+    changed[40] ^= 1
+    for wrong in (lambda: other.open(text), lambda: seal.open(base64.b64encode(changed).decode())):
+        with pytest.raises(ValueError, match="not sealed"):
+            wrong()
+
+
+def test_an_address_travels_but_shows_no_token(server: LeaseServer) -> None:
+    address = server.admit("sink", "api", per_second(10))
+
+    assert pickle.loads(pickle.dumps(address)) == address
+    assert repr(address.token) not in repr(address)
+    assert address.token.hex() not in repr(address)
+
+
+def test_a_limit_is_stated_once(server: LeaseServer) -> None:
+    """Two sinks that mean different limits would otherwise keep neither."""
+    server.admit("one", "api", per_second(10))
+    server.admit("one", "api", per_second(10))
+    with pytest.raises(ValueError, match="one"):
+        server.admit("other", "api", per_second(20))
+
+    server.dismiss("one")
+    server.admit("other", "api", per_second(20))
+
+
+def test_a_limit_that_is_stated_anew_knows_what_went_out(server: LeaseServer) -> None:
+    hour = Limit(5, None, 3600.0)
+    server.admit("sink", "api", Pace((hour,)))
+    server.spent("api", 10.0, calls=5)
+    assert server.outlook("api").again > 3000
+
+    server.admit("sink", "api", Pace((hour, Limit(1, None, 1.0))))
+    assert server.outlook("api").again > 3000
+
+
+def test_tasks_of_an_old_statement_end(server: LeaseServer) -> None:
+    """They would call beside those of the new one."""
+    old = Caller(server.admit("sink", "api", per_second(50)), "sink").make(3)
+    server.admit("sink", "api", per_second(60))
+
+    assert old.end() == "Leave"
+
+
+def test_what_tasks_saw_adds_up(server: LeaseServer) -> None:
+    address = server.admit("sink", "api", per_second(1000))
+
+    async def task() -> None:
+        lease = await Lease.open(address, "sink")
+        for status in (200, 429, 503, None):
+            await lease.slot()
+            ok, throttled = status == 200, status == 429
+            lease.saw(status, ok=ok, throttled=throttled, timeout=status is None, seconds=0.5)
+        await lease.close()
+        while server.outlook("api").tasks:
+            await asyncio.sleep(0.01)
+
+    within(task())
+    totals = server.totals("api")
+    assert {name: totals[name] for name in ("sent", "ok", "throttled", "failed", "timeouts", "seconds")} == {
+        "sent": 4,
+        "ok": 1,
+        "throttled": 1,
+        "failed": 2,
+        "timeouts": 1,
+        "seconds": 2.0,
+    }
+
+
+def test_an_address_that_is_not_of_this_machine_is_said_at_once() -> None:
+    with pytest.raises(OSError, match=r"192\.0\.2\.1"):
+        LeaseServer("192.0.2.1").start()
+
+
+def test_queries_of_a_driver_share_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_servers", {})
+    server = lease_server()
+    assert lease_server() is server
+    server.stop()
+    assert lease_server() is not server
+    lease_server().stop()
+
+
+def test_a_question_that_fails_ends_nobody(server: LeaseServer, caplog: pytest.LogCaptureFixture) -> None:
+    asked = threading.Event()
+
+    def stop() -> bool:
+        asked.set()
+        raise RuntimeError("no idea")
+
+    address = server.admit("sink", "api", per_second(100), stop=stop)
+    assert asked.wait(30)
+
+    async def task() -> None:
+        lease = await Lease.open(address, "sink")
+        await lease.slot()
+        await lease.close()
+
+    within(task())
+
+
+def test_leave_says_for_how_long() -> None:
+    assert "3.0 s" in str(Leave(3.0))
