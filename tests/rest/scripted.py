@@ -19,7 +19,7 @@ PATIENCE = 30.0
 
 @dataclass(frozen=True)
 class Seen:
-    """Be a request that arrived; names of headers are in lower case."""
+    """Be a request that arrived; names of headers are in lower case, values of one name joined."""
 
     connection: int
     line: str
@@ -43,8 +43,10 @@ class Talk:
                 return None
         head, _, self.unread = self.unread.partition(b"\r\n\r\n")
         line, *lines = head.decode("latin-1").split("\r\n")
-        headers = {name.lower(): value for name, value in (one.split(": ", 1) for one in lines)}
-        length = int(headers.get("content-length", 0))
+        headers: dict[str, str] = {}
+        for name, _, value in (one.partition(": ") for one in lines):
+            headers[name.lower()] = f"{headers[name.lower()]}, {value}" if name.lower() in headers else value
+        length = int(headers.get("content-length", "0").split(", ")[0])
         while len(self.unread) < length:
             if not self._more():
                 return None

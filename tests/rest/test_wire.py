@@ -144,6 +144,32 @@ def test_a_call_on_a_stale_connection_is_sent_again_once(server: Scripted, endin
     assert server.seen[1].headers == server.seen[2].headers
 
 
+def test_a_call_that_is_sent_again_does_not_try_stale_connections_one_by_one(server: Scripted) -> None:
+    """When a server closes its idle connections they all go at once."""
+    together = threading.Barrier(2)
+
+    def stale(talk: Talk) -> None:
+        talk.request()
+        if talk.number < 2:
+            together.wait(PATIENCE)
+            talk.answer()
+            talk.request()
+        else:
+            talk.answer(b"fresh")
+
+    async def story() -> Answer:
+        wire = Wire(**OPTIONS)
+        await asyncio.gather(*[wire.send(post(server.url)) for _ in range(2)])
+        answer = await wire.send(post(server.url))
+        await wire.close()
+        return answer
+
+    server.act = stale
+
+    assert asyncio.run(story()).body == b"fresh"
+    assert len(server.seen) == 4
+
+
 def test_a_call_is_not_sent_a_third_time(server: Scripted) -> None:
     def closing(talk: Talk) -> None:
         if talk.number == 0:
@@ -327,6 +353,40 @@ def test_what_nobody_asked_for_is_never_an_answer(server: Scripted, extra: bytes
     assert server.accepted == 2
 
 
+def test_a_request_that_is_still_going_out_is_not_given_up(server: Scripted) -> None:
+    """The seconds of silence begin when the server has it all: until then it may be busy with taking it."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(talk: Talk) -> None:
+        talk._more()
+        begun.set()
+        go_on.wait(PATIENCE)
+        talk.request()
+        talk.answer()
+
+    async def story(loop: Skipping) -> Any:
+        wire = Wire(**{**OPTIONS, "read": 1000, "total": 5000})
+        call = asyncio.create_task(outcome(wire, post(server.url, b"a" * (16 << 20))))
+        await asyncio.to_thread(begun.wait, PATIENCE)
+        for _ in range(4):
+            loop.ahead += 600
+            await asyncio.sleep(0.01)
+        go_on.set()
+        answer = await call
+        await wire.close()
+        return answer
+
+    server.act = slow
+    loop = Skipping()
+    try:
+        answer = loop.run_until_complete(story(loop))
+    finally:
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+    assert answer.status == 200
+
+
 def test_a_wrong_length_cannot_make_two_requests_of_one(server: Scripted) -> None:
     """Whoever authorises a request may change its body; its end would be read as a request of its own."""
     request = post(server.url, b"abcGET /other HTTP/1.1\r\n\r\n")
@@ -335,6 +395,7 @@ def test_a_wrong_length_cannot_make_two_requests_of_one(server: Scripted) -> Non
     ask(request)
 
     assert server.bodies == [request.body]
+    assert server.seen[0].headers["content-length"] == str(len(request.body or b""))
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_a_file_that_has_changed_is_read_again(certificates: Certificates, tmp_p
 @pytest.mark.parametrize("option", ["verify", "cert"])
 @pytest.mark.parametrize("file", ["nowhere.pem", "empty.pem", "locked"])
 def test_a_file_that_is_of_no_use_is_named(certificates: Certificates, tmp_path: Path, option: str, file: str) -> None:
-    """A key that needs a password must not make a task ask for it on a terminal."""
+    """Among them a key that needs a password, which nobody can type where a task runs."""
     path = certificates.locked if file == "locked" else str(tmp_path / file)
     (tmp_path / "empty.pem").touch()
     if (option, file) == ("verify", "locked"):
