@@ -69,7 +69,7 @@ class Tasks:
     api: Api
     parts: KeptParts
     leases: LeaseServer
-    pace: Pace = Pace(in_flight=8)
+    pace: Pace = Pace(in_flight=8, retry_floor=1000.0)
 
     def job(self, path: str = "/events", **changes: Any) -> Job:
         """Return a job: one row per call, unless `cut` says more."""
