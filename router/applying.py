@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from router.errors import StartError
 from router.parts import Sink
@@ -117,6 +117,8 @@ class ApplyingSink(Sink, ABC):
     """True when applying the same batch twice leaves the same result."""
     ordered: ClassVar[bool] = False
     """True when the sink needs the rows of a source partition in the order of their offsets."""
+    previews: ClassVar[bool] = False
+    """True when `preview` says what would be sent: route tests can then ask for it."""
 
     @property
     def detached(self) -> bool:
@@ -134,6 +136,13 @@ class ApplyingSink(Sink, ABC):
         Raise a StartError for what must be changed first, an OSError for what is away: the start then waits.
         """
         return self
+
+    def preview(self, events: DataFrame, opening: Opening) -> list[dict[str, Any]]:
+        """Return what `apply` would send of a small batch, in order, and send nothing: plain values by name.
+
+        `opening` is one for a trial; nothing may be asked of the other side. Runs on the driver.
+        """
+        raise NotImplementedError(f"the sink {self.part_name} does not say what it would send")
 
     @abstractmethod
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:

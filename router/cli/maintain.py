@@ -48,10 +48,13 @@ def _work(config: Config, pattern: str) -> list[tuple[Any, str, Maintenance]]:
     from router.config.models import Maintenance
     from router.delta.lake import Lake
     from router.engine.caretaker import Caretaker
+    from router.engine.detached import detached_lanes
 
     lake = Lake.at(config.lake, {key: value.get_secret_value() for key, value in config.storage_options.items()})
     plans = config.maintenance or (Maintenance(tables="*.*"),)
-    care = Caretaker(lake, lambda: import_module("router.engine.session").build_session(config), plans)
+    care = Caretaker(
+        lake, lambda: import_module("router.engine.session").build_session(config), plans, detached_lanes(config)
+    )
     tables = [table for layer in lake.layers() for table in lake.tables(layer) if fnmatchcase(table, pattern)]
     return [(care, table, plan) for table in tables if (plan := care.plan(table))]
 

@@ -186,6 +186,10 @@ class Config(Model):
     maintenance: tuple[Maintenance, ...] = Field(
         default=(), description="how tables are kept in shape; the first that names a table counts"
     )
+    lane_retention: Interval = Field(
+        default="168 h",
+        description="rows that a detached sink has dealt with leave its lane when their record is older than this",
+    )
     debug: bool = Field(
         default=False,
         description="write to LAKE_debug with a checkpoint of its own, and send nothing: see lanes",

@@ -84,6 +84,11 @@ class Expected(_Model):
     tables: dict[str, int | list[dict[str, Any]]] = Field(
         default_factory=dict, description="table -> its rows: how many, or which (in any order, the columns given)"
     )
+    sent: dict[str, int | list[dict[str, Any]]] = Field(
+        default_factory=dict,
+        description="route/sink -> what it sends, in any order: how many, or which (the parts given). For a rest sink: "
+        "method, url, headers, body",
+    )
     dead_letters: tuple[Letter, ...] = ()
 
 

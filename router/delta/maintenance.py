@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from router.delta.choice import refused
@@ -17,8 +18,6 @@ from router.errors import TableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from deltalake import DeltaTable
 
     from router.delta.lake import Lake
 
@@ -83,6 +82,23 @@ def maintain(lake: Lake, table: str, care: Care, *, dry: bool = False) -> Mainta
     except (DeltaError, OSError) as error:
         raise TableError(table, f"it could not be maintained: {error}") from error
     return Maintained(table, files, into, len(old), freed, bare=_bare(handle, care))
+
+
+def forget(lake: Lake, table: str, before: datetime, version: int) -> int:
+    """Delete the rows of a lane whose record is from before a time, of those that it had at a version; return how many.
+
+    Rows that were added later stay, whatever their time. Where a row that just came would have to go, nothing is done.
+    """
+    handle = DeltaTable(lake.address(table), version=version, storage_options=lake.options or None)
+    moment = before.astimezone(timezone.utc).isoformat(timespec="microseconds")
+    try:
+        found = handle.delete(f"_timestamp < arrow_cast('{moment}', 'Timestamp(Microsecond, Some(\"UTC\"))')")
+        handle.vacuum(Care().hours, dry_run=False, enforce_retention_duration=False, full=True)
+    except CommitFailedError:
+        return 0
+    except (DeltaError, OSError) as error:
+        raise TableError(table, f"its old rows could not be deleted: {error}") from error
+    return int(found["num_deleted_rows"] or 0)
 
 
 def small(handle: DeltaTable, care: Care) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from router.engine.arrow import ArrowEngine
 from router.engine.balance import Partition, imbalances, keyed, partitions
 from router.engine.caretaker import Caretaker
 from router.engine.catalog import Catalog
+from router.engine.detached import detached_lanes
 from router.engine.fit import Fitter
 from router.engine.layout import Layout, Ruling, Target
 from router.engine.manifest import Manifest, Shelf, written
@@ -73,7 +74,7 @@ class Batches:
         options = self.config.landing, self.config.dead_letters, self.config.engine
         self.merger = Merger(self.query, self.lake, self.spark, self.shelf, *options)
         self.catalog = Catalog(self.spark, self.lake)
-        self.caretaker = Caretaker(self.lake, lambda: self.spark, self.config.maintenance)
+        self.caretaker = Caretaker(self.lake, lambda: self.spark, self.config.maintenance, detached_lanes(self.config))
         self.engines: dict[str, ArrowEngine | SparkEngine] = {
             "arrow": ArrowEngine(self.spark, self.lake, self.config.landing, self.query),
             "spark": SparkEngine(self.spark, self.lake, self.query),

@@ -27,11 +27,16 @@ log = logging.getLogger("router")
 
 @dataclass
 class Caretaker:
-    """Maintain the tables of a query when their time has come. What it counts begins anew with each process."""
+    """Maintain the tables of a query when their time has come. What it counts begins anew with each process.
+
+    The tables in `left` are not touched: the lanes of detached sinks. Their queries follow each commit that brings
+    rows, and files that were joined bring none: what had not been sent yet would be deleted with the old files.
+    """
 
     lake: Lake
     session: Callable[[], SparkSession]
     plans: tuple[Maintenance, ...]
+    left: frozenset[str] = frozenset()
     commits: Counter[str] = field(default_factory=Counter)
     last: dict[str, float] = field(default_factory=dict)
 
@@ -46,6 +51,8 @@ class Caretaker:
 
     def plan(self, table: str) -> Maintenance | None:
         """Return how a table is maintained."""
+        if table in self.left:
+            return None
         return next((plan for plan in self.plans if fnmatchcase(table, plan.tables)), None)
 
     def maintain(self, table: str, plan: Maintenance, *, dry: bool = False) -> Maintained:

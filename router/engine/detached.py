@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from pyarrow import fs
@@ -14,13 +16,15 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_eve
 from tenacity.nap import sleep_using_event
 
 from router.applying import Applied, ApplyingSink, Batch
+from router.config.intervals import interval
 from router.delta.handles import Handles
+from router.delta.maintenance import forget
 from router.engine import ledger
 from router.engine.apply import Applier
 from router.engine.manifest import Shelf
 from router.engine.outage import passing, short
 from router.engine.route import lane_of, sink_names
-from router.errors import SinkError, StartError
+from router.errors import SinkError, StartError, TableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +43,8 @@ FILES_AT_ONCE = 200
 LONGEST_PAUSE = 60.0
 """Seconds between tries of a sink that cannot go on: somebody has to mend it, and the others go on meanwhile."""
 POLL_SECONDS = 0.2
+TIDY_SECONDS = 3600.0
+"""Between looks for rows that a lane need not keep any longer."""
 GROWN = "DELTA_SCHEMA_CHANGED"
 """What Delta's source says of a lane that has gained columns: the query goes on when it is started anew."""
 
@@ -49,6 +55,11 @@ def detached_sinks(config: Config) -> Iterator[tuple[str, str, ApplyingSink]]:
         for name, sink in zip(sink_names(route.sinks), route.sinks, strict=True):
             if isinstance(sink, ApplyingSink) and sink.detached:
                 yield route.name, name, sink
+
+
+def detached_lanes(config: Config) -> frozenset[str]:
+    """Return the tables that detached sinks send from."""
+    return frozenset(lane_of(config.name, route, name) for route, name, _ in detached_sinks(config))
 
 
 class _Stopped(Exception):  # noqa: N818 - an order, no error
@@ -73,6 +84,7 @@ class DetachedSink:
     once: bool = False
     failed: BaseException | None = None
     began: bool = False
+    tidied: float = field(default_factory=time.monotonic)
 
     @property
     def key(self) -> str:
@@ -162,6 +174,25 @@ class DetachedSink:
         row = {"query": self.config.name, "run": run, "batch_id": number, **ledger.of_sink(self.key, counts)}
         ledger.append(Handles(self.lake), self.config.ledger, f"{owner}/ledger", number, [row])
         self._tell(number, counts, time.monotonic() - began)
+        if time.monotonic() - self.tidied > TIDY_SECONDS:
+            self.tidied = time.monotonic()
+            self.tidy(number)
+
+    def tidy(self, number: int) -> None:
+        """Let the lane forget what was dealt with long ago; batch `number` has just been."""
+        lane = lane_of(self.config.name, self.route, self.name)
+        before = datetime.now(timezone.utc) - interval(self.config.lane_retention)
+        try:
+            if (version := self._taken(number)) and (gone := forget(self.lake, lane, before, version - 1)):
+                log.info("%s: %d rows are older than %s", lane, gone, self.config.lane_retention)
+        except TableError as error:
+            log.warning("%s", error)
+
+    def _taken(self, number: int) -> int | None:
+        """Return the version of the lane before which all is dealt with once a batch is."""
+        text = self.checkpoint.read(f"{self.place}/offsets/{number}") or b"{}"
+        offset = json.loads(text.decode().strip().split("\n")[-1])
+        return None if offset.get("isStartingVersion", True) else int(offset["reservoirVersion"])
 
     def _tell(self, number: int, counts: Applied, seconds: float) -> None:
         told = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts._asdict().items() if count)

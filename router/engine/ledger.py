@@ -15,6 +15,7 @@ from router.delta.lake import Lake
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from datetime import datetime
 
     from router.config.models import Config
     from router.delta.handles import Handles
@@ -149,16 +150,22 @@ def sent(lake: Lake, config: Config, key: str) -> int:
 
 
 def last(config: Config, batches: int) -> list[dict[str, Any]]:
-    """Return the ledger rows of a query's last batches, oldest first, events of a sink summed over partitions."""
+    """Return the ledger rows of a query's last batches, oldest first, events of a sink summed over partitions.
+
+    A detached sink has batches of its own: as many of these are there, too.
+    """
     lake = Lake.at(config.lake, {key: value.get_secret_value() for key, value in config.storage_options.items()})
     table = lake.open(config.ledger)
     if table is None:
         return []
     blank = dict.fromkeys(SCHEMA.names)  # a ledger of an older version has fewer columns
     found = [{**blank, **row} for row in table.to_pyarrow_table(filters=[("query", "=", config.name)]).to_pylist()]
-    order = {row["run"]: row["finished"] for row in sorted(found, key=lambda row: row["finished"], reverse=True)}
-    keys = sorted({(order[row["run"]], row["run"], row["batch_id"]) for row in found})[-batches:]
-    wanted = {(run, batch) for _, run, batch in keys}
+    sources = {row["run"] for row in found if row["route"] is None}
+    ended: dict[tuple[str | None, str | None], dict[tuple[str, int], datetime]] = {}
+    for row in found:
+        whose = (None, None) if row["run"] in sources else (row["route"], row["sink"])
+        ended.setdefault(whose, {})[row["run"], row["batch_id"]] = row["finished"]
+    wanted = {key for by in ended.values() for key in sorted(by, key=by.__getitem__)[-batches:]}
     chosen = [row for row in found if (row["run"], row["batch_id"]) in wanted]
     return sorted(
         _summed(chosen),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from router.applying import ApplyingSink, Opening
 from router.delta.lake import Lake
 from router.engine.batch import Batches
 from router.engine.layout import BRONZE_SCHEMA
@@ -48,8 +49,8 @@ class Verdict:
 def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterator[Verdict]:
     """Run every case in a folder of its own and say how it went.
 
-    Needs no source and no registry; sends nothing to applying sinks: their rows are those of their lanes,
-    `lanes.QUERY__ROUTE__SINK`.
+    Needs no source and no registry; sends nothing to applying sinks. A sink that says what it would send is asked; the
+    rows of the others are those of their lanes, `lanes.QUERY__ROUTE__SINK`.
     """
     folder = loaded.path.parent
     schemas = {subject: tuple(folder / file for file in files) for subject, files in tests.schemas.items()}
@@ -61,7 +62,7 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
             config = loaded.config.model_copy(update={"decode": prepared, "debug": True, **here})
             try:
                 raw = _raw(case.records, prepared, folder)
-                faults = tuple(_faults(config, case, raw, spark))
+                faults = tuple(_faults(config, case, raw, spark, folder))
             except _UnwritableError as error:
                 faults = (str(error),)
             except RouterError as error:
@@ -77,13 +78,16 @@ class _UnwritableError(ValueError):
     """Say which record cannot be written."""
 
 
-def _faults(config: Config, case: Case, raw: pa.Table, spark: SparkSession) -> Iterator[str]:
+def _faults(config: Config, case: Case, raw: pa.Table, spark: SparkSession, folder: Path) -> Iterator[str]:
     lake, checkpoint = Lake.at(config.lake), Lake.at(config.checkpoint_path())
     batches = Batches(config, RUN, RUN, spark, lake, Shelf.beside(checkpoint, RUN))
     batches.process(spark.createDataFrame(raw), 0)
-    hidden = {config.bronze, config.dead_letters, config.ledger, *_merged_lanes(config)}
+    previewed = {lane_of(config.name, *key.split("/")): (key, sink) for key, sink in _previewing(config)}
+    hidden = {config.bronze, config.dead_letters, config.ledger, *_merged_lanes(config), *previewed}
     found = {table for layer in lake.layers() for table in lake.tables(layer)}
     yield from _table_faults(lake, case.expect, found - hidden)
+    sent = {key: _sent(lake, lane, sink, spark, folder) for lane, (key, sink) in previewed.items()}
+    yield from _sent_faults(case.expect, sent)
     letters = lake.open(config.dead_letters)
     yield from _letter_faults(case.expect.dead_letters, letters.to_pyarrow_table().to_pylist() if letters else [])
 
@@ -94,6 +98,30 @@ def _merged_lanes(config: Config) -> Iterator[str]:
         for sink, name in zip(route.sinks, sink_names(route.sinks), strict=True):
             if isinstance(sink, MergingSink):
                 yield lane_of(config.name, route.name, name)
+
+
+def _previewing(config: Config) -> Iterator[tuple[str, ApplyingSink]]:
+    """Return route/sink of the sinks that say what they would send."""
+    for route in config.routes:
+        for sink, name in zip(route.sinks, sink_names(route.sinks), strict=True):
+            if isinstance(sink, ApplyingSink) and sink.previews:
+                yield f"{route.name}/{name}", sink
+
+
+def _sent(lake: Lake, lane: str, sink: ApplyingSink, spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
+    """Return what a sink would send of the rows in its lane."""
+    if lake.open(lane) is None:
+        return []
+    events = spark.read.format("delta").load(lake.address(lane))
+    return sink.preview(events, Opening(folder, events.limit(0), trial=True))
+
+
+def _sent_faults(expected: Expected, sent: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+    for key in sorted({*sent, *expected.sent}):
+        if key not in sent:
+            yield f"{key}: there is no such sink, or it does not say what it would send"
+        else:
+            yield from _row_faults(key, expected.sent.get(key, 0), sent[key], "sent")
 
 
 def _raw(records: Sequence[Record], decoder: Decoder, folder: Path) -> pa.Table:
@@ -126,19 +154,22 @@ def _table_faults(lake: Lake, expected: Expected, found: set[str]) -> Iterator[s
     for table in sorted(found | set(expected.tables)):
         handle = lake.open(table)
         rows = handle.to_pyarrow_table().to_pylist() if handle else []
-        wanted = expected.tables.get(table, 0)
-        if isinstance(wanted, int):
-            if len(rows) != wanted:
-                yield f"{table}: {wanted} rows expected, {len(rows)} found: {_shown(rows)}"
-            continue
-        left = list(rows)
-        for row in wanted:
-            if (match := next((have for have in left if _fits(row, have)), None)) is None:
-                yield f"{table}: no row {row!r}; there are: {_shown(left)}"
-            else:
-                left.remove(match)
-        if len(rows) != len(wanted):
-            yield f"{table}: {len(wanted)} rows expected, {len(rows)} found; beyond them: {_shown(left)}"
+        yield from _row_faults(table, expected.tables.get(table, 0), rows, "rows")
+
+
+def _row_faults(where: str, wanted: int | list[dict[str, Any]], rows: list[dict[str, Any]], what: str) -> Iterator[str]:
+    if isinstance(wanted, int):
+        if len(rows) != wanted:
+            yield f"{where}: {wanted} {what} expected, {len(rows)} found: {_shown(rows)}"
+        return
+    left = list(rows)
+    for row in wanted:
+        if (match := next((have for have in left if _fits(row, have)), None)) is None:
+            yield f"{where}: {what}: none like {row!r}; there are: {_shown(left)}"
+        else:
+            left.remove(match)
+    if len(rows) != len(wanted):
+        yield f"{where}: {len(wanted)} {what} expected, {len(rows)} found; beyond them: {_shown(left)}"
 
 
 def _letter_faults(expected: Sequence[Letter], letters: list[dict[str, Any]]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from router import TableError
 from router.delta.lake import Lake
-from router.delta.maintenance import Care, maintain
+from router.delta.maintenance import Care, forget, maintain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,3 +122,33 @@ def test_a_table_that_is_not_there_is_named(lake: Lake) -> None:
         maintain(lake, "silver.nothing", Care(retention=timedelta(hours=1)))
 
     assert caught.value.table == "silver.nothing"
+
+
+def test_a_lane_forgets_what_is_old_and_was_dealt_with(lake: Lake) -> None:
+    """Without it a lane grows for ever, or loses rows that were never sent."""
+    now = datetime.now(timezone.utc)
+
+    def lands(**days: int) -> int:
+        times = pa.array([now - timedelta(days=age) for age in days.values()], pa.timestamp("us", "UTC"))
+        write_deltalake(lake.address("lanes.a"), pa.table({"_timestamp": times, "n": list(days)}), mode="append")
+        handle = lake.open("lanes.a")
+        assert handle is not None
+        return handle.version()
+
+    def kept() -> set[str]:
+        handle = lake.open("lanes.a")
+        assert handle is not None
+        return set(handle.to_pyarrow_table().column("n").to_pylist())
+
+    lands(old=10, older=20)
+    dealt_with = lands(mixed_old=10, mixed_new=1)
+    lands(just_came=0)
+
+    assert forget(lake, "lanes.a", now - timedelta(days=7), dealt_with) == 3
+    assert kept() == {"mixed_new", "just_came"}
+
+    dealt_with = lands(soon_old=8)
+    lands(old_and_not_sent=9)
+
+    assert forget(lake, "lanes.a", now - timedelta(days=7), dealt_with) == 0  # not beside what came and is older
+    assert kept() == {"mixed_new", "just_came", "soon_old", "old_and_not_sent"}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from router import ApplyingSink, ArrowDecoder, ArrowDecoding, Batch, Decoder, Outcome, Rule, TableSink
+from router import ApplyingSink, ArrowDecoder, ArrowDecoding, Batch, Decoder, Opening, Outcome, Rule, TableSink
 
 
 class Events(Decoder):
@@ -135,6 +135,15 @@ class Copy(ApplyingSink):
         with Path(self.to).open("a") as file:
             file.writelines(json.dumps(row, default=str) + "\n" for row in taken)
         return Outcome(len(taken) + self.claims, events.filter(refused).withColumn("reason", F.lit("not wanted")))
+
+
+class Telling(Copy):
+    """Say what it would append."""
+
+    previews: ClassVar[bool] = True
+
+    def preview(self, events: DataFrame, opening: Opening) -> list[dict[str, Any]]:
+        return [{"game": row["game"], "body": {"won": float(row["amount"])}} for row in events.collect()]
 
 
 def copied(to: str | Path) -> list[dict[str, Any]]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import threading
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from router import StartError
-from router.config.loader import load
-from router.config.models import Trigger
+from router.config.loader import Loaded, load
+from router.config.models import Maintenance, Trigger
 from router.delta.lake import Lake
+from router.delta.maintenance import forget
+from router.engine.caretaker import Caretaker
+from router.engine.detached import detached_lanes
+from router.engine.ledger import last
 from router.engine.stream import Options, run
 from router.registry import Registry, load_registry
 
@@ -67,9 +72,11 @@ class Loft:
 
     def run(self, schema: str = "n int", **options: Any) -> None:
         """Run until all is taken, or as the options say."""
+        run(self.loaded(schema), self.registry, self.spark, Options(**options))
+
+    def loaded(self, schema: str = "n int") -> Loaded:
         text = YAML.format(folder=self.folder, schema=schema)
-        loaded = load(self.folder / "games.yaml", self.registry, environ={}, text=text)
-        run(loaded, self.registry, self.spark, Options(**options))
+        return load(self.folder / "games.yaml", self.registry, environ={}, text=text)
 
     def flown(self) -> list[int]:
         """Return the events that pigeons took, in order."""
@@ -137,6 +144,12 @@ def test_all_that_landed_is_sent_before_a_run_ends(loft: Loft) -> None:
     loft.run()
 
     assert loft.flown() == [1, 2, 4, 5]
+    shown = last(loft.loaded().config, 1)
+    assert [(row["sink"], row["applied"]) for row in shown if row["sink"] == "pigeons"] == [
+        ("pigeons", 0),
+        ("pigeons", 1),
+    ]
+    assert len([row for row in shown if row["route"] is None]) == 1
     assert loft.booked() == {"landed": 5, "applied": 4, "dead": 1, "pending": 0}
 
 
@@ -144,11 +157,11 @@ def test_tables_go_on_while_a_sink_cannot(loft: Loft, running: Callable[[], None
     """Without it one service that is down stops the tables of all games."""
     (loft.folder / "storm").touch()
     loft.comes(1)
-    until(lambda: (loft.folder / "waited").exists())
+    until((loft.folder / "waited").exists)
     for n in (2, 3):
         loft.comes(n)
         until(lambda n=n: n in [row["n"] for row in loft.rows("silver.all")])
-    assert loft.booked()["pending"] == 3
+    until(lambda: loft.booked()["pending"] == 3)
     assert loft.flown() == []
 
     (loft.folder / "storm").unlink()
@@ -162,7 +175,7 @@ def test_a_run_can_be_stopped_while_a_sink_cannot_go_on(loft: Loft, running: Cal
     """Without it an endpoint that is down for good keeps a router from being stopped, or costs the rows that wait."""
     (loft.folder / "storm").touch()
     loft.comes(1)
-    until(lambda: (loft.folder / "waited").exists())
+    until((loft.folder / "waited").exists)
 
     running()
 
@@ -183,6 +196,33 @@ def test_a_lane_that_gains_columns_goes_on(loft: Loft) -> None:
     loft.run(schema="n int, m int")
 
     assert loft.flown() == [1, 2]
+
+
+def test_a_lane_is_not_compacted_under_the_query_that_follows_it(loft: Loft) -> None:
+    """Without it rows that wait for a service for a week are deleted with the files they were compacted from."""
+    lanes = detached_lanes(loft.loaded().config)
+    care = Caretaker(loft.lake, lambda: loft.spark, (Maintenance(tables="*.*"),), lanes)
+
+    assert lanes == {"lanes.games__all__pigeons"}
+    assert [care.plan(table) is None for table in ("lanes.games__all__pigeons", "silver.all")] == [True, False]
+
+
+def test_a_lane_that_forgot_goes_on(loft: Loft) -> None:
+    """Without it the rows that a lane deletes come once more, or stop its query."""
+    loft.comes(1)
+    loft.run()
+    loft.comes(2)
+    loft.run()
+    lane = loft.lake.open("lanes.games__all__pigeons")
+    assert lane is not None
+
+    gone = forget(loft.lake, "lanes.games__all__pigeons", datetime.now(timezone.utc), lane.version())
+    loft.comes(3)
+    loft.run()
+
+    assert gone == 2
+    assert [row["n"] for row in loft.rows("lanes.games__all__pigeons")] == [3]
+    assert loft.flown() == [1, 2, 3]
 
 
 def test_a_lost_checkpoint_does_not_send_all_again(loft: Loft) -> None:

@@ -29,6 +29,7 @@ bronze: bronze.events
 routes:
   - {name: games, match: {sql: "event.game IS NOT NULL"}, sinks: [{tables: "silver.{event.game}"}]}
   - {name: copies, match: {sql: "event.amount > 5"}, sinks: [{copy: {to: /nowhere/at/all}}]}
+  - {name: told, match: {sql: "event.amount > 50"}, sinks: [{telling: {to: /nowhere/at/all}}]}
 dead_letters: ops.dead
 """
 UNO = {"game": "uno", "amount": 5.5, "at": "2026-01-01T00:00:00Z", "tags": ["a"], "more": {"b": 1}}
@@ -41,8 +42,8 @@ def judge(spark: SparkSession, tmp_path: Path) -> Judge:
     """Run one case over the configuration above and return its faults."""
     plugin = tmp_path / "copy.py"
     plugin.write_text(
-        "from router import hookimpl\nfrom tests.engine.parts import Copy\n\n\n"
-        "@hookimpl\ndef router_sinks():\n    return {'copy': Copy}\n"
+        "from router import hookimpl\nfrom tests.engine.parts import Copy, Telling\n\n\n"
+        "@hookimpl\ndef router_sinks():\n    return {'copy': Copy, 'telling': Telling}\n"
     )
 
     def judge(*records: dict[str, Any], **expect: Any) -> tuple[str, ...]:
@@ -118,3 +119,22 @@ def test_the_routes_that_we_ship_do_what_their_tests_say(spark: SparkSession) ->
         loaded = load(tests.tested(path), load_registry(), environ=tests.variables)
         verdicts: list[Verdict] = list(run_tests(loaded, tests, spark))
         assert not [verdict for verdict in verdicts if verdict.faults]
+
+
+WIN = {"value": {**UNO, "amount": 99}}
+LANE = {"silver.uno": 1, "lanes.games__copies__copy": 1}
+
+
+@pytest.mark.parametrize(
+    ("sent", "faults"),
+    [
+        pytest.param({"told/telling": [{"body": {"won": 99.0}}]}, 0, id="what is sent"),
+        pytest.param({"told/telling": 1}, 0, id="how many"),
+        pytest.param({"told/telling": [{"body": {"won": 98.0}}]}, 1, id="another body"),
+        pytest.param({}, 1, id="nothing expected"),
+        pytest.param({"told/telling": 1, "copies/copy": 1}, 1, id="a sink that does not say"),
+    ],
+)
+def test_what_a_sink_would_send_is_held_against_what_is_expected(judge: Judge, sent: Any, faults: int) -> None:
+    """Without it the body that a service gets is first seen by the service."""
+    assert len(judge(WIN, tables=LANE, sent=sent)) == faults
