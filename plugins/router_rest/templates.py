@@ -97,7 +97,7 @@ def parse_url(text: str) -> UrlTemplate:
         raise ValueError("a URL is http(s)://host[:port][/path][?query], and no field stands before the host")
     scheme, host, path, query = found[1].lower(), found[2], found[3] or "", found[4]
     if "@" in host:
-        raise ValueError("a URL holds no user and password: URLs are written to receipts; use `auth`")
+        raise ValueError("a URL holds no user and password: URLs are logged; use `auth`")
     for part, literal in (("host", host), ("path", path), ("query", query or "")):
         _check(part, literal)
     if _HOLE not in host:

@@ -48,8 +48,7 @@ class Rest(ApplyingSink):
     `url: https://api.test/players/{event.user}/wins` has fields in braces; a value stays one segment of the path, or
     one value of the query, whatever it holds. A row whose value is null, or would make an empty segment, `.` or `..`,
     is a dead letter. SQL and fields see the route's columns, also as `event.NAME`, and of the record `_topic`,
-    `_partition`, `_offset`, `_timestamp` and `_key`. URLs and bodies are kept in receipts: secrets belong into `auth`
-    and `headers`.
+    `_partition`, `_offset`, `_timestamp` and `_key`. URLs are logged: secrets belong into `auth` and `headers`.
 
     The body is a JSON object of the route's columns, or an array of such objects with `rows_per_call`; `body` and
     `value` say otherwise. Calls are cut from neighbouring offsets of one partition with the same URL.
