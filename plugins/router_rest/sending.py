@@ -175,7 +175,9 @@ class Sending:
         """Report how it went."""
         counts = {**self.counts, "known": self._feeder.skipped}
         left = self._feeder.seen - sum(counts.get(name, 0) for name in ("delivered", "dead", "known"))
-        told: list[dict[str, Any]] = [{"kind": "refused" if name == "dead" else name, "rows": rows} for name, rows in counts.items()]
+        told: list[dict[str, Any]] = [
+            {"kind": "refused" if name == "dead" else name, "rows": rows} for name, rows in counts.items()
+        ]
         kind, text = self.trouble or ("away", self._delivery.why if self._delivery else "")
         if left:
             told += [{"kind": "left", "rows": left}, {"kind": kind, "text": text}]

@@ -196,6 +196,18 @@ class Rest(ApplyingSink):
         return parse_url(self.url)
 
     @property
+    def detached(self) -> bool:
+        """Say whether tables wait for the API."""
+        return self.mode == "detached"
+
+    @property
+    def tasks_at_most(self) -> int:
+        """Return how many tasks send at once."""
+        from router_sinks.outbox import tasks_of
+
+        return tasks_of(self)
+
+    @property
     def limit(self) -> str:
         """Return the name of the limit that this sink shares with others of it."""
         return self.limit_name or self.template.origin
@@ -244,8 +256,8 @@ class Rest(ApplyingSink):
         return prepared
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
-        """Send the rows of one batch. Raises OSError for an API that stays away when `max_outage` says so."""
-        from router_rest.posting import post
+        """Send the rows of one batch, for as long as it takes; raise ConnectionError when it is stopped before."""
+        from router_sinks.outbox import post
 
         return post(self, events, batch)
 

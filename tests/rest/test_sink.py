@@ -1,0 +1,214 @@
+"""Posted batches through Spark: every row arrives once, has a receipt, or is a dead letter."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from router import Batch, Opening, Sink, StartError
+from router.delta.kept import KeptParts
+from router.registry import load_registry
+from router_demo.api import Api, Failure, Poison
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from router import Outcome
+    from router.delta.lake import Lake
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Api]:
+    """Run one API for all tests of the module."""
+    with Api() as running:
+        yield running
+
+
+class Batches:
+    """Apply batches of events to a REST sink: 250 rows of three partitions, with gaps."""
+
+    def __init__(self, api: Api, spark: SparkSession, lake: Lake, folder: Path) -> None:
+        self.api, self.spark, self.lake, self.folder = api, spark, lake, folder
+        sizes = {0: 150, 1: 90, 4: 10}
+        self.rows = [(p, 2 * at, f"player {at}", at) for p, size in sizes.items() for at in range(size)]
+        self.batch = Batch("games", 3, "wins", "rest", keeps=self.keeps)
+
+    def keeps(self, table: str) -> KeptParts:
+        """Return where the sink keeps rows."""
+        return KeptParts(self.lake, table, "games:run/wins/rest", self.batch.id)
+
+    @property
+    def events(self) -> DataFrame:
+        """Return the events, as a lane has them."""
+        columns = "_partition int, _offset bigint, player string, n int"
+        frame = self.spark.createDataFrame(self.rows, columns)
+        more = ["'events' AS _topic", "current_timestamp() AS _timestamp", "CAST(player AS BINARY) AS _key"]
+        return frame.selectExpr("*", *more, "_partition AS part", "_offset AS at").repartition(3)
+
+    def apply(self, **options: Any) -> Outcome:
+        """Apply the batch with some options."""
+        opened = load_registry().resolve(Sink, {"rest": {"url": f"{self.api.url}/wins", **options}})
+        sink = opened.prepare(Opening(self.folder, self.events.limit(0)))
+        return sink.apply(self.events, self.batch)
+
+    def receipts(self) -> list[dict[str, Any]]:
+        """Return the receipts in their table."""
+        table = self.lake.open("ops.receipts")
+        return table.to_pyarrow_table().to_pylist() if table else []
+
+    @property
+    def expected(self) -> Counter[Any]:
+        """Return every row once."""
+        return Counter((partition, at) for partition, at, *_ in self.rows)
+
+
+@pytest.fixture
+def batches(api: Api, spark: SparkSession, lake: Lake, tmp_path: Path) -> Batches:
+    """Return batches for an API that remembers nothing yet."""
+    api.reset()
+    return Batches(api, spark, lake, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="alone"),
+        pytest.param({"rows_per_call": 7, "tasks": 3}, id="by seven in three tasks"),
+        pytest.param({"url": "{api}/{{event.player}}", "ordering": "per_key"}, id="by URL and in order"),
+    ],
+)
+def test_every_row_arrives_once_and_has_a_receipt(batches: Batches, options: dict[str, Any]) -> None:
+    """Without it rows are lost or doubled, and nobody knows."""
+    if "url" in options:
+        options["url"] = options["url"].format(api=batches.api.url)
+
+    outcome = batches.apply(**options)
+
+    assert (outcome.applied, outcome.refused, outcome.parked, outcome.in_doubt) == (250, None, 0, 0)
+    assert batches.api.rows("part", "at") == batches.expected
+    receipts = batches.receipts()
+    assert Counter((row["partition"], row["offset"]) for row in receipts) == batches.expected
+    assert {(row["query"], row["route"], row["sink"], row["batch_id"]) for row in receipts} == {
+        ("games", "wins", "rest", 3)
+    }
+
+
+def test_a_replay_sends_nothing_twice(batches: Batches) -> None:
+    """Without it a crash after the last call sends the batch again."""
+    first = batches.apply(rows_per_call=7)
+
+    again = batches.apply(rows_per_call=50)
+
+    assert (again.applied, again.in_doubt) == (first.applied, 0) == (250, 0)
+    assert batches.api.rows("part", "at") == batches.expected
+    assert len(batches.receipts()) == 250
+
+
+def test_failures_are_tried_again_until_all_rows_arrived(batches: Batches) -> None:
+    """Without it a tenth of the rows is lost when a tenth of the calls fails."""
+    batches.api.play(failures=[Failure(share=0.1)])
+
+    outcome = batches.apply(rows_per_call=3)
+
+    assert outcome.applied == 250
+    assert batches.api.rows("part", "at") == batches.expected
+
+
+def test_poison_rows_are_dead_letters_and_their_neighbours_arrive(batches: Batches) -> None:
+    """Without it one bad row stops a batch, or takes others with it."""
+    batches.api.play(poison=[Poison(field="n", values=(13, 77))])
+
+    outcome = batches.apply(rows_per_call=10)
+    again = batches.apply(rows_per_call=10)
+
+    bad = {(partition, at) for partition, at, _, n in batches.rows if n in {13, 77}}
+    for one in (outcome, again):
+        assert one.applied == 250 - len(bad)
+        assert one.refused is not None
+        letters = one.refused.collect()
+        assert {(row["_partition"], row["_offset"]) for row in letters} == bad
+        assert all(row["reason"].startswith("the API answers 400") for row in letters)
+        assert one.refused.columns == [*batches.events.columns, "reason"]
+    assert batches.api.rows("part", "at") == batches.expected - Counter(bad)
+    assert Counter(row["status"] for row in batches.receipts()) == Counter(delivered=250 - len(bad), dead=len(bad))
+
+
+def test_an_api_that_refuses_everything_stops_the_stream(batches: Batches) -> None:
+    """Without it a wrong schema makes dead letters of a whole topic."""
+    batches.api.play(failures=[Failure(status=422)])
+
+    with pytest.raises(StartError, match="422"):
+        batches.apply()
+
+    batches.api.play()
+    outcome = batches.apply()
+    assert (outcome.applied, outcome.refused) == (250, None)
+    assert batches.api.rows("part", "at") == batches.expected
+
+
+def test_a_wrong_address_stops_the_stream(batches: Batches) -> None:
+    """Without it a typing error in a URL is tried for ever."""
+    batches.api.play(failures=[Failure(status=404)])
+
+    with pytest.raises(StartError, match="404"):
+        batches.apply()
+
+
+def test_an_outage_is_waited_out(batches: Batches) -> None:
+    """Without it an API that is away for a while fails the stream, or loses rows."""
+    batches.api.play(outage="refused")
+    back = threading.Timer(4, batches.api.play)
+    back.start()
+
+    outcome = batches.apply(timeouts={"connect": "1 s"})
+
+    back.join()
+    assert outcome.applied == 250
+    assert batches.api.rows("part", "at") == batches.expected
+
+
+def test_a_stop_in_an_outage_leaves_what_is_not_done(batches: Batches) -> None:
+    """Without it a query cannot be stopped while an API is away, or its next start sends what arrived."""
+    batches.api.play(failures=[Failure(times=10_000, status=503, share=0.9)])
+    stop = threading.Event()
+    batches.batch = replace(batches.batch, stop=stop)
+    threading.Timer(3, stop.set).start()
+
+    with pytest.raises(ConnectionError):
+        batches.apply(retry={"attempts": 1})
+
+    batches.batch = replace(batches.batch, stop=threading.Event())
+    batches.api.play()
+    outcome = batches.apply()
+    assert outcome.applied == 250
+    assert batches.api.rows("part", "at") == batches.expected
+
+
+def test_rows_are_parked_when_the_api_stays_away(batches: Batches) -> None:
+    """Without it an API that is gone for good holds a lane for ever."""
+    batches.api.play(outage="refused")
+
+    outcome = batches.apply(timeouts={"connect": "1 s"}, max_outage={"after": "1 s", "then": "park"})
+
+    assert (outcome.applied, outcome.parked, outcome.refused) == (0, 250, None)
+    assert Counter(row["status"] for row in batches.receipts()) == Counter(parked=250)
+
+
+def test_answers_are_landed_beside_their_events(batches: Batches) -> None:
+    """Without it what an API returns about an event is lost."""
+    batches.apply(rows_per_call=7, responses="silver.answers")
+
+    table = batches.lake.open("silver.answers")
+    assert table is not None
+    found = batches.spark.read.format("delta").load(batches.lake.address("silver.answers"))
+    parsed = found.selectExpr(
+        "from_json(CAST(value AS STRING), 'event struct<part: int, at: bigint>, response string') AS v"
+    )
+    assert Counter(tuple(row) for row in parsed.selectExpr("v.event.part", "v.event.at").collect()) == batches.expected
