@@ -104,6 +104,8 @@ class Posting:
             self.park()
             break
         found = outcome(self.events, self.job.parts)
+        if self.job.responses is not None:
+            self.job.responses.commit()
         self.job.parts.commit(SCHEMA)
         return found
 

@@ -56,6 +56,10 @@ class Responses:
         ]
         self.parts.write(pa.Table.from_pylist(rows, SCHEMA))
 
+    def commit(self) -> None:
+        """Add the records of the batch to their table. Runs on the driver."""
+        self.parts.commit(SCHEMA)
+
 
 def _json(text: bytes) -> bytes:
     """Return JSON as it is, and anything else as a JSON string."""

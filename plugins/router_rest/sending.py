@@ -20,7 +20,7 @@ from router_rest.receipts import receipts
 from router_rest.wire import Wire
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     import pyarrow as pa
     from requests.auth import AuthBase
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from router_rest.making import Form
     from router_rest.policy import Policy
     from router_rest.receipts import Known, Owner, Settled
+    from router_rest.responses import Responses
 
 _AHEAD = 4
 """Calls that are cut ahead, and rows that are reserved at least, for each that can be in flight."""
@@ -41,8 +42,8 @@ class Job:
     """Be what every task is given; travels, so that nothing in it is secret.
 
     `wire`: arguments of Wire. `authorise` makes of what the driver gives how `requests` authorises. `dead_at_most`:
-    rows of a task beyond which it gives up, for then it is not the rows that are wrong. `responses` writes more of what
-    came back, before its receipts.
+    rows of a task beyond which it gives up, for then it is not the rows that are wrong. `responses` lands what came
+    back, before its receipts.
     """
 
     owner: Owner
@@ -55,7 +56,7 @@ class Job:
     wire: Mapping[str, Any]
     authorise: Callable[[Mapping[str, Any]], AuthBase]
     dead_at_most: int
-    responses: Callable[[Sequence[Settled]], None] | None = None
+    responses: Responses | None = None
 
     @property
     def in_flight(self) -> int:

@@ -37,7 +37,7 @@ PER_TASK = 64
 SPEED = 1000.0
 """Calls per second that one task is good for, with something to spare."""
 LANES = 256
-"""Lanes of a task for `ordering: per_key`: more than calls in flight, for keys are not alike in what they have to send."""
+"""Lanes of a task for `ordering: per_key`: more than calls in flight, for some keys have more to send than others."""
 EXCERPT, ANSWER, BULK = 1 << 16, 1 << 20, 1 << 24
 """Bytes of an answer that are read: for its receipt, to be landed, to be read by row."""
 
@@ -91,7 +91,7 @@ def admitted(sink: Rest, leases: LeaseServer, batch: Batch) -> Iterator[Address]
 def hosts(spark: SparkSession) -> tuple[str, str]:
     """Return the address of the driver for its executors, and the one to listen at (empty: the same)."""
     context = spark.sparkContext
-    if context.master.startswith("local"):
+    if str(context.master).startswith("local"):
         return "127.0.0.1", ""
     settings = context.getConf()
     return str(settings.get("spark.driver.host", "127.0.0.1")), str(settings.get("spark.driver.bindAddress", ""))

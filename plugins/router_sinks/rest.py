@@ -62,7 +62,7 @@ class Rest(ApplyingSink):
     model_config = ConfigDict(hide_input_in_errors=True)
 
     main_option: ClassVar[str | None] = "url"
-    needs: ClassVar[tuple[str, ...]] = ("router_rest.bodies", "router_rest.credentials")
+    needs: ClassVar[tuple[str, ...]] = ("router_rest.task", "router_rest.credentials")
 
     url: str = Field(description="http(s) URL, which may have fields in braces: https://api.test/games/{event.game}")
     hosts: tuple[str, ...] = Field(
@@ -244,6 +244,9 @@ class Rest(ApplyingSink):
 
     def prepare(self, opening: Opening) -> Self:
         """Return this sink with its columns, files and login looked at. May ask a token server or schema registry."""
+        from router_rest.genuine import real_stack
+
+        real_stack()
         prepared = self.model_copy()
         prepared._folder, prepared._encodings, prepared._credentials = opening.folder, {}, None
         if str(opening.events.sparkSession.conf.get("spark.speculation", "false")).lower() == "true":

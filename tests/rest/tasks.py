@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from router import Encoding
 from router.delta.kept import KeptParts
 from router_encoders.json_texts import as_it_is
 from router_rest.bodies import body_of
@@ -21,7 +22,6 @@ from router_rest.receipts import Owner
 from router_rest.sending import Job
 from router_rest.task import task
 from router_rest.terms import Pace
-from router import Encoding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,10 +31,13 @@ if TYPE_CHECKING:
 
 OWNER = Owner("games", "wins", "rest", 0)
 WIRE = {"connect": 2.0, "read": 5.0, "total": 10.0, "most": 1 << 20, "in_flight": 8, "verify": True, "cert": None}
+PACE = Pace(in_flight=8, retry_floor=1000.0)
 KEYED = "Idempotency-Key"
 
 
-def rows(offsets: Sequence[int], *, partition: int = 0, lanes: Sequence[bytes | None] | None = None, **more: Any) -> pa.RecordBatch:  # fmt: skip
+def rows(
+    offsets: Sequence[int], *, partition: int = 0, lanes: Sequence[bytes | None] | None = None, **more: Any
+) -> pa.RecordBatch:
     """Return rows of one partition as a task gets them, with their coordinates in the body."""
     bodies = [b'{"partition":%d,"offset":%d%b}' % (partition, at, _more(more, at)) for at in offsets]
     return pa.RecordBatch.from_pydict(
@@ -69,7 +72,7 @@ class Tasks:
     api: Api
     parts: KeptParts
     leases: LeaseServer
-    pace: Pace = Pace(in_flight=8, retry_floor=1000.0)
+    pace: Pace = PACE
 
     def job(self, path: str = "/events", **changes: Any) -> Job:
         """Return a job: one row per call, unless `cut` says more."""

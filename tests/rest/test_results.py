@@ -27,7 +27,10 @@ ROWS = [b'{"id":"a","n":1}', b'{"id":"b","n":2}', b'{"id":"c","n":3}']
             id="below a field of any name",
         ),
         pytest.param(
-            Results("data.rows", "ok"), {"data": {"rows": [{"ok": True}, {"ok": False}, {}]}}, [200, 400, 200], id="yes or no"
+            Results("data.rows", "ok"),
+            {"data": {"rows": [{"ok": True}, {"ok": False}, {}]}},
+            [200, 400, 200],
+            id="yes or no",
         ),
         pytest.param(
             Results("Records", "ErrorCode"),
@@ -39,20 +42,34 @@ ROWS = [b'{"id":"a","n":1}', b'{"id":"b","n":2}', b'{"id":"c","n":3}']
             Results("", "state"), [{"state": "created"}, {"state": "OK"}, {"state": "?"}], [200, 200, 400], id="words"
         ),
         pytest.param(
-            Results("", "state", ok=("in", 0)), [{"state": 0}, {"state": "created"}, {"state": 429}], [200, 400, 429], id="as said"
-        ),
-        pytest.param(Results("", "state", ok=(1,)), [{"state": 1}, {"state": True}, {}], [200, 400, 400], id="a number"),
-        pytest.param(
-            Results("failed", "code", id="id"), {"failed": [{"id": "b", "code": 422}]}, [200, 422, 200], id="only failures"
-        ),
-        pytest.param(
-            Results("failed", "code", id="number", row_id="n"), {"failed": [{"number": 3, "code": 500}]}, [200, 200, 500], id="by a number"
+            Results("", "state", ok=("in", 0)),
+            [{"state": 0}, {"state": "created"}, {"state": 429}],
+            [200, 400, 429],
+            id="as said",
         ),
         pytest.param(
-            Results("failed", "code", id="index"), {"failed": [{"index": 0, "code": 500}]}, [500, 200, 200], id="by position"
+            Results("", "state", ok=(1,)), [{"state": 1}, {"state": True}, {}], [200, 400, 400], id="a number"
+        ),
+        pytest.param(
+            Results("failed", "code", id="id"),
+            {"failed": [{"id": "b", "code": 422}]},
+            [200, 422, 200],
+            id="only failures",
+        ),
+        pytest.param(
+            Results("failed", "code", id="number", row_id="n"),
+            {"failed": [{"number": 3, "code": 500}]},
+            [200, 200, 500],
+            id="by a number",
+        ),
+        pytest.param(
+            Results("failed", "code", id="index"),
+            {"failed": [{"index": 0, "code": 500}]},
+            [500, 200, 200],
+            id="by position",
         ),
     ],
-)  # fmt: skip
+)
 def test_every_row_gets_what_was_said_of_it(results: Results, answer: Any, statuses: list[int]) -> None:
     """Without it a row that was refused counts as delivered, or one that was taken is sent again."""
     found = results.by_row(json.dumps(answer).encode(), ROWS)

@@ -15,7 +15,7 @@ from router.registry import load_registry
 from router_demo.api import Api, Failure, Poison
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession

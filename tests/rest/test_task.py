@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from router_demo.api import Api, Failure, Poison
+from router_demo.api import Api, Failure, Items, Poison, Token
+from router_rest.auth import Auth
 from router_rest.cutting import Cut
-from tests.rest.tasks import Tasks, rows, tasks
+from router_rest.journal import Journal
+from router_rest.results import Results
+from tests.rest.tasks import OWNER, WIRE, Tasks, rows, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import pyarrow as pa
 
     from router.delta.lake import Lake
 
@@ -86,3 +94,164 @@ def test_poison_is_found_and_its_neighbours_arrive(sending: Tasks, poison: set[i
     assert sending.api.rows("offset") == Counter(set(range(20)) - poison)
     extra = sending.api.stats().arrived - 2
     assert extra <= 2 * 4 * len(poison)
+
+
+def test_a_call_that_is_too_large_is_sent_in_smaller_ones(sending: Tasks) -> None:
+    """Without it rows that an API takes one by one become dead letters, or block the rest."""
+    sending.api.play(largest=120)
+
+    sent = sending.run(sending.job(cut=Cut(rows=16)), rows(range(40)))
+
+    assert (sent.counts["delivered"], sent.dead) == (40, [])
+    assert sending.api.rows("offset") == Counter(range(40))
+
+
+def test_a_row_that_is_too_large_by_itself_is_dead(sending: Tasks) -> None:
+    """Without it one large row blocks all others for ever."""
+    sending.api.play(largest=10)
+
+    sent = sending.run(sending.job(), rows([5]))
+
+    assert [(row["offset"], row["http_status"], row["attempts"]) for row in sent.dead] == [(5, 413, 1)]
+
+
+@pytest.mark.parametrize("status", [302, 403, 404, 405, 501])
+def test_what_no_call_can_solve_ends_the_task(sending: Tasks, status: int) -> None:
+    """Without it a wrong address makes dead letters of everything, or is tried for ever."""
+    sending.api.play(failures=[Failure(status=status)])
+
+    sent = sending.run(sending.job(), rows(range(100)), rows(range(100, 300)))
+
+    assert str(status) in sent.texts["wrong"]
+    assert (sent.counts["left"], sent.dead, sending.receipts()) == (300, [], [])
+    assert sending.api.stats().arrived <= 16
+
+
+def test_too_many_refusals_end_the_task(sending: Tasks) -> None:
+    """Without it a schema that changed makes dead letters of a whole topic."""
+    sending.api.play(failures=[Failure(status=400)])
+
+    sent = sending.run(sending.job(cut=Cut(rows=5)), rows(range(1000)))
+
+    assert "400" in sent.texts["wrong"]
+    assert len(sent.dead) <= 10 + 8 * 5
+    assert sent.counts["left"] + len(sent.dead) == 1000
+
+
+def test_what_comes_without_an_answer_is_in_doubt(sending: Tasks) -> None:
+    """Without it duplicates are not reported, and nobody looks for them."""
+    sending.api.play(failures=[Failure(how="reset", processed=True, times=5)])
+
+    sent = sending.run(sending.job(keyed=None), rows(range(100)))
+
+    assert sent.counts["delivered"] == 100
+    arrived = sending.api.rows("offset")
+    doubtful = {row["offset"] for row in sending.receipts() if row["in_doubt"]}
+    assert set(arrived) == set(range(100))
+    assert {at for at, times in arrived.items() if times > 1} <= doubtful
+    assert len(doubtful) == 5
+
+
+def test_the_key_keeps_an_api_from_taking_a_call_twice(sending: Tasks) -> None:
+    """Without it every connection that breaks doubles a row."""
+    sending.api.play(failures=[Failure(how="reset", processed=True, times=5)], idempotency="Idempotency-Key")
+
+    sent = sending.run(sending.job(cut=Cut(rows=3)), rows(range(100)))
+
+    assert sent.counts["delivered"] == 100
+    came = Counter((one["key"], one["body"]) for one in sending.api.requests(1000))
+    assert sorted(came.values()) == [1] * 29 + [2] * 5
+    assert len({key for key, _ in came}) == len({body for _, body in came}) == 34
+
+
+def test_rows_of_a_task_that_was_killed_are_in_doubt(sending: Tasks) -> None:
+    """Without it rows that were in flight when a worker died arrive twice, and nobody knows."""
+    crashed = Journal(sending.parts, OWNER)
+    asyncio.run(crashed.reserve([("events", 0, 10, 29)]))
+
+    sent = sending.run(sending.job(cut=Cut(rows=7)), rows(range(50)))
+
+    assert sent.counts["delivered"] == 50
+    assert {row["offset"] for row in sending.receipts() if row["in_doubt"]} == set(range(10, 30))
+
+
+def test_rows_that_were_never_sent_are_in_no_doubt(sending: Tasks) -> None:
+    """Without it every outage puts all rows in doubt."""
+    sending.api.play(outage="refused")
+    sent = sending.run(sending.job(wire={**WIRE, "connect": 1.0}), rows(range(100)))
+    assert (sent.counts["left"], "away" in sent.texts) == (100, True)
+    sending.api.play()
+
+    sent = sending.run(sending.job(), rows(range(100)))
+    while sent.counts["left"]:
+        sent = sending.run(sending.job(), rows(range(100)))
+
+    assert {row["in_doubt"] for row in sending.receipts()} == {False}
+    assert sending.api.rows("offset") == Counter(range(100))
+
+
+def test_rows_of_a_key_arrive_in_their_order(sending: Tasks) -> None:
+    """Without it an older state of a player overwrites a newer one."""
+    sending.api.play(latency=0.002, failures=[Failure(share=0.2)])
+    lanes = [b"key %d" % (at % 5) for at in range(150)]
+
+    sent = sending.run(sending.job(cut=Cut(rows=3, lanes=8)), rows(range(150), lanes=lanes))
+    while sent.counts["left"]:
+        sent = sending.run(sending.job(cut=Cut(rows=3, lanes=8)), rows(range(150), lanes=lanes))
+
+    taken = [json.loads(one["body"]) for one in sending.api.requests(10_000) if one["status"] == 200]
+    order = [row["offset"] for call in taken for row in call]
+    assert sorted(order) == list(range(150))
+    for key in range(5):
+        of_key = [at for at in order if at % 5 == key]
+        assert of_key == sorted(of_key)
+
+
+def test_a_token_that_expired_is_replaced(sending: Tasks) -> None:
+    """Without it every row that is sent after the token's end is lost or dead."""
+    sending.api.play(token=Token(uses=20))
+    url = f"{sending.api.url}/token"
+    auth = Auth.model_validate({"oauth": {"token_url": url, "client_id": "demo", "client_secret": "demo"}})
+
+    sent = sending.run(sending.job(auth=auth), rows(range(100)))
+
+    assert (sent.counts["delivered"], sent.dead) == (100, [])
+    assert sending.api.rows("offset") == Counter(range(100))
+
+
+def test_a_bulk_answer_is_heard_row_by_row(sending: Tasks) -> None:
+    """Without it rows that a bulk API refused count as delivered."""
+    sending.api.play(poison=[Poison(field="bad", values=(1,))], items=Items(id="offset", busy=0.3, shuffled=True))
+    policy = replace(sending.job().policy, attempts=50, results=Results("items", "status", id="id", row_id="offset"))
+
+    sent = sending.run(sending.job(cut=Cut(rows=10), policy=policy), rows(range(40), bad={3, 17}))
+
+    assert {row["offset"] for row in sent.dead} == {3, 17}
+    assert sent.counts["delivered"] == 38
+    assert sending.api.rows("offset") == Counter(set(range(40)) - {3, 17})
+
+
+def test_all_rows_are_taken_although_nothing_is_sent(sending: Tasks) -> None:
+    """Without it Spark waits for ever for a task that has ended early."""
+    sending.api.play(failures=[Failure(status=404)])
+    taken = []
+
+    def endless() -> Iterator[pa.RecordBatch]:
+        for at in range(20):
+            taken.append(at)
+            yield rows(range(at * 1000, at * 1000 + 1000))
+
+    sent = sending.run(sending.job(), *endless())
+
+    assert (len(taken), sent.counts["left"]) == (20, 20_000)
+
+
+def test_a_task_that_cannot_reach_the_driver_sends_nothing(sending: Tasks) -> None:
+    """Without it a task whose driver is gone calls the API past its limit."""
+    job = sending.job()
+    sending.leases.stop()
+
+    sent = sending.run(job, rows(range(10)))
+
+    assert (sent.counts["left"], "away" in sent.texts) == (10, True)
+    assert sending.api.stats().arrived == 0
