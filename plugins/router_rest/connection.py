@@ -76,9 +76,12 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        """Take the transport; with TLS there are two, one after the other."""
+        made = cast("asyncio.Transport", transport)
         if self._unwanted:
-            self._transport.abort()
+            made.abort()
+        else:
+            self._transport = made
 
     def data_received(self, data: bytes) -> None:
         if self._reply is None:  # nobody asked: it would pass for the answer to the next request
@@ -103,6 +106,8 @@ class Connection(asyncio.Protocol):
             self._watch.cancel()
         if error is None and not self._unwanted:
             self.eof_received()  # some servers end TLS without a word
+        self.abort()  # in Python 3.10 TLS does not notice by itself
+        self._transport = None
         if self._reply is not None:
             self._fail(self._why_lost(self._reply, error))
         self._lost(self)

@@ -68,11 +68,14 @@ class Reply:
     def answer(self, seconds: float) -> Answer:
         """Return what there is."""
         self._parser = None
+        headers: CaseInsensitiveDict[str] = CaseInsensitiveDict()
+        for name, value in self._headers.items():  # quicker than to hand them over at once
+            headers[name] = value
         body, whole = b"".join(self._parts)[: self._most], self.done and not self.full
         if "content-encoding" in self._headers:
             body, all_of_it = decoded(body, self._headers["content-encoding"], self._most)
             whole = whole and all_of_it
-        return Answer(self._status, CaseInsensitiveDict(self._headers), body, seconds, whole)
+        return Answer(self._status, headers, body, seconds, whole)
 
     def on_message_begin(self) -> None:
         # whatever comes after an answer was not asked for, and must not pass for the next one
