@@ -20,7 +20,7 @@ def api(rows_per_call: int, **script: Any) -> Api:
 
 
 def counts(served: Api) -> dict[str, float]:
-    """Return what the API counted."""
+    """Return what the API counted; `sending` are the seconds between the first call and the last."""
     stats, rows = served.stats(), served.rows("id")
     found = {
         "rows": len(rows),
@@ -31,6 +31,7 @@ def counts(served: Api) -> dict[str, float]:
         "in_flight": stats.busiest,
         "highest": stats.highest,
         "api_lag": stats.lag,
+        "sending": (stats.last or 0.0) - (stats.first or 0.0),
     }
     used = stats.limit_used.get("calls")
     return found if used is None else {**found, "limit_used": used}

@@ -69,15 +69,16 @@ def test_a_row_that_is_lost_or_doubled_is_a_problem(arrived: dict[str, float], p
 
 
 def test_the_slower_of_two_ratios_meets_the_bar(results: Results, measured: Callable[..., CellResult]) -> None:
-    measured(posting.ours(FULL, 1, 4), 20.0, *[4.0] * 3)
+    sent = {"sending": 2.0}
+    measured(posting.ours(FULL, 1, 4), 20.0, *[4.0] * 3, counts=sent)
     measured(posting.theirs(FULL, 1, 4), 180.0)
-    measured(posting.ours(FULL, 10, 16), 9.0, *[2.0] * 3)
+    measured(posting.ours(FULL, 10, 16), 9.0, *[2.0] * 3, counts=sent)
     measured(posting.theirs(FULL, 10, 16), 10.0)
     table = posting.POSTING.table(results, FULL)
 
-    assert table.rows[0] == ("1", "4", "122", "122", "1 097", "5 483", "44.9 x", "45.0 x", "20 x", "reached")
+    assert table.rows[0] == ("1", "4", "122", "122", "1 097", "10 966", "5 483", "44.9 x", "45.0 x", "20 x", "reached")
     assert table.rows[-1][-4:] == ("6.50 x", "5.00 x", "8 x", "MISSED")
-    assert table.rows[1][3:] == ("-", "-", "-", "-", "-", "15 x", "-"), "what was not measured is not judged"
+    assert table.rows[1][3:] == ("-", "-", "-", "-", "-", "-", "15 x", "-"), "what was not measured is not judged"
 
 
 def test_posting_is_drawn(results: Results, measured: Callable[..., CellResult], tmp_path: Path) -> None:
