@@ -55,6 +55,11 @@ class LandedFile:
     columns: tuple[str, ...]
     statistics: str
 
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> LandedFile:
+        """Return a file from what `asdict` made of one, by way of JSON."""
+        return cls(**{**found, "columns": tuple(found["columns"])})
+
 
 @dataclass(frozen=True)
 class TableCommit:

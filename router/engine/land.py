@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import TaskContext
 
 from router.delta.commit import LandedFile
 from router.delta.narrowing import brought, narrowed
@@ -31,6 +30,7 @@ from router.engine.layout import (
     too_wide,
 )
 from router.engine.rows import Counts, Numbers, Rows, groups
+from router.engine.write import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,7 +100,7 @@ def landed(frame: DataFrame, job: Job) -> Landed:
     for row in frame.mapInArrow(task(job), REPORT).collect():  # one row per file and source partition of a task
         report = json.loads(row["report"])
         if "path" in report:
-            files.append(LandedFile(**{**report, "columns": tuple(report["columns"])}))
+            files.append(LandedFile.of(report))
         elif "aside" in report:
             left = (bytes(row["records"]),) if row["records"] is not None else ()
             rest = rest + Landed([], [], report["aside"], left, report["overflow"])
@@ -113,9 +113,7 @@ def task(job: Job) -> Any:
     """Return the function of one task, for mapInArrow."""
 
     def land(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        attempt = f"{context.partitionId()}-{context.taskAttemptId()}" if context else "0-0"
-        work = _Task(job, attempt)
+        work = _Task(job, attempt())
         for batch in gathered(batches, min(GATHERED, job.landing.buffer_bytes // 2)):
             work.take(batch)
         reports = work.finish()

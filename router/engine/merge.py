@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark import TaskContext
 
 from router.delta.choice import NeedsSpark
 from router.delta.commit import LandedFile
@@ -21,6 +20,7 @@ from router.delta.fitted import Unfit
 from router.delta.upsert import Merged, Upsert, upsert
 from router.engine.keyed import TABLE
 from router.engine.letters import buried
+from router.engine.write import attempt
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Outcomes:
     def add(self, report: dict[str, Any]) -> None:
         """Take one report of a task."""
         if "path" in report:
-            self.files.append(LandedFile(**{**report, "columns": tuple(report["columns"])}))
+            self.files.append(LandedFile.of(report))
         elif "spark" in report:
             self.spark[report["table"]] = report["spark"]
         elif "failed" in report:
@@ -100,9 +100,7 @@ def task(job: Job) -> Any:
     """Return the function of one task, for mapInArrow. Needs rows sorted by table."""
 
     def merge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        attempt = f"{context.partitionId()}-{context.taskAttemptId()}" if context else "0-0"
-        letters = job.landing.writer(job.batch, f"refused-{attempt}")
+        letters = job.landing.writer(job.batch, f"refused-{attempt()}")
         reports: list[dict[str, Any]] = []
         for table, rows in tables(batches):
             report, refused = merged(job, table, rows)
