@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from router.delta.choice import refused
-from router.delta.state import DELETIONS
+from router.delta.state import DELETIONS, memory
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def maintain(lake: Lake, table: str, care: Care, *, dry: bool = False) -> Mainta
             handle.vacuum(care.hours, dry_run=False, enforce_retention_duration=False, full=True)
             handle.create_checkpoint()
             handle.cleanup_metadata()
-            if not table.endswith(DELETIONS) and lake.open(f"{table}.{DELETIONS}"):
+            if not table.endswith(DELETIONS) and memory(lake, table):
                 maintain(lake, f"{table}.{DELETIONS}", replace(care, zorder=()))
     except (DeltaError, OSError) as error:
         raise TableError(table, f"it could not be maintained: {error}") from error

@@ -15,7 +15,7 @@ from pyarrow import fs
 
 from router.delta import state
 from router.delta.choice import NeedsSpark, choice
-from router.delta.commit import add_columns, to_arrow, to_delta
+from router.delta.commit import add_columns, has, to_arrow, to_delta
 from router.delta.conform import conformed
 from router.delta.fitted import Fitted, fit
 from router.delta.history import history
@@ -130,12 +130,6 @@ def _leave_to_spark(table: DeltaTable | None, keyed: Keyed) -> None:
     chosen = choice(table, keyed)
     if chosen.engine == "spark":
         raise NeedsSpark(chosen.why)
-
-
-def has(table: DeltaTable, once: Transaction) -> bool:
-    """Say whether a transaction id is in a table already."""
-    version = table.transaction_version(once.app_id)
-    return version is not None and version >= once.version
 
 
 def _changes(lake: Lake, work: Upsert, table: DeltaTable, rows: pa.Table, *, again: bool) -> Changes:

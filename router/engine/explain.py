@@ -10,9 +10,10 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 
 from router.delta.choice import Choice, choice
+from router.delta.commit import rows as count
 from router.delta.commit import unsupported
 from router.delta.lake import Lake
-from router.delta.state import DELETIONS
+from router.delta.state import memory
 from router.engine.keyed import asked
 from router.engine.pending import PendingRows
 from router.engine.route import sink_names
@@ -77,8 +78,8 @@ def _table(lake: Lake, table: str, handle: DeltaTable) -> Lines:
         yield "partitioned by", ", ".join(about.partition_columns)
     for name, value in sorted(about.configuration.items()):
         yield "property", f"{name} = {value}"
-    if (gone := lake.open(f"{table}.{DELETIONS}")) is not None:
-        yield "deletions", f"{sum(pa.table(gone.get_add_actions()).column('num_records').to_pylist()):,} remembered"
+    if (gone := memory(lake, table)) is not None:
+        yield "deletions", f"{count(gone):,} remembered"
 
 
 def _own(config: Config, table: str) -> Lines:

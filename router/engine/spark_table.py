@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arro
 from pyspark.sql.types import IntegralType, LongType, StructField, StructType
 
 from router.delta import state
-from router.delta.commit import PROPERTIES, to_arrow, to_delta
+from router.delta.commit import PROPERTIES, has, to_arrow, to_delta
 from router.delta.fitted import refuse_lost_keys, wanted_schema
 from router.delta.history import COLUMNS, MOMENT
 from router.delta.latest import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, UPDATE
@@ -22,7 +22,7 @@ from router.delta.merge import assigned, touched
 from router.delta.newer import DELETED, HELD, REFUSED, SINCE
 from router.delta.order import order_names, ordered, placed
 from router.delta.schema import compare, plain_schema
-from router.delta.upsert import has, refuse_absent
+from router.delta.upsert import refuse_absent
 from router.engine.commit import widen
 from router.engine.decide import BURIED, DELETION, LETTER, REPORT, STATE, TOLD, Question, quoted, task
 from router.engine.guard import holds
@@ -195,7 +195,7 @@ class Table:
 
     def _deletions(self) -> DataFrame | None:
         """Return the remembered deletions as a state."""
-        if self.lake.open(f"{self.work.table}.{state.DELETIONS}") is None:
+        if state.memory(self.lake, self.work.table) is None:
             return None
         table = self.spark.read.format("delta").load(f"{self.address}/{state.DELETIONS}")
         since = _known(table, SINCE, None)
