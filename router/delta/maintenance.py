@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
@@ -13,12 +11,11 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from router.delta.choice import refused
+from router.delta.rivals import in_turn
 from router.delta.state import DELETIONS, memory
 from router.errors import TableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from router.delta.lake import Lake
 
 SAFE = timedelta(days=7)
@@ -115,22 +112,13 @@ def _bare(handle: DeltaTable, care: Care) -> int:
 
 
 def _compacted(handle: DeltaTable, care: Care) -> tuple[int, int]:
-    if care.zorder:
-        found = _tried(handle, lambda: handle.optimize.z_order(care.zorder, target_size=care.file_bytes))
-    else:
-        found = _tried(handle, lambda: handle.optimize.compact(target_size=care.file_bytes))
+    def work() -> dict[str, Any]:
+        if care.zorder:
+            return handle.optimize.z_order(care.zorder, target_size=care.file_bytes)
+        return handle.optimize.compact(target_size=care.file_bytes)
+
+    found = in_turn(work, CommitFailedError, TRIES, WAIT_SECONDS, before=handle.update_incremental)
     return int(found["numFilesRemoved"]), int(found["numFilesAdded"])
-
-
-def _tried(handle: DeltaTable, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the outcome of work that begins anew when another writer was faster."""
-    for attempt in range(TRIES - 1):
-        try:
-            return work()
-        except CommitFailedError:
-            time.sleep(random.uniform(0, WAIT_SECONDS * 2**attempt))
-            handle.update_incremental()
-    return work()
 
 
 def size_of(lake: Lake, table: str, files: list[str]) -> int:

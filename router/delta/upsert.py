@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +21,7 @@ from router.delta.latest import CLOSE, DELETE, FLAG, INSERT, PATCH, UPDATE, Chan
 from router.delta.merge import append, create, merge
 from router.delta.newer import DELETED, LANE_ONLY, newer
 from router.delta.order import ordered
+from router.delta.rivals import in_turn, outrun
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from router.keyed import Keyed
 
 TRIES = 8
-WAIT_SECONDS = 0.2
+WAIT_SECONDS = 0.4
 GUARD = "router/keyed"
 """A second transaction id of every commit: two commits with one id that began from one version conflict. delta-rs lets
 an append pass beside a merge otherwise, and the key they have in common would be there twice."""
@@ -78,16 +77,13 @@ def upsert(lake: Lake, work: Upsert, rows: pa.Table, tries: int = TRIES) -> Merg
     rows. When another writer is faster it begins anew. Raises NeedsSpark where only Delta on Spark can write the
     table, TableError where nobody can.
     """
-    rows, why = ordered(rows, work.keyed), ""
-    for attempt in range(tries):
-        time.sleep(random.uniform(0, WAIT_SECONDS * 2**attempt) if attempt else 0)
-        try:
-            return _upsert(lake, work, rows)
-        except CommitFailedError as error:
-            why = str(error).split("\n")[0]
-        except (DeltaError, OSError, pa.ArrowException) as error:
-            raise TableError(work.table, f"the merge failed: {error}; it is tried again with the batch") from error
-    raise TableError(work.table, f"other writers were faster {tries} times, the last time: {why}; stop one of them")
+    rows = ordered(rows, work.keyed)
+    try:
+        return in_turn(lambda: _upsert(lake, work, rows), CommitFailedError, tries, WAIT_SECONDS)
+    except CommitFailedError as error:
+        raise outrun(work.table, tries, error) from error
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise TableError(work.table, f"the merge failed: {error}; it is tried again with the batch") from error
 
 
 def _upsert(lake: Lake, work: Upsert, rows: pa.Table) -> Merged:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
-import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from delta.exceptions import DeltaConcurrentModificationException
 
 from router.delta.maintenance import TRIES, WAIT_SECONDS, Care, Maintained, size_of, small
+from router.delta.rivals import in_turn
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from router.delta.lake import Lake
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,5 @@ class SparkCare:
         every = [getattr(statistics, f"recompute$default${number}")() for number in (4, 5)]  # all rows, all files
         statistics.recompute(session, log, none, *every)
 
-    def _tried(self, work: Callable[[], Any]) -> Any:
-        """Return the outcome of work that begins anew when another writer was faster."""
-        for attempt in range(TRIES - 1):
-            try:
-                return work()
-            except DeltaConcurrentModificationException:
-                time.sleep(random.uniform(0, WAIT_SECONDS * 2**attempt))
-        return work()
+    def _tried(self, work: Callable[[], T]) -> T:
+        return in_turn(work, DeltaConcurrentModificationException, TRIES, WAIT_SECONDS)
