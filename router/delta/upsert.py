@@ -15,9 +15,9 @@ from router.delta import state
 from router.delta.choice import NeedsSpark, choice
 from router.delta.commit import add_columns, has, to_arrow, to_delta
 from router.delta.conform import conformed
-from router.delta.fitted import Fitted, fit
+from router.delta.fitted import fit
 from router.delta.history import history
-from router.delta.latest import CLOSE, DELETE, FLAG, INSERT, PATCH, UPDATE, Changes, latest
+from router.delta.latest import CLOSE, DELETE, FLAG, PATCH, UPDATE, Changes, latest
 from router.delta.merge import append, create, merge
 from router.delta.newer import DELETED, LANE_ONLY, newer
 from router.delta.order import ordered
@@ -107,7 +107,7 @@ def _upsert(lake: Lake, work: Upsert, rows: pa.Table) -> Merged:
         _commit(work, table, changes)
     if len(changes.deletions):
         state.remember(lake, work.table, changes.deletions, work.keyed, deleting)
-    return _counted(fitted, changes, again=again)
+    return Merged(len(fitted.rows), fitted.refused, **changes.counts, again=again)
 
 
 def _grown(lake: Lake, work: Upsert, table: DeltaTable | None, added: pa.Schema) -> DeltaTable:
@@ -155,18 +155,6 @@ def _commit(work: Upsert, table: DeltaTable, changes: Changes) -> None:
         merge(table, changes, work.keyed, once)
     elif len(changes.rows):
         append(table, changes, once)
-
-
-def _counted(fitted: Fitted, changes: Changes, *, again: bool) -> Merged:
-    return Merged(
-        len(fitted.rows),
-        fitted.refused,
-        changes.late,
-        changes.count(INSERT),
-        changes.count(UPDATE, PATCH, FLAG, CLOSE),
-        changes.count(DELETE),
-        again,
-    )
 
 
 def refuse_absent(lake: Lake, work: Upsert) -> None:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from router.delta.conform import conformed
 from router.delta.fitted import Unfit, fit
 from router.delta.history import MOMENT
-from router.delta.latest import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, UPDATE
+from router.delta.latest import OP
 from router.delta.merge import condition
 from router.delta.newer import HELD, SINCE
 from router.delta.order import ordered, placed
@@ -84,7 +84,7 @@ def answers(question: Question, given: pa.Table) -> Iterator[pa.Table]:
     yield _answer(question, DELETION, changes.deletions)
     if letters is not None:
         yield _answer(question, BURIED, pa.table({LETTER: letters.to_struct_array()}))
-    told = {"applied": len(fitted.rows), "refused": len(fitted.refused), **_told(question, changes)}
+    told = {"applied": len(fitted.rows), "refused": len(fitted.refused), **changes.counts, **_told(question, changes)}
     yield _answer(question, REPORT, pa.table({TOLD: [json.dumps(told)]}))
 
 
@@ -99,10 +99,6 @@ def _state(held: pa.ChunkedArray, rows: pa.Table, keyed: Keyed) -> pa.Table:
 
 def _told(question: Question, changes: Changes) -> dict[str, Any]:
     return {
-        "late": changes.late,
-        "inserted": changes.count(INSERT),
-        "updated": changes.count(UPDATE, PATCH, FLAG, CLOSE),
-        "deleted": changes.count(DELETE),
         "remembered": len(changes.deletions),
         "ops": np.unique(np.asarray(changes.rows.column(OP))).tolist(),
         "condition": condition(changes.rows, question.keyed, quoted) if len(changes.rows) else "",

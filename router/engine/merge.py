@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from router.keyed import Keyed
 
 REPORT = "report string"
+COUNTS = ("applied", "refused", "late", "inserted", "updated", "deleted")
+"""What a report counts of one table, whichever engine merged it."""
 
 
 @dataclass(frozen=True)
@@ -150,5 +152,4 @@ def merged(job: Job, table: str, rows: pa.Table) -> tuple[dict[str, Any], pa.Tab
 
 def counts(found: Merged) -> dict[str, int]:
     """Return what a report says of one table."""
-    names = ("applied", "late", "inserted", "updated", "deleted")
-    return {"refused": len(found.refused), **{name: getattr(found, name) for name in names}}
+    return {**{name: getattr(found, name) for name in COUNTS}, "refused": len(found.refused)}

@@ -26,6 +26,7 @@ from router.delta.upsert import refuse_absent
 from router.engine.commit import widen
 from router.engine.decide import BURIED, DELETION, LETTER, REPORT, STATE, TOLD, Question, quoted, task
 from router.engine.guard import holds
+from router.engine.merge import COUNTS
 
 if TYPE_CHECKING:
     import deltalake
@@ -89,8 +90,7 @@ class Table:
                 self._append(letters, self.lake.address(self.job.dead_letters), f"{self.work.app_id}/dead_letters")
         finally:
             decided.unpersist()
-        names = ("applied", "refused", "late", "inserted", "updated", "deleted")
-        return {"counts": {name: told[name] for name in names}}
+        return {"counts": {name: told[name] for name in COUNTS}}
 
     def _grown(self) -> deltalake.DeltaTable:
         """Return the table with every column that the rows have a value for, unless it must not change."""
