@@ -32,6 +32,12 @@ SWEPT = 64
 """Commits after which deletions that were kept long enough are forgotten."""
 
 
+def state_schema(rows: pa.Schema, keyed: Keyed) -> pa.Schema:
+    """Return the columns of a state, in the types of rows."""
+    keys = placed(rows.empty_table(), keyed).schema
+    return pa.schema([*keys, *((name, pa.bool_()) for name in HELD), (SINCE, MOMENT)])
+
+
 def state(table: DeltaTable, rows: pa.Table, keyed: Keyed, *, past: bool = False) -> pa.Table:
     """Return the keys, order columns, `_there`, `_live` and `_since` of the table's rows that have a key of `rows`.
 

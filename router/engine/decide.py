@@ -15,8 +15,9 @@ from router.delta.fitted import Unfit, fit
 from router.delta.history import MOMENT
 from router.delta.latest import OP
 from router.delta.merge import condition
-from router.delta.newer import HELD, SINCE
-from router.delta.order import ordered, placed
+from router.delta.newer import SINCE
+from router.delta.order import ordered
+from router.delta.state import state_schema
 from router.delta.upsert import as_kept, changed
 from router.engine.layout import DEAD_SCHEMA
 from router.engine.letters import buried
@@ -90,7 +91,7 @@ def answers(question: Question, given: pa.Table) -> Iterator[pa.Table]:
 
 def _state(held: pa.ChunkedArray, rows: pa.Table, keyed: Keyed) -> pa.Table:
     """Return what the table holds, with the types of the rows."""
-    schema = pa.schema([*placed(rows, keyed).schema, *((name, pa.bool_()) for name in HELD), (SINCE, MOMENT)])
+    schema = state_schema(rows.schema, keyed)
     present = held.filter(pc.is_valid(held)).combine_chunks()
     if isinstance(present, pa.ChunkedArray):
         return schema.empty_table()

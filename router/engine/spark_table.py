@@ -16,7 +16,7 @@ from pyspark.sql.types import IntegralType, LongType, StructField, StructType
 from router.delta import state
 from router.delta.commit import PROPERTIES, has, to_arrow, to_delta
 from router.delta.fitted import refuse_lost_keys, wanted_schema
-from router.delta.history import COLUMNS, MOMENT
+from router.delta.history import COLUMNS
 from router.delta.latest import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, UPDATE
 from router.delta.merge import assigned, touched
 from router.delta.newer import DELETED, HELD, REFUSED, SINCE
@@ -146,10 +146,8 @@ class Table:
 
     def _decided(self, question: Question, *, again: bool) -> DataFrame:
         kinds = {field.name: from_arrow_type(field.type, prefer_timestamp_ntz=True) for field in question.have}
-        state_of = placed(question.have.empty_table(), question.keyed).schema
-        names = [field.name for field in state_of]
-        struct = pa.struct([*state_of, *((name, pa.bool_()) for name in HELD), (SINCE, MOMENT)])
-        kind = from_arrow_type(struct, prefer_timestamp_ntz=True)
+        schema = state.state_schema(question.have, question.keyed)
+        kind = from_arrow_type(pa.struct(list(schema)), prefer_timestamp_ntz=True)
         given = self._checked(question.have).withColumn(STATE, F.lit(None).cast(kind))
         keys = self.rows.select(*[F.col(quoted(k)).cast(kinds[k]).alias(k) for k in question.keyed.keys]).distinct()
         for found in (self._held(question.keyed, again=again), self._deletions()):
@@ -157,8 +155,8 @@ class Table:
                 for key, (low, high) in self.share.bounds.items():  # they leave out files, which a join does not
                     held = held.filter(F.col(quoted(key)).between(F.lit(low), F.lit(high)))
                 some = held.join(keys, on=list(question.keyed.keys), how="left_semi")
-                columns = [_known(some, name, kinds.get(name)) for name in names]
-                one = F.struct(*columns, *HELD, SINCE).cast(kind).alias(STATE)
+                columns = [_known(some, name, kinds.get(name)) for name in schema.names]
+                one = F.struct(*columns).cast(kind).alias(STATE)
                 given = given.unionByName(some.select(one), allowMissingColumns=True)
         answers = from_arrow_schema(question.answers, prefer_timestamp_ntz=True)
         return given.repartition(1).mapInArrow(task(question), answers)
