@@ -15,12 +15,11 @@ from pyspark.sql.types import IntegralType, LongType, StructField, StructType
 
 from router.delta import state
 from router.delta.commit import PROPERTIES, has, to_arrow, to_delta
-from router.delta.fitted import refuse_lost_keys, wanted_schema
-from router.delta.history import COLUMNS
+from router.delta.fitted import own_names, refuse_lost_keys, wanted_schema
 from router.delta.latest import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, UPDATE
 from router.delta.merge import assigned, touched
 from router.delta.newer import DELETED, HELD, REFUSED, SINCE
-from router.delta.order import order_names, ordered, placed
+from router.delta.order import ordered, placed
 from router.delta.schema import compare, plain_schema
 from router.delta.upsert import refuse_absent
 from router.engine.commit import widen
@@ -110,7 +109,7 @@ class Table:
             if found.widened:
                 widen(self.spark.newSession(), self.address, to_delta(pa.schema(found.widened)))
         else:
-            own = [field for field in wanted if field.name in {*order_names(keyed), keyed.soft_delete, *COLUMNS.names}]
+            own = [field for field in wanted if field.name in own_names(keyed)]
             lacking = [field for field in own if field.name not in to_arrow(handle).names]
             if lacking:
                 self._add(handle, lacking)
@@ -205,7 +204,7 @@ class Table:
         session.conf.set("spark.databricks.delta.write.txnVersion", str(self.work.version))
         session.conf.set("spark.databricks.delta.commitInfo.userMetadata", json.dumps(self.work.notes))
         keyed = self.work.keyed
-        own = {*order_names(keyed), keyed.soft_delete, *(COLUMNS.names if keyed.history else ())}
+        own = own_names(keyed)
         names = [field.name for field in have if field.name in own or field.name in self.rows.columns]
         changes = decided.filter(F.col(OP) <= CLOSE)
         merger = DeltaTable.forPath(session, self.address).alias("t").merge(changes.alias("s"), told["condition"])

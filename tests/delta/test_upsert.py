@@ -321,6 +321,15 @@ def test_a_frozen_table_refuses_what_it_has_no_column_for(table: Table) -> None:
     assert table.rows() == [LATEST[0], {"k": "b", "v": 10, "_offset": 10}]
 
 
+def test_a_frozen_table_without_a_history_has_no_columns_of_one(table: Table) -> None:
+    """Without it an event's own `is_current` gets into a table that must not change."""
+    table.columns, table.keyed = {**COLUMNS, "is_current": pa.bool_()}, replace(KEYED, evolution="freeze")
+    merged = table.take(Record(("a",), 9, values=(("v", 9), ("is_current", True))))
+
+    assert merged.refused["reason"].to_pylist() == ["column is_current is not in the table"]
+    assert "is_current" not in table.handle.to_pyarrow_table().column_names
+
+
 def test_a_frozen_table_takes_what_fits_its_types(make: Callable[..., Table]) -> None:
     """Without it one large number freezes a table's small ones out, or is cut."""
     table = make(columns={"k": pa.string(), "v": pa.int32()}, keyed=replace(KEYED, evolution="freeze"))
