@@ -19,6 +19,7 @@ from router.delta.newer import SINCE
 from router.delta.order import ordered
 from router.delta.state import state_schema
 from router.delta.upsert import as_kept, changed
+from router.engine.columns import quoted
 from router.engine.layout import DEAD_SCHEMA
 from router.engine.letters import buried
 from router.errors import TableError
@@ -108,8 +109,3 @@ def _told(question: Question, changes: Changes) -> dict[str, Any]:
 
 def _answer(question: Question, op: int, rows: pa.Table) -> pa.Table:
     return conformed(rows.append_column(OP, pa.array([op] * len(rows), pa.int8())), question.answers)
-
-
-def quoted(name: str) -> str:
-    """Return a name as Spark takes it."""
-    return "`" + name.replace("`", "``") + "`"

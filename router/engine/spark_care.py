@@ -9,6 +9,7 @@ from delta.exceptions import DeltaConcurrentModificationException
 
 from router.delta.maintenance import TRIES, WAIT_SECONDS, Care, Maintained, size_of, small
 from router.delta.rivals import in_turn
+from router.engine.columns import quoted
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ class SparkCare:
         handle = self.lake.open(self.table)
         assert handle is not None
         session, address = self._session(), self.lake.address(self.table)
-        vacuum = f"VACUUM delta.`{address}` RETAIN {self.care.hours} HOURS"
+        table = f"delta.{quoted(address)}"
+        vacuum = f"VACUUM {table} RETAIN {self.care.hours} HOURS"
         old = [row["path"].removeprefix("file:") for row in session.sql(f"{vacuum} DRY RUN").collect()]
         freed = size_of(self.lake, self.table, [path.removeprefix(f"{address}/") for path in old])
         found = replace(found, deleted=len(old), freed=freed)
@@ -54,8 +56,8 @@ class SparkCare:
             files, into = small(handle, self.care)
             return replace(found, files=files, into=into)
         columns = () if "clustering" in found.by_spark else self.care.zorder
-        order = f" ZORDER BY ({', '.join(f'`{name}`' for name in columns)})" if columns else ""
-        optimize = f"OPTIMIZE delta.`{address}`{order}"
+        order = f" ZORDER BY ({', '.join(map(quoted, columns))})" if columns else ""
+        optimize = f"OPTIMIZE {table}{order}"
         (done,) = self._tried(lambda: session.sql(optimize).select("metrics.*").collect())
         session.sql(vacuum).collect()
         return replace(found, files=done["numFilesRemoved"], into=done["numFilesAdded"])

@@ -20,7 +20,7 @@ from router.delta.handles import THREADS
 from router.delta.newer import DELETED
 from router.delta.rivals import in_turn, outrun
 from router.delta.upsert import TRIES, WAIT_SECONDS
-from router.engine.decide import quoted
+from router.engine.columns import quoted
 from router.engine.keyed import TABLE
 from router.engine.spark_table import Share, Table
 from router.errors import TableError

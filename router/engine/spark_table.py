@@ -22,8 +22,9 @@ from router.delta.newer import DELETED, HELD, REFUSED, SINCE
 from router.delta.order import ordered, placed
 from router.delta.schema import compare, plain_schema
 from router.delta.upsert import refuse_absent
+from router.engine.columns import quoted
 from router.engine.commit import widen
-from router.engine.decide import BURIED, DELETION, LETTER, REPORT, STATE, TOLD, Question, quoted, task
+from router.engine.decide import BURIED, DELETION, LETTER, REPORT, STATE, TOLD, Question, task
 from router.engine.guard import holds
 from router.engine.merge import COUNTS
 
