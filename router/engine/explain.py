@@ -41,8 +41,7 @@ class Writer:
 
 def explain(config: Config, table: str) -> list[tuple[str, str]]:
     """Return what is to be said, as names and texts. Raises TableError where nothing is known of the table."""
-    secrets = {key: value.get_secret_value() for key, value in config.storage_options.items()}
-    lake, checkpoint = Lake.at(config.lake, secrets), Lake.at(config.checkpoint_path(), secrets)
+    lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
     handle = lake.open(table)
     found = [*_writers(config, table, handle, Checkpoint.read(checkpoint).run)]
     own = [*_own(config, table)]
