@@ -15,16 +15,18 @@ from deltalake import DeltaTable, Field, Schema, write_deltalake
 
 from router.delta import state
 from router.delta.choice import NeedsSpark
-from router.delta.lake import Lake
 from router.delta.latest import OP, UPDATE
 from router.delta.merge import condition, quoted
 from router.delta.upsert import Merged, Upsert, upsert
 from router.errors import TableError
 from router.keyed import Keyed
+from tests.delta.busy import Busy
 from tests.delta.model import Record, lane
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from router.delta.lake import Lake
 
 TABLE = "silver.profiles"
 KEYED = Keyed(("k",))
@@ -472,19 +474,6 @@ def test_files_without_a_key_of_the_batch_are_left_alone(make: Callable[..., Tab
     assert len(table.rows()) == 400
 
 
-@dataclass(frozen=True)
-class Busy(Lake):
-    """Be a lake where somebody else is faster: what `others` does happens right after a table was opened."""
-
-    others: Callable[[], None] = lambda: None
-
-    def open(self, table: str) -> DeltaTable | None:
-        found = super().open(table)
-        if table == TABLE:
-            self.others()
-        return found
-
-
 def test_a_writer_that_is_faster_is_waited_for(table: Table) -> None:
     """Without it compacting a table stops the stream that fills it."""
     calls: list[int] = []
@@ -494,7 +483,7 @@ def test_a_writer_that_is_faster_is_waited_for(table: Table) -> None:
         if len(calls) < 3:
             table.handle.update(updates={"v": "v + 100"}, predicate="k = 'b'")
 
-    busy = Table(Busy(table.lake.root, others=others), batches=5)
+    busy = Table(Busy(table.lake.root, table=TABLE, others=others), batches=5)
     busy.take(record("a", 9, 9), record("x", 10, 10))
 
     assert len(calls) == 3
@@ -511,7 +500,7 @@ def test_two_that_bring_the_same_new_key_make_one_row(table: Table) -> None:
             rows = lane([record("new", 7, 7)], KEYED, COLUMNS)
             upsert(table.lake, Upsert(TABLE, "another/route/upsert", 0, KEYED, {}), rows)
 
-    busy = Table(Busy(table.lake.root, others=others), batches=5)
+    busy = Table(Busy(table.lake.root, table=TABLE, others=others), batches=5)
     busy.take(record("new", 9, 9))
 
     assert len(calls) == 2
@@ -525,7 +514,7 @@ def test_a_table_that_others_never_leave_alone_is_named(table: Table) -> None:
         table.handle.alter.set_table_properties({"delta.logRetentionDuration": "interval 8 days"})
 
     with pytest.raises(TableError) as caught:
-        Table(Busy(table.lake.root, others=others), batches=5).take(record("a", 9, 9), tries=2)
+        Table(Busy(table.lake.root, table=TABLE, others=others), batches=5).take(record("a", 9, 9), tries=2)
 
     assert caught.value.table == TABLE
     assert table.rows() == LATEST
