@@ -64,6 +64,8 @@ def maintain(lake: Lake, table: str, care: Care, *, dry: bool = False) -> Mainta
     handle = lake.open(table)
     if handle is None:
         raise TableError(table, "there is no such table")
+    if not dry and not table.endswith(DELETIONS) and memory(lake, table):  # plain, whatever the table is
+        maintain(lake, f"{table}.{DELETIONS}", replace(care, zorder=()))
     if features := refused(handle):
         return Maintained(table, 0, 0, 0, 0, ", ".join(sorted(features)), _bare(handle, care))
     try:
@@ -74,8 +76,6 @@ def maintain(lake: Lake, table: str, care: Care, *, dry: bool = False) -> Mainta
             handle.vacuum(care.hours, dry_run=False, enforce_retention_duration=False, full=True)
             handle.create_checkpoint()
             handle.cleanup_metadata()
-            if not table.endswith(DELETIONS) and memory(lake, table):
-                maintain(lake, f"{table}.{DELETIONS}", replace(care, zorder=()))
     except (DeltaError, OSError) as error:
         raise TableError(table, f"it could not be maintained: {error}") from error
     return Maintained(table, files, into, len(old), freed, bare=_bare(handle, care))
