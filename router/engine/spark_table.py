@@ -20,7 +20,7 @@ from router.delta.latest import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, UPDATE
 from router.delta.merge import assigned, touched
 from router.delta.newer import DELETED, HELD, REFUSED, SINCE
 from router.delta.order import ordered, placed
-from router.delta.schema import compare, plain_schema
+from router.delta.schema import Difference, compare, plain_schema
 from router.delta.upsert import refuse_absent
 from router.engine.columns import quoted
 from router.engine.commit import widen
@@ -102,19 +102,18 @@ class Table:
             refuse_absent(self.lake, self.work)
             self._create(wanted)
             return self._opened()
-        refuse_lost_keys(to_arrow(handle), self.work.table, keyed)
+        have = to_arrow(handle)
+        refuse_lost_keys(have, self.work.table, keyed)
         if keyed.evolution == "evolve":
-            found = compare(plain_schema(to_arrow(handle)), wanted)
-            if found.added:
-                self._add(handle, [*found.added])
-            if found.widened:
-                widen(self.spark.newSession(), self.address, to_delta(pa.schema(found.widened)))
+            found = compare(plain_schema(have), wanted)
         else:
-            own = [field for field in wanted if field.name in own_names(keyed)]
-            lacking = [field for field in own if field.name not in to_arrow(handle).names]
-            if lacking:
-                self._add(handle, lacking)
-        return self._opened()
+            lacking = own_names(keyed) - set(have.names)
+            found = Difference(added=tuple(field for field in wanted if field.name in lacking))
+        if found.added:
+            self._add(handle, [*found.added])
+        if found.widened:
+            widen(self.spark.newSession(), self.address, to_delta(pa.schema(found.widened)))
+        return self._opened() if found.added or found.widened else handle
 
     def _opened(self) -> deltalake.DeltaTable:
         handle = self.lake.open(self.work.table)
