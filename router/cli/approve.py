@@ -36,8 +36,7 @@ def approve(file: Path, route: str | None, table: str | None, show: bool, plugin
     """
     config = load(file, load_registry(plugin_files)).config
     lanes, lakes = import_module("router.engine.waiting"), import_module("router.delta.lake")
-    secrets = {key: value.get_secret_value() for key, value in config.storage_options.items()}
-    lake, checkpoint = (lakes.Lake.at(place, secrets) for place in (config.lake, config.checkpoint_path()))
+    lake, checkpoint = (lakes.Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
     found = [
         waiting
         for waiting in lanes.waiting(config, lake)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -43,14 +44,12 @@ def maintain(file: Path, pattern: str, dry_run: bool, plugin_files: tuple[Path, 
 
 
 def _work(config: Config, pattern: str) -> list[tuple[Any, str, Maintenance]]:
-    from fnmatch import fnmatchcase
-
     from router.config.models import Maintenance
     from router.delta.lake import Lake
     from router.engine.caretaker import Caretaker
     from router.engine.detached import detached_lanes
 
-    lake = Lake.at(config.lake, {key: value.get_secret_value() for key, value in config.storage_options.items()})
+    lake = Lake.at(config.lake, config.storage())
     plans = config.maintenance or (Maintenance(tables="*.*"),)
     care = Caretaker(
         lake, lambda: import_module("router.engine.session").build_session(config), plans, detached_lanes(config)

@@ -207,6 +207,10 @@ class Config(Model):
         checkpoint = _debug(self.checkpoint) if self.checkpoint else None
         return self.model_copy(update={"lake": _debug(self.lake), "checkpoint": checkpoint, "debug": True})
 
+    def storage(self) -> dict[str, str]:
+        """Return the options of the storage as it takes them: with secrets in the clear, not to be shown or kept."""
+        return {key: value.get_secret_value() for key, value in self.storage_options.items()}
+
     def checkpoint_path(self) -> str:
         """Return where Spark's checkpoint and the router's manifests are kept."""
         return self.checkpoint or f"{self.lake.rstrip('/')}/_router/{self.name}"

@@ -55,6 +55,11 @@ class LandedFile:
     columns: tuple[str, ...]
     statistics: str
 
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> LandedFile:
+        """Return a file from what `asdict` made of one, by way of JSON."""
+        return cls(**{**found, "columns": tuple(found["columns"])})
+
 
 @dataclass(frozen=True)
 class TableCommit:
@@ -145,8 +150,13 @@ def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTab
 
 def done(table: DeltaTable, work: TableCommit) -> bool:
     """Say whether this batch is in the table already."""
-    version = table.transaction_version(work.app_id)
-    return version is not None and version >= work.version
+    return has(table, Transaction(work.app_id, work.version))
+
+
+def has(table: DeltaTable, once: Transaction) -> bool:
+    """Say whether a transaction id is in a table already."""
+    version = table.transaction_version(once.app_id)
+    return version is not None and version >= once.version
 
 
 def _create(lake: Lake, work: TableCommit, actions: list[AddAction], properties: CommitProperties) -> bool:

@@ -81,7 +81,9 @@ def fit(rows: pa.Table, have: pa.Schema | None, table: str, keyed: Keyed) -> Fit
     unfit = [*_conflicts(sieve, found, table, keyed)]
     if keyed.evolution != "evolve":
         unfit += _frozen(sieve, found, have, keyed)
-        found = Difference(tuple(field for field in found.added if field.name in _own(keyed)), (), {}, found.conflicts)
+        found = Difference(
+            tuple(field for field in found.added if field.name in own_names(keyed)), (), {}, found.conflicts
+        )
     for rows_of, reason in unfit:
         which = rows_of & ~sieve.deletes
         if keyed.evolution == "fail" and which.any():
@@ -112,15 +114,16 @@ def _commented(field: pa.Field, keyed: Keyed) -> pa.Field:
     return field.with_metadata({"comment": comment}) if comment else field
 
 
-def _own(keyed: Keyed) -> set[str]:
+def own_names(keyed: Keyed) -> set[str]:
     """Return the columns that a table has for the router's sake."""
-    return {*order_names(keyed), *([keyed.soft_delete] if keyed.soft_delete else []), *COLUMNS.names}
+    history = COLUMNS.names if keyed.history else ()
+    return {*order_names(keyed), *([keyed.soft_delete] if keyed.soft_delete else []), *history}
 
 
 def _refuse_nulls(sieve: Sieve, have: pa.Schema, keyed: Keyed) -> None:
     """Refuse rows without a value that the table must have."""
     for field in have:
-        if field.nullable or field.name in _own(keyed):
+        if field.nullable or field.name in own_names(keyed):
             continue
         if field.name in sieve.rows.column_names:
             lacking = np.asarray(sieve.rows.column(field.name).is_null())
@@ -138,7 +141,7 @@ def refuse_lost_keys(have: pa.Schema, table: str, keyed: Keyed) -> None:
 def _conflicts(sieve: Sieve, found: Difference, table: str, keyed: Keyed) -> Iterator[tuple[Mask, str]]:
     """Return the rows with a value that the table can never take."""
     for column, reason in found.conflicts.items():
-        if column in {*_own(keyed), *keyed.keys}:
+        if column in {*own_names(keyed), *keyed.keys}:
             raise TableError(table, f"{reason}; the sink cannot do without this column: give it back its type")
         yield np.asarray(sieve.rows.column(column).is_valid()), reason
 
@@ -147,7 +150,7 @@ def _frozen(sieve: Sieve, found: Difference, have: pa.Schema, keyed: Keyed) -> I
     """Return the rows that would change the table."""
     known = {field.name: field.type for field in plain_schema(have)}
     for field in (*found.added, *found.widened):
-        if field.name in _own(keyed):
+        if field.name in own_names(keyed):
             continue
         column = sieve.rows.column(field.name)
         if field.name in known:

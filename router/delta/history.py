@@ -64,11 +64,11 @@ def _rising(times: Codes, found: Newer) -> Codes:
     """
     before = np.append(True, found.deleted[:-1])[: len(times)]
     before[found.starts] = ~found.there
-    times = np.where(found.deleted & before, NEVER, times)
-    times = np.maximum(times, found.since[found.runs])
+    times, runs = np.where(found.deleted & before, NEVER, times), found.runs
+    times = np.maximum(times, found.since[runs])
     values, places = np.unique(times, return_inverse=True)
-    risen = np.maximum.accumulate(found.runs * len(values) + places)
-    return values[risen - found.runs * len(values)] if len(values) else times
+    risen = np.maximum.accumulate(runs * len(values) + places)
+    return values[risen - runs * len(values)] if len(values) else times
 
 
 def _moments(micros: Codes, none: Mask | None = None) -> pa.Array:

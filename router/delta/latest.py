@@ -36,6 +36,12 @@ class Changes:
         """Return the number of changes of some kinds."""
         return int(np.isin(np.asarray(self.rows.column(OP)), ops).sum())
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return how many rows changed nothing, and how many rows of the table were inserted, updated and deleted."""
+        updated = self.count(UPDATE, PATCH, FLAG, CLOSE)
+        return {"late": self.late, "inserted": self.count(INSERT), "updated": updated, "deleted": self.count(DELETE)}
+
 
 def latest(found: Newer, keyed: Keyed) -> Changes:
     """Return what newer rows make of a table with one row per key, as if they had come one by one, oldest first."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
@@ -13,12 +11,11 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from router.delta.choice import refused
-from router.delta.state import DELETIONS
+from router.delta.rivals import in_turn
+from router.delta.state import DELETIONS, memory
 from router.errors import TableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from router.delta.lake import Lake
 
 SAFE = timedelta(days=7)
@@ -67,6 +64,8 @@ def maintain(lake: Lake, table: str, care: Care, *, dry: bool = False) -> Mainta
     handle = lake.open(table)
     if handle is None:
         raise TableError(table, "there is no such table")
+    if not dry and not table.endswith(DELETIONS) and memory(lake, table):  # plain, whatever the table is
+        maintain(lake, f"{table}.{DELETIONS}", replace(care, zorder=()))
     if features := refused(handle):
         return Maintained(table, 0, 0, 0, 0, ", ".join(sorted(features)), _bare(handle, care))
     try:
@@ -77,8 +76,6 @@ def maintain(lake: Lake, table: str, care: Care, *, dry: bool = False) -> Mainta
             handle.vacuum(care.hours, dry_run=False, enforce_retention_duration=False, full=True)
             handle.create_checkpoint()
             handle.cleanup_metadata()
-            if not table.endswith(DELETIONS) and lake.open(f"{table}.{DELETIONS}"):
-                maintain(lake, f"{table}.{DELETIONS}", replace(care, zorder=()))
     except (DeltaError, OSError) as error:
         raise TableError(table, f"it could not be maintained: {error}") from error
     return Maintained(table, files, into, len(old), freed, bare=_bare(handle, care))
@@ -115,22 +112,13 @@ def _bare(handle: DeltaTable, care: Care) -> int:
 
 
 def _compacted(handle: DeltaTable, care: Care) -> tuple[int, int]:
-    if care.zorder:
-        found = _tried(handle, lambda: handle.optimize.z_order(care.zorder, target_size=care.file_bytes))
-    else:
-        found = _tried(handle, lambda: handle.optimize.compact(target_size=care.file_bytes))
+    def work() -> dict[str, Any]:
+        if care.zorder:
+            return handle.optimize.z_order(care.zorder, target_size=care.file_bytes)
+        return handle.optimize.compact(target_size=care.file_bytes)
+
+    found = in_turn(work, CommitFailedError, TRIES, WAIT_SECONDS, before=handle.update_incremental)
     return int(found["numFilesRemoved"]), int(found["numFilesAdded"])
-
-
-def _tried(handle: DeltaTable, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the outcome of work that begins anew when another writer was faster."""
-    for attempt in range(TRIES - 1):
-        try:
-            return work()
-        except CommitFailedError:
-            time.sleep(random.uniform(0, WAIT_SECONDS * 2**attempt))
-            handle.update_incremental()
-    return work()
 
 
 def size_of(lake: Lake, table: str, files: list[str]) -> int:

@@ -12,6 +12,7 @@ import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyarrow import fs
 
+from router.delta.commit import has
 from router.delta.conform import conformed
 from router.delta.history import COLUMNS, MOMENT
 from router.delta.newer import HELD, SINCE
@@ -29,6 +30,12 @@ ROWS = 1 << 18
 """Rows that are looked through at once: the keys of the batch are hashed anew for each."""
 SWEPT = 64
 """Commits after which deletions that were kept long enough are forgotten."""
+
+
+def state_schema(rows: pa.Schema, keyed: Keyed) -> pa.Schema:
+    """Return the columns of a state, in the types of rows."""
+    keys = placed(rows.empty_table(), keyed).schema
+    return pa.schema([*keys, *((name, pa.bool_()) for name in HELD), (SINCE, MOMENT)])
 
 
 def state(table: DeltaTable, rows: pa.Table, keyed: Keyed, *, past: bool = False) -> pa.Table:
@@ -49,9 +56,16 @@ def state(table: DeltaTable, rows: pa.Table, keyed: Keyed, *, past: bool = False
     return _held(keys, True, pc.invert(found.column(keyed.soft_delete).fill_null(False)) if flagged else None)
 
 
+def memory(lake: Lake, table: str) -> DeltaTable | None:
+    """Return the memory of a table's deletions; most tables have none, and looking costs less than opening."""
+    log = f"{_name(table).replace('.', '/')}/_delta_log"
+    there = lake.files.get_file_info(log).type is not fs.FileType.NotFound
+    return lake.open(_name(table)) if there else None
+
+
 def deletions(lake: Lake, table: str, rows: pa.Table, keyed: Keyed) -> pa.Table:
     """Return what is remembered of the deletion of the keys of `rows`, as a state."""
-    schema, have = placed(rows, keyed).schema, _open(lake, table)
+    schema, have = placed(rows, keyed).schema, memory(lake, table)
     if have is None:
         return _held(schema.empty_table(), False)
     found = _scan(have, rows, keyed, [*schema.names, SINCE])
@@ -61,9 +75,9 @@ def deletions(lake: Lake, table: str, rows: pa.Table, keyed: Keyed) -> pa.Table:
 
 def remember(lake: Lake, table: str, gone: pa.Table, keyed: Keyed, once: Transaction) -> None:
     """Remember deletions under a transaction id, and forget, now and then, those that were kept long enough."""
-    if remembers(lake, table, once):
+    have, now = memory(lake, table), datetime.now(timezone.utc)
+    if have is not None and has(have, once):
         return
-    have, now = _open(lake, table), datetime.now(timezone.utc)
     for index, field in enumerate(gone.schema):
         if pa.types.is_integer(field.type):  # the table's own column may be widened one day
             gone = gone.set_column(index, field.name, gone.column(index).cast(pa.int64()))
@@ -81,9 +95,8 @@ def remember(lake: Lake, table: str, gone: pa.Table, keyed: Keyed, once: Transac
 
 def remembers(lake: Lake, table: str, once: Transaction) -> bool:
     """Say whether the deletions of a transaction id are remembered already."""
-    have = _open(lake, table)
-    version = have.transaction_version(once.app_id) if have else None
-    return version is not None and version >= once.version
+    have = memory(lake, table)
+    return have is not None and has(have, once)
 
 
 def _scan(table: DeltaTable, rows: pa.Table, keyed: Keyed, names: list[str]) -> pa.Table:
@@ -123,13 +136,6 @@ def _among(part: pa.RecordBatch, values: dict[str, pa.Array]) -> pa.Array:
 
 def _name(table: str) -> str:
     return f"{table}.{DELETIONS}"
-
-
-def _open(lake: Lake, table: str) -> DeltaTable | None:
-    """Return the memory of a table's deletions; most tables have none, and looking costs less than opening."""
-    log = f"{_name(table).replace('.', '/')}/_delta_log"
-    there = lake.files.get_file_info(log).type is not fs.FileType.NotFound
-    return lake.open(_name(table)) if there else None
 
 
 def _held(found: pa.Table, there: Any, live: Any = None, since: Any = None) -> pa.Table:

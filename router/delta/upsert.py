@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,14 +13,15 @@ from pyarrow import fs
 
 from router.delta import state
 from router.delta.choice import NeedsSpark, choice
-from router.delta.commit import add_columns, to_arrow, to_delta
+from router.delta.commit import add_columns, has, to_arrow, to_delta
 from router.delta.conform import conformed
-from router.delta.fitted import Fitted, fit
+from router.delta.fitted import fit
 from router.delta.history import history
-from router.delta.latest import CLOSE, DELETE, FLAG, INSERT, PATCH, UPDATE, Changes, latest
+from router.delta.latest import CLOSE, DELETE, FLAG, PATCH, UPDATE, Changes, latest
 from router.delta.merge import append, create, merge
 from router.delta.newer import DELETED, LANE_ONLY, newer
 from router.delta.order import ordered
+from router.delta.rivals import in_turn, outrun
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from router.keyed import Keyed
 
 TRIES = 8
-WAIT_SECONDS = 0.2
+WAIT_SECONDS = 0.4
 GUARD = "router/keyed"
 """A second transaction id of every commit: two commits with one id that began from one version conflict. delta-rs lets
 an append pass beside a merge otherwise, and the key they have in common would be there twice."""
@@ -78,16 +77,13 @@ def upsert(lake: Lake, work: Upsert, rows: pa.Table, tries: int = TRIES) -> Merg
     rows. When another writer is faster it begins anew. Raises NeedsSpark where only Delta on Spark can write the
     table, TableError where nobody can.
     """
-    rows, why = ordered(rows, work.keyed), ""
-    for attempt in range(tries):
-        time.sleep(random.uniform(0, WAIT_SECONDS * 2**attempt) if attempt else 0)
-        try:
-            return _upsert(lake, work, rows)
-        except CommitFailedError as error:
-            why = str(error).split("\n")[0]
-        except (DeltaError, OSError, pa.ArrowException) as error:
-            raise TableError(work.table, f"the merge failed: {error}; it is tried again with the batch") from error
-    raise TableError(work.table, f"other writers were faster {tries} times, the last time: {why}; stop one of them")
+    rows = ordered(rows, work.keyed)
+    try:
+        return in_turn(lambda: _upsert(lake, work, rows), CommitFailedError, tries, WAIT_SECONDS)
+    except CommitFailedError as error:
+        raise outrun(work.table, tries, error) from error
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise TableError(work.table, f"the merge failed: {error}; it is tried again with the batch") from error
 
 
 def _upsert(lake: Lake, work: Upsert, rows: pa.Table) -> Merged:
@@ -111,7 +107,7 @@ def _upsert(lake: Lake, work: Upsert, rows: pa.Table) -> Merged:
         _commit(work, table, changes)
     if len(changes.deletions):
         state.remember(lake, work.table, changes.deletions, work.keyed, deleting)
-    return _counted(fitted, changes, again=again)
+    return Merged(len(fitted.rows), fitted.refused, **changes.counts, again=again)
 
 
 def _grown(lake: Lake, work: Upsert, table: DeltaTable | None, added: pa.Schema) -> DeltaTable:
@@ -130,12 +126,6 @@ def _leave_to_spark(table: DeltaTable | None, keyed: Keyed) -> None:
     chosen = choice(table, keyed)
     if chosen.engine == "spark":
         raise NeedsSpark(chosen.why)
-
-
-def has(table: DeltaTable, once: Transaction) -> bool:
-    """Say whether a transaction id is in a table already."""
-    version = table.transaction_version(once.app_id)
-    return version is not None and version >= once.version
 
 
 def _changes(lake: Lake, work: Upsert, table: DeltaTable, rows: pa.Table, *, again: bool) -> Changes:
@@ -165,18 +155,6 @@ def _commit(work: Upsert, table: DeltaTable, changes: Changes) -> None:
         merge(table, changes, work.keyed, once)
     elif len(changes.rows):
         append(table, changes, once)
-
-
-def _counted(fitted: Fitted, changes: Changes, *, again: bool) -> Merged:
-    return Merged(
-        len(fitted.rows),
-        fitted.refused,
-        changes.late,
-        changes.count(INSERT),
-        changes.count(UPDATE, PATCH, FLAG, CLOSE),
-        changes.count(DELETE),
-        again,
-    )
 
 
 def refuse_absent(lake: Lake, work: Upsert) -> None:

@@ -65,6 +65,11 @@ def _check_names(struct: StructType) -> None:
         folded[name.lower()] = name
 
 
+def quoted(name: str) -> str:
+    """Return a name as Spark takes it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def kind_of(frame: DataFrame, column: str) -> pa.DataType:
     """Return the Arrow type of a column."""
     return to_arrow_type(frame.schema[column].dataType, timestamp_utc=True)

@@ -14,6 +14,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from router.delta.commit import TableCommit, commit, done, to_arrow_schema, unsupported
 from router.delta.handles import THREADS
+from router.engine.columns import quoted
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -98,12 +99,12 @@ class Committer:
 
 def widen(session: SparkSession, address: str, widened: str) -> None:
     """Widen columns in place, nested ones too. Source: Delta protocol, table feature typeWidening."""
-    quoted = f"delta.{_quoted(address)}"
+    table = f"delta.{quoted(address)}"
     have = session.read.format("delta").load(address).schema
-    session.sql(f"ALTER TABLE {quoted} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
+    session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
     for column in from_arrow_schema(to_arrow_schema(widened), prefer_timestamp_ntz=True):
-        for path, kind in _grown(_quoted(column.name), have[column.name].dataType, column.dataType):
-            session.sql(f"ALTER TABLE {quoted} ALTER COLUMN {path} TYPE {kind}")
+        for path, kind in _grown(quoted(column.name), have[column.name].dataType, column.dataType):
+            session.sql(f"ALTER TABLE {table} ALTER COLUMN {path} TYPE {kind}")
 
 
 def _grown(path: str, have: DataType, want: DataType) -> Iterator[tuple[str, str]]:
@@ -111,7 +112,7 @@ def _grown(path: str, have: DataType, want: DataType) -> Iterator[tuple[str, str
     if isinstance(have, StructType) and isinstance(want, StructType):
         for child in want:
             if child.name in have.names:
-                yield from _grown(f"{path}.{_quoted(child.name)}", have[child.name].dataType, child.dataType)
+                yield from _grown(f"{path}.{quoted(child.name)}", have[child.name].dataType, child.dataType)
     elif isinstance(have, ArrayType) and isinstance(want, ArrayType):
         yield from _grown(f"{path}.element", have.elementType, want.elementType)
     elif isinstance(have, MapType) and isinstance(want, MapType):
@@ -119,7 +120,3 @@ def _grown(path: str, have: DataType, want: DataType) -> Iterator[tuple[str, str
         yield from _grown(f"{path}.value", have.valueType, want.valueType)
     elif have != want:
         yield path, want.simpleString()
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -13,11 +13,13 @@ import pyarrow.compute as pc
 from router.delta.conform import conformed
 from router.delta.fitted import Unfit, fit
 from router.delta.history import MOMENT
-from router.delta.latest import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, UPDATE
+from router.delta.latest import OP
 from router.delta.merge import condition
-from router.delta.newer import HELD, SINCE
-from router.delta.order import ordered, placed
+from router.delta.newer import SINCE
+from router.delta.order import ordered
+from router.delta.state import state_schema
 from router.delta.upsert import as_kept, changed
+from router.engine.columns import quoted
 from router.engine.layout import DEAD_SCHEMA
 from router.engine.letters import buried
 from router.errors import TableError
@@ -84,13 +86,13 @@ def answers(question: Question, given: pa.Table) -> Iterator[pa.Table]:
     yield _answer(question, DELETION, changes.deletions)
     if letters is not None:
         yield _answer(question, BURIED, pa.table({LETTER: letters.to_struct_array()}))
-    told = {"applied": len(fitted.rows), "refused": len(fitted.refused), **_told(question, changes)}
+    told = {"applied": len(fitted.rows), "refused": len(fitted.refused), **changes.counts, **_told(question, changes)}
     yield _answer(question, REPORT, pa.table({TOLD: [json.dumps(told)]}))
 
 
 def _state(held: pa.ChunkedArray, rows: pa.Table, keyed: Keyed) -> pa.Table:
     """Return what the table holds, with the types of the rows."""
-    schema = pa.schema([*placed(rows, keyed).schema, *((name, pa.bool_()) for name in HELD), (SINCE, MOMENT)])
+    schema = state_schema(rows.schema, keyed)
     present = held.filter(pc.is_valid(held)).combine_chunks()
     if isinstance(present, pa.ChunkedArray):
         return schema.empty_table()
@@ -99,10 +101,6 @@ def _state(held: pa.ChunkedArray, rows: pa.Table, keyed: Keyed) -> pa.Table:
 
 def _told(question: Question, changes: Changes) -> dict[str, Any]:
     return {
-        "late": changes.late,
-        "inserted": changes.count(INSERT),
-        "updated": changes.count(UPDATE, PATCH, FLAG, CLOSE),
-        "deleted": changes.count(DELETE),
         "remembered": len(changes.deletions),
         "ops": np.unique(np.asarray(changes.rows.column(OP))).tolist(),
         "condition": condition(changes.rows, question.keyed, quoted) if len(changes.rows) else "",
@@ -111,8 +109,3 @@ def _told(question: Question, changes: Changes) -> dict[str, Any]:
 
 def _answer(question: Question, op: int, rows: pa.Table) -> pa.Table:
     return conformed(rows.append_column(OP, pa.array([op] * len(rows), pa.int8())), question.answers)
-
-
-def quoted(name: str) -> str:
-    """Return a name as Spark takes it."""
-    return "`" + name.replace("`", "``") + "`"

@@ -10,9 +10,10 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 
 from router.delta.choice import Choice, choice
+from router.delta.commit import rows as count
 from router.delta.commit import unsupported
 from router.delta.lake import Lake
-from router.delta.state import DELETIONS
+from router.delta.state import memory
 from router.engine.keyed import asked
 from router.engine.pending import PendingRows
 from router.engine.route import sink_names
@@ -40,8 +41,7 @@ class Writer:
 
 def explain(config: Config, table: str) -> list[tuple[str, str]]:
     """Return what is to be said, as names and texts. Raises TableError where nothing is known of the table."""
-    secrets = {key: value.get_secret_value() for key, value in config.storage_options.items()}
-    lake, checkpoint = Lake.at(config.lake, secrets), Lake.at(config.checkpoint_path(), secrets)
+    lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
     handle = lake.open(table)
     found = [*_writers(config, table, handle, Checkpoint.read(checkpoint).run)]
     own = [*_own(config, table)]
@@ -77,8 +77,8 @@ def _table(lake: Lake, table: str, handle: DeltaTable) -> Lines:
         yield "partitioned by", ", ".join(about.partition_columns)
     for name, value in sorted(about.configuration.items()):
         yield "property", f"{name} = {value}"
-    if (gone := lake.open(f"{table}.{DELETIONS}")) is not None:
-        yield "deletions", f"{sum(pa.table(gone.get_add_actions()).column('num_records').to_pylist()):,} remembered"
+    if (gone := memory(lake, table)) is not None:
+        yield "deletions", f"{count(gone):,} remembered"
 
 
 def _own(config: Config, table: str) -> Lines:

@@ -32,14 +32,13 @@ if TYPE_CHECKING:
     from router.keyed import Keyed, MergingSink
 
 TABLE = "_table"
-KEYS = (IntegralType, DecimalType, StringType, BinaryType, DateType, TimestampType, TimestampNTZType, BooleanType)
-"""The types of keys; of fractions nobody can say when they are equal."""
-DIVIDING = {
-    "partition_by": (IntegralType, DecimalType, StringType, DateType, TimestampType, TimestampNTZType, BooleanType),
-    "cluster_by": (NumericType, StringType, DateType, TimestampType, TimestampNTZType),
-}
+ORDERED = (NumericType, StringType, DateType, TimestampType, TimestampNTZType)
+"""The types of what rows are ordered by."""
+EQUAL = (IntegralType, DecimalType, StringType, DateType, TimestampType, TimestampNTZType, BooleanType)
+"""The types of which everybody can say when two values are equal: not those of fractions."""
+KEYS = (*EQUAL, BinaryType)
+DIVIDING = {"partition_by": EQUAL, "cluster_by": ORDERED}
 """The types of columns that tables are partitioned by, and clustered by: those need bounds."""
-NEWEST = (NumericType, StringType, DateType, TimestampType, TimestampNTZType)
 
 
 def extra(sink: MergingSink, table: Column, given: Column) -> Column:
@@ -80,7 +79,7 @@ def check(sink: MergingSink, where: str, rows: StructType, more: StructType) -> 
             raise StartError(f"{where}: {key} is {kinds[key].simpleString()} and cannot be a key; cast it in `select`")
     _check_division(keyed, where, kinds)
     for field in more.fields[2:]:
-        if not isinstance(field.dataType, NEWEST):
+        if not isinstance(field.dataType, ORDERED):
             raise StartError(f"{where}: `newest_by` has no order: it is {field.dataType.simpleString()}; cast it")
     own = [*more.names, *(COLUMNS.names if keyed.history else []), *filter(None, (keyed.soft_delete,))]
     if clash := sorted({name.lower() for name in own} & {name.lower() for name in kinds}):

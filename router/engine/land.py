@@ -14,23 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import TaskContext
 
 from router.delta.commit import LandedFile
 from router.delta.narrowing import brought, narrowed
 from router.engine.fuse import Fused, labelled
 from router.engine.lane import placed
-from router.engine.layout import (
-    BRONZE_SCHEMA,
-    DEAD_SCHEMA,
-    RAW_COLUMNS,
-    Layout,
-    RouteLabels,
-    Ruling,
-    Target,
-    too_wide,
-)
-from router.engine.rows import Counts, Numbers, Rows, groups
+from router.engine.layout import BRONZE_SCHEMA, DEAD_SCHEMA, RAW_COLUMNS, Layout, RouteLabels, Ruling, Target, too_wide
+from router.engine.rows import GATHERED, Counts, Numbers, Rows, gathered, groups
+from router.engine.undecided import Undecided, records
+from router.engine.write import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,8 +32,6 @@ if TYPE_CHECKING:
     from router.engine.write import Landing
 
 REPORT = "report string, records binary"
-GATHERED = 32 << 20
-"""Bytes of rows, at most, that are sorted into tables at once: what a table costs, it costs once for each such part."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +76,7 @@ class Landed:
     @property
     def records(self) -> pa.Table:
         """Return the records that were left undecided."""
-        return pa.concat_tables([pa.ipc.open_stream(part).read_all() for part in self.left])
+        return records(self.left)
 
 
 def landed(frame: DataFrame, job: Job) -> Landed:
@@ -100,7 +90,7 @@ def landed(frame: DataFrame, job: Job) -> Landed:
     for row in frame.mapInArrow(task(job), REPORT).collect():  # one row per file and source partition of a task
         report = json.loads(row["report"])
         if "path" in report:
-            files.append(LandedFile(**{**report, "columns": tuple(report["columns"])}))
+            files.append(LandedFile.of(report))
         elif "aside" in report:
             left = (bytes(row["records"]),) if row["records"] is not None else ()
             rest = rest + Landed([], [], report["aside"], left, report["overflow"])
@@ -113,57 +103,15 @@ def task(job: Job) -> Any:
     """Return the function of one task, for mapInArrow."""
 
     def land(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        attempt = f"{context.partitionId()}-{context.taskAttemptId()}" if context else "0-0"
-        work = _Task(job, attempt)
+        work = _Task(job, attempt())
         for batch in gathered(batches, min(GATHERED, job.landing.buffer_bytes // 2)):
             work.take(batch)
         reports = work.finish()
-        records = [None] * (len(reports) - 1) + [work.left.whole()]
-        columns = [pa.array(reports, pa.string()), pa.array(records, pa.binary())]
+        left = [None] * (len(reports) - 1) + [work.left.whole()]
+        columns = [pa.array(reports, pa.string()), pa.array(left, pa.binary())]
         yield pa.RecordBatch.from_arrays(columns, names=["report", "records"])
 
     return land
-
-
-def gathered(batches: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
-    """Join batches that follow each other until they have `most` bytes."""
-    held: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        held.append(batch)
-        size += batch.get_total_buffer_size()
-        if size >= most:
-            yield pa.concat_batches(held)
-            held, size = [], 0
-    if held:
-        yield pa.concat_batches(held)
-
-
-class _Left:
-    """Gather the records that a task could not decide."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.batches: list[pa.RecordBatch] = []
-        self.bytes = 0
-
-    @property
-    def overflow(self) -> bool:
-        return self.bytes > self.most
-
-    def add(self, records: pa.RecordBatch) -> None:
-        self.bytes += records.nbytes
-        self.batches = [] if self.overflow else [*self.batches, records]
-
-    def whole(self) -> bytes | None:
-        if not self.batches:
-            return None
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self.batches[0].schema) as stream:
-            for batch in self.batches:
-                stream.write_batch(batch)
-        return bytes(sink.getvalue())
 
 
 class _Task:
@@ -174,7 +122,7 @@ class _Task:
         self.writer = job.landing.writer(job.batch, attempt)
         self.counts: dict[tuple[str, int], Counts] = {}
         self.aside = 0
-        self.left = _Left(job.hands_over)
+        self.left = Undecided(job.hands_over)
 
     def take(self, batch: pa.RecordBatch) -> None:
         """Sort one Arrow batch."""

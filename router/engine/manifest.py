@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 from pyarrow import fs
@@ -64,7 +64,7 @@ class Manifest:
     def load(cls, text: bytes) -> Manifest:
         """Return a manifest from JSON."""
         found = json.loads(text)
-        commits = tuple(TableCommit(**{**c, "files": tuple(map(_file, c["files"]))}) for c in found["commits"])
+        commits = tuple(TableCommit(**{**c, "files": tuple(map(LandedFile.of, c["files"]))}) for c in found["commits"])
         counted = tuple(Partition(**part) for part in found["partitions"])
         return cls(**{**found, "commits": commits, "partitions": counted, "targets": tuple(found["targets"])})
 
@@ -75,10 +75,6 @@ def written(frozen: dict[str, dict[str, pa.DataType | None]]) -> dict[str, dict[
         place: {name: to_delta(pa.schema([(name, kind)])) if kind else None for name, kind in kinds.items()}
         for place, kinds in frozen.items()
     }
-
-
-def _file(found: dict[str, Any]) -> LandedFile:
-    return LandedFile(**{**found, "columns": tuple(found["columns"])})
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark import TaskContext
 
 from router.delta.choice import NeedsSpark
 from router.delta.commit import LandedFile
@@ -21,6 +20,7 @@ from router.delta.fitted import Unfit
 from router.delta.upsert import Merged, Upsert, upsert
 from router.engine.keyed import TABLE
 from router.engine.letters import buried
+from router.engine.write import attempt
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from router.keyed import Keyed
 
 REPORT = "report string"
+COUNTS = ("applied", "refused", "late", "inserted", "updated", "deleted")
+"""What a report counts of one table, whichever engine merged it."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Outcomes:
     def add(self, report: dict[str, Any]) -> None:
         """Take one report of a task."""
         if "path" in report:
-            self.files.append(LandedFile(**{**report, "columns": tuple(report["columns"])}))
+            self.files.append(LandedFile.of(report))
         elif "spark" in report:
             self.spark[report["table"]] = report["spark"]
         elif "failed" in report:
@@ -100,9 +102,7 @@ def task(job: Job) -> Any:
     """Return the function of one task, for mapInArrow. Needs rows sorted by table."""
 
     def merge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        attempt = f"{context.partitionId()}-{context.taskAttemptId()}" if context else "0-0"
-        letters = job.landing.writer(job.batch, f"refused-{attempt}")
+        letters = job.landing.writer(job.batch, f"refused-{attempt()}")
         reports: list[dict[str, Any]] = []
         for table, rows in tables(batches):
             report, refused = merged(job, table, rows)
@@ -152,5 +152,4 @@ def merged(job: Job, table: str, rows: pa.Table) -> tuple[dict[str, Any], pa.Tab
 
 def counts(found: Merged) -> dict[str, int]:
     """Return what a report says of one table."""
-    names = ("applied", "late", "inserted", "updated", "deleted")
-    return {"refused": len(found.refused), **{name: getattr(found, name) for name in names}}
+    return {**{name: getattr(found, name) for name in COUNTS}, "refused": len(found.refused)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from pyspark.sql import functions as F
 from router.applying import Applied
 from router.delta.choice import LARGE, choice
 from router.delta.commit import TableCommit, to_delta
+from router.delta.handles import THREADS
 from router.engine.commit import Committer
 from router.engine.keyed import TABLE, asked, counted
 from router.engine.known import KnownTables
@@ -133,12 +135,16 @@ class Merger:
 
     def _still_left(self, target: Target, keyed: Keyed) -> dict[str, str]:
         """Return the tables that were left to Delta on Spark and are, as they are now: their rows go there at once."""
-        found: dict[str, str] = {}
-        for table in self.left[target.key]:
+
+        def why(table: str) -> str | None:
             with suppress(DeltaError, OSError):  # a task will say it
                 chosen = choice(self.lake.open(table), keyed)
-                found |= {table: chosen.why} if chosen.engine == "spark" else {}
-        return found
+                return chosen.why if chosen.engine == "spark" else None
+            return None
+
+        left = self.left[target.key]
+        with ThreadPoolExecutor(THREADS) as pool:
+            return {table: found for table, found in zip(left, pool.map(why, left), strict=True) if found is not None}
 
     def _tell(self, target: Target, left: dict[str, str]) -> None:
         """Say which tables are merged by another engine from now on, and why."""

@@ -253,11 +253,6 @@ def _expand(frame: DataFrame, text: str) -> list[Column]:
     return [F.col("event").getField(name).alias(name) for name in event.fieldNames()]
 
 
-def lane_name(config: Config, route: str, sink: str) -> str:
-    """Return the table that events of an applying or merging sink land in."""
-    return f"lanes.{config.name}__{route}__{sink}"
-
-
 def sink_names(sinks: tuple[Sink, ...]) -> list[str]:
     """Return the name of each sink of a route: the part's name, numbered from the second of its kind on."""
     names: list[str] = []

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 WANTED = 10_000
 """Different things that a source partition of a task wants at once; more are wanted when the batch lands again."""
+GATHERED = 32 << 20
+"""Bytes of rows, at most, that are sorted into tables at once: what a table costs, it costs once for each such part."""
 Numbers = npt.NDArray[np.int64]
 """Row numbers within a batch."""
 
@@ -44,6 +46,20 @@ class Counts:
     waiting: dict[str, int] = field(default_factory=dict)
     wanted: list[str] = field(default_factory=list)
     named: dict[str, list[str]] = field(default_factory=dict)
+
+
+def gathered(batches: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
+    """Join batches that follow each other until they have `most` bytes."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.get_total_buffer_size()
+        if size >= most:
+            yield pa.concat_batches(held)
+            held, size = [], 0
+    if held:
+        yield pa.concat_batches(held)
 
 
 class Rows:

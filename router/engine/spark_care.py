@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import random
-import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from delta.exceptions import DeltaConcurrentModificationException
 
 from router.delta.maintenance import TRIES, WAIT_SECONDS, Care, Maintained, size_of, small
+from router.delta.rivals import in_turn
+from router.engine.columns import quoted
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from router.delta.lake import Lake
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class SparkCare:
         handle = self.lake.open(self.table)
         assert handle is not None
         session, address = self._session(), self.lake.address(self.table)
-        vacuum = f"VACUUM delta.`{address}` RETAIN {self.care.hours} HOURS"
+        table = f"delta.{quoted(address)}"
+        vacuum = f"VACUUM {table} RETAIN {self.care.hours} HOURS"
         old = [row["path"].removeprefix("file:") for row in session.sql(f"{vacuum} DRY RUN").collect()]
         freed = size_of(self.lake, self.table, [path.removeprefix(f"{address}/") for path in old])
         found = replace(found, deleted=len(old), freed=freed)
@@ -53,8 +56,8 @@ class SparkCare:
             files, into = small(handle, self.care)
             return replace(found, files=files, into=into)
         columns = () if "clustering" in found.by_spark else self.care.zorder
-        order = f" ZORDER BY ({', '.join(f'`{name}`' for name in columns)})" if columns else ""
-        optimize = f"OPTIMIZE delta.`{address}`{order}"
+        order = f" ZORDER BY ({', '.join(map(quoted, columns))})" if columns else ""
+        optimize = f"OPTIMIZE {table}{order}"
         (done,) = self._tried(lambda: session.sql(optimize).select("metrics.*").collect())
         session.sql(vacuum).collect()
         return replace(found, files=done["numFilesRemoved"], into=done["numFilesAdded"])
@@ -81,11 +84,5 @@ class SparkCare:
         every = [getattr(statistics, f"recompute$default${number}")() for number in (4, 5)]  # all rows, all files
         statistics.recompute(session, log, none, *every)
 
-    def _tried(self, work: Callable[[], Any]) -> Any:
-        """Return the outcome of work that begins anew when another writer was faster."""
-        for attempt in range(TRIES - 1):
-            try:
-                return work()
-            except DeltaConcurrentModificationException:
-                time.sleep(random.uniform(0, WAIT_SECONDS * 2**attempt))
-        return work()
+    def _tried(self, work: Callable[[], T]) -> T:
+        return in_turn(work, DeltaConcurrentModificationException, TRIES, WAIT_SECONDS)

@@ -7,8 +7,6 @@ id from the session's settings only.
 
 from __future__ import annotations
 
-import random
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,8 +18,9 @@ from pyspark.sql import functions as F
 
 from router.delta.handles import THREADS
 from router.delta.newer import DELETED
+from router.delta.rivals import in_turn, outrun
 from router.delta.upsert import TRIES, WAIT_SECONDS
-from router.engine.decide import quoted
+from router.engine.columns import quoted
 from router.engine.keyed import TABLE
 from router.engine.spark_table import Share, Table
 from router.errors import TableError
@@ -57,14 +56,15 @@ class SparkMerger:
 
     def _table(self, table: str, rows: DataFrame, share: Share) -> dict[str, Any]:
         """Merge one table; begin anew when another writer was faster."""
-        why = ""
-        for attempt in range(TRIES):
-            time.sleep(random.uniform(0, WAIT_SECONDS * 2**attempt) if attempt else 0)
-            try:
-                return Table(self.spark, self.lake, self.job, self.job.upsert(table), rows, share).merge()
-            except DeltaConcurrentModificationException as error:
-                why = str(error).split("\n")[0]
-        raise TableError(table, f"other writers were faster {TRIES} times, the last time: {why}; stop one of them")
+        try:
+            return in_turn(
+                lambda: Table(self.spark, self.lake, self.job, self.job.upsert(table), rows, share).merge(),
+                DeltaConcurrentModificationException,
+                TRIES,
+                WAIT_SECONDS,
+            )
+        except DeltaConcurrentModificationException as error:
+            raise outrun(table, TRIES, error) from error
 
 
 def _first(error: Exception) -> str:

@@ -14,18 +14,19 @@ from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arro
 from pyspark.sql.types import IntegralType, LongType, StructField, StructType
 
 from router.delta import state
-from router.delta.commit import PROPERTIES, to_arrow, to_delta
-from router.delta.fitted import refuse_lost_keys, wanted_schema
-from router.delta.history import COLUMNS, MOMENT
+from router.delta.commit import PROPERTIES, has, to_arrow, to_delta
+from router.delta.fitted import own_names, refuse_lost_keys, wanted_schema
 from router.delta.latest import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, UPDATE
 from router.delta.merge import assigned, touched
 from router.delta.newer import DELETED, HELD, REFUSED, SINCE
-from router.delta.order import order_names, ordered, placed
-from router.delta.schema import compare, plain_schema
-from router.delta.upsert import has, refuse_absent
+from router.delta.order import ordered, placed
+from router.delta.schema import Difference, compare, plain_schema
+from router.delta.upsert import refuse_absent
+from router.engine.columns import quoted
 from router.engine.commit import widen
-from router.engine.decide import BURIED, DELETION, LETTER, REPORT, STATE, TOLD, Question, quoted, task
+from router.engine.decide import BURIED, DELETION, LETTER, REPORT, STATE, TOLD, Question, task
 from router.engine.guard import holds
+from router.engine.merge import COUNTS
 
 if TYPE_CHECKING:
     import deltalake
@@ -89,8 +90,7 @@ class Table:
                 self._append(letters, self.lake.address(self.job.dead_letters), f"{self.work.app_id}/dead_letters")
         finally:
             decided.unpersist()
-        names = ("applied", "refused", "late", "inserted", "updated", "deleted")
-        return {"counts": {name: told[name] for name in names}}
+        return {"counts": {name: told[name] for name in COUNTS}}
 
     def _grown(self) -> deltalake.DeltaTable:
         """Return the table with every column that the rows have a value for, unless it must not change."""
@@ -102,19 +102,18 @@ class Table:
             refuse_absent(self.lake, self.work)
             self._create(wanted)
             return self._opened()
-        refuse_lost_keys(to_arrow(handle), self.work.table, keyed)
+        have = to_arrow(handle)
+        refuse_lost_keys(have, self.work.table, keyed)
         if keyed.evolution == "evolve":
-            found = compare(plain_schema(to_arrow(handle)), wanted)
-            if found.added:
-                self._add(handle, [*found.added])
-            if found.widened:
-                widen(self.spark.newSession(), self.address, to_delta(pa.schema(found.widened)))
+            found = compare(plain_schema(have), wanted)
         else:
-            own = [field for field in wanted if field.name in {*order_names(keyed), keyed.soft_delete, *COLUMNS.names}]
-            lacking = [field for field in own if field.name not in to_arrow(handle).names]
-            if lacking:
-                self._add(handle, lacking)
-        return self._opened()
+            lacking = own_names(keyed) - set(have.names)
+            found = Difference(added=tuple(field for field in wanted if field.name in lacking))
+        if found.added:
+            self._add(handle, [*found.added])
+        if found.widened:
+            widen(self.spark.newSession(), self.address, to_delta(pa.schema(found.widened)))
+        return self._opened() if found.added or found.widened else handle
 
     def _opened(self) -> deltalake.DeltaTable:
         handle = self.lake.open(self.work.table)
@@ -146,10 +145,8 @@ class Table:
 
     def _decided(self, question: Question, *, again: bool) -> DataFrame:
         kinds = {field.name: from_arrow_type(field.type, prefer_timestamp_ntz=True) for field in question.have}
-        state_of = placed(question.have.empty_table(), question.keyed).schema
-        names = [field.name for field in state_of]
-        struct = pa.struct([*state_of, *((name, pa.bool_()) for name in HELD), (SINCE, MOMENT)])
-        kind = from_arrow_type(struct, prefer_timestamp_ntz=True)
+        schema = state.state_schema(question.have, question.keyed)
+        kind = from_arrow_type(pa.struct(list(schema)), prefer_timestamp_ntz=True)
         given = self._checked(question.have).withColumn(STATE, F.lit(None).cast(kind))
         keys = self.rows.select(*[F.col(quoted(k)).cast(kinds[k]).alias(k) for k in question.keyed.keys]).distinct()
         for found in (self._held(question.keyed, again=again), self._deletions()):
@@ -157,8 +154,8 @@ class Table:
                 for key, (low, high) in self.share.bounds.items():  # they leave out files, which a join does not
                     held = held.filter(F.col(quoted(key)).between(F.lit(low), F.lit(high)))
                 some = held.join(keys, on=list(question.keyed.keys), how="left_semi")
-                columns = [_known(some, name, kinds.get(name)) for name in names]
-                one = F.struct(*columns, *HELD, SINCE).cast(kind).alias(STATE)
+                columns = [_known(some, name, kinds.get(name)) for name in schema.names]
+                one = F.struct(*columns).cast(kind).alias(STATE)
                 given = given.unionByName(some.select(one), allowMissingColumns=True)
         answers = from_arrow_schema(question.answers, prefer_timestamp_ntz=True)
         return given.repartition(1).mapInArrow(task(question), answers)
@@ -195,7 +192,7 @@ class Table:
 
     def _deletions(self) -> DataFrame | None:
         """Return the remembered deletions as a state."""
-        if self.lake.open(f"{self.work.table}.{state.DELETIONS}") is None:
+        if state.memory(self.lake, self.work.table) is None:
             return None
         table = self.spark.read.format("delta").load(f"{self.address}/{state.DELETIONS}")
         since = _known(table, SINCE, None)
@@ -207,7 +204,7 @@ class Table:
         session.conf.set("spark.databricks.delta.write.txnVersion", str(self.work.version))
         session.conf.set("spark.databricks.delta.commitInfo.userMetadata", json.dumps(self.work.notes))
         keyed = self.work.keyed
-        own = {*order_names(keyed), keyed.soft_delete, *(COLUMNS.names if keyed.history else ())}
+        own = own_names(keyed)
         names = [field.name for field in have if field.name in own or field.name in self.rows.columns]
         changes = decided.filter(F.col(OP) <= CLOSE)
         merger = DeltaTable.forPath(session, self.address).alias("t").merge(changes.alias("s"), told["condition"])

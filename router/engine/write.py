@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark import TaskContext
 
 from router.delta.commit import LandedFile
 from router.delta.file_statistics import Leaf, leaves, statistics, with_nan
@@ -32,6 +33,12 @@ class Landing:
     def writer(self, batch: int, attempt: str) -> Writer:
         """Return the writer of one task attempt."""
         return Writer(self, f"part-{batch:010d}-{attempt}")
+
+
+def attempt() -> str:
+    """Return what no other attempt at a task of this job is called."""
+    context = TaskContext.get()
+    return f"{context.partitionId()}-{context.taskAttemptId()}" if context else "0-0"
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +13,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from router import TableError
-from router.delta.lake import Lake
 from router.delta.maintenance import Care, forget, maintain
+from tests.delta.busy import Busy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from router.delta.lake import Lake
 
 TABLE = "silver.uno"
 DAYS = 24 * 3600
@@ -87,22 +86,11 @@ def test_a_dry_run_says_it_and_does_nothing(lake: Lake, table: Path) -> None:
     assert (found.files, found.into, found.deleted >= 1, found.freed >= 26) == (5, 1, True, True)
 
 
-@dataclass(frozen=True)
-class Busy(Lake):
-    """Be a lake where somebody else is faster."""
-
-    others: Callable[[], None] = lambda: None
-
-    def open(self, table: str) -> DeltaTable | None:
-        found = super().open(table)
-        if table == TABLE:
-            self.others()
-        return found
-
-
 def test_another_writer_is_waited_for(lake: Lake, table: Path) -> None:
     """Without it a stream and its maintenance stop each other."""
-    busy = Busy(lake.root, others=lambda: DeltaTable(table).update(updates={"v": "v + 1"}, predicate="k = 0"))
+    busy = Busy(
+        lake.root, table=TABLE, others=lambda: DeltaTable(table).update(updates={"v": "v + 1"}, predicate="k = 0")
+    )
     maintain(busy, TABLE, Care())
 
     assert (len(DeltaTable(table).file_uris()), keys(table)) == (1, [0, 1, 2, 3, 4])

@@ -15,16 +15,18 @@ from deltalake import DeltaTable, Field, Schema, write_deltalake
 
 from router.delta import state
 from router.delta.choice import NeedsSpark
-from router.delta.lake import Lake
 from router.delta.latest import OP, UPDATE
 from router.delta.merge import condition, quoted
 from router.delta.upsert import Merged, Upsert, upsert
 from router.errors import TableError
 from router.keyed import Keyed
+from tests.delta.busy import Busy
 from tests.delta.model import Record, lane
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from router.delta.lake import Lake
 
 TABLE = "silver.profiles"
 KEYED = Keyed(("k",))
@@ -321,6 +323,15 @@ def test_a_frozen_table_refuses_what_it_has_no_column_for(table: Table) -> None:
     assert table.rows() == [LATEST[0], {"k": "b", "v": 10, "_offset": 10}]
 
 
+def test_a_frozen_table_without_a_history_has_no_columns_of_one(table: Table) -> None:
+    """Without it an event's own `is_current` gets into a table that must not change."""
+    table.columns, table.keyed = {**COLUMNS, "is_current": pa.bool_()}, replace(KEYED, evolution="freeze")
+    merged = table.take(Record(("a",), 9, values=(("v", 9), ("is_current", True))))
+
+    assert merged.refused["reason"].to_pylist() == ["column is_current is not in the table"]
+    assert "is_current" not in table.handle.to_pyarrow_table().column_names
+
+
 def test_a_frozen_table_takes_what_fits_its_types(make: Callable[..., Table]) -> None:
     """Without it one large number freezes a table's small ones out, or is cut."""
     table = make(columns={"k": pa.string(), "v": pa.int32()}, keyed=replace(KEYED, evolution="freeze"))
@@ -463,19 +474,6 @@ def test_files_without_a_key_of_the_batch_are_left_alone(make: Callable[..., Tab
     assert len(table.rows()) == 400
 
 
-@dataclass(frozen=True)
-class Busy(Lake):
-    """Be a lake where somebody else is faster: what `others` does happens right after a table was opened."""
-
-    others: Callable[[], None] = lambda: None
-
-    def open(self, table: str) -> DeltaTable | None:
-        found = super().open(table)
-        if table == TABLE:
-            self.others()
-        return found
-
-
 def test_a_writer_that_is_faster_is_waited_for(table: Table) -> None:
     """Without it compacting a table stops the stream that fills it."""
     calls: list[int] = []
@@ -485,7 +483,7 @@ def test_a_writer_that_is_faster_is_waited_for(table: Table) -> None:
         if len(calls) < 3:
             table.handle.update(updates={"v": "v + 100"}, predicate="k = 'b'")
 
-    busy = Table(Busy(table.lake.root, others=others), batches=5)
+    busy = Table(Busy(table.lake.root, table=TABLE, others=others), batches=5)
     busy.take(record("a", 9, 9), record("x", 10, 10))
 
     assert len(calls) == 3
@@ -502,7 +500,7 @@ def test_two_that_bring_the_same_new_key_make_one_row(table: Table) -> None:
             rows = lane([record("new", 7, 7)], KEYED, COLUMNS)
             upsert(table.lake, Upsert(TABLE, "another/route/upsert", 0, KEYED, {}), rows)
 
-    busy = Table(Busy(table.lake.root, others=others), batches=5)
+    busy = Table(Busy(table.lake.root, table=TABLE, others=others), batches=5)
     busy.take(record("new", 9, 9))
 
     assert len(calls) == 2
@@ -516,7 +514,7 @@ def test_a_table_that_others_never_leave_alone_is_named(table: Table) -> None:
         table.handle.alter.set_table_properties({"delta.logRetentionDuration": "interval 8 days"})
 
     with pytest.raises(TableError) as caught:
-        Table(Busy(table.lake.root, others=others), batches=5).take(record("a", 9, 9), tries=2)
+        Table(Busy(table.lake.root, table=TABLE, others=others), batches=5).take(record("a", 9, 9), tries=2)
 
     assert caught.value.table == TABLE
     assert table.rows() == LATEST

@@ -12,6 +12,7 @@ from deltalake import write_deltalake
 from deltalake.transaction import AddAction
 
 from router.config.models import Maintenance
+from router.delta.maintenance import Care, maintain
 from router.delta.upsert import Upsert, upsert
 from router.engine.caretaker import Caretaker
 from router.keyed import Keyed
@@ -76,14 +77,30 @@ def test_a_table_that_fails_stops_nothing(lake: Lake, caplog: pytest.LogCaptureF
     assert "silver.gone" in caplog.text
 
 
-def test_what_is_remembered_of_deletions_is_compacted_too(lake: Lake) -> None:
-    """Without it each batch with a deletion leaves a small file for ever."""
+def delete(lake: Lake, table: str) -> None:
+    """Let four batches delete a key."""
     keyed = Keyed(("k",))
     for offset in range(4):
         rows = lane([Record(("a",), offset, deletes=True)], keyed, {"k": pa.string()})
-        upsert(lake, Upsert("silver.p", "query/route/upsert", offset, keyed, {}), rows)
+        upsert(lake, Upsert(table, "query/route/upsert", offset, keyed, {}), rows)
+
+
+def test_what_is_remembered_of_deletions_is_compacted_too(lake: Lake) -> None:
+    """Without it each batch with a deletion leaves a small file for ever."""
+    delete(lake, "silver.p")
     Caretaker(lake, no_session, (Maintenance(tables="*.*", commits=1),)).after_batch(["silver.p"])
 
+    assert files(lake, "silver.p._deletions") == 1
+
+
+def test_what_is_remembered_of_deletions_is_compacted_beside_a_table_of_sparks(lake: Lake) -> None:
+    """Without it a table with a CHECK leaves a small file for each batch with a deletion, for ever."""
+    delete(lake, "silver.p")
+    handle = lake.open("silver.p")
+    assert handle is not None
+    handle.alter.add_constraint({"known": "k <> ''"})
+
+    assert maintain(lake, "silver.p", Care()).by_spark == "checkConstraints"
     assert files(lake, "silver.p._deletions") == 1
 
 
