@@ -27,7 +27,7 @@ ledger: ops.dead_letters
 
 def test_ten_mistakes_are_all_reported_exactly(faults):
     known = (
-        "bronze, checkpoint, dead_letters, debug, decode, engine, lake, landing, ledger, maintenance, name, register"
+        "bronze, checkpoint, dead_letters, debug, decode, engine, lake, landing, lane_retention, ledger, maintenance, name, register"
     )
     known += ", routes, source, spark, storage_options, trigger, unmatched"
     lake = "add `lake`: folder or URI; the table layer.table lives at lake/layer/table"
