@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +26,20 @@ class Answer:
     body: bytes = field(repr=False)
     seconds: float
     whole: bool
+
+
+class Headers(dict[str, str]):
+    """Be the headers of an answer: made with names in lower case, found by names in any."""
+
+    def __getitem__(self, name: str) -> str:
+        return super().__getitem__(name.lower())
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name.lower() if isinstance(name, str) else name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a header, or the default where there is none."""
+        return super().get(name.lower(), default)
 
 
 class Unsent(OSError):  # noqa: N818 - it says what happened

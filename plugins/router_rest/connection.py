@@ -37,7 +37,7 @@ class Connection(asyncio.Protocol):
         """Requests that were sent over it."""
         self.idle_since = 0.0
         self._silence = read
-        self._most = most
+        self._answers = Reply(most)
         self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -59,7 +59,8 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             raise Unsent("the connection was closed before the request was sent")
-        self._reply = Reply(self._most, bodiless=request.bodiless)
+        self._reply = self._answers
+        self._reply.begin(bodiless=request.bodiless)
         self._waiting = waiting = self._loop.create_future()
         self._began = self._heard = self._loop.time()
         self._deadline = deadline
@@ -110,6 +111,7 @@ class Connection(asyncio.Protocol):
         self._transport = None
         if self._reply is not None:
             self._fail(self._why_lost(self._reply, error))
+        self._answers.end()
         self._lost(self)
 
     @property

@@ -143,7 +143,8 @@ class Login(AuthBase):
         self._signer = signer
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers.update(self._headers)
+        for name, value in self._headers.items():  # `update` looks at what it is given first
+            request.headers[name] = value
         if self._query:
             url = str(request.url)
             request.url = f"{url}{'&' if '?' in url else '?'}{self._query}"

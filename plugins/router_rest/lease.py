@@ -164,7 +164,7 @@ class Lease:
             hand.note("pause", max(pause, hand.pause or 0.0))
         if self._waiting:
             self._serve()
-        if not ok or self._waiting:
+        if not ok or (self._waiting and hand.out < hand.cap):  # whoever waits for an answer has no need of slots
             self._say_soon()
 
     def may_retry(self) -> bool:

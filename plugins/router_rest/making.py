@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from requests import PreparedRequest, Request
 from requests.structures import CaseInsensitiveDict
@@ -16,6 +16,25 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from router_rest.bodies import Body
+
+
+class Headers(CaseInsensitiveDict[Any]):
+    """Be the headers of a request, copied and listed as a whole: `requests` does either name by name."""
+
+    _store: OrderedDict[str, tuple[str, Any]]
+    """Of CaseInsensitiveDict: names and values by names in lower case."""
+
+    @classmethod
+    def of(cls, other: Any) -> Headers:
+        """Return a copy of headers of this class, or of that of `requests`."""
+        made = cls.__new__(cls)
+        made._store = OrderedDict(other._store)
+        return made
+
+    def items(self) -> Any:
+        """Return pairs of names and values."""
+        return self._store.values()
+
 
 MOST_KEPT = 1024
 """Requests that are kept prepared: URLs may be made of data, and be as many as rows."""
@@ -47,7 +66,7 @@ class Maker:
         base = self._base(url or self.form.url)
         request = PreparedRequest()
         request.method, request.url = base.method, base.url
-        request.headers = CaseInsensitiveDict(base.headers)
+        request.headers = Headers.of(base.headers)
         request.hooks = {"response": []}
         request.body = self.form.body.packed(body)
         request.headers["Content-Length"] = str(len(request.body))
@@ -62,6 +81,7 @@ class Maker:
                 self._prepared.popitem(last=False)
             headers = {**self.form.body.headers, **self.form.headers}
             found = self._prepared[url] = Request(self.form.method, url, headers=headers).prepare()
+            found.headers = Headers.of(found.headers)
         return found
 
 

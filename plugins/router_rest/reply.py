@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
-from requests.structures import CaseInsensitiveDict
 
-from router_rest.answer import Answer, InDoubt, decoded
+from router_rest.answer import Answer, Headers, InDoubt, decoded
 
 MOST_HEAD = 64 << 10
 """Bytes of a head, with the interim ones before it, and of what surrounds a body."""
@@ -14,12 +13,18 @@ OF_ONE = 6
 
 
 class Reply:
-    """Collect one answer as it arrives, at most `most` bytes of its body.
+    """Collect the answers of one connection as they arrive, one at a time, at most `most` bytes of a body.
 
-    bodiless: it has no body, whatever its head says. The parser calls the methods `on_...`.
+    The parser calls the methods `on_...`.
     """
 
-    def __init__(self, most: int, *, bodiless: bool) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._parser: HttpResponseParser | None = None
+        self.begin(bodiless=False)
+
+    def begin(self, *, bodiless: bool) -> None:
+        """Begin with the next answer. bodiless: it has no body, whatever its head says."""
         self.begun = False
         """Whether anything of it came."""
         self.head = False
@@ -29,14 +34,18 @@ class Reply:
         """Whether it is longer than anybody wants to read."""
         self.keeps = False
         """Whether the connection is of further use when it is done."""
-        self._most = most
         self._bodiless = bodiless
         self._status = 0
         self._headers: dict[str, str] = {}
         self._parts: list[bytes] = []
         self._size = 0
         self._room = MOST_HEAD
-        self._parser: HttpResponseParser | None = HttpResponseParser(self)
+        if self._parser is None:
+            self._parser = HttpResponseParser(self)
+
+    def end(self) -> None:
+        """Let go of the parser, which refers to this object."""
+        self._parser = None
 
     def feed(self, data: bytes) -> None:
         """Take bytes. Raises InDoubt when they are no answer."""
@@ -54,8 +63,8 @@ class Reply:
             if not self.head:
                 raise InDoubt(f"the answer is broken: its head does not end within {MOST_HEAD} bytes")
             self.full = True
-        if self.done:
-            self._parser = None  # it refers to this object
+        if self._bodiless and self.done:
+            self._parser = None  # it still waits for the body
 
     @property
     def ends_by_closing(self) -> bool:
@@ -67,15 +76,11 @@ class Reply:
 
     def answer(self, seconds: float) -> Answer:
         """Return what there is."""
-        self._parser = None
-        headers: CaseInsensitiveDict[str] = CaseInsensitiveDict()
-        for name, value in self._headers.items():  # quicker than to hand them over at once
-            headers[name] = value
         body, whole = b"".join(self._parts)[: self._most], self.done and not self.full
         if "content-encoding" in self._headers:
             body, all_of_it = decoded(body, self._headers["content-encoding"], self._most)
             whole = whole and all_of_it
-        return Answer(self._status, headers, body, seconds, whole)
+        return Answer(self._status, Headers(self._headers), body, seconds, whole)
 
     def on_message_begin(self) -> None:
         # whatever comes after an answer was not asked for, and must not pass for the next one

@@ -8,6 +8,7 @@ a thread and most of a millisecond for each call; here the bytes are written and
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,8 @@ class Wire:
         adapter: Callable[[], HTTPAdapter] | None = None,
     ) -> None:
         self._total = total
-        self._places = asyncio.Semaphore(in_flight)
+        self._free = in_flight
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self._pool = Pool(in_flight, connect=connect, read=read, most=most, trust=partial(trust, verify, cert))
         self._always_stock = bool(proxies) or adapter is not None
         self._stock = Stock(
@@ -79,15 +81,40 @@ class Wire:
         A request is sent twice, with the same bytes, when a connection that served before is closed before a byte of
         the answer comes: servers close idle connections whenever they like. Whoever cancels it leaves it in doubt.
         """
-        async with self._places:
+        if self._free:
+            self._free -= 1
+        else:
+            await self._place()
+        try:
             if self._always_stock or request.hooks.get("response") or not writable(request):
                 return await self._stock.send(request)
             return await self._exchange(outgoing(request))
+        finally:
+            self._leave()
 
     async def close(self) -> None:
         """Close all connections; what is under way ends in doubt."""
         self._stock.close()
         await self._pool.close()
+
+    async def _place(self) -> None:
+        """Wait for a place; as asyncio.Semaphore, which does more for each request even where none waits."""
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled():
+                self._leave()
+            raise
+
+    def _leave(self) -> None:
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_result(None)
+                return
+        self._free += 1
 
     async def _exchange(self, request: Outgoing) -> Answer:
         connection = await self._pool.take(request.origin)
