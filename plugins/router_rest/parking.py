@@ -1,4 +1,4 @@
-"""Write receipts of rows that are parked, and of those that may be dead. Runs on executors."""
+"""Write receipts of rows that are parked. Runs on executors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from router_rest.cutting import Call
 from router_rest.feeding import stretches
-from router_rest.receipts import SCHEMA, Known, Settled, receipts
+from router_rest.receipts import Known, Settled, receipts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -38,18 +38,6 @@ def park(parts: Parts, owner: Owner, reason: str) -> Callable[[Iterable[pa.Recor
             yield _counted(table.num_rows)
 
     return parked
-
-
-def keep(parts: Parts) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function of a task that writes receipts down, for mapInArrow. Needs the columns of SCHEMA."""
-
-    def kept(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for rows in batches:
-            if rows.num_rows:
-                parts.write(pa.Table.from_batches([rows]).select(SCHEMA.names).cast(SCHEMA))
-            yield _counted(rows.num_rows)
-
-    return kept
 
 
 def _counted(rows: int) -> pa.RecordBatch:

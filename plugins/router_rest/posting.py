@@ -8,19 +8,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from router import Outcome, StartError
 from router_rest.outcome import outcome
-from router_rest.parking import COUNTED, keep, park
+from router_rest.parking import COUNTED, park
 from router_rest.placing import Extent, Plan, plan
 from router_rest.receipts import SCHEMA, receipts
 from router_rest.task import REPORT, task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from router import Batch, Parts
     from router_rest.cutting import Cut
@@ -44,21 +46,24 @@ BOUNDED = str(32 << 20)
 
 @dataclass(frozen=True)
 class Round:
-    """Be what one job came to: rows by what became of them, and why others are left."""
+    """Be what one job came to: rows by what became of them, the receipts of those refused, and why others are left."""
 
     counts: dict[str, int]
+    refused: pa.Table
     away: str = ""
     wrong: str = ""
 
     @classmethod
-    def of(cls, rows: list[Row]) -> Round:
+    def of(cls, reports: pa.Table) -> Round:
         """Add up the reports of tasks."""
         counts: dict[str, int] = {}
         texts: dict[str, str] = {}
-        for row in rows:
+        dead = pc.equal(reports["kind"], "dead")
+        for row in reports.filter(pc.invert(dead)).select(["kind", "rows", "text"]).to_pylist():
             counts[row["kind"]] = counts.get(row["kind"], 0) + (row["rows"] or 0)
             texts.setdefault(row["kind"], row["text"] or "")
-        return cls(counts, texts.get("away", ""), texts.get("wrong", ""))
+        refused = pa.Table.from_struct_array(reports.filter(dead)["receipt"]).cast(SCHEMA)
+        return cls(counts, refused, texts.get("away", ""), texts.get("wrong", ""))
 
     @property
     def left(self) -> int:
@@ -68,19 +73,19 @@ class Round:
     @property
     def moved(self) -> bool:
         """Return whether any row got its receipt."""
-        return bool(self.counts.get("delivered") or self.counts.get("refused"))
+        return bool(self.counts.get("delivered") or self.refused.num_rows)
 
 
 @dataclass
 class Posting:
     """Send the rows of one batch.
 
-    `rows` has the columns of `feeding.TAKES`; `plan` says who gets which. `job` is the tasks'. `share` of the rows may
-    be refused; `limit` is the name of theirs at the `leases`.
+    `columns` makes those of `feeding.TAKES` of events; `plan` says who gets which. `job` is the tasks'. `share` of the
+    rows may be refused; `limit` is the name of theirs at the `leases`.
     """
 
     events: DataFrame
-    rows: DataFrame
+    columns: Callable[[DataFrame], DataFrame]
     batch: Batch
     plan: Plan
     job: Job
@@ -111,14 +116,12 @@ class Posting:
 
     def rows_left(self) -> bool:
         """Run the job once; return whether rows are left that may be delivered later."""
-        placed = self._placed(self.rows)
         with bounded(self.events.sparkSession):
-            # at once, and never again: whatever is asked of the reports later must not send anything
-            reports = placed.mapInArrow(task(self.job), REPORT).localCheckpoint(eager=True)
-        told = Round.of(reports.filter(F.col("kind") != "dead").collect())
+            # all at once: whatever else was asked of these reports would send everything again
+            told = Round.of(self._placed().mapInArrow(task(self.job), REPORT).toArrow())
         if told.wrong:
             raise StartError(f"{self.limit} does not take calls: {told.wrong}")
-        self._bury(reports, told.counts.get("refused", 0))
+        self._bury(told.refused)
         if told.moved:
             self._moved = time.monotonic()
         if told.left:
@@ -142,28 +145,28 @@ class Posting:
     def park(self) -> None:
         """Give every row that is left a receipt that says so."""
         why = "the API was away for longer than max_outage"
-        parked = self._placed(self.rows).mapInArrow(park(self.job.parts, self.job.owner, why), COUNTED)
+        parked = self._placed().mapInArrow(park(self.job.parts, self.job.owner, why), COUNTED)
         rows = sum(row["rows"] for row in parked.collect())
         log.warning("%s: %d rows are parked: %s", self.batch.key, rows, why)
 
-    def _placed(self, rows: DataFrame) -> DataFrame:
+    def _placed(self) -> DataFrame:
+        """Return the rows of each task, in order; they are encoded as they are sent."""
         key, order = self.plan.key(), ("_topic", "_partition", "_offset")
-        if self.plan.tasks == 1:
-            return rows.coalesce(1).sortWithinPartitions(*order)
         by = [F.expr(key)] if key else [F.col("_topic"), F.col("_partition")]
-        return rows.repartition(self.plan.tasks, *by).sortWithinPartitions(*order)
+        several = self.plan.tasks > 1
+        dealt = self.events.repartition(self.plan.tasks, *by) if several else self.events.coalesce(1)
+        return self.columns(dealt.sortWithinPartitions(*order))
 
-    def _bury(self, reports: DataFrame, refused: int) -> None:
+    def _bury(self, refused: pa.Table) -> None:
         """Write the receipts of rows that were refused, if these are not too many to be the rows' fault."""
-        if not refused:
+        if not refused.num_rows:
             return
         before = sum(rows.column("status").to_pylist().count("dead") for _, rows in self.job.parts.read(["status"]))
-        if before + refused > self.dead_at_most:
-            last = reports.filter(F.col("kind") == "dead").select("receipt.reason").limit(1).collect()
-            why = last[0]["reason"] if last else ""
-            raise StartError(f"{self.limit} refuses {before + refused} of {self.plan.rows} rows, such as: {why}")
-        dead = reports.filter(F.col("kind") == "dead").select("receipt.*").coalesce(1)
-        dead.mapInArrow(keep(self.job.parts), COUNTED).collect()
+        many = before + refused.num_rows
+        if many > self.dead_at_most:
+            why = refused["reason"][-1].as_py()
+            raise StartError(f"{self.limit} refuses {many} of {self.plan.rows} rows, such as: {why}")
+        self.job.parts.write(refused)
 
     def _say(self, told: Round) -> None:
         """Tell the operator why it takes so long, now and then."""
@@ -183,7 +186,12 @@ def planned(events: DataFrame, parts: Parts, cut: Cut, tasks: int, job_owner: An
         if "plan" in notes:
             return Plan.read(notes["plan"])
     place = F.col("_topic"), F.col("_partition")
-    counted = events.groupBy(*place).agg(F.min("_offset"), F.max("_offset"), F.count(F.lit(1)))
+    counted = (
+        events.select(*place, "_offset")
+        .coalesce(1)
+        .groupBy(*place)
+        .agg(F.min("_offset"), F.max("_offset"), F.count(F.lit(1)))
+    )
     made = plan((Extent(*row) for row in counted.collect()), cut, tasks)
     parts.write(receipts(job_owner, []), {"plan": made.note()})
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -46,9 +47,6 @@ def post(sink: Rest, events: DataFrame, batch: Batch) -> Outcome:
     """Send a batch; return what became of its rows. Raises as `Posting.run` does."""
     parts, owner = batch.parts(sink.receipts), Owner(batch.query, batch.route, batch.sink, batch.id)
     leases = lease_server(*hosts(events.sparkSession))
-    rows = sink.columns(events)
-    if not sink.template.fields:
-        rows = rows.withColumn("_to", F.lit(None).cast("string"))
     plan = planned(events, parts, cut_of(sink), tasks_of(sink, events.sparkSession), owner)
     with admitted(sink, leases, batch) as address:
         job = Job(
@@ -64,7 +62,14 @@ def post(sink: Rest, events: DataFrame, batch: Batch) -> Outcome:
             dead_at_most=allowed(plan.rows, sink.poison_share),
             responses=Responses(batch.parts(sink.responses)) if sink.responses else None,
         )
-        return Posting(events, rows, batch, plan, job, leases, sink.limit, sink.poison_share, sink.max_outage).run()
+        columns = partial(columns_of, sink)
+        return Posting(events, columns, batch, plan, job, leases, sink.limit, sink.poison_share, sink.max_outage).run()
+
+
+def columns_of(sink: Rest, events: DataFrame) -> DataFrame:
+    """Return what tasks take; without `_to` where all rows have one URL."""
+    rows = sink.columns(events)
+    return rows if sink.template.fields else rows.withColumn("_to", F.lit(None).cast("string"))
 
 
 @contextmanager
