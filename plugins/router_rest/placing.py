@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 MOST_RANGES = 256
 """Ranges that rows are compared with; of more source partitions each goes where its hash leads."""
 LEAST_CALLS = 32
-"""Calls that are worth a task."""
+"""Calls that a task has at least, where somebody said how many tasks there are."""
+WORTH_CALLS = 2000
+"""Calls that are worth a task otherwise: they take a process about as long as Spark takes to deal rows to several."""
+WORTH_ROWS = 50_000
+"""Rows that are, however few calls they go out in."""
 
 
 class Extent(NamedTuple):
@@ -70,14 +74,17 @@ class Plan:
         return f"CASE {' '.join(cases)} ELSE {keys[0]} END"
 
 
-def plan(extents: Iterable[Extent], cut: Cut, tasks: int) -> Plan:
+def plan(extents: Iterable[Extent], cut: Cut, tasks: int, *, said: bool = True) -> Plan:
     """Return how rows are dealt to tasks: whole source partitions where they fit, the largest first.
+
+    There are as many tasks as are `said`; fewer where that is only the most that there may be, and for few calls.
 
     Partitions are split by offsets where that makes tasks more even, but for an order (`cut.lanes`).
     """
     extents = sorted(extents, key=lambda one: (one.topic or "", one.partition))
     rows = sum(one.rows for one in extents)
-    tasks = max(1, min(tasks, rows // (cut.rows * LEAST_CALLS)))
+    calls = rows // cut.rows
+    tasks = max(1, min(tasks, calls // LEAST_CALLS if said else max(calls // WORTH_CALLS, rows // WORTH_ROWS)))
     if tasks == 1 or len(extents) > MOST_RANGES:
         return Plan(cut, tasks, rows)
     parts = [part for one in extents for part in _split(one, 1 if cut.lanes else _shares(one, rows, tasks))]

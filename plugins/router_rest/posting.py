@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from router_rest.cutting import Cut
     from router_rest.lease_server import LeaseServer
     from router_rest.options import MaxOutage
+    from router_rest.receipts import Owner
     from router_rest.sending import Job
 
 log = logging.getLogger("router")
@@ -180,7 +181,7 @@ def allowed(rows: int, share: float) -> int:
     return max(DEAD_AT_LEAST, int(rows * share))
 
 
-def planned(events: DataFrame, parts: Parts, cut: Cut, tasks: int, job_owner: Any) -> Plan:
+def planned(events: DataFrame, parts: Parts, cut: Cut, owner: Owner, tasks: int, *, said: bool) -> Plan:
     """Return how the batch is sent: as it was begun, if it was; one job otherwise. Writes it down."""
     for notes, _ in parts.read([]):
         if "plan" in notes:
@@ -192,8 +193,8 @@ def planned(events: DataFrame, parts: Parts, cut: Cut, tasks: int, job_owner: An
         .groupBy(*place)
         .agg(F.min("_offset"), F.max("_offset"), F.count(F.lit(1)))
     )
-    made = plan((Extent(*row) for row in counted.collect()), cut, tasks)
-    parts.write(receipts(job_owner, []), {"plan": made.note()})
+    made = plan((Extent(*row) for row in counted.collect()), cut, tasks, said=said)
+    parts.write(receipts(owner, []), {"plan": made.note()})
     return made
 
 

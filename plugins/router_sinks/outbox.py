@@ -47,7 +47,8 @@ def post(sink: Rest, events: DataFrame, batch: Batch) -> Outcome:
     """Send a batch; return what became of its rows. Raises as `Posting.run` does."""
     parts, owner = batch.parts(sink.receipts), Owner(batch.query, batch.route, batch.sink, batch.id)
     leases = lease_server(*hosts(events.sparkSession))
-    plan = planned(events, parts, cut_of(sink), tasks_of(sink, events.sparkSession), owner)
+    tasks = tasks_of(sink, events.sparkSession)
+    plan = planned(events, parts, cut_of(sink), owner, tasks, said=sink.tasks is not None)
     with admitted(sink, leases, batch) as address:
         job = Job(
             owner=owner,

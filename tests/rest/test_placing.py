@@ -78,6 +78,14 @@ def test_few_rows_are_not_worth_many_tasks() -> None:
     assert plan([Extent("t", 0, 0, 99, 100)], Cut(rows=10), 8).tasks == 1
 
 
+@pytest.mark.parametrize(("rows", "per_call", "tasks"), [(1000, 1, 1), (9000, 1, 4), (9000, 10, 1), (10**6, 1000, 8)])
+def test_a_task_is_worth_its_start(rows: int, per_call: int, tasks: int) -> None:
+    """Without it a batch is dealt to processes for longer than one of them takes for all of it."""
+    extents = [Extent("t", 0, 0, rows - 1, rows)]
+
+    assert plan(extents, Cut(rows=per_call), 8, said=False).tasks == tasks
+
+
 @pytest.mark.parametrize("tasks", [2, 3, 7])
 def test_spark_sends_rows_where_the_plan_says(spark: SparkSession, tasks: int) -> None:
     """Without it two tasks send the same source partition out of order, or one sends everything."""

@@ -80,8 +80,8 @@ def batches(api: Api, spark: SparkSession, lake: Lake, tmp_path: Path) -> Batche
     "options",
     [
         pytest.param({}, id="alone"),
-        pytest.param({"rows_per_call": 7, "tasks": 3}, id="by seven in three tasks"),
-        pytest.param({"url": "{api}/{{event.player}}", "ordering": "per_key"}, id="by URL and in order"),
+        pytest.param({"rows_per_call": 2, "tasks": 3}, id="by two in three tasks"),
+        pytest.param({"url": "{api}/{{event.player}}", "ordering": "per_key", "tasks": 2}, id="by URL and in order"),
     ],
 )
 def test_every_row_arrives_once_and_has_a_receipt(batches: Batches, options: dict[str, Any]) -> None:
