@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -66,20 +66,17 @@ class Feeder:
             await self._begin(call)
 
     async def _cut(self, rows: pa.RecordBatch, found: Sequence[Stretch], wanted: Any) -> None:
-        made = self.encoding.function(rows.column("_row"), self.encoding.argument)
-        topics, partitions, offsets, lanes = (rows.column(name).to_pylist() for name in TAKES[:4])
-        urls, faults = self._urls(rows)
         self._reserved = 0
-        for at, value in enumerate(made.values):
+        for at, one in enumerate(readied(rows, self.encoding, self.body, urls=self.urls)):
             if at >= self._reserved:
                 await self._reserve(at, rows.num_rows, found)
-            why = faults[at] or made.reasons.get(at) or (None if value is None else self.body.fault(value))
-            if why is not None or value is None:
+            if one.fault is not None:
                 if wanted[at]:
-                    call = Call(topics[at], partitions[at], [offsets[at]], [b""])
-                    self.settle(Settled(call, "dead", time.time(), reason=why or "there is no value"))
+                    topic, partition, offset = one.place
+                    call = Call(topic, partition, [offset], [b""])
+                    self.settle(Settled(call, "dead", time.time(), reason=one.fault))
                 continue
-            for call in self.cutter.add((topics[at], partitions[at], offsets[at]), value, urls[at], lanes[at]):
+            for call in self.cutter.add(one.place, one.value, one.url, one.lane):
                 if not await self._begin(call):
                     return
 
@@ -106,15 +103,35 @@ class Feeder:
                 ranges.append((*place, int(offsets[low - first]), int(offsets[high - 1 - first])))
         await self.journal.reserve(ranges)
 
-    def _urls(self, rows: pa.RecordBatch) -> tuple[Sequence[str], Sequence[str | None]]:
-        """Return the URL of each row, empty where it is the same for all, and why rows have none."""
-        if not self.urls:
-            return [""] * rows.num_rows, [None] * rows.num_rows
-        to = rows.column("_to")
-        urls, faults = (to.field(name).to_pylist() for name in ("url", "fault"))
-        missing = to.is_null().to_pylist()
-        told = ["its URL cannot be evaluated" if lost else fault for lost, fault in zip(missing, faults, strict=True)]
-        return urls, told
+
+class Ready(NamedTuple):
+    """Be a row as a call takes it, or the `fault` for which none does."""
+
+    place: tuple[str | None, int, int]
+    value: bytes
+    url: str
+    lane: bytes | None
+    fault: str | None
+
+
+def readied(rows: pa.RecordBatch, encoding: Encoding, body: Body, *, urls: bool) -> Iterator[Ready]:
+    """Yield each row of a record batch, which has the columns TAKES; `urls`: rows name theirs."""
+    made = encoding.function(rows.column("_row"), encoding.argument)
+    named, faults = _urls(rows) if urls else ([""] * rows.num_rows, [None] * rows.num_rows)
+    columns = (rows.column(name).to_pylist() for name in TAKES[:4])
+    for at, (topic, partition, offset, lane) in enumerate(zip(*columns, strict=True)):
+        value = made.values[at]
+        why = faults[at] or made.reasons.get(at) or ("there is no value" if value is None else body.fault(value))
+        yield Ready((topic, partition, offset), value or b"", named[at], lane, why)
+
+
+def _urls(rows: pa.RecordBatch) -> tuple[Sequence[str], Sequence[str | None]]:
+    """Return the URL of each row, and why rows have none."""
+    to = rows.column("_to")
+    urls, faults = (to.field(name).to_pylist() for name in ("url", "fault"))
+    missing = to.is_null().to_pylist()
+    told = ["its URL cannot be evaluated" if lost else fault for lost, fault in zip(missing, faults, strict=True)]
+    return urls, told
 
 
 def stretches(rows: pa.RecordBatch) -> Iterator[Stretch]:

@@ -77,7 +77,7 @@ class Retry(Options):
     attempts: int = Field(default=5, ge=1, le=100, description="attempts of a call, the first one included")
     elapsed: Seconds = Field(default=300.0, description="no attempt begins later than so long after the first")
     statuses: tuple[int, ...] | None = Field(
-        default=None, description="statuses that are tried again, in place of 408, 425, 429 and 5xx but 501"
+        default=None, description="statuses that are tried again, in place of 408, 423, 425, 429 and 5xx but 501"
     )
 
     @field_validator("statuses")

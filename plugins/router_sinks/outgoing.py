@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -64,6 +65,18 @@ def refused_rows(events: DataFrame, reports: DataFrame) -> DataFrame:
     why = why.toDF(*(f"_of_{name}" for name in old), "reason")
     same = [F.col(new).eqNullSafe(F.col(f"_of_{name}")) for new, name in zip(PLACE, old, strict=True)]
     return events.join(F.broadcast(why), same).drop(*(f"_of_{name}" for name in old))
+
+
+def lane_of(seen: DataFrame, key: str | None) -> Column:
+    """Return what rows keep their order by, as bytes: SQL over the route's columns; None: nothing. May be null."""
+    if key is None:
+        return F.lit(None).cast("binary")
+    try:
+        found = seen.select(F.expr(key)).schema.fields
+    except (AnalysisException, ParseException) as error:
+        raise StartError(f"key: {str(error).strip().splitlines()[0]}") from None
+    column = as_bytes(F.expr(key), found[0].dataType, "key")
+    return tried(F.when(F.col("_offset") >= 0, column))  # always so, which no optimiser knows: see `tried`
 
 
 def as_bytes(column: Column, kind: T.DataType, what: str) -> Column:

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
-from pyspark.errors import AnalysisException, ParseException
-from pyspark.sql import functions as F
 
-from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, StartError, row, tried
+from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, StartError, row
 from router_encoders import ToJson
 from router_encoders.json_texts import as_it_is
 from router_http.secret import Secret
@@ -29,10 +27,10 @@ from router_rest.checks import (
 from router_rest.options import BodyOptions, Limit, MaxOutage, Results, Retry, Timeouts
 from router_rest.templates import check_fields, json_fields, json_row, parse_url, to_column
 from router_sinks.naming import check_name
-from router_sinks.outgoing import PLACE, as_bytes, own_columns
+from router_sinks.outgoing import PLACE, lane_of, own_columns
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from typing_extensions import Self
 
     from router_rest.bodies import Body
@@ -62,6 +60,7 @@ class Rest(ApplyingSink):
     model_config = ConfigDict(hide_input_in_errors=True)
 
     main_option: ClassVar[str | None] = "url"
+    previews: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("router_rest.task", "router_rest.credentials")
 
     url: str = Field(description="http(s) URL, which may have fields in braces: https://api.test/games/{event.game}")
@@ -247,16 +246,19 @@ class Rest(ApplyingSink):
         from router_rest.genuine import real_stack
 
         real_stack()
-        prepared = self.model_copy()
-        prepared._folder, prepared._encodings, prepared._credentials = opening.folder, {}, None
         if str(opening.events.sparkSession.conf.get("spark.speculation", "false")).lower() == "true":
             raise StartError("spark.speculation is on: a copy of a task would send its calls again; set it to false")
         if missing := self.tls.beside(opening.folder).missing:
             raise StartError(f"tls: {missing}")
-        prepared.encoding(opening.events, trial=opening.trial)
-        prepared.columns(opening.events).schema  # noqa: B018 - analyses the expressions
+        prepared = self._looked(opening)
         prepared._log_in()
         return prepared
+
+    def preview(self, events: DataFrame, opening: Opening) -> list[dict[str, Any]]:
+        """Return the calls: `method`, `url`, `headers` that say what the body is, `body`, and the number of `rows`."""
+        from router_sinks.preview import calls
+
+        return list(calls(self._looked(opening), events))
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
         """Send the rows of one batch, for as long as it takes; raise ConnectionError when it is stopped before."""
@@ -289,17 +291,16 @@ class Rest(ApplyingSink):
         check_fields(seen, "body", texts)
         value = self.encoding(events).column(own_columns(events, self.without).fieldNames())
         to = to_column(self.template, self.hosts)
-        return seen.select(*PLACE, self._lane(seen).alias("_lane"), to.alias("_to"), value.alias("_row"))
+        lane = lane_of(seen, None if self.ordering == "none" else self.key)
+        return seen.select(*PLACE, lane.alias("_lane"), to.alias("_to"), value.alias("_row"))
 
-    def _lane(self, seen: DataFrame) -> Column:
-        if self.ordering == "none":
-            return F.lit(None).cast("binary")
-        try:
-            found = seen.select(F.expr(self.key)).schema.fields
-        except (AnalysisException, ParseException) as error:
-            raise StartError(f"key: {str(error).strip().splitlines()[0]}") from None
-        key = as_bytes(F.expr(self.key), found[0].dataType, "key")
-        return tried(F.when(F.col("_offset") >= 0, key))  # always so, which no optimiser knows: see `tried`
+    def _looked(self, opening: Opening) -> Self:
+        """Return this sink with its columns looked at."""
+        looked = self.model_copy()
+        looked._folder, looked._encodings, looked._credentials = opening.folder, {}, None
+        looked.encoding(opening.events, trial=opening.trial)
+        looked.columns(opening.events).schema  # noqa: B018 - analyses the expressions
+        return looked
 
     def _log_in(self) -> None:
         """Raise StartError for a login that cannot work. A token server that is away keeps no table from starting."""

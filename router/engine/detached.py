@@ -70,7 +70,8 @@ class _Stopped(Exception):  # noqa: N818 - an order, no error
 class DetachedSink:
     """Be one sink with its query, whose batches are what has landed in its lane.
 
-    With `once` it ends when all that the lane holds is sent, else when `stop` is set. `failed` is why it does not.
+    With `once` it ends when all that the lane holds is sent, else when `stop` is set. `failed` is why it does not;
+    `ended` is its last batch.
     """
 
     config: Config
@@ -84,6 +85,7 @@ class DetachedSink:
     once: bool = False
     failed: BaseException | None = None
     began: bool = False
+    ended: int | None = None
     tidied: float = field(default_factory=time.monotonic)
 
     @property
@@ -103,6 +105,8 @@ class DetachedSink:
         )
         try:
             policy(self._query)
+            if self.once and self.ended is not None:
+                self.tidy(self.ended)
         except Exception as error:
             self.failed = error
             if self.stop.is_set():
@@ -174,6 +178,7 @@ class DetachedSink:
         row = {"query": self.config.name, "run": run, "batch_id": number, **ledger.of_sink(self.key, counts)}
         ledger.append(Handles(self.lake), self.config.ledger, f"{owner}/ledger", number, [row])
         self._tell(number, counts, time.monotonic() - began)
+        self.ended = number
         if time.monotonic() - self.tidied > TIDY_SECONDS:
             self.tidied = time.monotonic()
             self.tidy(number)

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from router import ApplyingSink, Batch, Sink
 from router.cli import COMMANDS
 from router.config.loader import load
 from router.config.models import Config
+from router.delta.kept import KeptParts
 from router.registry import load_registry
+from router_sinks import Rest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from router.delta.lake import Lake
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -23,7 +32,7 @@ def fences(page: Path, language: str) -> list[str]:
 
 def test_the_configuration_of_the_readme_loads() -> None:
     """A user who copies the first thing they see must not meet an error."""
-    (text,) = fences(ROOT / "README.md", "yaml")
+    text = fences(ROOT / "README.md", "yaml")[0]
 
     loaded = load(ROOT / "routes" / "readme.yaml", load_registry(), environ={}, text=text)
 
@@ -58,6 +67,51 @@ def test_the_sink_of_the_page_on_formats_loads() -> None:
     (sink,) = loaded.config.routes[1].sinks
     assert sink.part_name == "kafka"
     assert "secret" not in repr(loaded.config)
+
+
+CRM = {"CRM_TOKEN": "hush", "TOKEN": "hush"}
+SHOWN = [text for page in (ROOT / "README.md", ROOT / "docs" / "rest.md") for text in fences(page, "yaml")]
+
+
+@pytest.mark.parametrize("text", SHOWN, ids=range(len(SHOWN)))
+def test_what_the_pages_on_rest_apis_show_loads(text: str) -> None:
+    """A user who copies it must not meet an error."""
+    if text.startswith("sinks:"):
+        readme = fences(ROOT / "README.md", "yaml")[0]
+        indented = "".join(f"    {line}\n" for line in text.splitlines())
+        text = readme.replace("    sinks: [{delta: silver.big_wins}]\n", indented)
+
+    loaded = load(ROOT / "routes" / "readme.yaml", load_registry(), environ=CRM, text=text)
+
+    assert "hush" not in repr(loaded.config)
+
+
+def test_the_short_configuration_of_the_readme_is_the_one_we_ship() -> None:
+    """A user who looks for the file that is named must find what was shown."""
+    shown = fences(ROOT / "README.md", "yaml")[1].split("\n", maxsplit=1)[1]
+
+    assert (ROOT / "routes" / "files_to_rest.yaml").read_text().endswith(shown)
+
+
+@pytest.mark.parametrize("option", sorted(Rest.model_fields))
+def test_every_option_of_the_rest_sink_is_documented(option: str) -> None:
+    """An option that is in no page is found by reading the code."""
+    assert f"`{option}`" in (ROOT / "docs" / "configuration.md").read_text()
+
+
+def test_the_sink_of_the_page_on_plugins_does_what_is_left(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
+    """A plugin that is written like it must not repeat what arrived before it was stopped."""
+    text = fences(ROOT / "docs" / "plugins.md", "python")[0]
+    plugin, loft = tmp_path / "carriers.py", tmp_path / "loft"
+    plugin.write_text(text)
+    sink = load_registry([plugin]).resolve(Sink, {"pigeons": {"loft": str(loft)}})
+    assert isinstance(sink, ApplyingSink)
+    batch = Batch("q", 0, "r", "pigeons", keeps=lambda table: KeptParts(lake, table, "q:run/r/pigeons", 0))
+
+    outcomes = [sink.apply(spark.range(stop).selectExpr("id AS n"), batch).applied for stop in (2, 3)]
+
+    assert (sink.detached, outcomes) == (True, [2, 3])
+    assert loft.read_text() == "0\n1\n2\n"
 
 
 ROUTES = [path for path in sorted((ROOT / "routes").glob("*.yaml")) if not path.name.endswith(".test.yaml")]

@@ -37,6 +37,7 @@ routes:
     match: {{sql: "event.n IS NOT NULL"}}
     sinks: [{{delta: silver.all}}, {{pigeons: "{folder}"}}]
 trigger: {{once: true}}
+lane_retention: {retention}
 dead_letters: ops.dead
 """
 PATIENCE = 120
@@ -70,12 +71,12 @@ class Loft:
         unfinished.write_text("".join(f'{{"n": {n}, "m": {n}}}\n' for n in numbers))
         unfinished.rename(self.folder / "in" / name)
 
-    def run(self, schema: str = "n int", **options: Any) -> None:
+    def run(self, schema: str = "n int", retention: str = "168 h", **options: Any) -> None:
         """Run until all is taken, or as the options say."""
-        run(self.loaded(schema), self.registry, self.spark, Options(**options))
+        run(self.loaded(schema, retention), self.registry, self.spark, Options(**options))
 
-    def loaded(self, schema: str = "n int") -> Loaded:
-        text = YAML.format(folder=self.folder, schema=schema)
+    def loaded(self, schema: str = "n int", retention: str = "168 h") -> Loaded:
+        text = YAML.format(folder=self.folder, schema=schema, retention=retention)
         return load(self.folder / "games.yaml", self.registry, environ={}, text=text)
 
     def flown(self) -> list[int]:
@@ -222,6 +223,17 @@ def test_a_lane_that_forgot_goes_on(loft: Loft) -> None:
 
     assert gone == 2
     assert [row["n"] for row in loft.rows("lanes.games__all__pigeons")] == [3]
+    assert loft.flown() == [1, 2, 3]
+
+
+def test_a_lane_forgets_when_a_run_ends(loft: Loft) -> None:
+    """Without it the lane of a nightly run, which never lasts an hour, keeps every row there ever was."""
+    for n in (1, 2, 3):
+        loft.comes(n)
+        loft.run(retention="1 ms")
+
+    left = [row["n"] for row in loft.rows("lanes.games__all__pigeons")]
+    assert 1 not in left
     assert loft.flown() == [1, 2, 3]
 
 
