@@ -1,6 +1,7 @@
 """Route the events of a stream to hundreds of tables and services in one Spark job."""
 
 from router.applying import ApplyingSink, Batch, Opening, Outcome, Parts
+from router.archives import keep_archives
 from router.encoding import Encoded, Encoder, Encoding, row
 from router.engine.guard import tried
 from router.errors import (
@@ -61,6 +62,7 @@ __all__ = [
     "TableError",
     "TableSink",
     "hookimpl",
+    "keep_archives",
     "read",
     "row",
     "tried",

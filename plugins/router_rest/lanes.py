@@ -32,6 +32,7 @@ class Lanes:
         if self.over or call.lane in self._blocked:
             return False
         self.held += 1
+        waited = bool(self._idle)
         if call.lane is None:
             self._begin(call)
         elif call.lane in self._behind:
@@ -39,6 +40,8 @@ class Lanes:
         else:
             self._behind[call.lane] = deque()
             self._begin(call)
+        if waited:
+            await asyncio.sleep(0)  # or the first call went out when all that may be held are cut
         return True
 
     async def take(self) -> Call | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections import deque
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from router_rest.answer import Unsent
@@ -106,8 +107,9 @@ class Pool:
     async def _reach(self, connection: Connection) -> None:
         loop, origin = asyncio.get_running_loop(), connection.origin
         context = self._trust() if origin.tls else None
+        delay = None if _is_address(origin.host) else NEXT_ADDRESS  # whoever races against nobody is slower
         transport, _ = await loop.create_connection(
-            lambda: connection, origin.host, origin.port, happy_eyeballs_delay=NEXT_ADDRESS
+            lambda: connection, origin.host, origin.port, happy_eyeballs_delay=delay
         )
         if context is not None:
             secured = await loop.start_tls(
@@ -150,3 +152,12 @@ class Pool:
         if self._idle:
             oldest = min(self._idle.values(), key=lambda idle: idle[0].idle_since)
             oldest.popleft().abort()
+
+
+@lru_cache(maxsize=256)
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

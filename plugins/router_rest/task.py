@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from router import keep_archives
 from router_rest.receipts import DDL, SCHEMA, Known
 from router_rest.sending import Sending
 
@@ -39,6 +40,7 @@ def task(job: Job) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBat
     """Return the function of one task, for mapInArrow. Needs the columns TAKES, in the order of the source."""
 
     def post(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        keep_archives()
         feed = Feed()
         running = threading.Thread(target=_run, args=(job, feed), name="calls", daemon=True)
         running.start()

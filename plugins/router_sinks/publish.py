@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from router import keep_archives
 from router_sinks.sender import Away, Denied, Sender
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def task(job: Job) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBat
     """Return the function of one task, for mapInArrow. Needs the columns TAKES, in the order they are to be sent."""
 
     def publish(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        keep_archives()
         sender = Sender(job.settings, job.patience, named_by_data=not job.topics.fixed)
         trouble: list[dict[str, Any]] = []
         for rows in batches:

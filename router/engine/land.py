@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from router.archives import keep_archives
 from router.delta.commit import LandedFile
 from router.delta.narrowing import brought, narrowed
 from router.engine.fuse import Fused, labelled
@@ -103,6 +104,7 @@ def task(job: Job) -> Any:
     """Return the function of one task, for mapInArrow."""
 
     def land(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        keep_archives()
         work = _Task(job, attempt())
         for batch in gathered(batches, min(GATHERED, job.landing.buffer_bytes // 2)):
             work.take(batch)

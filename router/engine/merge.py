@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from router.archives import keep_archives
 from router.delta.choice import NeedsSpark
 from router.delta.commit import LandedFile
 from router.delta.fitted import Unfit
@@ -102,6 +103,7 @@ def task(job: Job) -> Any:
     """Return the function of one task, for mapInArrow. Needs rows sorted by table."""
 
     def merge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        keep_archives()
         letters = job.landing.writer(job.batch, f"refused-{attempt()}")
         reports: list[dict[str, Any]] = []
         for table, rows in tables(batches):
