@@ -134,14 +134,19 @@ def policy_of(sink: Rest) -> Policy:
 
 
 def wire_of(sink: Rest, tasks: int) -> dict[str, Any]:
-    """Return the arguments of a task's wire. A task may have more in flight than its share while others need less."""
+    """Return the arguments of a task's wire.
+
+    Tasks get about as many rows each, but for an order, which keeps a source partition in one: such a task may have
+    more in flight than its share while others need less.
+    """
     tls, times = sink.tls.beside(sink.folder), sink.timeouts
+    shares = 2 if sink.ordering == "per_key" else 1
     return {
         "connect": times.connect,
         "read": times.read,
         "total": times.total,
         "most": BULK if sink.results else ANSWER if sink.responses else EXCERPT,
-        "in_flight": min(sink.max_in_flight, 2 * ceil(sink.max_in_flight / tasks)),
+        "in_flight": min(sink.max_in_flight, shares * ceil(sink.max_in_flight / tasks)),
         "verify": tls.verify,
         "cert": tls.cert,
     }
