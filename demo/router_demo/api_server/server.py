@@ -37,8 +37,7 @@ class Server:
 
     async def start(self, port: int, control_port: int) -> tuple[int, int]:
         """Listen on both ports, 0 for any; return them."""
-        self._port = port
-        await self._listen()
+        await self._listen(self._bound(port))
         control = await self._loop.create_server(
             lambda: Connection(self._control, set()), self._host, control_port, backlog=BACKLOG
         )
@@ -71,18 +70,18 @@ class Server:
         for connection in list(self._open):
             connection.reset()
         if not outage:
-            self._waits = self._loop.create_task(self._listen())
+            self._waits = self._loop.create_task(self._listen(self._bound(self._port)))
 
-    async def _listen(self) -> None:
+    def _bound(self, port: int) -> socket.socket:
+        """Return a socket that takes connections from now on, though nobody may answer them yet."""
+        bound = socket.create_server((self._host, port), backlog=BACKLOG)
+        self._port = bound.getsockname()[1]
+        return bound
+
+    async def _listen(self, bound: socket.socket) -> None:
         self._listener = await self._loop.create_server(
-            lambda: Connection(self.door, self._open),
-            self._host,
-            self._port,
-            backlog=BACKLOG,
-            ssl=self._tls,
-            reuse_address=True,
+            lambda: Connection(self.door, self._open), sock=bound, backlog=BACKLOG, ssl=self._tls
         )
-        self._port = self._listener.sockets[0].getsockname()[1]
 
     def _listen_to_nobody(self) -> None:
         """Hold the port with a queue that is full: the kernel drops whoever else wants to connect."""
