@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from router_rest.cutting import Cutter
+from router_rest.delivery import Delivery
 from router_rest.feeding import Feeder
 from router_rest.journal import Journal
 from router_rest.lanes import Lanes
 from router_rest.lease import Lease, LeaseEnded
 from router_rest.login import Login
 from router_rest.making import Maker
-from router_rest.policy import Delivery
 from router_rest.receipts import receipts
 from router_rest.wire import Wire
 
