@@ -19,6 +19,8 @@ class Answer:
     seconds: from the first byte out to the last byte in.
     whole: False when the body went on, in size or in time, or could not be decoded to its end: its connection was
     closed. The status holds all the same.
+    resent: the request had been sent before, over a connection that was closed before a byte of an answer came: it may
+    have been processed twice.
     """
 
     status: int
@@ -26,6 +28,7 @@ class Answer:
     body: bytes = field(repr=False)
     seconds: float
     whole: bool
+    resent: bool = False
 
 
 class Headers(dict[str, str]):

@@ -9,21 +9,21 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from router_rest.budget import Budget
 from router_rest.circuit import Circuit
+from router_rest.lessee import Draft, Lessee, beyond
 from router_rest.permits import Permits
 from router_rest.terms import Grant, Outlook
 from router_rest.throttle import Throttle
-from router_rest.timeline import Run, Timeline
+from router_rest.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from router_rest.terms import Pace, State, Told
+    from router_rest.terms import Pace, Told
 
 AHEAD = 0.1
 """Seconds that slots are dealt ahead; what is dealt to a task that dies is lost."""
@@ -41,33 +41,6 @@ SOON = 2.0
 """Seconds: RateLimit headers about a shorter time tell of a bucket that is refilled all the time."""
 SETTLED = 0.01
 """Seconds between two looks at who has how many calls in flight."""
-
-
-@dataclass
-class Lessee:
-    """Hold what is known of one task."""
-
-    since: float
-    """Of its start, or its last slot."""
-    wants: deque[tuple[int, int]] = field(default_factory=deque)
-    granted: int = 0
-    ended: int = 0
-    """Slots that were answered for, or lapsed."""
-    credit: int = 0
-    stopped: bool = False
-    away: bool = False
-    """It was told to leave."""
-
-
-@dataclass
-class Draft:
-    """Gather what a task is told."""
-
-    runs: list[Run] = field(default_factory=list)
-    state: State = "go"
-    again: float = 0.0
-    cap: bool = False
-    retries: int = 0
 
 
 class Authority:
@@ -128,7 +101,7 @@ class Authority:
             self.totals[name] += getattr(told, name)
         lessee.ended += told.ok + told.throttled + told.failed + told.lapsed
         lessee.credit -= told.retried
-        lessee.wants = _beyond(told.wants, lessee.granted - told.received)
+        lessee.wants = beyond(told.wants, lessee.granted - told.received)
         demand = told.out + max(told.waiting, sum(many for _, many in told.wants))
         self._unsettled = True
         self._permits.heard(now, who, number=told.number, out=told.out, demand=demand)
@@ -265,7 +238,7 @@ class Authority:
             self._draft(who).runs.append(run)
             given += run.calls
         if given:
-            lessee.wants = _beyond(tuple(lessee.wants), given)
+            lessee.wants = beyond(tuple(lessee.wants), given)
             lessee.granted += given
             self._left -= given
             self._turns.rotate(-1)
@@ -291,14 +264,3 @@ class Authority:
 
 
 COUNTED = ("sent", "ok", "throttled", "failed", "timeouts", "lapsed", "retried", "denied", "seconds")
-
-
-def _beyond(wants: tuple[tuple[int, int], ...], taken: int) -> deque[tuple[int, int]]:
-    """Return what is wanted beyond so many slots."""
-    rest: deque[tuple[int, int]] = deque()
-    for rows, many in wants:
-        more = max(0, many - taken)
-        taken = max(0, taken - many)
-        if more:
-            rest.append((rows, more))
-    return rest

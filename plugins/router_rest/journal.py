@@ -75,8 +75,13 @@ class Journal:
         self._thread.shutdown()
 
     async def _write(self, settled: list[Settled], notes: dict[str, str]) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, self._written, settled, notes)
+        """Write a part; whoever is cancelled meanwhile waits for it, or what it holds would be lost with it."""
+        writing = asyncio.get_running_loop().run_in_executor(self._thread, self._written, settled, notes)
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await writing
+            raise
 
     def _written(self, settled: list[Settled], notes: dict[str, str]) -> None:
         if self.also is not None and settled:

@@ -6,24 +6,23 @@ Runs on executors, in the one asyncio loop of a task.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from router_rest.hand import Hand
-from router_rest.handshake import Seal, nonce, proof
+from router_rest.reaching import Gone, LeaseEnded, Leave, reach
 from router_rest.terms import Grant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import NoReturn
 
-    from router_rest.handshake import Address
+    from router_rest.handshake import Address, Seal
 
-REACH = 10.0
-"""Seconds to reach the driver in."""
+__all__ = ["Gone", "Lease", "LeaseEnded", "Leave"]
+
 TICK = 0.1
 """Seconds between two messages when there is nothing to hurry for."""
 GAP = 0.01
@@ -34,27 +33,6 @@ SILENT = 100
 """Ticks without a word, after which the driver is gone. A loop that stood still counts as one."""
 SAMPLES = 256
 """Messages that the clocks are compared by."""
-LONGEST = 1 << 20
-"""Bytes of a line."""
-
-
-class LeaseEnded(Exception):  # noqa: N818 - the two below say what happened
-    """Report that no more calls may go out from this task."""
-
-
-class Leave(LeaseEnded):
-    """Report that the task is to end: the API is out for longer, or the sink stops. `again`: seconds until then."""
-
-    def __init__(self, again: float) -> None:
-        super().__init__(again)
-        self.again = again
-
-    def __str__(self) -> str:
-        return f"nothing may go out for {self.again:.1f} s or more"
-
-
-class Gone(LeaseEnded):
-    """Report that the driver is not reached. Nobody knows what others send, so nothing goes out."""
 
 
 class Lease:
@@ -78,40 +56,9 @@ class Lease:
     @classmethod
     async def open(cls, address: Address, sink: str) -> Lease:
         """Reach the driver and prove to be one of its tasks. Raises Gone."""
-        try:
-            reader, writer = await asyncio.wait_for(
-                asyncio.open_connection(address.host, address.port, limit=LONGEST), REACH
-            )
-        except (OSError, asyncio.TimeoutError) as error:
-            raise Gone(f"the driver at {address.host}:{address.port} is not reached: {error}") from error
-        try:
-            return await asyncio.wait_for(cls._introduced(reader, writer, address, sink), REACH)
-        except BaseException as error:
-            writer.transport.abort()
-            if isinstance(error, (OSError, ValueError, KeyError, TypeError, asyncio.TimeoutError)):
-                raise Gone(f"{address.host}:{address.port} is not the driver of this task") from error
-            raise
-
-    @classmethod
-    async def _introduced(
-        cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: Address, sink: str
-    ) -> Lease:
-        theirs, own = json.loads(await reader.readline())["nonce"], nonce()
-        texts = theirs, own, address.name, sink
-        introduction = {
-            "nonce": own,
-            "limit": address.name,
-            "sink": sink,
-            "proof": proof(address.token, "task", *texts),
-        }
-        writer.write(json.dumps(introduction).encode() + b"\n")
-        answer = json.loads(await reader.readline())
-        if "refused" in answer:
-            raise Gone(f"sink {sink}: {answer['refused']}")
-        if not hmac.compare_digest(proof(address.token, "driver", *texts), answer["proof"]):
-            raise ValueError("no proof")
-        lease = cls(reader, writer, Seal(address.token, *texts), sized=answer["sized"])
-        lease.watch(answer["now"])
+        reached = await reach(address, sink)
+        lease = cls(reached.reader, reached.writer, reached.seal, sized=reached.sized)
+        lease.watch(reached.now)
         return lease
 
     def watch(self, now: float) -> None:
@@ -129,6 +76,16 @@ class Lease:
                 self._say_soon()
             return
         await self._wait(rows)
+
+    async def again(self, rows: int = 1) -> None:
+        """Change a slot for the next: what went out in it goes out once more. Raises Leave or Gone, and keeps it."""
+        self._hand.out -= 1
+        try:
+            await self.slot(rows)
+        except BaseException:
+            self._hand.out += 1
+            raise
+        self._hand.count("lapsed", 1)
 
     def saw(
         self,

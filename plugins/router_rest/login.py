@@ -26,6 +26,7 @@ class Login:
     proxies: Mapping[str, str] | None = field(default=None, repr=False)
     _auth: AuthBase | None = field(default=None, repr=False)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+    _asked: int = field(default=0, repr=False)
 
     async def open(self) -> None:
         """Get the first credentials. Raises LookupError when the driver has none."""
@@ -39,11 +40,15 @@ class Login:
 
     async def renewed(self, refused: str) -> bool:
         """Return whether there are other credentials than those of a version that was refused; asks once for all."""
+        asked = self._asked
         async with self._lock:
             if self.version != refused:
                 return True
+            if self._asked != asked:  # in vain, while this one waited
+                return False
             with suppress(LookupError):  # the driver has none now, and says so in its log
                 self._take(await self.lease.credentials(refused))
+            self._asked += 1
             return self.version != refused
 
     def _take(self, given: Mapping[str, Any]) -> None:

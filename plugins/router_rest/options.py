@@ -92,7 +92,9 @@ class Retry(Options):
 class MaxOutage(Options):
     """Say what becomes of calls when an API stays away."""
 
-    after: Seconds = Field(description="how long it was away by then: 10 min, 2 h")
+    after: Seconds = Field(
+        description="how long it was away by then, or failed a call while it took others: 10 min, 2 h"
+    )
     then: Literal["wait", "fail", "park"] = Field(
         default="wait", description="`wait` on, `fail` (the stream stops), or `park` the rows for `router rest-replay`"
     )

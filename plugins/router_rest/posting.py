@@ -15,8 +15,9 @@ from pyspark.sql import functions as F
 from router import Outcome, StartError
 from router_rest.outcome import outcome
 from router_rest.parking import COUNTED, park
+from router_rest.patience import Patience
 from router_rest.placing import Extent, Plan, plan
-from router_rest.receipts import SCHEMA, receipts
+from router_rest.receipts import SCHEMA, ranges_in, receipts
 from router_rest.task import REPORT, task
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from router_rest.cutting import Cut
     from router_rest.lease_server import LeaseServer
     from router_rest.options import MaxOutage
-    from router_rest.receipts import Owner
+    from router_rest.patience import Tried
+    from router_rest.receipts import Owner, Range
     from router_rest.sending import Job
 
 log = logging.getLogger("router")
@@ -47,24 +49,30 @@ BOUNDED = str(32 << 20)
 
 @dataclass(frozen=True)
 class Round:
-    """Be what one job came to: rows by what became of them, the receipts of those refused, and why others are left."""
+    """Be what one job came to: rows by what became of them, the receipts of those refused, why others are left, and which
+    calls were tried in vain.
+    """
 
     counts: dict[str, int]
     refused: pa.Table
     away: str = ""
     wrong: str = ""
+    tried: tuple[Tried, ...] = ()
 
     @classmethod
     def of(cls, reports: pa.Table) -> Round:
         """Add up the reports of tasks."""
         counts: dict[str, int] = {}
         texts: dict[str, str] = {}
+        tried: list[Tried] = []
         dead = pc.equal(reports["kind"], "dead")
         for row in reports.filter(pc.invert(dead)).select(["kind", "rows", "text"]).to_pylist():
             counts[row["kind"]] = counts.get(row["kind"], 0) + (row["rows"] or 0)
             texts.setdefault(row["kind"], row["text"] or "")
+            if row["kind"] == "tried":
+                tried.append(tuple(ranges_in(row["text"])))
         refused = pa.Table.from_struct_array(reports.filter(dead)["receipt"]).cast(SCHEMA)
-        return cls(counts, refused, texts.get("away", ""), texts.get("wrong", ""))
+        return cls(counts, refused, texts.get("away", ""), texts.get("wrong", ""), tuple(tried))
 
     @property
     def left(self) -> int:
@@ -94,7 +102,7 @@ class Posting:
     limit: str
     share: float
     max_outage: MaxOutage | None = None
-    _moved: float = field(default_factory=time.monotonic)
+    patience: Patience = field(default_factory=Patience)
     _said: float = 0.0
 
     @property
@@ -104,51 +112,69 @@ class Posting:
 
     def run(self) -> Outcome:
         """Send all rows; return what became of them. Raises ConnectionError when stopped, StartError for a setting."""
-        while self.rows_left():
-            if self.patient():
-                continue
-            self.park()
-            break
+        while left := self.rows_left():
+            if not self.patient() and self.park() >= left:
+                break
         found = outcome(self.events, self.job.parts)
         if self.job.responses is not None:
             self.job.responses.commit()
         self.job.parts.commit(SCHEMA)
         return found
 
-    def rows_left(self) -> bool:
-        """Run the job once; return whether rows are left that may be delivered later."""
+    def rows_left(self) -> int:
+        """Run the job once; return how many rows are left that may be delivered later."""
         with bounded(self.events.sparkSession):
             # all at once: whatever else was asked of these reports would send everything again
             told = Round.of(self._placed().mapInArrow(task(self.job), REPORT).toArrow())
         if told.wrong:
             raise StartError(f"{self.limit} does not take calls: {told.wrong}")
         self._bury(told.refused)
-        if told.moved:
-            self._moved = time.monotonic()
+        self.patience.heard(told.tried, moved=told.moved)
         if told.left:
             self._say(told)
-        return bool(told.left)
+        return told.left
 
     def patient(self) -> bool:
-        """Wait until another job is worth its start; False when the API has been away for too long, to park rows."""
+        """Wait until another job is worth its start; False when rows have waited for too long, and are to be parked.
+
+        That is all that are left once the API has taken nothing for `max_outage.after`. While it takes others it is the
+        calls that it has failed for that long by themselves (see Patience): a few rows that it answers 500 for ever
+        block their batch until then, for nobody can tell them from those that it will take. Raises StartError where
+        `max_outage` says to fail, ConnectionError when the batch is stopped.
+        """
         again = SHORTEST
         while again > 0:
             if self.batch.stop.wait(min(max(again, SHORTEST), LONGEST)):
                 raise ConnectionError(f"stopped while {self.limit} has not taken all rows of the batch")
             again = self.leases.outlook(self.limit).again
-            away = time.monotonic() - self._moved
-            if self.max_outage is not None and self.max_outage.then != "wait" and away > self.max_outage.after:
-                if self.max_outage.then == "park":
-                    return False
-                raise StartError(f"{self.limit} has taken nothing for {away:.0f} s, and max_outage says to fail")
+            if self._overdue():
+                return False
         return True
 
-    def park(self) -> None:
-        """Give every row that is left a receipt that says so."""
-        why = "the API was away for longer than max_outage"
-        parked = self._placed().mapInArrow(park(self.job.parts, self.job.owner, why), COUNTED)
-        rows = sum(row["rows"] for row in parked.collect())
+    def _overdue(self) -> bool:
+        """Return whether rows are to be parked. Raises StartError where the stream is to stop for them."""
+        said = self.max_outage
+        if said is None or said.then == "wait":
+            return False
+        away, stuck = self.patience.away, self.patience.stuck(said.after)
+        if away <= said.after and not stuck:
+            return False
+        if said.then == "park":
+            return True
+        what = f"nothing for {away:.0f} s" if away > said.after else f"others for {said.after:.0f} s or more"
+        such_as = f", but not {_named(stuck)}" if stuck else ""
+        raise StartError(f"{self.limit} has taken {what}{such_as}, and max_outage says to fail")
+
+    def park(self) -> int:
+        """Give rows that have waited for too long a receipt that says so; return how many."""
+        assert self.max_outage is not None
+        why = "the API has not taken it for longer than max_outage"
+        only = None if self.patience.away > self.max_outage.after else self.patience.stuck(self.max_outage.after)
+        parked = self._placed().mapInArrow(park(self.job.parts, self.job.owner, why, only), COUNTED)
+        rows: int = sum(row["rows"] for row in parked.collect())
         log.warning("%s: %d rows are parked: %s", self.batch.key, rows, why)
+        self.patience.forget()
+        return rows
 
     def _placed(self) -> DataFrame:
         """Return the rows of each task, in order; they are encoded as they are sent."""
@@ -174,6 +200,13 @@ class Posting:
         if time.monotonic() - self._said > SAID:
             self._said = time.monotonic()
             log.warning("%s: %d rows wait for %s: %s", self.batch.key, told.left, self.limit, told.away)
+
+
+def _named(ranges: list[Range]) -> str:
+    """Return the first of some rows by where they came from, for a message."""
+    topic, partition, first, last = ranges[0]
+    more = f" and {len(ranges) - 1} ranges more" if ranges[1:] else ""
+    return f"offsets {first} to {last} of {topic}/{partition}{more}"
 
 
 def allowed(rows: int, share: float) -> int:

@@ -152,10 +152,10 @@ class Known:
         doubtful: dict[Place, list[tuple[int, int]]] = {}
         for notes, rows in parts.read(PLACES):
             _collect(rows, done)
-            reserved.setdefault(notes.get("attempt", ""), []).extend(_ranges(notes.get("reserved")))
+            reserved.setdefault(notes.get("attempt", ""), []).extend(ranges_in(notes.get("reserved")))
             if "ended" in notes:
                 ended.add(notes["attempt"])
-                _spread(_ranges(notes.get("doubtful")), doubtful)
+                _spread(ranges_in(notes.get("doubtful")), doubtful)
         for attempt, ranges in reserved.items():
             if attempt not in ended:
                 _spread(ranges, doubtful)
@@ -190,7 +190,8 @@ def ranges_of(place: Place, offsets: Iterable[int]) -> list[Range]:
     return found
 
 
-def _ranges(note: str | None) -> list[Range]:
+def ranges_in(note: str | None) -> list[Range]:
+    """Return the ranges in the text of a note."""
     return [tuple(one) for one in json.loads(note)] if note else []
 
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from router_rest.cutting import Cutter
+from router_rest.delivery import Delivery
 from router_rest.feeding import Feeder
 from router_rest.journal import Journal
 from router_rest.lanes import Lanes
 from router_rest.lease import Lease, LeaseEnded
 from router_rest.login import Login
 from router_rest.making import Maker
-from router_rest.policy import Delivery
-from router_rest.receipts import receipts
+from router_rest.receipts import note_of, ranges_of, receipts
 from router_rest.wire import Wire
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _AHEAD = 4
 """Calls that are cut ahead, and rows that are reserved at least, for each that can be in flight."""
+_NAMED = 1000
+"""Calls that were tried in vain of which is told which rows they have, the first ones."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Sending:
     report: Callable[[list[dict[str, Any]]], None]
     counts: Counter[str] = field(default_factory=Counter)
     trouble: tuple[str, str] | None = None
-    _unsure: list[Call] = field(default_factory=list)
+    _left: list[Call] = field(default_factory=list)
     _delivery: Delivery | None = None
 
     def __post_init__(self) -> None:
@@ -126,7 +128,7 @@ class Sending:
                 one.cancel()
             with suppress(asyncio.CancelledError):
                 await keeping
-        await self._journal.end((one.topic, one.partition, one.doubtful) for one in self._unsure)
+        await self._journal.end((one.topic, one.partition, one.doubtful) for one in self._left if one.doubtful)
 
     async def _feed(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
         """Take all rows that there are."""
@@ -143,7 +145,7 @@ class Sending:
             self.counts["calls"] += 1
             left = await self._delivery.deliver(call)
             if left:
-                self._unsure += [one for one in left if one.doubtful]
+                self._left += left
             self._lanes.finished(call, whole=not left)
             if self._delivery.ending.is_set():
                 wrong = self._delivery.wrong
@@ -181,5 +183,13 @@ class Sending:
         ]
         kind, text = self.trouble or ("away", self._delivery.why if self._delivery else "")
         if left:
-            told += [{"kind": "left", "rows": left}, {"kind": kind, "text": text}]
+            told += [{"kind": "left", "rows": left}, {"kind": kind, "text": text}, *self._in_vain()]
         self.report(told)
+
+    def _in_vain(self) -> list[dict[str, Any]]:
+        """Report the calls that were sent and are left, the first ones."""
+        tried = sorted((one for one in self._left if one.attempts), key=lambda one: (one.partition, one.offsets[0]))
+        return [
+            {"kind": "tried", "rows": len(one), "text": note_of(ranges_of((one.topic, one.partition), one.offsets))}
+            for one in tried[:_NAMED]
+        ]

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 REPORT = f"kind string, rows bigint, text string, receipt struct<{DDL}>"
 """What tasks return: how many rows got a receipt (`delivered`), had one (`known`), were `refused`, or are `left`; why
-they are (`away`; `wrong`: until somebody changes a setting), how many calls were begun (`calls`), and the receipt of
-every row that is `dead`, which is not written."""
+they are (`away`; `wrong`: until somebody changes a setting), which of them were `tried` (a call each; `text` names its
+rows as the notes of receipts do), how many calls were begun (`calls`), and the receipt of every row that is `dead`,
+which is not written."""
 _COLUMNS = pa.schema(
     [("kind", pa.string()), ("rows", pa.int64()), ("text", pa.string()), ("receipt", pa.struct(list(SCHEMA)))]
 )

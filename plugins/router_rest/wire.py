@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from router_rest.stock import Stock
 from router_rest.trust import trust
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from requests import PreparedRequest
     from requests.adapters import HTTPAdapter
@@ -75,11 +76,12 @@ class Wire:
         """Return how many connections were opened so far."""
         return self._pool.opened + self._stock.connections
 
-    async def send(self, request: PreparedRequest) -> Answer:
+    async def send(self, request: PreparedRequest, again: Callable[[], Awaitable[None]] | None = None) -> Answer:
         """Send a request and return the answer; redirects are answers. Raises Unsent or InDoubt.
 
         A request is sent twice, with the same bytes, when a connection that served before is closed before a byte of
-        the answer comes: servers close idle connections whenever they like. Whoever cancels it leaves it in doubt.
+        the answer comes: servers close idle connections whenever they like. `again` is awaited before, for a server may
+        have counted the first; what it raises ends the request, in doubt. Whoever cancels it leaves it in doubt.
         """
         if self._free:
             self._free -= 1
@@ -88,7 +90,7 @@ class Wire:
         try:
             if self._always_stock or request.hooks.get("response") or not writable(request):
                 return await self._stock.send(request)
-            return await self._exchange(outgoing(request))
+            return await self._exchange(outgoing(request), again)
         finally:
             self._leave()
 
@@ -116,24 +118,25 @@ class Wire:
                 return
         self._free += 1
 
-    async def _exchange(self, request: Outgoing) -> Answer:
+    async def _exchange(self, request: Outgoing, again: Callable[[], Awaitable[None]] | None) -> Answer:
         connection = await self._pool.take(request.origin)
-        deadline = asyncio.get_running_loop().time() + self._total
         served_before = connection.used > 0
         try:
-            return await self._ask(connection, request, deadline)
+            return await self._ask(connection, request)
         except Dropped:
             if not served_before:
                 raise
+        if again is not None:
+            await again()
         try:
             connection = await self._pool.take(request.origin, fresh=True)
-            return await self._ask(connection, request, deadline)
+            return replace(await self._ask(connection, request), resent=True)
         except Unsent as error:  # the second time; the first time it may have arrived
             raise InDoubt(f"the connection was closed before an answer came, and then: {error.what}") from None
 
-    async def _ask(self, connection: Connection, request: Outgoing, deadline: float) -> Answer:
+    async def _ask(self, connection: Connection, request: Outgoing) -> Answer:
         try:
-            return await connection.ask(request, deadline)
+            return await connection.ask(request, asyncio.get_running_loop().time() + self._total)
         except BaseException:
             connection.abort()  # or a late answer would be taken for the next one's
             raise

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ import pyarrow as pa
 from router import Encoding
 from router.delta.kept import KeptParts
 from router_encoders.json_texts import as_it_is
+from router_rest import authority, circuit
 from router_rest.bodies import body_of
 from router_rest.credentials import Credentials, apply
 from router_rest.cutting import Cut
@@ -25,6 +28,9 @@ from router_rest.terms import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from concurrent.futures import Future
+
+    import pytest
 
     from router.delta.lake import Lake
     from router_demo.api import Api
@@ -63,6 +69,19 @@ class Sent:
     counts: Counter[str] = field(default_factory=Counter)
     texts: dict[str, str] = field(default_factory=dict)
     dead: list[dict[str, Any]] = field(default_factory=list)
+    tried: list[str] = field(default_factory=list)
+    """Calls that are left although they were sent, by their rows."""
+
+    def add(self, report: dict[str, Any]) -> None:
+        """Take in a row of a report."""
+        if report["kind"] == "dead":
+            self.dead.append(report["receipt"])
+        elif report["kind"] == "tried":
+            self.tried.append(report["text"])
+        elif report["text"]:
+            self.texts[report["kind"]] = report["text"]
+        else:
+            self.counts[report["kind"]] += report["rows"]
 
 
 @dataclass
@@ -81,7 +100,8 @@ class Tasks:
         form = Form("POST", self.api.url + path, {}, body_of(many, "application/json"), changes.pop("keyed", KEYED))
         credentials = Credentials(changes.pop("auth", None))
         limit = changes.pop("limit", "api")
-        address = self.leases.admit(OWNER.name, limit, self.pace, credentials=credentials.current)
+        pace = changes.pop("pace", self.pace)
+        address = self.leases.admit(OWNER.name, limit, pace, credentials=credentials.current)
         policy = Policy(first=0.01, longest=0.1)
         job = Job(OWNER, self.parts, Encoding(as_it_is, None, "JSON"), form, cut, policy, address, WIRE, apply, 10)
         return replace(job, **changes)
@@ -91,18 +111,62 @@ class Tasks:
         sent = Sent()
         for report in task(job)(iter(batches)):
             for row in report.to_pylist():
-                if row["kind"] == "dead":
-                    sent.dead.append(row["receipt"])
-                elif row["text"]:
-                    sent.texts[row["kind"]] = row["text"]
-                else:
-                    sent.counts[row["kind"]] += row["rows"]
+                sent.add(row)
         return sent
+
+    def together(self, job: Job, *batches: pa.RecordBatch) -> Sent:
+        """Run a task for each batch, all at once; return what they come to together."""
+        whole = Sent()
+        with ThreadPoolExecutor(len(batches)) as threads:
+            for sent in threads.map(lambda rows: self.run(job, rows), batches):
+                whole.counts.update(sent.counts)
+                whole.texts |= sent.texts
+                whole.dead += sent.dead
+                whole.tried += sent.tried
+        return whole
+
+    def drain(self, job: Job, *batches: pa.RecordBatch) -> list[Sent]:
+        """Run jobs until no row is left, as a driver does; return what each came to."""
+        jobs = [self.together(job, *batches)]
+        while jobs[-1].counts["left"]:
+            assert "wrong" not in jobs[-1].texts, jobs[-1].texts
+            time.sleep(min(1.0, max(0.02, self.leases.outlook(job.address.name).again)))
+            jobs.append(self.together(job, *batches))
+        return jobs
+
+    @contextmanager
+    def under_way(self, job: Job, *batches: pa.RecordBatch, after: int) -> Iterator[Future[Sent]]:
+        """Run tasks beside the block, which begins when so many of their calls arrived."""
+        with ThreadPoolExecutor(1) as thread:
+            running = thread.submit(self.together, job, *batches)
+            while self.api.stats().arrived < after:
+                assert not running.done(), running.result()
+                time.sleep(0.01)
+            yield running
+
+    def prove(self, *batches: pa.RecordBatch, keyed: bool, limit: float | None = None) -> None:
+        """Assert that the API has every row, twice only where that is said, and was not asked for more than its limit.
+
+        keyed: it honoured keys, and has every row once. limit: calls of any second, wherever it begins.
+        """
+        every = {(partition, at) for one in batches for partition, at in _places(one)}
+        arrived, told = self.api.rows("partition", "offset"), self.receipts()
+        assert set(arrived) == every
+        receipts = Counter((row["partition"], row["offset"]) for row in told)
+        assert (every - receipts.keys(), [place for place, times in receipts.items() if times > 1]) == (set(), [])
+        twice = {place for place, times in arrived.items() if times > 1}
+        assert not twice if keyed else twice <= {(row["partition"], row["offset"]) for row in told if row["in_doubt"]}
+        if limit is not None:
+            assert self.api.stats().highest <= limit
 
     def receipts(self) -> list[dict[str, Any]]:
         """Return the receipts that were written, in the order of rows."""
         found = [row for _, part in self.parts.read() for row in part.to_pylist()]
         return sorted(found, key=lambda row: (row["partition"], row["offset"]))
+
+
+def _places(rows: pa.RecordBatch) -> list[tuple[int, int]]:
+    return list(zip(rows.column("_partition").to_pylist(), rows.column("_offset").to_pylist(), strict=True))
 
 
 @contextmanager
@@ -114,3 +178,10 @@ def tasks(api: Api, lake: Lake) -> Iterator[Tasks]:
         yield Tasks(api, KeptParts(lake, "ops.receipts", "games:run/wins/rest", 0), leases)
     finally:
         leases.stop()
+
+
+def hurry(patch: pytest.MonkeyPatch) -> None:
+    """Let an outage last for tenths of a second: what is done about it is the same."""
+    patch.setattr(authority, "PATIENCE", 0.3)
+    patch.setattr(circuit, "PROBES", 0.2)
+    patch.setattr(circuit, "RAMP", 0.3)

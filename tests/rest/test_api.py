@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
@@ -373,6 +373,28 @@ def test_a_key_is_processed_once_when_keys_are_honoured(api: Api, session: reque
     assert other.status_code == 422
     assert (api.stats().processed, api.stats().replayed, api.stats().repeated_keys) == (1, 1, 0)
     assert api.rows("id") == {1: 1}
+
+
+@pytest.mark.parametrize("how", ["answer", "reset", "hangup"])
+def test_a_call_that_was_processed_and_failed_uses_up_its_key(api: Api, session: requests.Session, how: Any) -> None:
+    """Without it nobody can show that a key keeps a row from taking effect twice."""
+    api.play(idempotency="Idempotency-Key", failures=[Failure(how=how, processed=True, times=2)])
+    for _ in range(2):
+        with suppress(requests.ConnectionError):
+            assert post(session, api, {"id": 1}, key="a").status_code == 500
+    last = post(session, api, {"id": 1}, key="a")
+
+    stats = api.stats()
+    assert (last.status_code, last.headers["Idempotent-Replayed"]) == (200, "true")
+    assert (stats.processed, stats.repeated_keys, stats.replayed) == (1, 0, 2)
+
+
+def test_a_poison_row_takes_no_effect_although_its_call_fails_late(api: Api, session: requests.Session) -> None:
+    """Without it a row that is refused later on counts as one that arrived."""
+    api.play(poison=[Poison(field="id", values=(1,))], failures=[Failure(processed=True, times=1)])
+
+    assert [post(session, api, {"id": 1}).status_code for _ in range(2)] == [500, 400]
+    assert api.stats().processed == 0
 
 
 def test_a_failed_call_does_not_use_up_its_key(api: Api, session: requests.Session) -> None:

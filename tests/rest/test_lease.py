@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -226,6 +227,26 @@ def test_a_call_that_is_given_up_takes_no_place() -> None:
         return out
 
     assert simulate(story()) == 0
+
+
+def test_a_call_that_goes_out_twice_has_two_slots_and_one_place() -> None:
+    async def story() -> tuple[float, list[float], int]:
+        world = World(Pace((Limit(2, None, 1.0),), 1), Api())
+        lease, _ = world.lease()
+        times = []
+        for _ in range(2):
+            await lease.slot()
+            times.append(world.loop.time())
+            await lease.again()
+            times.append(world.loop.time())
+            lease.saw(200, ok=True, throttled=False)
+        await lease.close()
+        await asyncio.sleep(0.1)
+        return world.authority.totals["sent"], times, lease._hand.out
+
+    sent, times, out = simulate(story())
+    assert (sent, out) == (4, 0)
+    assert all(later - earlier >= 0.5 for earlier, later in pairwise(times))
 
 
 def test_a_task_that_is_sent_away_is_told_for_how_long() -> None:

@@ -201,6 +201,50 @@ def test_rows_are_parked_when_the_api_stays_away(batches: Batches) -> None:
     assert Counter(row["status"] for row in batches.receipts()) == Counter(parked=250)
 
 
+def test_rows_that_are_never_taken_are_parked_although_others_are(batches: Batches) -> None:
+    """Without it a few rows that an API answers 500 for ever hold their lane for ever."""
+    batches.api.play(poison=[Poison(field="n", values=(13,), status=500)])
+
+    outcome = batches.apply(retry={"attempts": 2}, max_outage={"after": "1 s", "then": "park"})
+
+    bad = Counter({(partition, at): 1 for partition, at, _, n in batches.rows if n == 13})
+    assert (outcome.applied, outcome.parked, outcome.refused) == (250 - len(bad), len(bad), None)
+    assert batches.api.rows("part", "at") == batches.expected - bad
+    receipts = batches.receipts()
+    assert Counter((row["partition"], row["offset"]) for row in receipts if row["status"] == "parked") == bad
+    assert len(receipts) == 250
+
+
+@pytest.mark.slow
+def test_rows_behind_a_limit_are_not_parked_with_those_that_are_never_taken(batches: Batches) -> None:
+    """Without it the next job of a slow API starts the count anew each time, or has all of its rows parked."""
+    batches.api.play(poison=[Poison(field="n", values=(13,), status=500)])
+
+    outcome = batches.apply(
+        limits=[{"calls": 60, "per": "4 s"}],
+        limit_name="slow",
+        retry={"attempts": 1},
+        max_outage={"after": "5 s", "then": "park"},
+    )
+
+    assert (outcome.applied, outcome.parked, outcome.refused) == (248, 2, None)
+    at = {
+        status: [row["at"] for row in batches.receipts() if row["status"] == status]
+        for status in ("parked", "delivered")
+    }
+    assert min(at["parked"]) < max(at["delivered"])
+
+
+def test_the_stream_stops_for_rows_that_are_never_taken_where_that_is_wanted(batches: Batches) -> None:
+    """Without it nobody is told which rows hold a lane, and for how long."""
+    batches.api.play(poison=[Poison(field="n", values=(13,), status=500)])
+
+    with pytest.raises(StartError, match=r"but not offsets 26 to 26 of events/") as caught:
+        batches.apply(retry={"attempts": 2}, max_outage={"after": "1 s", "then": "fail"})
+
+    assert "max_outage" in str(caught.value)
+
+
 def test_answers_are_landed_beside_their_events(batches: Batches) -> None:
     """Without it what an API returns about an event is lost."""
     batches.apply(rows_per_call=7, responses="silver.answers")

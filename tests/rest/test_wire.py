@@ -140,8 +140,44 @@ def test_a_call_on_a_stale_connection_is_sent_again_once(server: Scripted, endin
     first, second = ask(post(server.url, b"1"), post(server.url, b"2", Idempotency_Key="k"))
 
     assert (first.body, second.body) == (b"0", b"1")
+    assert (first.resent, second.resent) == (False, True)
     assert server.bodies == [b"1", b"2", b"2"]
     assert server.seen[1].headers == server.seen[2].headers
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_who_sends_is_asked_before_a_call_is_sent_again(server: Scripted, allowed: bool) -> None:
+    """The server may have counted it: a second call takes its part of a limit, or does not go out."""
+    asked: list[int] = []
+
+    def stale(talk: Talk) -> None:
+        talk.request()
+        talk.answer()
+        if talk.number == 0 and talk.request() is not None:
+            return
+        polite()(talk)
+
+    async def again() -> None:
+        asked.append(len(server.seen))
+        if not allowed:
+            raise LookupError("nothing may go out")
+
+    async def story() -> Any:
+        wire = Wire(**OPTIONS)
+        await wire.send(post(server.url, b"1"), again)
+        try:
+            return await wire.send(post(server.url, b"2"), again)
+        except LookupError as error:
+            return error
+        finally:
+            await wire.close()
+
+    server.act = stale
+    told = asyncio.run(story())
+
+    assert asked == [2]
+    assert server.bodies == ([b"1", b"2", b"2"] if allowed else [b"1", b"2"])
+    assert isinstance(told, Answer if allowed else LookupError)
 
 
 def test_a_call_that_is_sent_again_does_not_try_stale_connections_one_by_one(server: Scripted) -> None:

@@ -77,7 +77,6 @@ class Failures:
     def __init__(self, script: Script, record: Record, before: Failures | None) -> None:
         self._failures = script.failures
         self._left = [failure.times for failure in script.failures]
-        self._record = record
         self._dice = random.Random(script.seed)
 
     def __call__(self, request: Request) -> Reply | None:
@@ -88,15 +87,16 @@ class Failures:
             if failure.share < 1 and self._dice.random() >= failure.share:
                 continue
             self._left[index] = None if left is None else left - 1
-            return self._fail(failure, request)
+            return self._fail(failure)
         return None
 
-    def _fail(self, failure: Failure, request: Request) -> Reply:
-        if failure.processed:
-            self._record.process(request.number)
+    @staticmethod
+    def _fail(failure: Failure) -> Reply:
         headers = [JSON, *failure.headers.items(), *retry_after(failure.retry_after, failure.wait)]
         body = failure.body.encode()
-        return Reply(failure.status, body, headers, failure.seconds, failure.how, failure.size)
+        return Reply(
+            failure.status, body, headers, failure.seconds, failure.how, failure.size, covers=failure.processed
+        )
 
 
 class Keys:

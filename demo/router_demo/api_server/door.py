@@ -84,12 +84,22 @@ class Door:
         return reply
 
     def _decide(self, request: Request) -> Reply:
+        cover: Reply | None = None
         for check in self._checks.values():
             reply: Reply | None = check(request)
-            if reply is not None:
-                return reply
+            if reply is None:
+                continue
+            if not reply.covers:
+                return cover or reply
+            cover = reply
+        return self._taken(request, cover)
+
+    def _taken(self, request: Request, cover: Reply | None) -> Reply:
+        """Return the answer to a request that is processed, or what its sender sees in place of it."""
         reply = self._process(request)
         reply.seconds = self.script.latency
         if self._keys is not None:
             self._keys.keep(request, reply)
-        return reply
+        if cover is not None:
+            cover.due = reply.due
+        return cover or reply

@@ -42,7 +42,8 @@ class Request:
 class Reply:
     """Say how a request is answered: after `seconds`, in the way of `how` (see `script.Failure`).
 
-    `due` is called when its time has come.
+    `due` is called when its time has come. One that `covers` is sent in place of the answer: the request is taken all
+    the same.
     """
 
     status: int
@@ -52,6 +53,7 @@ class Reply:
     how: How = "answer"
     size: int = 0
     due: Callable[[], None] | None = None
+    covers: bool = False
 
     def head(self, length: str) -> bytes:
         """Return the bytes before the body; `length` is the header that tells where the body ends."""

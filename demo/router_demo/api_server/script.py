@@ -41,8 +41,9 @@ class Failure(Frozen):
     """Fail a share of the requests, at most `times` of them: by a status, or in the way that `how` says.
 
     `huge` sends `size` bytes, `endless` as much as anybody reads, `drip` a byte now and then, `cut` less than it
-    announced; `garbage` is no HTTP, `hangup` closes, `reset` resets, `silent` never answers. `processed` is whether the
-    request takes effect all the same. `seconds` pass before. `path` limits it to what begins so.
+    announced; `garbage` is no HTTP, `hangup` closes, `reset` resets, `silent` never answers. `processed`: the request
+    takes effect all the same, unless a later check keeps it from it, as a key that was used does; its sender sees only
+    the failure. `seconds` pass before. `path` limits it to what begins so.
     """
 
     how: How = "answer"

@@ -37,8 +37,7 @@ class Server:
 
     async def start(self, port: int, control_port: int) -> tuple[int, int]:
         """Listen on both ports, 0 for any; return them."""
-        self._port = port
-        await self._serve(self._listening(BACKLOG))
+        await self._listen(self._bound(port))
         control = await self._loop.create_server(
             lambda: Connection(self._control, set()), self._host, control_port, backlog=BACKLOG
         )
@@ -71,25 +70,25 @@ class Server:
         for connection in list(self._open):
             connection.reset()
         if not outage:
-            self._waits = self._loop.create_task(self._serve(self._listening(BACKLOG)))
+            self._waits = self._loop.create_task(self._listen(self._bound(self._port)))
 
-    async def _serve(self, listening: socket.socket) -> None:
+    def _bound(self, port: int) -> socket.socket:
+        """Return a socket that takes connections from now on, though nobody may answer them yet."""
+        bound = socket.create_server((self._host, port), backlog=BACKLOG)
+        self._port = bound.getsockname()[1]
+        return bound
+
+    async def _listen(self, bound: socket.socket) -> None:
         self._listener = await self._loop.create_server(
-            lambda: Connection(self.door, self._open), sock=listening, backlog=BACKLOG, ssl=self._tls
+            lambda: Connection(self.door, self._open), sock=bound, backlog=BACKLOG, ssl=self._tls
         )
-
-    def _listening(self, backlog: int) -> socket.socket:
-        """Return a socket at the API's port: whoever connects is let in, or waits, from now on."""
-        listening = socket.socket()
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((self._host, self._port))
-        listening.listen(backlog)
-        self._port = listening.getsockname()[1]
-        return listening
 
     def _listen_to_nobody(self) -> None:
         """Hold the port with a queue that is full: the kernel drops whoever else wants to connect."""
-        listener = self._listening(0)
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((self._host, self._port))
+        listener.listen(0)
         self._full = [listener, *(socket.socket() for _ in range(2))]
         for filler in self._full[1:]:
             filler.setblocking(False)

@@ -1,0 +1,46 @@
+"""Receipts are written, whatever ends the task that has them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from router.delta.kept import KeptParts
+from router_rest.cutting import Call
+from router_rest.journal import Journal
+from router_rest.receipts import Known, Settled
+from tests.rest.tasks import OWNER
+
+if TYPE_CHECKING:
+    from router.delta.lake import Lake
+
+
+@pytest.fixture
+def parts(lake: Lake) -> KeptParts:
+    return KeptParts(lake, "ops.receipts", "games:run/wins/rest", 0)
+
+
+def test_a_part_that_waits_for_the_disk_is_written_when_the_task_ends(parts: KeptParts) -> None:
+    """Without it rows that were delivered have no receipt: they are sent again, and nobody is told."""
+    busy = threading.Event()
+
+    async def story() -> None:
+        journal = Journal(parts, OWNER)
+        journal._thread.submit(busy.wait, 30)
+        journal.settle(Settled(Call("events", 0, [7], [b"{}"]), "delivered", 0.0))
+        flushing = asyncio.create_task(journal.flush())
+        await asyncio.sleep(0)
+        while journal._settled:
+            await asyncio.sleep(0)
+        flushing.cancel()
+        asyncio.get_running_loop().call_later(0.1, busy.set)
+        with pytest.raises(asyncio.CancelledError):
+            await flushing
+        await journal.end([])
+
+    asyncio.run(story())
+
+    assert not Known.of(parts).open(("events", 0), [7]).any()
