@@ -49,8 +49,9 @@ BOUNDED = str(32 << 20)
 
 @dataclass(frozen=True)
 class Round:
-    """Be what one job came to: rows by what became of them, the receipts of those refused, why others are left, and which
-    calls were tried in vain.
+    """Be what one job came to: rows by what became of them, the receipts of those refused, why others are left.
+
+    `tried` are the calls that were made in vain.
     """
 
     counts: dict[str, int]
