@@ -114,7 +114,7 @@ class Posting:
         placed = self._placed(self.rows)
         with bounded(self.events.sparkSession):
             # at once, and never again: whatever is asked of the reports later must not send anything
-            reports = placed.mapInArrow(task(self.job), REPORT).localCheckpoint(eager=True)
+            reports = placed.mapInArrow(task(self.job), REPORT).filter("kind != 'tick'").localCheckpoint(eager=True)
         told = Round.of(reports.filter(F.col("kind") != "dead").collect())
         if told.wrong:
             raise StartError(f"{self.limit} does not take calls: {told.wrong}")
