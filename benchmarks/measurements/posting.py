@@ -72,8 +72,9 @@ def _notes(results: Results, scale: Scale) -> tuple[str, ...]:
         f"Rows per second. {EVENTS:,} rows of about 400 bytes as JSON to an API in a process of its own that answers "
         "after 34 ms, 100 ms for 10 rows; every row is counted there, and has its receipt.",
         f"Router: at most {IN_FLIGHT[1]} calls in flight, {IN_FLIGHT[10]} of 10 rows, from a task per core at most, "
-        "with retries, receipts and a limit that is held but far away; a batch is timed from its hand-over to its receipts. With 1 row per call and 4 partitions "
-        f"it opened {count(connections)} connections; the published way opens one for each call.",
+        "with retries, receipts and a limit that is held but far away; a batch is timed from its hand-over to its "
+        f"receipts. With 1 row per call and 4 partitions it opened {count(connections)} connections; the published way "
+        "opens one for each call.",
         "UDF: the published way, a call in flight per partition; a core for each partition, whatever the machine has.",
     )
 

@@ -9,6 +9,8 @@ import logging
 import secrets
 import threading
 import time
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +112,7 @@ class LeaseServer:
             self._sinks.pop(sink, None)
 
     def outlook(self, limit: str) -> Outlook:
-        """Say when calls under a limit may go out, and whether the API is out."""
+        """Say when calls under a limit may go out, and whether the API is out. Raises ConnectionError after the end."""
         found: Outlook = self._ask(self._desks[limit].authority.outlook)
         return found
 
@@ -124,10 +126,15 @@ class LeaseServer:
         self._ask(lambda: timeline.spent(time.monotonic() - ago, calls, rows))
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        async def asked() -> Any:
-            return question()
-
-        return asyncio.run_coroutine_threadsafe(asked(), self._loop).result()
+        """Return the answer to a question that only the server's thread may ask itself."""
+        answer: Future[Any] = Future()
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(_answer, question, answer)
+        while not answer.done():
+            if not self.running:
+                raise ConnectionError("the server of leases has ended: nobody says how many calls may go out")
+            wait([answer], TICK)
+        return answer.result()
 
     @staticmethod
     def _succeed(desk: Desk, before: Desk) -> None:
@@ -215,6 +222,13 @@ class LeaseServer:
         if where not in self._strangers and len(self._strangers) < STRANGERS:
             self._strangers.add(where)
             log.warning("leases: refused a connection from %s that does not know this driver's token", where)
+
+
+def _answer(question: Callable[[], Any], answer: Future[Any]) -> None:
+    try:
+        answer.set_result(question())
+    except BaseException as error:  # whoever asked is told
+        answer.set_exception(error)
 
 
 _lock = threading.Lock()

@@ -126,7 +126,8 @@ class Posting:
         """Run the job once; return how many rows are left that may be delivered later."""
         with bounded(self.events.sparkSession):
             # all at once: whatever else was asked of these reports would send everything again
-            told = Round.of(self._placed().mapInArrow(task(self.job), REPORT).toArrow())
+            reports = self._placed().mapInArrow(task(self.job), REPORT).filter("kind != 'tick'")
+            told = Round.of(reports.toArrow())
         if told.wrong:
             raise StartError(f"{self.limit} does not take calls: {told.wrong}")
         self._bury(told.refused)

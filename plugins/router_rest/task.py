@@ -8,6 +8,7 @@ this process.
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 from contextlib import suppress
@@ -29,12 +30,14 @@ REPORT = f"kind string, rows bigint, text string, receipt struct<{DDL}>"
 """What tasks return: how many rows got a receipt (`delivered`), had one (`known`), were `refused`, or are `left`; why
 they are (`away`; `wrong`: until somebody changes a setting), which of them were `tried` (a call each; `text` names its
 rows as the notes of receipts do), how many calls were begun (`calls`), and the receipt of every row that is `dead`,
-which is not written."""
+which is not written. A `tick` says nothing."""
 _COLUMNS = pa.schema(
     [("kind", pa.string()), ("rows", pa.int64()), ("text", pa.string()), ("receipt", pa.struct(list(SCHEMA)))]
 )
 _TICK = 2.0
 """Seconds after which Spark hears something at the latest: it can be told to kill workers that are silent."""
+_BUFFER = int(os.environ.get("SPARK_BUFFER_SIZE", "65536"))
+"""Bytes that Spark's worker collects before it sends any: less than that would be heard a minute later."""
 
 
 def task(job: Job) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -95,7 +98,7 @@ class Feed:
     def put(self, rows: pa.RecordBatch | None) -> Iterator[pa.RecordBatch]:
         """Give rows to the loop once it has room; yield what it reports meanwhile."""
         while not self._room.acquire(timeout=_TICK) and not self.over.is_set():
-            yield from self._reported() or [_report([])]
+            yield from [*self._reported(), _tick()]
         self._given.put(rows)
         self._wake()
         yield from self._reported()
@@ -105,7 +108,7 @@ class Feed:
         """Tell the loop that there are no more rows; yield what it reports until it is done."""
         yield from self.put(None)
         while not self.over.wait(_TICK):
-            yield from self._reported() or [_report([])]
+            yield from [*self._reported(), _tick()]
         yield from self._reported()
         self._raise()
 
@@ -154,6 +157,11 @@ class Feed:
     def report(self, found: list[dict[str, Any]]) -> None:
         """Tell Spark something."""
         self._reports.put(_report(found))
+
+
+def _tick() -> pa.RecordBatch:
+    """Return a report that says nothing, and is too large to be kept back together with those before it."""
+    return _report([{"kind": "tick", "text": " " * 2 * _BUFFER}])
 
 
 def _report(found: list[dict[str, Any]]) -> pa.RecordBatch:

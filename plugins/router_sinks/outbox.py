@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from functools import partial
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql import functions as F
 
@@ -41,6 +41,30 @@ LANES = 256
 """Lanes of a task for `ordering: per_key`: more than calls in flight, for some keys have more to send than others."""
 EXCERPT, ANSWER, BULK = 1 << 16, 1 << 20, 1 << 24
 """Bytes of an answer that are read: for its receipt, to be landed, to be read by row."""
+QUIETEST = 10
+"""Seconds that a task may be silent for at least: it says something every two, unless its machine has more to do."""
+KILL = ("spark.sql.execution.pyspark.udf.killOnIdleTimeout", "spark.python.worker.killOnIdleTimeout")
+SILENT = ("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", "spark.python.worker.idleTimeoutSeconds")
+"""Settings of Spark 4.1 and later, each with the one that holds where it is not set."""
+
+
+def check_spark(spark: SparkSession) -> None:
+    """Raise StartError where Spark would run a task twice, or end one that waits for its API."""
+    if _set(spark, "spark.speculation") == "true":
+        raise StartError("spark.speculation is on: a copy of a task would send its calls again; set it to false")
+    silent, jvm = _set(spark, *SILENT) or "0", cast("Any", spark.sparkContext._jvm)
+    seconds = jvm.org.apache.spark.network.util.JavaUtils.timeStringAsSec(silent)  # it may have a unit
+    if _set(spark, *KILL) == "true" and 0 < seconds < QUIETEST:
+        raise StartError(
+            f"{SILENT[1]} is {silent}, and {KILL[1]} is on: Spark would kill a task that waits for its API; set it to "
+            f"{QUIETEST} or more"
+        )
+
+
+def _set(spark: SparkSession, *names: str) -> str:
+    """Return the first of some settings that is there; empty where none is."""
+    found = (spark.conf.get(name, None) for name in names)
+    return next((str(value).lower() for value in found if value is not None), "")
 
 
 def post(sink: Rest, events: DataFrame, batch: Batch) -> Outcome:

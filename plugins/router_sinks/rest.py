@@ -244,10 +244,10 @@ class Rest(ApplyingSink):
     def prepare(self, opening: Opening) -> Self:
         """Return this sink with its columns, files and login looked at. May ask a token server or schema registry."""
         from router_rest.genuine import real_stack
+        from router_sinks.outbox import check_spark
 
         real_stack()
-        if str(opening.events.sparkSession.conf.get("spark.speculation", "false")).lower() == "true":
-            raise StartError("spark.speculation is on: a copy of a task would send its calls again; set it to false")
+        check_spark(opening.events.sparkSession)
         if missing := self.tls.beside(opening.folder).missing:
             raise StartError(f"tls: {missing}")
         prepared = self._looked(opening)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import Counter
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from router.engine.detached import detached_lanes
 from router.engine.ledger import last
 from router.engine.stream import Options, run
 from router.registry import Registry, load_registry
+from router_demo.api import Api, Failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +37,7 @@ decode: {{json: "{schema}"}}
 routes:
   - name: all
     match: {{sql: "event.n IS NOT NULL"}}
-    sinks: [{{delta: silver.all}}, {{pigeons: "{folder}"}}]
+    sinks: [{{delta: silver.all}}, {sink}]
 trigger: {{once: true}}
 lane_retention: {retention}
 dead_letters: ops.dead
@@ -62,6 +64,7 @@ class Loft:
     def __init__(self, folder: Path, registry: Registry, spark: SparkSession) -> None:
         self.folder, self.registry, self.spark = folder, registry, spark
         self.lake = Lake.at(f"{folder}/lake")
+        self.sink = f'{{pigeons: "{folder}"}}'
         (folder / "in").mkdir()
 
     def comes(self, *numbers: int) -> None:
@@ -76,7 +79,7 @@ class Loft:
         run(self.loaded(schema, retention), self.registry, self.spark, Options(**options))
 
     def loaded(self, schema: str = "n int", retention: str = "168 h") -> Loaded:
-        text = YAML.format(folder=self.folder, schema=schema, retention=retention)
+        text = YAML.format(folder=self.folder, schema=schema, sink=self.sink, retention=retention)
         return load(self.folder / "games.yaml", self.registry, environ={}, text=text)
 
     def flown(self) -> list[int]:
@@ -92,8 +95,8 @@ class Loft:
         return handle.to_pyarrow_table().to_pylist() if handle else []
 
     def booked(self) -> dict[str, int]:
-        """Return what the ledger says of the pigeons, summed."""
-        rows = [row for row in self.rows("ops.ledger") if row["sink"] == "pigeons"]
+        """Return what the ledger says of the pigeons, or the sink in their place, summed."""
+        rows = [row for row in self.rows("ops.ledger") if row["sink"] in {"pigeons", "rest"}]
         return {name: sum(row[name] or 0 for row in rows) for name in ("landed", "applied", "dead", "pending")}
 
 
@@ -170,6 +173,34 @@ def test_tables_go_on_while_a_sink_cannot(loft: Loft, running: Callable[[], None
     until(lambda: loft.flown() == [1, 2, 3])
     running()
     assert loft.booked() == {"landed": 3, "applied": 3, "dead": 0, "pending": 0}
+
+
+@pytest.fixture(params=["black-holed", pytest.param("refusing", marks=pytest.mark.slow)])
+def away(loft: Loft, request: pytest.FixtureRequest) -> Iterator[Api]:
+    """Run an API in the pigeons' place that takes calls and never answers, or takes none."""
+    with Api() as api:
+        silent = {"failures": [Failure(how="silent")]}
+        api.play(**(silent if request.param == "black-holed" else {"outage": "refused"}))
+        loft.sink = f'{{rest: {{url: "{api.url}/all", timeouts: {{connect: 1 s, read: 1 s}}}}}}'
+        yield api
+
+
+def test_tables_go_on_while_an_api_is_away(loft: Loft, away: Api, running: Callable[[], None]) -> None:
+    """Without it an API that hangs makes the tables of all games old."""
+    loft.comes(1)
+    until(lambda: any((loft.folder / "lake/ops/receipts").rglob("*.parquet")))  # its batch has begun
+    for n in (2, 3, 4, 5):
+        loft.comes(n)
+        until(lambda n=n: n in [row["n"] for row in loft.rows("silver.all")])
+    until(lambda: loft.booked()["pending"] == 5)
+    assert (away.rows("n"), loft.rows("ops.receipts")) == (Counter(), [])
+
+    away.play()
+
+    until(lambda: away.rows("n") == Counter([1, 2, 3, 4, 5]))
+    until(lambda: loft.booked()["pending"] == 0)
+    running()
+    assert loft.booked() == {"landed": 5, "applied": 5, "dead": 0, "pending": 0}
 
 
 def test_a_run_can_be_stopped_while_a_sink_cannot_go_on(loft: Loft, running: Callable[[], None]) -> None:

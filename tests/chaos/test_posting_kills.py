@@ -1,0 +1,190 @@
+"""A router killed while it posts a batch goes on with the calls it had begun: none is lost, and doubt is told."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from router_demo.api import Api
+from router_rest.lease_server import lease_server
+from router_sinks.outbox import hosts
+from tests.chaos import lakes
+from tests.chaos.conftest import Topic, configuration
+from tests.chaos.posting_driver import POINTS
+from tests.chaos.processes import HERE, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+EVENTS = 600
+LIMIT = 40
+"""Calls per second: so few that a batch takes seconds, whatever the machine."""
+CUT, ANOTHER_CUT = 7, 50
+BEGUN = 20
+"""Calls that have arrived when a kill comes."""
+KEY = "Idempotency-Key"
+slow = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def topic(new_topic: Callable[[], Topic]) -> Topic:
+    topic = new_topic()
+    topic.send([json.dumps({"game": "hearts", "gamer_id": f"g{n}", "amount": n}).encode() for n in range(EVENTS)])
+    return topic
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Api]:
+    """Run one API for all tests of the module."""
+    with Api() as running:
+        yield running
+
+
+@dataclass
+class Posting:
+    """Be a topic that is posted, and what can be seen of it in the API and in the lake."""
+
+    topic: Topic
+    api: Api
+    folder: Path
+
+    def config(self, rows_per_call: int = CUT) -> Path:
+        """Write the configuration: a table, and everything once more to the API."""
+        rest: dict[str, Any] = {"url": f"{self.api.url}/all", "rows_per_call": rows_per_call, "tasks": 2}
+        rest |= {"calls_per_second": LIMIT, "max_in_flight": 8, "body": "array"}
+        route = {"name": "all", "match": {"sql": "event.game IS NOT NULL"}}
+        sinks = [{"delta": "silver.all"}, {"rest": rest}]
+        return configuration(self.folder, self.topic, routes=[{**route, "sinks": sinks}])
+
+    @property
+    def lake(self) -> Path:
+        return self.folder / "lake"
+
+    @property
+    def receipts(self) -> list[dict[str, Any]]:
+        return lakes.read(self.lake, "ops.receipts")
+
+    def booked(self) -> Counter[str]:
+        """Return what the ledger says of the sink, summed."""
+        found: Counter[str] = Counter()
+        for row in lakes.read(self.lake, "ops.ledger"):
+            if row["sink"] == "rest":
+                found.update({name: row[name] or 0 for name in (*BALANCE, "landed", "in_doubt")})
+        return found
+
+    def keys(self) -> dict[str, set[str]]:
+        """Return the keys that each row was sent under."""
+        found: dict[str, set[str]] = {}
+        for call in self.api.requests(1 << 20):
+            for row in json.loads(call["body"]):
+                found.setdefault(row["gamer_id"], set()).add(call["key"])
+        return found
+
+    def settled(self) -> int:
+        """Assert that all is where it should be, and what cannot be known is told; return the rows in doubt."""
+        arrived, receipts, booked = self.api.rows("gamer_id"), self.receipts, self.booked()
+        everything = lakes.places(self.lake, "bronze.events")
+        assert set(arrived) == {f"g{n}" for n in range(EVENTS)}
+        assert Counter((row["partition"], row["offset"]) for row in receipts) == everything
+        assert everything.total() == lakes.rows(self.lake, "silver.all").total() == EVENTS
+        assert {row["status"] for row in receipts} == {"delivered"}
+        in_doubt = sum(row["in_doubt"] for row in receipts)
+        assert arrived.total() - EVENTS <= in_doubt
+        assert booked["landed"] == sum(booked[name] for name in BALANCE) == EVENTS
+        assert (booked["applied"], booked["pending"], booked["in_doubt"]) == (EVENTS, 0, in_doubt)
+        assert max(Counter(row["call_id"] for row in receipts).values()) == CUT, "it was cut anew"
+        assert {len(keys) for keys in self.keys().values()} == {1}
+        assert self.api.stats(window=max(0.1, 1 - self.api.stats().lag)).highest <= LIMIT
+        return in_doubt
+
+
+BALANCE = ("applied", "dead", "parked", "pending")
+
+
+@pytest.fixture
+def posting(topic: Topic, api: Api, tmp_path: Path) -> Posting:
+    """Return a posting to an API that remembers nothing yet."""
+    api.reset()
+    return Posting(topic, api, tmp_path)
+
+
+def _killed_midway(posting: Posting, router_run: Callable[..., Any], *, whole: bool) -> None:
+    """Run until some more calls have arrived, and kill the router: the driver, or its JVM and workers as well."""
+    before = posting.api.stats().arrived
+    router = router_run(posting.config(), "--once")
+    until(lambda: router.process.poll() is not None or posting.api.stats().arrived >= before + BEGUN, "calls")
+    assert router.process.poll() is None, router.said
+    if whole:
+        router.clear()
+    else:
+        router.send(signal.SIGKILL)
+    assert router.ended() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("honoured", "kills", "whole"),
+    [
+        pytest.param(False, 1, False, id="driver, keys are ignored"),
+        pytest.param(True, 1, False, id="driver, keys are honoured", marks=slow),
+        pytest.param(False, 3, True, id="everything three times, keys are ignored", marks=slow),
+        pytest.param(True, 1, True, id="everything, keys are honoured", marks=slow),
+    ],
+)
+def test_a_router_that_is_killed_while_it_posts_loses_nothing(
+    posting: Posting, router_run: Callable[..., Any], drain: Callable[..., Any], honoured: bool, kills: int, whole: bool
+) -> None:
+    """Without it a crash loses the rest of a batch, sends all of it again, or under keys that nobody knows."""
+    posting.api.play(latency=0.1, idempotency=KEY if honoured else "")
+    for _ in range(kills):
+        _killed_midway(posting, router_run, whole=whole)
+
+    drain(posting.config(ANOTHER_CUT))  # at once, as a supervisor would: the killed one's workers may still be there
+
+    posting.settled()
+    if honoured:
+        assert set(posting.api.rows("gamer_id").values()) == {1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", POINTS)
+def test_a_router_that_is_killed_between_two_steps_sends_nothing_twice(
+    posting: Posting, start: Callable[..., Any], drain: Callable[..., Any], point: str
+) -> None:
+    """Without it a batch whose last step is missing is posted from its start."""
+    killed = start(posting.config(), "--kill", point, command=(str(HERE / "posting_driver.py"),))
+    assert killed.ended() == -signal.SIGKILL, killed.said
+    sent = posting.api.stats().arrived
+    assert (sent > 0) == (point != "plan"), "the kill came at another point"
+
+    drain(posting.config(ANOTHER_CUT))
+
+    assert posting.settled() == 0
+    assert posting.api.rows("gamer_id").total() == EVENTS
+    assert point == "plan" or posting.api.stats().arrived == sent
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_by_itself_when_its_leases_have_ended(
+    posting: Posting, spark: Any, drain: Callable[..., Any]
+) -> None:
+    """Without it a thread that died keeps a lane from being sent until somebody starts the router anew."""
+    posting.api.play(latency=0.1)
+    run = threading.Thread(target=drain, args=[posting.config()])
+    run.start()
+    until(lambda: not run.is_alive() or posting.api.stats().arrived >= BEGUN, "calls")
+    assert posting.api.stats().arrived < EVENTS // CUT, "it was over before"
+
+    lease_server(*hosts(spark)).stop()
+    run.join()
+
+    assert posting.settled() == 0
+    assert posting.api.rows("gamer_id").total() == EVENTS
