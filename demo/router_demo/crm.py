@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ROUTES = Path("routes/big_wins.yaml")
 TOPIC = "game-events-json"
-LIMIT, BURST = 200, 10
+LIMIT, BURST = 200, 20
 """Calls per second that the API takes, and how many of them at once."""
 LATENCY = 0.03
 OPENING, FIRST = 0.02, 0.75
