@@ -9,30 +9,29 @@ import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from datetime import datetime
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from router import RouterError
+from router_demo.crm import crm
 from router_demo.formats import opened
-from router_demo.games import game_names
-from router_demo.growth import Growth
 from router_demo.kafka import EmbeddedKafka
-from router_demo.process import Router, uninterrupted
 from router_demo.profiles import Profiles
 from router_demo.records import chunks
 from router_demo.registry import EmbeddedRegistry
+from router_demo.running import ENDING, Demo, failed, routing
 from router_demo.simulator import Sent, send, simulate
-from router_demo.summary import Speed, Version, show
+from router_demo.summary import Speed, show
 from router_demo.traffic import Traffic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from router_demo.embedded import Embedded
+    from router_demo.process import Router
     from router_demo.values import Values
 
 TOPIC, PROFILE_TOPIC = "game-events", "gamer-profiles"
@@ -52,64 +51,6 @@ MARK = ".made-by-the-demo"
 NARROWEST = 100
 """Columns of text where there is no terminal."""
 INTERRUPTED = 130
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Demo:
-    """Hold what a demo remembers while it runs, and say what happens, a line each."""
-
-    def __init__(self, console: Console, options: argparse.Namespace, folder: Path) -> None:
-        self.console, self.options, self.folder = console, options, folder
-        self.routes = ROUTES[options.format]
-        self.growth = Growth(folder / "lake", [f"silver.{game}" for game in game_names(options.games)])
-        self.registered: dict[int, float] = {}
-
-    def say(self, text: str) -> None:
-        """Print a line with the time of day."""
-        now = datetime.now().astimezone()
-        self.console.print(f"[dim]{now:%H:%M:%S}[/]  {text}", highlight=False, soft_wrap=True)
-
-    def register(self, number: int) -> None:
-        """Say that a schema version was registered."""
-        if number not in self.registered:
-            self.registered[number] = time.monotonic()
-            version = len(self.registered)
-            brings = "" if version == 1 else f": it brings {_column(version)}"
-            self.say(f"[cyan]the games register schema version {version}[/] (id {number}){brings}")
-
-    def take(self, entry: dict[str, Any]) -> None:
-        """Say what the router reports, and what its tables gained by it."""
-        if "batch" not in entry:
-            self.say(f"router: {entry['message']}")
-            return
-        batch = entry["batch"]
-        seconds, behind = sum(batch["seconds"].values()), batch["behind"]
-        self.say(
-            f"[bold]batch {batch['batch']:>2}[/]  {batch['read']:>7,} records into {batch['tables']} tables, "
-            f"{batch['dead_letters']:,} dead letters, {seconds:.1f} s" + (f", {behind:,} behind" if behind else "")
-        )
-        for column, tables in self.growth.look().items():
-            since = self._since(column)
-            after = f", {time.monotonic() - since:.1f} s after its version was registered" if since else ""
-            self.say(
-                f"[green]          {len(tables)} {'table' if len(tables) == 1 else 'tables'} gained {column}{after}[/]"
-            )
-
-    def versions(self) -> list[Version]:
-        """Return the versions that were registered, and when tables gained what they brought."""
-        seen = []
-        for number, (schema_id, since) in enumerate(self.registered.items(), 1):
-            gained = self.growth.gained.get(_column(number), {})
-            seen.append(Version(number, schema_id, _column(number), {name: at - since for name, at in gained.items()}))
-        return seen
-
-    def _since(self, column: str) -> float | None:
-        registered = {_column(number): since for number, since in enumerate(self.registered.values(), 1)}
-        return registered.get(column)
-
-
-def _column(version: int) -> str:
-    return f"col_foo_{version}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -132,42 +73,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(demo: Demo) -> int:
-    options = demo.options
+    options, routes = demo.options, ROUTES[demo.options.format]
     with ExitStack() as held:
         kafka, registry = _servers(demo, held)
         environ = {**os.environ, "LAKE": str(demo.folder / "lake"), "KAFKA": kafka.servers}
         environ |= {} if registry is None else {"REGISTRY": registry.url}
         write = held.enter_context(opened(options.format, environ.get("REGISTRY"), f"{TOPIC}-value", demo.register))
         next(chunks(_opening(options), write))  # registers the first version: a router needs one to begin with
-        with _routing(demo, demo.routes, environ) as router:
+        with routing(demo, routes, environ) as router:
             sent = _stream(demo, router, kafka, write)
         if (code := router.stop()) or sent is None or router.read < sent.events:
-            return _failed(demo, router, sent.events if sent else None, code)
+            return failed(demo, router, sent.events if sent else None, code)
         if sent.failed:
             demo.say(f"[bold red]{sent.failed:,} records were not delivered to Kafka[/]: {dict(sent.errors)}")
             return 1
+        api = held.enter_context(crm(demo, kafka, environ))
         profiles = Profiles(options.games)
-        with _routing(demo, PROFILES, environ) as keeper:
+        with routing(demo, PROFILES, environ) as keeper:
             _change(demo, keeper, kafka, profiles)
         if (code := keeper.stop()) or keeper.read < options.changes:
-            return _failed(demo, keeper, options.changes, code)
+            return failed(demo, keeper, options.changes, code)
+        posted = api.post()
+    if isinstance(posted, int):
+        return posted
     speed = Speed(router.ended - router.began, router.fastest)
-    return show(demo.console, demo.folder / "lake", demo.routes, sent, demo.versions(), profiles, speed)
-
-
-@contextmanager
-def _routing(demo: Demo, routes: Path, environ: dict[str, str]) -> Iterator[Router]:
-    """Run a router for as long as the block; it ends after the batch at hand."""
-    demo.say(f"[bold]router run {routes} --continuous[/] starts, in a process of its own")
-    with ExitStack() as held:
-        try:
-            with uninterrupted(*ENDING):  # or a router could be started that nobody knows of, and so nobody ends
-                router = Router(routes, environ, demo.folder / "router.log", demo.take)
-                held.callback(router.stop)
-            yield router
-        except KeyboardInterrupt:
-            demo.say("[bold]stopping:[/] the router ends after the batch at hand")
-            raise
+    return show(demo.console, demo.folder / "lake", routes, sent, demo.versions(), profiles, posted, speed)
 
 
 def _servers(demo: Demo, held: ExitStack) -> tuple[EmbeddedKafka, EmbeddedRegistry | None]:
@@ -227,13 +157,6 @@ def _traffic(options: argparse.Namespace) -> Traffic:
     return Traffic(events=events, games=options.games, bad=BAD, versions=versions, rate=options.rate, seed=8)
 
 
-def _failed(demo: Demo, router: Router, sent: int | None, code: int) -> int:
-    of = f" of {sent:,}" if sent else ""
-    log = demo.folder / "router.log"
-    demo.say(f"[bold red]the router read {router.read:,}{of} records and ended with {code};[/] {log} says more")
-    return 1
-
-
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     what = "A real Kafka, a real schema registry, seven games and the router, for a minute."
     parser = argparse.ArgumentParser(prog="python -m router_demo", description=what)
@@ -242,6 +165,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=12_000, help="records per second (12000)")
     parser.add_argument("--games", type=int, default=7, help="how many games (7)")
     parser.add_argument("--changes", type=int, default=20_000, help="changes of players' profiles, afterwards (20000)")
+    parser.add_argument("--wins", type=int, default=1000, help="big wins that go to an API, at last (1000)")
     parser.add_argument("--folder", default=".demo", help="where the lake is left (.demo)")
     parser.add_argument("--patience", type=float, default=120, help="seconds to wait for the router (120)")
     return parser.parse_args(arguments)

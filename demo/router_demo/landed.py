@@ -39,6 +39,12 @@ def tables(lake: Path) -> dict[str, Landed]:
     return {table.name: table for table in found}
 
 
+def count(lake: Path, name: str) -> int:
+    """Return the rows of a table, 0 where it is not there."""
+    path = lake.joinpath(*name.split("."))
+    return Landed(name, path).rows if DeltaTable.is_deltatable(str(path)) else 0
+
+
 def letters(dead: Landed) -> Counter[tuple[str, str]]:
     """Count dead letters by stage and reason."""
     found = dead.table.to_pyarrow_table(columns=["stage", "reason"])

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from router_demo import landed
 from router_demo.garbage import stage_of
 from router_demo.landed import BRONZE, DEAD, HISTORY, PROFILE_BRONZE
+from router_demo.posted import PAUSE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from router_demo.landed import Landed
+    from router_demo.posted import Posted
     from router_demo.profiles import Profiles
     from router_demo.simulator import Sent
 
@@ -57,9 +60,10 @@ def show(
     sent: Sent,
     versions: list[Version],
     profiles: Profiles,
+    posted: Posted,
     speed: Speed,
 ) -> int:
-    """Print tables, dead letters, versions, speed and where to look further; return 1 if anything is not as sent."""
+    """Print what landed and was called, speed and where to look further; return 1 if anything is not as it was sent."""
     tables = landed.tables(lake)
     letters = landed.letters(tables[DEAD])
     ids = landed.schema_ids(tables[BRONZE], tables[DEAD]) if versions else Counter[int]()
@@ -68,10 +72,12 @@ def show(
     wrong = _differences(tables, letters, expected, sent) + _unseen(read, sent)
     if profiles.levels != landed.levels(tables):
         wrong.append("the latest profiles are not those that were sent last")
+    wrong += posted.wrong
     for table in (
         _landed(tables, expected, versions),
         _reasons(letters),
         *([_versions(versions, read, sent)] * bool(read)),
+        _posted(posted),
     ):
         console.print()
         console.print(table)
@@ -80,6 +86,8 @@ def show(
         console.print(f"[bold red]{sentence}[/]", soft_wrap=True)
     for sentence in _sentences(tables, sent, versions, profiles, speed, right=not wrong):
         console.print(sentence, highlight=False)
+    if not wrong:
+        console.print(_of_calls(posted), highlight=False)
     console.print(_further(lake, routes), soft_wrap=True, highlight=False)
     return 1 if wrong else 0
 
@@ -129,6 +137,43 @@ def _versions(versions: list[Version], read: Counter[int], sent: Sent) -> Table:
         last = f"{max(version.gained.values()):.1f} s" if version.gained else ""
         shown.add_row(str(number), version.column, *counts, str(len(version.gained) or ""), last)
     return shown
+
+
+def _posted(posted: Posted) -> Table:
+    """Hold the table of big wins and the API against each other."""
+    title = f"Big wins in a table, and at an API that takes {posted.limit} calls a second"
+    shown = _table(title, "", "table", "API")
+    there = posted.table.total(), posted.taken.total()
+    shown.add_row("sent by the games", *[f"{posted.sent.total():,}"] * 2)
+    shown.add_row("landed", *(f"[{'bold red' if posted.wrong else 'green'}]{count:,}[/]" for count in there))
+    for (_, reason), count in posted.letters.most_common(3):
+        shown.add_row(f"dead letters: {escape(reason[:LONGEST_REASON])}", "", f"{count:,}")
+    shown.add_row("landed twice", f"{(posted.table - posted.sent).total():,}", f"{posted.twice:,}")
+    shown.add_row("all of them after", f"{posted.tables_after:.1f} s", f"{posted.api_after:.1f} s")
+    for what, number in _calls(posted).items():
+        shown.add_row(what, "", number)
+    return shown
+
+
+def _calls(posted: Posted) -> dict[str, str]:
+    """Return what the API counted."""
+    told = {f"most calls in any second, of {posted.limit}": f"{posted.highest:,}"}
+    if posted.highest > posted.limit:  # a busy machine: what waits to be read seems to come at once
+        told["the API itself was held up, at most"] = f"{posted.held_up:.2f} s"
+    return told | {
+        f"limit used, pauses of over {PAUSE} s left out": "" if posted.used is None else f"{posted.used:.0%}",
+        "calls answered 429: too many": f"{posted.statuses.get(429, 0):,}",
+        f"calls answered 503: {posted.course.outage:.1f} s out of order": f"{posted.refused:,}",
+        "first call taken after its return": f"{posted.again:.1f} s",
+    }
+
+
+def _of_calls(posted: Posted) -> str:
+    return (
+        f"[bold green]{posted.taken.total():,} big wins at the API,[/] each once, and {posted.receipts['dead']:,} that "
+        f"it refuses for good in dead letters: the {posted.table.total():,} in the table. It was out of order for "
+        f"{posted.course.outage:.1f} s; the tables took {posted.course.landed:,} records meanwhile."
+    )
 
 
 def _expected(sent: Sent, profiles: Profiles) -> Counter[str]:
@@ -204,6 +249,8 @@ def _further(lake: Path, routes: Path) -> str:
         "what became of every record, batch by batch": f"LAKE={lake} {near}/router ledger {routes}",
         "the newest rows of a table, with any reader of Delta": f'{near}/python -c "'
         f'from deltalake import DeltaTable; {query}"',
+        "what became of every call": f'{near}/python -c "from deltalake import DeltaTable; '
+        f"print(DeltaTable('{lake.parent}/wins/ops/receipts').to_pandas().tail())\"",
         "the configuration, and what its tests say": f"cat {routes}; {near}/router test {test}",
     }
     return "\n".join(["\n[bold]Look further[/]", *(f"  [dim]# {what}[/]\n  {one}" for what, one in commands.items())])

@@ -31,7 +31,7 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("form", ["protobuf", "avro", "json"])
 def test_every_record_of_the_demo_is_accounted_for(tmp_path: Path, form: str) -> None:
-    demo = start(tmp_path, "--format", form, "--events", "6000", "--rate", "2000", "--changes", "2000")
+    demo = start(tmp_path, "--format", form, "--events", "6000", "--rate", "2000", "--changes", "2000", "--wins", "150")
 
     said, _ = demo.communicate(timeout=500)
 
@@ -39,12 +39,20 @@ def test_every_record_of_the_demo_is_accounted_for(tmp_path: Path, form: str) ->
     told = " ".join(said.split())  # lines end where the terminal does
     assert "Every record is accounted for: 6,000 sent, 6,000 in bronze" in told
     assert "out of 2,000 changes of them, each the one that was sent last" in told
+    assert "149 big wins at the API, each once, and 1 that it refuses for good in dead letters: the 150 in" in told
 
 
-@pytest.mark.parametrize("until", ["starts, in a process", "go on"], ids=["while the router starts", "in the stream"])
-def test_ctrl_c_ends_all_that_the_demo_started(tmp_path: Path, until: str) -> None:
+@pytest.mark.parametrize(
+    ("until", "events"),
+    [
+        pytest.param("starts, in a process", 600_000, id="while the router starts"),
+        pytest.param("go on", 600_000, id="in the stream"),
+        pytest.param("out of order", 6_000, id="while the API is out"),
+    ],
+)
+def test_ctrl_c_ends_all_that_the_demo_started(tmp_path: Path, until: str, events: int) -> None:
     """What is left running holds ports and memory that nobody knows of."""
-    demo = start(tmp_path, "--events", "600000")
+    demo = start(tmp_path, "--events", str(events), "--changes", "2000")
     assert demo.stdout is not None
     said = ""
     for line in demo.stdout:

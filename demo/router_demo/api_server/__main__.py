@@ -9,12 +9,13 @@ import json
 import sys
 from pathlib import Path
 
+from router_demo.api_server.page import limits_of
 from router_demo.api_server.script import Script
 from router_demo.api_server.server import Server
 
 
 def main(words: list[str]) -> None:
-    """Serve until the process is ended; print the ports as one line of JSON when they are open."""
+    """Serve until the process is ended; print the ports as one line of JSON when they are open, and one for people."""
     given = _parser().parse_args(words)
     # Requests are kept, and looking through all of them again and again would show in the times of arrivals.
     gc.freeze()
@@ -25,9 +26,13 @@ def main(words: list[str]) -> None:
 async def _serve(given: argparse.Namespace) -> None:
     server = Server(given.host, given.certificate, given.client_ca)
     port, control = await server.start(given.port, given.control_port)
-    server.play(Script.model_validate_json(given.script))
+    script = Script.model_validate_json(given.script)
+    server.play(script)
     sys.stdout.write(json.dumps({"port": port, "control_port": control}) + "\n")
     sys.stdout.flush()
+    kind, host = "https" if given.certificate else "http", given.host
+    sys.stderr.write(f"the API at {kind}://{host}:{port}/ {limits_of(script)}; look at it there, ")
+    sys.stderr.write(f"or at http://{host}:{control}/ when it is away\n")
     await asyncio.Event().wait()
 
 

@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 from pydantic import ValidationError
 
 from router_demo.api_server.messages import JSON, Reply, Request, error
+from router_demo.api_server.page import page
 from router_demo.api_server.record import Record
 from router_demo.api_server.script import Script
 
@@ -23,7 +24,7 @@ PREFIX = "/_control/"
 
 
 class Control:
-    """Serve `script` (GET, PUT), `reset` (POST), and by GET `stats`, `rows` and `requests`."""
+    """Serve `script` (GET, PUT), `reset` (POST), and by GET `stats`, `rows`, `requests`, and at `/` a page."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -34,6 +35,8 @@ class Control:
     def take(self, request: Request) -> Reply:
         """Return the answer to a request."""
         address = urlsplit(request.path.decode("latin-1"))
+        if request.method == b"GET" and address.path == "/":
+            return page(request, self._server.door.script, self._server.door.record)
         asked = (request.method.decode(), address.path.removeprefix(PREFIX))
         query = parse_qs(address.query)
         answers: dict[tuple[str, str], Callable[[], Any]] = {

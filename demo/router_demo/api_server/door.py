@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from router_demo.api_server.checks import Failures, Keys, Largest, Limits, Poisons, Wants
+from router_demo.api_server.page import page
 from router_demo.api_server.processing import ItemByItem, Whole
 from router_demo.api_server.record import UNANSWERED, Record
 from router_demo.api_server.script import Script
@@ -68,7 +69,9 @@ class Door:
         return now
 
     def take(self, request: Request) -> Reply:
-        """Return the reply to a request, which is noted, but for one that asks for a token."""
+        """Return the reply to a request, which is noted, but for one that asks for a token or looks at the page."""
+        if request.path == b"/" and request.method == b"GET":
+            return page(request, self.script, self.record)
         if self._tokens is not None and (given := self._tokens.give(request)) is not None:
             return given
         record, headers = self.record, request.headers
