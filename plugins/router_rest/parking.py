@@ -7,37 +7,56 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from router_rest.cutting import Call
-from router_rest.feeding import stretches
+from router_rest.cutting import Call, Cutter
 from router_rest.receipts import SCHEMA, Known, Settled, receipts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from router import Parts
-    from router_rest.receipts import Owner
+    from router_rest.feeding import Taken
+    from router_rest.sending import Job
 
 COUNTED = "rows bigint"
 """What these tasks return: rows that got a receipt."""
 
 
-def park(parts: Parts, owner: Owner, reason: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function of a task that parks all rows without a receipt, for mapInArrow. Needs `sending.TAKES`."""
+def park(job: Job, reason: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function of a task that parks all rows without a receipt, for mapInArrow. Needs `feeding.TAKES`.
+
+    Calls are cut as for sending: what is in doubt went out in them, and whoever sends the rows again does it by the
+    same keys.
+    """
 
     def parked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        known = Known.of(parts)
+        known, cutter = Known.of(job.parts), Cutter(job.cut)
         for rows in batches:
-            settled = []
-            for place, offsets, _ in stretches(rows):
-                open_ = offsets[known.open(place, offsets)].tolist()
-                call = Call(*place, open_, [b""] * len(open_), doubtful=known.in_doubt(place, open_))
-                settled.append(Settled(call, "parked", time.time(), reason=reason))
-            table = receipts(owner, settled)
-            if table.num_rows:
-                parts.write(table)
-            yield _counted(table.num_rows)
+            calls = (call for row in job.reader.rows(rows) for call in _calls(cutter, row))
+            yield _parked(job, known, calls, reason)
+        yield _parked(job, known, cutter.end(), reason)
 
     return parked
+
+
+def _calls(cutter: Cutter, row: Taken) -> Iterable[Call]:
+    return cutter.add(*row[:5]) if row.why is None else (Call.alone(row.place),)
+
+
+def _parked(job: Job, known: Known, calls: Iterable[Call], reason: str) -> pa.RecordBatch:
+    left = (known.rest(call) for call in calls)
+    table = receipts(job.owner, [_settled(job, call, reason) for call in left if len(call)])
+    if table.num_rows:
+        job.parts.write(table)
+    return _counted(table.num_rows)
+
+
+def _settled(job: Job, call: Call, reason: str) -> Settled:
+    """Return what is known of a call that does not go out now; its rows are not needed any more."""
+    if call.rows == [b""]:  # no call can be made of it
+        return Settled(call, "parked", time.time(), reason=reason)
+    name = call.id(job.form.body.join(call.rows), job.owner.name.encode())
+    call.rows = [b""] * len(call)
+    return Settled(call, "parked", time.time(), id=name, key=name if job.form.key_header else None, reason=reason)
 
 
 def keep(parts: Parts) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -70,17 +70,18 @@ class Plan:
         return f"CASE {' '.join(cases)} ELSE {keys[0]} END"
 
 
-def plan(extents: Iterable[Extent], cut: Cut, tasks: int) -> Plan:
+def plan(extents: Iterable[Extent], cut: Cut, tasks: int, *, whole: bool = False) -> Plan:
     """Return how rows are dealt to tasks: whole source partitions where they fit, the largest first.
 
-    Partitions are split by offsets where that makes tasks more even, but for an order (`cut.lanes`).
+    Partitions are split by offsets where that makes tasks more even, but for an order (`cut.lanes`), or to keep them
+    `whole`.
     """
     extents = sorted(extents, key=lambda one: (one.topic or "", one.partition))
     rows = sum(one.rows for one in extents)
     tasks = max(1, min(tasks, rows // (cut.rows * LEAST_CALLS)))
     if tasks == 1 or len(extents) > MOST_RANGES:
         return Plan(cut, tasks, rows)
-    parts = [part for one in extents for part in _split(one, 1 if cut.lanes else _shares(one, rows, tasks))]
+    parts = [part for one in extents for part in _split(one, 1 if whole or cut.lanes else _shares(one, rows, tasks))]
     tasks = min(tasks, len(parts))
     if tasks == 1:
         return Plan(cut, 1, rows)

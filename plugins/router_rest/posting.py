@@ -75,8 +75,8 @@ class Round:
 class Posting:
     """Send the rows of one batch.
 
-    `rows` has the columns of `feeding.TAKES`; `plan` says who gets which. `job` is the tasks'. `share` of the rows may
-    be refused; `limit` is the name of theirs at the `leases`.
+    `rows` has the columns of `feeding.TAKES`; `plan` says who gets which, and each gets them in an `order`. `job` is
+    the tasks'. `share` of the rows may be refused; `limit` is the name of theirs at the `leases`.
     """
 
     events: DataFrame
@@ -88,6 +88,7 @@ class Posting:
     limit: str
     share: float
     max_outage: MaxOutage | None = None
+    order: tuple[str, ...] = ("_topic", "_partition", "_offset")
     _moved: float = field(default_factory=time.monotonic)
     _said: float = 0.0
 
@@ -98,16 +99,19 @@ class Posting:
 
     def run(self) -> Outcome:
         """Send all rows; return what became of them. Raises ConnectionError when stopped, StartError for a setting."""
-        while self.rows_left():
-            if self.patient():
-                continue
-            self.park()
-            break
+        self.deliver()
         found = outcome(self.events, self.job.parts)
         if self.job.responses is not None:
             self.job.responses.commit()
         self.job.parts.commit(SCHEMA)
         return found
+
+    def deliver(self) -> None:
+        """Send until every row has a receipt. Raises as `run` does."""
+        while self.rows_left():
+            if not self.patient():
+                self.park()
+                return
 
     def rows_left(self) -> bool:
         """Run the job once; return whether rows are left that may be delivered later."""
@@ -142,16 +146,17 @@ class Posting:
     def park(self) -> None:
         """Give every row that is left a receipt that says so."""
         why = "the API was away for longer than max_outage"
-        parked = self._placed(self.rows).mapInArrow(park(self.job.parts, self.job.owner, why), COUNTED)
-        rows = sum(row["rows"] for row in parked.collect())
+        parked = self._placed(self.rows).mapInArrow(park(self.job, why), COUNTED)
+        with bounded(self.events.sparkSession):
+            rows = sum(row["rows"] for row in parked.collect())
         log.warning("%s: %d rows are parked: %s", self.batch.key, rows, why)
 
     def _placed(self, rows: DataFrame) -> DataFrame:
-        key, order = self.plan.key(), ("_topic", "_partition", "_offset")
+        key = self.plan.key()
         if self.plan.tasks == 1:
-            return rows.coalesce(1).sortWithinPartitions(*order)
+            return rows.coalesce(1).sortWithinPartitions(*self.order)
         by = [F.expr(key)] if key else [F.col("_topic"), F.col("_partition")]
-        return rows.repartition(self.plan.tasks, *by).sortWithinPartitions(*order)
+        return rows.repartition(self.plan.tasks, *by).sortWithinPartitions(*self.order)
 
     def _bury(self, reports: DataFrame, refused: int) -> None:
         """Write the receipts of rows that were refused, if these are not too many to be the rows' fault."""
@@ -177,14 +182,17 @@ def allowed(rows: int, share: float) -> int:
     return max(DEAD_AT_LEAST, int(rows * share))
 
 
-def planned(events: DataFrame, parts: Parts, cut: Cut, tasks: int, job_owner: Any) -> Plan:
-    """Return how the batch is sent: as it was begun, if it was; one job otherwise. Writes it down."""
+def planned(events: DataFrame, parts: Parts, cut: Cut, tasks: int, job_owner: Any, *, whole: bool = False) -> Plan:
+    """Return how the batch is sent: as it was begun, if it was; one job otherwise. Writes it down.
+
+    `whole`: a source partition goes to one task.
+    """
     for notes, _ in parts.read([]):
         if "plan" in notes:
             return Plan.read(notes["plan"])
     place = F.col("_topic"), F.col("_partition")
     counted = events.groupBy(*place).agg(F.min("_offset"), F.max("_offset"), F.count(F.lit(1)))
-    made = plan((Extent(*row) for row in counted.collect()), cut, tasks)
+    made = plan((Extent(*row) for row in counted.collect()), cut, tasks, whole=whole)
     parts.write(receipts(job_owner, []), {"plan": made.note()})
     return made
 

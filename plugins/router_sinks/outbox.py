@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from router import Batch, Outcome
     from router_rest.handshake import Address
     from router_rest.lease_server import LeaseServer
+    from router_rest.placing import Plan
     from router_sinks.rest import Rest
 
 PER_TASK = 64
@@ -44,16 +45,21 @@ EXCERPT, ANSWER, BULK = 1 << 16, 1 << 20, 1 << 24
 
 def post(sink: Rest, events: DataFrame, batch: Batch) -> Outcome:
     """Send a batch; return what became of its rows. Raises as `Posting.run` does."""
-    parts, owner = batch.parts(sink.receipts), Owner(batch.query, batch.route, batch.sink, batch.id)
+    plan = planned(
+        events, batch.parts(sink.receipts), cut_of(sink), tasks_of(sink, events.sparkSession), owner_of(batch)
+    )
+    with posting(sink, events, batch, plan, sink.poison_share) as opened:
+        return opened.run()
+
+
+@contextmanager
+def posting(sink: Rest, events: DataFrame, batch: Batch, plan: Plan, share: float) -> Iterator[Posting]:
+    """Let the tasks of a batch in for as long as a `with` block; yield what sends it."""
     leases = lease_server(*hosts(events.sparkSession))
-    rows = sink.columns(events)
-    if not sink.template.fields:
-        rows = rows.withColumn("_to", F.lit(None).cast("string"))
-    plan = planned(events, parts, cut_of(sink), tasks_of(sink, events.sparkSession), owner)
     with admitted(sink, leases, batch) as address:
         job = Job(
-            owner=owner,
-            parts=parts,
+            owner=owner_of(batch),
+            parts=batch.parts(sink.receipts),
             encoding=sink.encoding(events),
             form=form_of(sink),
             cut=plan.cut,
@@ -61,10 +67,28 @@ def post(sink: Rest, events: DataFrame, batch: Batch) -> Outcome:
             address=address,
             wire=wire_of(sink, plan.tasks),
             authorise=apply,
-            dead_at_most=allowed(plan.rows, sink.poison_share),
-            responses=Responses(batch.parts(sink.responses)) if sink.responses else None,
+            dead_at_most=allowed(plan.rows, share),
+            responses=responses_of(sink, batch),
         )
-        return Posting(events, rows, batch, plan, job, leases, sink.limit, sink.poison_share, sink.max_outage).run()
+        rows = rows_of(sink, events)
+        yield Posting(events, rows, batch, plan, job, leases, sink.limit, share, sink.max_outage)
+
+
+def owner_of(batch: Batch) -> Owner:
+    """Return what the receipts of a batch name."""
+    number = batch.id if batch.resending is None else None
+    return Owner(batch.query, batch.route, batch.sink, number, batch.resending)
+
+
+def responses_of(sink: Rest, batch: Batch) -> Responses | None:
+    """Return where answers are landed."""
+    return Responses(batch.parts(sink.responses)) if sink.responses else None
+
+
+def rows_of(sink: Rest, events: DataFrame) -> DataFrame:
+    """Return what tasks take."""
+    rows = sink.columns(events)
+    return rows if sink.template.fields else rows.withColumn("_to", F.lit(None).cast("string"))
 
 
 @contextmanager
