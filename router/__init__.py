@@ -1,6 +1,6 @@
 """Route the events of a stream to hundreds of tables and services in one Spark job."""
 
-from router.applying import ApplyingSink, Batch, Opening, Outcome, Parts
+from router.applying import ApplyingSink, Batch, Opening, Outcome, Parts, Resent
 from router.archives import keep_archives
 from router.encoding import Encoded, Encoder, Encoding, row
 from router.engine.guard import tried
@@ -54,6 +54,7 @@ __all__ = [
     "PluginError",
     "Preparation",
     "Problem",
+    "Resent",
     "RouterError",
     "Rule",
     "Sink",

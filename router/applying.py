@@ -35,6 +35,9 @@ class Parts(Protocol):
     def commit(self, schema: pa.Schema) -> None:
         """Add all parts to the table, which has these columns, in one commit for the batch. Runs on the driver."""
 
+    def committed(self) -> bool:
+        """Say whether the table has the parts of this batch: others come too late. Runs on the driver."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -42,6 +45,7 @@ class Batch:
 
     `key` is unique for (query, route, sink) and, with `id`, names the batch the same way in every replay. A sink that
     takes long looks at `stop`: once it is set, leave what is not done, and raise a ConnectionError that says so.
+    `resending` names a replay, which has rows of many batches; its `id` says nothing then.
     """
 
     query: str
@@ -51,6 +55,7 @@ class Batch:
     replay: bool = False
     stop: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
     keeps: Callable[[str], Parts] | None = field(default=None, compare=False, repr=False)
+    resending: str | None = None
 
     @property
     def key(self) -> str:
@@ -77,6 +82,29 @@ class Outcome:
     refused: DataFrame | None = None
     parked: int = 0
     in_doubt: int = 0
+
+
+@dataclass(frozen=True)
+class Resent:
+    """Count what became of rows that a sink sent again.
+
+    `moved` has their number by what they were, `parked` or `dead`, and what they are: `delivered`, `dead` or `parked`.
+    Others are left as they were, and `left` says why. `refused` holds those that were parked and are dead now, as in an
+    Outcome. Of `in_doubt` rows nobody knows how often they were applied.
+    """
+
+    moved: Mapping[tuple[str, str], int]
+    refused: DataFrame | None = None
+    in_doubt: int = 0
+    left: str = ""
+
+    def were(self, status: str) -> int:
+        """Return how many rows were something."""
+        return sum(rows for (before, _), rows in self.moved.items() if before == status)
+
+    def are(self, status: str) -> int:
+        """Return how many rows are something now."""
+        return sum(rows for (_, after), rows in self.moved.items() if after == status)
 
 
 class Applied(NamedTuple):
@@ -119,6 +147,8 @@ class ApplyingSink(Sink, ABC):
     """True when the sink needs the rows of a source partition in the order of their offsets."""
     previews: ClassVar[bool] = False
     """True when `preview` says what would be sent: route tests can then ask for it."""
+    resends: ClassVar[bool] = False
+    """True when the sink has `set_aside` and `resend`: `router rest-replay` can then be asked for it."""
 
     @property
     def detached(self) -> bool:
@@ -151,3 +181,21 @@ class ApplyingSink(Sink, ABC):
         Runs on the driver; the frame reads landed files, so using it twice never reads the source again. An OSError
         says that the other side is away: the stream waits, and the batch is applied again. Any other stops it.
         """
+
+    def set_aside(self, batch: Batch, read: Callable[[str], DataFrame | None]) -> DataFrame | None:
+        """Return the rows that were parked, or are dead, and have not been delivered since; None: there are none.
+
+        `batch` says whose; `read` returns a table (`layer.table`), the same rows of it however often, None where there
+        is none. Columns: `topic`, `partition` and `offset` of the row, once each; `status`, `parked` or `dead`; `code`,
+        an int, what the other side answered; `at`, the time of that; `reason`; `call`, the name of the call that the
+        row went out in, null where there is none. Runs on the driver.
+        """
+        raise NotImplementedError(f"the sink {self.part_name} does not know what it set aside")
+
+    def resend(self, events: DataFrame, aside: DataFrame, batch: Batch) -> Resent:
+        """Consume rows again: `events` is as for `apply`, `aside` has what `set_aside` said of just these rows.
+
+        A replay that was cut off comes again with the same rows, under the same name. Ends when `batch.stop` is set or
+        a setting is wrong, and then says what it did. Runs on the driver.
+        """
+        raise NotImplementedError(f"the sink {self.part_name} does not send anything again")

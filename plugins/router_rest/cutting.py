@@ -53,6 +53,12 @@ class Call:
     doubtful: frozenset[int] = frozenset()
     size: int = 0
 
+    @classmethod
+    def alone(cls, place: tuple[str | None, int, int]) -> Call:
+        """Return what stands for a row that no call can be made of."""
+        topic, partition, offset = place
+        return cls(topic, partition, [offset], [b""])
+
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.rows)
@@ -83,23 +89,33 @@ class Cutter:
 
     cut: Cut
     _open: OrderedDict[str | int, Call] = field(default_factory=OrderedDict)
-    _of: tuple[str | None, int] = (None, -1)
+    _of: tuple[str | None, int, str | None] = (None, -1, None)
 
     def add(
-        self, place: tuple[str | None, int, int], row: bytes, url: str = "", key: bytes | None = None
+        self,
+        place: tuple[str | None, int, int],
+        row: bytes,
+        url: str = "",
+        key: bytes | None = None,
+        former: str | None = None,
     ) -> Iterator[Call]:
-        """Take a row from (topic, partition, offset); yield the calls that are full with it, or closed by it."""
+        """Take a row from (topic, partition, offset); yield the calls that are full with it, or closed by it.
+
+        `former` names a call that the row was in before: the rows of one such call, which follow each other, are one
+        again, however large it is.
+        """
         topic, partition, offset = place
-        if (topic, partition) != self._of:
+        if (topic, partition, former) != self._of:
             yield from self.end()
-            self._of = topic, partition
+            self._of = topic, partition, former
         lane = crc32(key) % self.cut.lanes if self.cut.lanes and key is not None else None
         if self.cut.rows == 1:
             yield Call(topic, partition, [offset], [row], url, lane)
             return
         which = url if lane is None else lane  # one at a time of a lane: its order is that of its rows
         call = self._open.get(which)
-        if call is not None and (call.url != url or call.size + len(row) + 1 > self.cut.bytes):
+        large = former is None and call is not None and call.size + len(row) + 1 > self.cut.bytes
+        if call is not None and (call.url != url or large):
             yield self._open.pop(which)
             call = None
         if call is None:
@@ -109,7 +125,7 @@ class Cutter:
         call.offsets.append(offset)
         call.rows.append(row)
         call.size += len(row) + 1
-        if len(call) >= self.cut.rows:
+        if len(call) >= self.cut.rows and former is None:
             yield self._open.pop(which)
 
     def end(self) -> Iterator[Call]:

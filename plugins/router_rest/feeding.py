@@ -25,22 +25,66 @@ if TYPE_CHECKING:
 TAKES = ("_topic", "_partition", "_offset", "_lane", "_to", "_row")
 """Where a row came from, what it keeps its order by (null: nothing), its URL, or why it has none, and what the encoding
 takes."""
+FORMER = "_former"
+"""The call that a row went out in before, where it is sent again."""
 Stretch = tuple["Place", Any, int]
 """Rows of one source partition that follow each other: where from, their offsets, the position of the first."""
+
+
+class Taken(NamedTuple):
+    """Be a row as calls are cut of it: what `Cutter.add` takes, or `why` it can be in none."""
+
+    place: tuple[str | None, int, int]
+    value: bytes
+    url: str
+    key: bytes | None
+    former: str | None
+    why: str | None
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Read record batches with the columns of TAKES, and FORMER where rows were in a call before.
+
+    `urls`: rows name theirs.
+    """
+
+    encoding: Encoding
+    body: Body
+    urls: bool
+
+    def rows(self, rows: pa.RecordBatch) -> Iterator[Taken]:
+        """Yield the rows of a record batch."""
+        made = self.encoding.function(rows.column("_row"), self.encoding.argument)
+        topics, partitions, offsets, keys = (rows.column(name).to_pylist() for name in TAKES[:4])
+        formers = rows.column(FORMER).to_pylist() if FORMER in rows.schema.names else [None] * rows.num_rows
+        urls, faults = self._urls(rows)
+        for at, value in enumerate(made.values):
+            why = faults[at] or made.reasons.get(at) or (None if value is None else self.body.fault(value))
+            why = "there is no value" if value is None and not why else why
+            place = topics[at], partitions[at], offsets[at]
+            yield Taken(place, value or b"", urls[at], keys[at], formers[at], why)
+
+    def _urls(self, rows: pa.RecordBatch) -> tuple[Sequence[str], Sequence[str | None]]:
+        """Return the URL of each row, empty where it is the same for all, and why rows have none."""
+        if not self.urls:
+            return [""] * rows.num_rows, [None] * rows.num_rows
+        to = rows.column("_to")
+        urls, faults = (to.field(name).to_pylist() for name in ("url", "fault"))
+        missing = to.is_null().to_pylist()
+        told = ["its URL cannot be evaluated" if lost else fault for lost, fault in zip(missing, faults, strict=True)]
+        return urls, told
 
 
 @dataclass
 class Feeder:
     """Cut the rows of one task, but for those with a receipt, into calls for `lanes`.
 
-    `urls`: rows name theirs. `settle` takes rows of which no call can be made. `chunk`: rows that are reserved at once,
-    at least.
+    `settle` takes rows of which no call can be made. `chunk`: rows that are reserved at once, at least.
     """
 
     cutter: Cutter
-    encoding: Encoding
-    body: Body
-    urls: bool
+    reader: Reader
     known: Known
     journal: Journal
     lanes: Lanes
@@ -67,30 +111,22 @@ class Feeder:
 
     async def _cut(self, rows: pa.RecordBatch, found: Sequence[Stretch], wanted: Any) -> None:
         self._reserved = 0
-        for at, one in enumerate(readied(rows, self.encoding, self.body, urls=self.urls)):
+        for at, row in enumerate(self.reader.rows(rows)):
             if at >= self._reserved:
                 await self._reserve(at, rows.num_rows, found)
-            if one.fault is not None:
+            if row.why is not None:
                 if wanted[at]:
-                    topic, partition, offset = one.place
-                    call = Call(topic, partition, [offset], [b""])
-                    self.settle(Settled(call, "dead", time.time(), reason=one.fault))
+                    self.settle(Settled(Call.alone(row.place), "dead", time.time(), reason=row.why))
                 continue
-            for call in self.cutter.add(one.place, one.value, one.url, one.lane):
+            for call in self.cutter.add(*row[:5]):
                 if not await self._begin(call):
                     return
 
     async def _begin(self, call: Call) -> bool:
         """Let a call go out, but for its rows that have a receipt; False when nothing goes out any more."""
-        place = call.topic, call.partition
-        if place in self.known.done:
-            left = np.flatnonzero(self.known.open(place, call.offsets)).tolist()
-            if len(left) < len(call):
-                call = call.of(left)
+        call = self.known.rest(call)
         if not len(call):
             return True
-        if place in self.known.doubtful:
-            call.doubtful = self.known.in_doubt(place, call.offsets)
         return await self.lanes.put(call) or not self.lanes.over
 
     async def _reserve(self, at: int, rows: int, found: Iterable[Stretch]) -> None:
@@ -100,38 +136,9 @@ class Feeder:
         for place, offsets, first in found:
             low, high = max(at, first), min(self._reserved, first + len(offsets))
             if low < high:
-                ranges.append((*place, int(offsets[low - first]), int(offsets[high - 1 - first])))
+                part = offsets[low - first : high - first]  # not in order where rows follow former calls
+                ranges.append((*place, int(part.min()), int(part.max())))
         await self.journal.reserve(ranges)
-
-
-class Ready(NamedTuple):
-    """Be a row as a call takes it, or the `fault` for which none does."""
-
-    place: tuple[str | None, int, int]
-    value: bytes
-    url: str
-    lane: bytes | None
-    fault: str | None
-
-
-def readied(rows: pa.RecordBatch, encoding: Encoding, body: Body, *, urls: bool) -> Iterator[Ready]:
-    """Yield each row of a record batch, which has the columns TAKES; `urls`: rows name theirs."""
-    made = encoding.function(rows.column("_row"), encoding.argument)
-    named, faults = _urls(rows) if urls else ([""] * rows.num_rows, [None] * rows.num_rows)
-    columns = (rows.column(name).to_pylist() for name in TAKES[:4])
-    for at, (topic, partition, offset, lane) in enumerate(zip(*columns, strict=True)):
-        value = made.values[at]
-        why = faults[at] or made.reasons.get(at) or ("there is no value" if value is None else body.fault(value))
-        yield Ready((topic, partition, offset), value or b"", named[at], lane, why)
-
-
-def _urls(rows: pa.RecordBatch) -> tuple[Sequence[str], Sequence[str | None]]:
-    """Return the URL of each row, and why rows have none."""
-    to = rows.column("_to")
-    urls, faults = (to.field(name).to_pylist() for name in ("url", "fault"))
-    missing = to.is_null().to_pylist()
-    told = ["its URL cannot be evaluated" if lost else fault for lost, fault in zip(missing, faults, strict=True)]
-    return urls, told
 
 
 def stretches(rows: pa.RecordBatch) -> Iterator[Stretch]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from router import Parts
 
-_RANKS = ("parked", "dead", "delivered")
+RANKS = ("parked", "dead", "delivered")
 """Statuses, the one that counts the most last: two attempts may have had the same row at the same time."""
 
 
@@ -24,7 +24,7 @@ def outcome(events: DataFrame, parts: Parts) -> Outcome:
     """Return what the receipts of a batch say; `events` are its rows."""
     found = counted(parts)
     ranks = found.column("rank").to_pylist()
-    delivered, dead, parked = (ranks.count(_RANKS.index(name)) for name in ("delivered", "dead", "parked"))
+    delivered, dead, parked = (ranks.count(RANKS.index(name)) for name in ("delivered", "dead", "parked"))
     doubtful = pc.sum(found.column("in_doubt").cast(pa.int64())).as_py() or 0
     refused = _refused(events, found) if dead else None
     return Outcome(delivered, refused, parked=parked, in_doubt=doubtful)
@@ -38,7 +38,7 @@ def counted(parts: Parts) -> pa.Table:
             {**{name: [] for name in PLACES}, "rank": [], "reason": [], "in_doubt": pa.array([], pa.bool_())}
         )
     whole = pa.concat_tables([one.replace_schema_metadata() for one in read])
-    ranks = pc.index_in(whole.column("status"), value_set=pa.array(_RANKS))
+    ranks = pc.index_in(whole.column("status"), value_set=pa.array(RANKS))
     whole = whole.append_column("rank", ranks).append_column("times", pa.repeat(1, whole.num_rows))
     by_row = whole.group_by([*PLACES]).aggregate(
         [("rank", "max"), ("reason", "max"), ("in_doubt", "any"), ("times", "sum")]
@@ -50,7 +50,7 @@ def counted(parts: Parts) -> pa.Table:
 
 def _refused(events: DataFrame, found: pa.Table) -> DataFrame:
     """Return the rows that are dead, whole, with the `reason`."""
-    dead = found.filter(pc.equal(found.column("rank"), _RANKS.index("dead"))).select([*PLACES, "reason"])
+    dead = found.filter(pc.equal(found.column("rank"), RANKS.index("dead"))).select([*PLACES, "reason"])
     names = [f"_of_{name}" for name in PLACES]
     why = events.sparkSession.createDataFrame(dead.rename_columns([*names, "reason"]))
     pairs = zip(("_topic", "_partition", "_offset"), names, strict=True)

@@ -74,12 +74,12 @@ class Plan:
         return f"CASE {' '.join(cases)} ELSE {keys[0]} END"
 
 
-def plan(extents: Iterable[Extent], cut: Cut, tasks: int, *, said: bool = True) -> Plan:
+def plan(extents: Iterable[Extent], cut: Cut, tasks: int, *, said: bool = True, whole: bool = False) -> Plan:
     """Return how rows are dealt to tasks: whole source partitions where they fit, the largest first.
 
     There are as many tasks as are `said`; fewer where that is only the most that there may be, and for few calls.
-
-    Partitions are split by offsets where that makes tasks more even, but for an order (`cut.lanes`).
+    Partitions are split by offsets where that makes tasks more even, but for an order (`cut.lanes`), or to keep them
+    `whole`.
     """
     extents = sorted(extents, key=lambda one: (one.topic or "", one.partition))
     rows = sum(one.rows for one in extents)
@@ -87,7 +87,7 @@ def plan(extents: Iterable[Extent], cut: Cut, tasks: int, *, said: bool = True) 
     tasks = max(1, min(tasks, calls // LEAST_CALLS if said else max(calls // WORTH_CALLS, rows // WORTH_ROWS)))
     if tasks == 1 or len(extents) > MOST_RANGES:
         return Plan(cut, tasks, rows)
-    parts = [part for one in extents for part in _split(one, 1 if cut.lanes else _shares(one, rows, tasks))]
+    parts = [part for one in extents for part in _split(one, 1 if whole or cut.lanes else _shares(one, rows, tasks))]
     tasks = min(tasks, len(parts))
     if tasks == 1:
         return Plan(cut, 1, rows)

@@ -90,8 +90,8 @@ class Round:
 class Posting:
     """Send the rows of one batch.
 
-    `columns` makes those of `feeding.TAKES` of events; `plan` says who gets which. `job` is the tasks'. `share` of the
-    rows may be refused; `limit` is the name of theirs at the `leases`.
+    `columns` makes those of `feeding.TAKES` of events; `plan` says who gets which, and each gets them in an `order`.
+    `job` is the tasks'. `share` of the rows may be refused; `limit` is the name of theirs at the `leases`.
     """
 
     events: DataFrame
@@ -103,6 +103,7 @@ class Posting:
     limit: str
     share: float
     max_outage: MaxOutage | None = None
+    order: tuple[str, ...] = ("_topic", "_partition", "_offset")
     patience: Patience = field(default_factory=Patience)
     _said: float = 0.0
 
@@ -113,14 +114,18 @@ class Posting:
 
     def run(self) -> Outcome:
         """Send all rows; return what became of them. Raises ConnectionError when stopped, StartError for a setting."""
-        while left := self.rows_left():
-            if not self.patient() and self.park() >= left:
-                break
+        self.deliver()
         found = outcome(self.events, self.job.parts)
         if self.job.responses is not None:
             self.job.responses.commit()
         self.job.parts.commit(SCHEMA)
         return found
+
+    def deliver(self) -> None:
+        """Send until every row has a receipt. Raises as `run` does."""
+        while left := self.rows_left():
+            if not self.patient() and self.park() >= left:
+                return
 
     def rows_left(self) -> int:
         """Run the job once; return how many rows are left that may be delivered later."""
@@ -172,19 +177,20 @@ class Posting:
         assert self.max_outage is not None
         why = "the API has not taken it for longer than max_outage"
         only = None if self.patience.away > self.max_outage.after else self.patience.stuck(self.max_outage.after)
-        parked = self._placed().mapInArrow(park(self.job.parts, self.job.owner, why, only), COUNTED)
-        rows: int = sum(row["rows"] for row in parked.collect())
+        parked = self._placed().mapInArrow(park(self.job, why, only), COUNTED)
+        with bounded(self.events.sparkSession):
+            rows: int = sum(row["rows"] for row in parked.collect())
         log.warning("%s: %d rows are parked: %s", self.batch.key, rows, why)
         self.patience.forget()
         return rows
 
     def _placed(self) -> DataFrame:
         """Return the rows of each task, in order; they are encoded as they are sent."""
-        key, order = self.plan.key(), ("_topic", "_partition", "_offset")
+        key = self.plan.key()
         by = [F.expr(key)] if key else [F.col("_topic"), F.col("_partition")]
         several = self.plan.tasks > 1
         dealt = self.events.repartition(self.plan.tasks, *by) if several else self.events.coalesce(1)
-        return self.columns(dealt.sortWithinPartitions(*order))
+        return self.columns(dealt.sortWithinPartitions(*self.order))
 
     def _bury(self, refused: pa.Table) -> None:
         """Write the receipts of rows that were refused, if these are not too many to be the rows' fault."""
@@ -216,8 +222,13 @@ def allowed(rows: int, share: float) -> int:
     return max(DEAD_AT_LEAST, int(rows * share))
 
 
-def planned(events: DataFrame, parts: Parts, cut: Cut, owner: Owner, tasks: int, *, said: bool) -> Plan:
-    """Return how the batch is sent: as it was begun, if it was; one job otherwise. Writes it down."""
+def planned(
+    events: DataFrame, parts: Parts, cut: Cut, owner: Owner, tasks: int, *, said: bool, whole: bool = False
+) -> Plan:
+    """Return how the batch is sent: as it was begun, if it was; one job otherwise. Writes it down.
+
+    `said`, `whole`: as for `plan`.
+    """
     for notes, _ in parts.read([]):
         if "plan" in notes:
             return Plan.read(notes["plan"])
@@ -228,7 +239,7 @@ def planned(events: DataFrame, parts: Parts, cut: Cut, owner: Owner, tasks: int,
         .groupBy(*place)
         .agg(F.min("_offset"), F.max("_offset"), F.count(F.lit(1)))
     )
-    made = plan((Extent(*row) for row in counted.collect()), cut, tasks, said=said)
+    made = plan((Extent(*row) for row in counted.collect()), cut, tasks, said=said, whole=whole)
     parts.write(receipts(owner, []), {"plan": made.note()})
     return made
 

@@ -52,15 +52,18 @@ SCHEMA = pa.schema(
         ("reason", pa.string()),
         ("at", pa.timestamp("us", "UTC")),
         ("in_doubt", pa.bool_()),
+        ("replay", pa.string()),
     ]
 )
 """`status`: delivered, dead (never to be sent again by itself) or parked. `latency_ms`: of the last attempt.
-`in_doubt`: the row may have arrived in an earlier attempt as well.
+`call_id` is the call that the row went out in; of a parked row the one that it would have gone out in, or has, where
+that is in doubt. `in_doubt`: the row may have arrived in an earlier attempt as well. `replay` names the replay that the
+row was sent again in, which has no `batch_id`.
 """
 DDL = (
     "query string, route string, sink string, batch_id bigint, topic string, partition int, offset bigint, "
     "status string, http_status int, attempts int, latency_ms double, response string, response_sha256 string, "
-    "call_id string, idempotency_key string, reason string, at timestamp, in_doubt boolean"
+    "call_id string, idempotency_key string, reason string, at timestamp, in_doubt boolean, replay string"
 )
 """The same for Spark."""
 PLACES = ("topic", "partition", "offset")
@@ -71,12 +74,13 @@ LONGEST_REASON = 500
 
 @dataclass(frozen=True)
 class Owner:
-    """Name the batch of a sink that receipts are about."""
+    """Name the batch of a sink that receipts are about, or the replay of rows from many batches."""
 
     query: str
     route: str
     sink: str
-    batch: int
+    batch: int | None
+    replay: str | None = None
 
     @property
     def name(self) -> str:
@@ -124,6 +128,7 @@ def receipts(owner: Owner, settled: Sequence[Settled]) -> pa.Table:
         "at": [int(one.at * 1_000_000) for one in settled],
     }
     same = {"query": owner.query, "route": owner.route, "sink": owner.sink, "batch_id": owner.batch}
+    same |= {"replay": owner.replay}
     columns = {
         **{name: pa.repeat(pa.scalar(value, SCHEMA.field(name).type), rows) for name, value in same.items()},
         **{name: pa.array(values, SCHEMA.field(name).type).take(of_call) for name, values in by_call.items()},
@@ -165,6 +170,16 @@ class Known:
         """Return, for each offset of a source partition, whether the row has no receipt."""
         done = self.done.get(place)
         return np.ones(len(offsets), bool) if done is None else ~np.isin(offsets, done, kind="sort")
+
+    def rest(self, call: Call) -> Call:
+        """Return what of a call has no receipt, and of that what may have arrived."""
+        place = call.topic, call.partition
+        if place in self.done:
+            left = np.flatnonzero(self.open(place, call.offsets)).tolist()
+            call = call if len(left) == len(call) else call.of(left)
+        if place in self.doubtful:
+            call.doubtful = self.in_doubt(place, call.offsets)
+        return call
 
     def in_doubt(self, place: Place, offsets: Iterable[int]) -> frozenset[int]:
         """Return the offsets of rows that may have arrived although they have no receipt."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from router_rest.cutting import Cutter
 from router_rest.delivery import Delivery
-from router_rest.feeding import Feeder
+from router_rest.feeding import Feeder, Reader
 from router_rest.journal import Journal
 from router_rest.lanes import Lanes
 from router_rest.lease import Lease, LeaseEnded
@@ -61,6 +61,11 @@ class Job:
     responses: Responses | None = None
 
     @property
+    def reader(self) -> Reader:
+        """Return what reads rows."""
+        return Reader(self.encoding, self.form.body, urls=not self.form.url)
+
+    @property
     def in_flight(self) -> int:
         """Return how many calls a task makes at a time."""
         return int(self.wire["in_flight"])
@@ -84,9 +89,7 @@ class Sending:
         self._journal = Journal(job.parts, job.owner, job.responses)
         self._feeder = Feeder(
             Cutter(job.cut),
-            job.encoding,
-            job.form.body,
-            urls=not job.form.url,
+            job.reader,
             known=self.known,
             journal=self._journal,
             lanes=self._lanes,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from router import Batch, Outcome
     from router_rest.handshake import Address
     from router_rest.lease_server import LeaseServer
+    from router_rest.placing import Plan
     from router_sinks.rest import Rest
 
 PER_TASK = 64
@@ -69,14 +70,20 @@ def _set(spark: SparkSession, *names: str) -> str:
 
 def post(sink: Rest, events: DataFrame, batch: Batch) -> Outcome:
     """Send a batch; return what became of its rows. Raises as `Posting.run` does."""
-    parts, owner = batch.parts(sink.receipts), Owner(batch.query, batch.route, batch.sink, batch.id)
+    tasks, said = tasks_of(sink, events.sparkSession), sink.tasks is not None
+    plan = planned(events, batch.parts(sink.receipts), cut_of(sink), owner_of(batch), tasks, said=said)
+    with posting(sink, events, batch, plan, sink.poison_share) as opened:
+        return opened.run()
+
+
+@contextmanager
+def posting(sink: Rest, events: DataFrame, batch: Batch, plan: Plan, share: float) -> Iterator[Posting]:
+    """Let the tasks of a batch in for as long as a `with` block; yield what sends it."""
     leases = lease_server(*hosts(events.sparkSession))
-    tasks = tasks_of(sink, events.sparkSession)
-    plan = planned(events, parts, cut_of(sink), owner, tasks, said=sink.tasks is not None)
     with admitted(sink, leases, batch) as address:
         job = Job(
-            owner=owner,
-            parts=parts,
+            owner=owner_of(batch),
+            parts=batch.parts(sink.receipts),
             encoding=sink.encoding(events),
             form=form_of(sink),
             cut=plan.cut,
@@ -84,11 +91,22 @@ def post(sink: Rest, events: DataFrame, batch: Batch) -> Outcome:
             address=address,
             wire=wire_of(sink, plan.tasks),
             authorise=apply,
-            dead_at_most=allowed(plan.rows, sink.poison_share),
-            responses=Responses(batch.parts(sink.responses)) if sink.responses else None,
+            dead_at_most=allowed(plan.rows, share),
+            responses=responses_of(sink, batch),
         )
         columns = partial(columns_of, sink)
-        return Posting(events, columns, batch, plan, job, leases, sink.limit, sink.poison_share, sink.max_outage).run()
+        yield Posting(events, columns, batch, plan, job, leases, sink.limit, share, sink.max_outage)
+
+
+def owner_of(batch: Batch) -> Owner:
+    """Return what the receipts of a batch name."""
+    number = batch.id if batch.resending is None else None
+    return Owner(batch.query, batch.route, batch.sink, number, batch.resending)
+
+
+def responses_of(sink: Rest, batch: Batch) -> Responses | None:
+    """Return where answers are landed."""
+    return Responses(batch.parts(sink.responses)) if sink.responses else None
 
 
 def columns_of(sink: Rest, events: DataFrame) -> DataFrame:

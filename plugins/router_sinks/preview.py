@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from router_rest.cutting import Cutter
-from router_rest.feeding import readied
+from router_rest.feeding import Reader
 from router_rest.making import Maker
 from router_sinks.outbox import cut_of, form_of
 from router_sinks.outgoing import PLACE
@@ -40,12 +40,13 @@ def calls(sink: Rest, events: DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def _cut(sink: Rest, events: DataFrame) -> Iterator[Call]:
-    encoding, cutter = sink.encoding(events), Cutter(cut_of(sink))
+    reader = Reader(sink.encoding(events), sink.joined, urls=bool(sink.template.fields))
+    cutter = Cutter(cut_of(sink))
     rows = sink.columns(events).coalesce(1).sortWithinPartitions(*PLACE)
     for batch in rows.toArrow().to_batches():
-        for one in readied(batch, encoding, sink.joined, urls=bool(sink.template.fields)):
-            if one.fault is None:
-                yield from cutter.add(one.place, one.value, one.url, one.lane)
+        for one in reader.rows(batch):
+            if one.why is None:
+                yield from cutter.add(*one[:5])
     yield from cutter.end()
 
 

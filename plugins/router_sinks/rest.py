@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
-from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, StartError, row
+from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, Resent, StartError, row
 from router_encoders import ToJson
 from router_encoders.json_texts import as_it_is
 from router_http.secret import Secret
@@ -30,6 +30,8 @@ from router_sinks.naming import check_name
 from router_sinks.outgoing import PLACE, lane_of, own_columns
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import DataFrame
     from typing_extensions import Self
 
@@ -62,6 +64,7 @@ class Rest(ApplyingSink):
     main_option: ClassVar[str | None] = "url"
     previews: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("router_rest.task", "router_rest.credentials")
+    resends: ClassVar[bool] = True
 
     url: str = Field(description="http(s) URL, which may have fields in braces: https://api.test/games/{event.game}")
     hosts: tuple[str, ...] = Field(
@@ -265,6 +268,19 @@ class Rest(ApplyingSink):
         from router_sinks.outbox import post
 
         return post(self, events, batch)
+
+    def set_aside(self, batch: Batch, read: Callable[[str], DataFrame | None]) -> DataFrame | None:
+        """Return the rows that are parked or dead by their last receipt, and have none that says delivered."""
+        from router_rest.aside import set_aside
+
+        receipts = read(self.receipts)
+        return None if receipts is None else set_aside(receipts, batch.query, batch.route, batch.sink)
+
+    def resend(self, events: DataFrame, aside: DataFrame, batch: Batch) -> Resent:
+        """Send rows again, those of one call as the same call; ends early when stopped or a setting is wrong."""
+        from router_sinks.resending import resend
+
+        return resend(self, events, aside, batch)
 
     def encoding(self, events: DataFrame, *, trial: bool = False) -> Encoding:
         """Return how rows of these columns are encoded; what was found for columns is kept for the next batch."""

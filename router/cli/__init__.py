@@ -22,6 +22,10 @@ COMMANDS = {
     "ledger": ("router.cli.ledger:ledger", "Print the last batches and their balance."),
     "maintain": ("router.cli.maintain:maintain", "Compact and clean tables."),
     "plugins": ("router.cli.plugins:plugins", "List decoders, rules, sinks and encoders, or show the page of one."),
+    "rest-replay": (
+        "router.cli.rest_replay:rest_replay",
+        "Send rows again that a REST sink parked or refused.",
+    ),
     "run": ("router.cli.run:run", "Run a configuration."),
     "schema": ("router.cli.schema:schema", "Print the configuration's JSON Schema, for editors."),
     "test": ("router.cli.test:test", "Run route tests: records in, rows expected."),

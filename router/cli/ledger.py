@@ -32,7 +32,7 @@ def ledger(file: Path, batches: int, plugin_files: tuple[Path, ...]) -> None:
     """Show the ledger of the configuration FILE: its last batches by source partition, and by route and sink.
 
     read = decoded + failed + bare; decoded = matched by some route + unmatched; per sink matched = landed + refused +
-    dropped + waiting. Needs no Spark.
+    dropped + waiting. A replay moves rows: as many less are parked, or dead, as it applied. Needs no Spark.
     """
     loaded = load(file, load_registry(plugin_files))
     reading = import_module("router.engine.ledger")
@@ -51,7 +51,8 @@ def _source(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _sink(row: dict[str, Any]) -> tuple[str, ...]:
-    return (str(row["batch_id"]), row["route"], row["sink"], *(_number(row[name]) for name in SINK_COLUMNS[3:]))
+    batch = "replay" if row["batch_id"] is None else str(row["batch_id"])
+    return (batch, row["route"], row["sink"], *(_number(row[name]) for name in SINK_COLUMNS[3:]))
 
 
 def _number(value: int | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -10,17 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from router.cli.options import config_argument, plugin_option
+from router.cli.signals import stopped_by_signals
 from router.config.intervals import interval
 from router.config.loader import load
 from router.config.models import Trigger
 from router.registry import load_registry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-    from types import FrameType
-
-from contextlib import contextmanager
 
 
 @click.command(short_help="Run a configuration.")
@@ -66,7 +62,7 @@ def run(
     stream, session = import_module("router.engine.stream"), import_module("router.engine.session")
     watching = import_module("router.cli.watching")
     stop = threading.Event()
-    with _signals(stop), watching.Watcher(loaded.config.name, json_lines=json_logs) as watcher:
+    with stopped_by_signals(stop), watching.Watcher(loaded.config.name, json_lines=json_logs) as watcher:
         spark = session.build_session(loaded.config, master)
         options = stream.Options(
             trigger=_trigger(once, every, continuous),
@@ -91,20 +87,3 @@ def _trigger(once: bool, every: str | None, continuous: bool) -> Trigger | None:
         except ValueError as error:
             raise click.BadParameter(f"{every!r} {error}", param_hint="--every") from None
     return Trigger(once=once, every=every, continuous=continuous) if once or every or continuous else None
-
-
-@contextmanager
-def _signals(stop: threading.Event) -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C end the run after the batch at hand; a second Ctrl-C ends it at once."""
-
-    def order(number: int, frame: FrameType | None) -> None:
-        if stop.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.set()
-
-    former = {number: signal.signal(number, order) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import Transaction
 from pyarrow import fs
 
-from router.delta.commit import LandedFile, TableCommit, commit, to_arrow, to_delta
+from router.delta.commit import LandedFile, TableCommit, commit, has, to_arrow, to_delta
 from router.delta.file_statistics import statistics
 
 if TYPE_CHECKING:
@@ -59,6 +60,11 @@ class KeptParts:
         new = [column for column in schema if handle and column.name not in to_arrow(handle).names]
         work = TableCommit(files[0].target, self.table, self.owner, self.batch, files, to_delta(schema))
         commit(self.lake, replace(work, added=to_delta(pa.schema(new)) if new else None), self.notes, handle)
+
+    def committed(self) -> bool:
+        """Say whether the table has the parts of this batch."""
+        table = self.lake.open(self.table)
+        return table is not None and has(table, Transaction(self.owner, self.batch))
 
     def _file(self, path: str) -> LandedFile:
         with self.lake.files.open_input_file(path) as source:

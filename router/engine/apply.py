@@ -47,8 +47,7 @@ class Applier:
 
     def keeper(self, batch: int, key: str) -> Callable[[str], Parts]:
         """Return where a sink keeps rows of its own of a batch."""
-        notes = {"router.sink": f"{self.run}/{key}", "router.sink_batch": str(batch)}
-        return lambda table: KeptParts(self.lake, table, f"{self.run}/{key}", batch, notes)
+        return keeper(self.lake, f"{self.run}/{key}", batch)
 
     def _applied(self, sink: ApplyingSink, rows: int, events: DataFrame, batch: Batch) -> Applied:
         about = batch.query, batch.id, batch.route, batch.sink
@@ -56,7 +55,9 @@ class Applier:
             outcome = sink.apply(events, batch)
         except Exception as error:
             raise SinkError(*about, f"{type(error).__name__}: {error}") from error
-        dead = self._bury(outcome.refused, events, batch) if outcome.refused is not None else 0
+        dead = 0
+        if outcome.refused is not None:
+            dead = bury(outcome.refused, events, batch, self.lake, self.dead_letters, self.run)
         counts = Applied(outcome.applied, dead, outcome.parked, outcome.in_doubt)
         if counts.done != rows:
             parked = f" and {counts.parked} parked" if counts.parked else ""
@@ -64,28 +65,35 @@ class Applier:
             raise SinkError(*about, what)
         return counts
 
-    def _bury(self, refused: DataFrame, events: DataFrame, batch: Batch) -> int:
-        """Append refused rows to the dead letters; the record itself is in bronze under the same coordinates."""
-        columns = [f"`{name.replace('`', '``')}`" for name in events.columns if name not in COORDINATES]
-        letters = refused.select(
-            F.lit("apply").alias("stage"),
-            F.col("reason"),
-            F.lit(batch.route).alias("route"),
-            F.lit(batch.sink).alias("sink"),
-            F.col("_key").alias("key"),
-            F.to_json(F.struct(*columns)).cast("binary").alias("value"),
-            F.col("_topic").alias("topic"),
-            F.col("_partition").alias("partition"),
-            F.col("_offset").alias("offset"),
-            F.col("_timestamp").alias("timestamp"),
-            F.lit(batch.id).cast("long").alias("batch_id"),
-        ).persist()  # fmt: skip
-        try:
-            count = letters.count()
-            if count:
-                writer = letters.write.format("delta").mode("append").option("mergeSchema", "true")
-                app = f"{self.run}/{batch.route}/{batch.sink}/dead_letters"
-                writer.option("txnAppId", app).option("txnVersion", batch.id).save(self.lake.address(self.dead_letters))
-        finally:
-            letters.unpersist()
-        return count
+
+def keeper(lake: Lake, owner: str, batch: int) -> Callable[[str], Parts]:
+    """Return where a sink keeps rows of its own of a batch; `owner` is the query with its run, route and sink."""
+    notes = {"router.sink": owner, "router.sink_batch": str(batch)}
+    return lambda table: KeptParts(lake, table, owner, batch, notes)
+
+
+def bury(refused: DataFrame, events: DataFrame, batch: Batch, lake: Lake, table: str, run: str) -> int:
+    """Append refused rows to the dead letters, once; the record itself is in bronze under the same coordinates."""
+    columns = [f"`{name.replace('`', '``')}`" for name in events.columns if name not in COORDINATES]
+    letters = refused.select(
+        F.lit("apply").alias("stage"),
+        F.col("reason"),
+        F.lit(batch.route).alias("route"),
+        F.lit(batch.sink).alias("sink"),
+        F.col("_key").alias("key"),
+        F.to_json(F.struct(*columns)).cast("binary").alias("value"),
+        F.col("_topic").alias("topic"),
+        F.col("_partition").alias("partition"),
+        F.col("_offset").alias("offset"),
+        F.col("_timestamp").alias("timestamp"),
+        F.lit(batch.id if batch.resending is None else None).cast("long").alias("batch_id"),
+    ).persist()  # fmt: skip
+    try:
+        count = letters.count()
+        if count:
+            writer = letters.write.format("delta").mode("append").option("mergeSchema", "true")
+            app = f"{run}/{batch.route}/{batch.sink}/dead_letters"
+            writer.option("txnAppId", app).option("txnVersion", batch.id).save(lake.address(table))
+    finally:
+        letters.unpersist()
+    return count

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
+    from router.applying import Resent
     from router.config.models import Config
     from router.delta.handles import Handles
     from router.engine.balance import Partition
@@ -58,6 +59,9 @@ pending. `pending` rows begin to wait, less those that end it: for their table t
 whose own batches stand here with its own run. `frozen` rows landed without what their table has no place for;
 `released` ones waited before, up to the batch of the row here; `parked` ones were set aside by their sink. `in_doubt`
 counts applied rows that a crash may have sent before.
+
+A replay has a row without a batch, of what it moved: more rows are `applied`, and as many less are `parked` or `dead`,
+so that the sums over all rows say how it is now, and the rows of batches what it was.
 """
 
 
@@ -115,6 +119,14 @@ def of_sink(key: str, counts: Applied, landed: int = 0) -> dict[str, Any]:
     """Return what a ledger row says of what a sink applied of `landed` rows, and of those that were pending before."""
     route, sink = key.split("/", 1)
     return {"route": route, "sink": sink, **counts._asdict(), "pending": landed - counts.done}
+
+
+def of_replay(key: str, resent: Resent) -> dict[str, Any]:
+    """Return what a ledger row says of rows that a sink sent again."""
+    route, sink = key.split("/", 1)
+    moved = {status: resent.are(status) - resent.were(status) for status in ("dead", "parked")}
+    counts = {"applied": resent.are("delivered"), **moved, "in_doubt": resent.in_doubt, "pending": 0}
+    return {"route": route, "sink": sink, **counts}
 
 
 def append(handles: Handles, table: str, app_id: str, batch: int, found: list[dict[str, Any]]) -> None:

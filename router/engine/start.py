@@ -37,24 +37,35 @@ RECENT = 100
 
 @contextmanager
 def alone(checkpoint: Lake, name: str) -> Iterator[None]:
-    """Hold the lock of a checkpoint; raise StartError while another run holds it. A killed run leaves no lock.
+    """Hold the lock of a checkpoint; raise StartError while another run holds it.
 
     Runs on the driver. A checkpoint in an object store has no lock; there Spark's own check of the commit log stops
     the second run at its first batch.
     """
+    refusal = (
+        f"{name} is running already: its checkpoint {checkpoint.root} is locked; stop that run, or give this "
+        "one another name and checkpoint"
+    )
+    with locked(checkpoint, "lock", refusal):
+        yield
+
+
+@contextmanager
+def locked(checkpoint: Lake, file: str, refusal: str) -> Iterator[None]:
+    """Hold a lock that is a file in a checkpoint; raise StartError while another process holds it.
+
+    Who is killed leaves no lock. There is none in an object store.
+    """
     if not checkpoint.local:
         yield
         return
-    path = Path(checkpoint.root) / "lock"
+    path = Path(checkpoint.root, file)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StartError(
-                f"{name} is running already: its checkpoint {checkpoint.root} is locked; stop that run, or give this "
-                "one another name and checkpoint"
-            ) from None
+            raise StartError(refusal) from None
         yield
 
 

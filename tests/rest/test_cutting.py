@@ -123,3 +123,21 @@ def test_halves_keep_what_is_known_of_their_rows() -> None:
 
     assert first == Call("t", 0, [1], [b"a"], "x", 2, 4, frozenset({1}))
     assert second == Call("t", 0, [5, 7], [b"b", b"c"], "x", 2, 4, frozenset({7}))
+
+
+@given(ROWS, CUTS.filter(lambda cut: cut.rows > 1), CUTS.filter(lambda cut: cut.rows > 1), st.randoms())
+def test_rows_of_former_calls_are_the_same_calls_again(rows: list[Any], cut: Cut, other: Cut, random: Any) -> None:
+    """Without it a call that may have arrived takes effect again under another key when its rows are sent again."""
+    former = [call for call in calls_of(rows, cut) if random.random() < 0.7]
+    texts = {(call.topic, call.partition, offset): call for call in former for offset in call.offsets}
+    again = [row for row in rows if row[:3] in texts]
+    named = [(texts[row[:3]].offsets[0], str(texts[row[:3]].offsets), *row) for row in again]
+    cutter, made = Cutter(Cut(other.rows, other.bytes, cut.lanes)), []
+
+    for _, name, *place, row, url, key in sorted(named, key=lambda one: (one[2], one[3], one[0], one[4])):
+        made += cutter.add(tuple(place), row, url, key, name)
+    made += cutter.end()
+
+    assert sorted(call.id(b"".join(call.rows)) for call in made) == sorted(
+        call.id(b"".join(call.rows)) for call in former
+    )

@@ -1,0 +1,212 @@
+"""`router rest-replay`: send rows again that a sink parked, or that are dead letters of it."""
+
+from __future__ import annotations
+
+import threading
+from datetime import datetime, timezone
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from router.cli.options import config_argument, plugin_option
+from router.cli.signals import stopped_by_signals
+from router.config.intervals import interval, moment
+from router.config.loader import load
+from router.delta.lake import Lake
+from router.errors import StartError
+from router.registry import load_registry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from router.applying import ApplyingSink, Resent
+    from router.config.models import Config
+    from router.engine.resend import Asked, Begun, Found, Group, Resender
+
+COLUMNS = ("route", "sink", "status", "answer", "rows", "calls", "oldest", "newest", "such as")
+RIGHT = {"answer", "rows", "calls"}
+
+
+@click.command(short_help="Send rows again that a REST sink parked or refused.")
+@config_argument
+@click.option("--route", metavar="NAME", help="The route whose sink it is, where several have one.")
+@click.option("--sink", "name", metavar="NAME", help="The sink, where the route has several.")
+@click.option("--since", metavar="TIME", help="Only rows parked or refused since: 2025-01-31T12:00:00Z, or 2 h ago.")
+@click.option(
+    "--status",
+    "statuses",
+    metavar="STATUS",
+    multiple=True,
+    help="`parked` (the default), `dead`, or what the API answered, such as 422; may be given several times.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be sent, and send nothing.")
+@click.option("--master", help="Spark master of a local run; spark-submit brings its own.")
+@plugin_option
+def rest_replay(
+    file: Path,
+    route: str | None,
+    name: str | None,
+    since: str | None,
+    statuses: tuple[str, ...],
+    dry_run: bool,
+    master: str | None,
+    plugin_files: tuple[Path, ...],
+) -> None:
+    """Send rows of the configuration FILE again, by the idempotency keys that they had.
+
+    Rows are parked when an API stayed away for longer than `max_outage`, and dead when it refused them. They are sent
+    from the sink's lane, within its limits, beside a running stream or without one. A row that was delivered is not
+    sent again. Ctrl-C ends a replay after the calls at hand. Exit code 1: rows that were to be sent are not delivered.
+    """
+    asked = _asked(statuses, since)
+    registry = load_registry(plugin_files)
+    loaded = load(file, registry)
+    chosen = _chosen(loaded.config, route, name, several=dry_run)
+    resend, session = import_module("router.engine.resend"), import_module("router.engine.session")
+    start, watching = import_module("router.engine.start"), import_module("router.cli.watching")
+    lake, checkpoint = (
+        Lake.at(place, loaded.config.storage()) for place in (loaded.config.lake, loaded.config.checkpoint_path())
+    )
+    stop = threading.Event()
+    with stopped_by_signals(stop), watching.Watcher(loaded.config.name):
+        spark = session.build_session(loaded.config, master)
+        about = loaded.config, loaded.path.parent, spark, lake, checkpoint, stop
+        try:
+            if dry_run:
+                _show_all([resend.Resender(*about, *sink) for sink in chosen], asked)
+                return
+            start.try_parts_on_executors(spark, registry, loaded.config)
+            whole = _replayed(resend.Resender(*about, *chosen[0]), asked)
+        finally:
+            session.stop_session(spark)
+    raise SystemExit(int(not whole))
+
+
+def _asked(statuses: tuple[str, ...], since: str | None) -> Asked:
+    """Return what is asked for; statuses are words, and numbers that say more of dead rows."""
+    words = {status for status in statuses if not status.isdecimal()}
+    codes = {int(status) for status in statuses if status.isdecimal()}
+    if unknown := sorted(words - {"parked", "dead"}):
+        told = f"{unknown[0]!r} is neither `parked` nor `dead`, nor a status of HTTP"
+        raise click.BadParameter(told, param_hint="--status")
+    chosen = words | ({"dead"} if codes else set()) or {"parked"}
+    asked: Asked = import_module("router.engine.resend").Asked(
+        tuple(sorted(chosen)), tuple(sorted(codes)), None if since is None else _since(since)
+    )
+    return asked
+
+
+def _since(text: str) -> float:
+    """Return a time, or how long ago it was, in seconds since 1970."""
+    try:
+        return moment(text).timestamp()
+    except ValueError:
+        pass
+    try:
+        return (datetime.now(timezone.utc) - interval(text)).timestamp()
+    except ValueError:
+        told = f"{text!r} is neither a time with a zone (2025-01-31T12:00:00Z) nor a length (2 h)"
+        raise click.BadParameter(told, param_hint="--since") from None
+
+
+def _chosen(
+    config: Config, route: str | None, name: str | None, *, several: bool
+) -> list[tuple[str, str, ApplyingSink]]:
+    """Return the sinks that are meant; one, unless there may be `several`."""
+    if config.debug:
+        raise StartError(f"{config.name} has `debug: true`: it sends nothing, and so nothing again")
+    there = list(import_module("router.engine.resend").resending_sinks(config))
+    found = [one for one in there if route in (None, one[0]) and name in (None, one[1])]
+    names = ", ".join(f"{one[0]}/{one[1]}" for one in found or there) or "none"
+    if not found:
+        raise click.UsageError(f"no such sink sends rows again; {config.name} has {names}")
+    if len(found) > 1 and not several:
+        raise click.UsageError(f"say which with --route and --sink: {names}")
+    return found
+
+
+def _show_all(resenders: list[Resender], asked: Asked) -> None:
+    found = [(resender, resender.find(asked)) for resender in resenders]
+    _show([(resender, rows) for resender, rows in found if rows is not None], "what would be sent")
+    for resender in resenders:
+        if begun := resender.cut_off():
+            click.echo(f"{resender.key}: {begun.name} was cut off; the next replay ends it first")
+
+
+def _replayed(resender: Resender, asked: Asked) -> bool:
+    """Send what is asked for; say whether all of it was delivered."""
+    whole = True
+    with resender.alone():
+        for begun, found in _replays(resender, asked):
+            _show([(resender, found)], f"what is sent by {begun.name}")
+            whole &= _tell(resender, begun, found, resender.send(begun, found))
+    return whole
+
+
+def _replays(resender: Resender, asked: Asked) -> Iterator[tuple[Begun, Found]]:
+    """Yield a replay that was cut off, and then the one that is asked for."""
+    if begun := resender.cut_off():
+        click.echo(f"{resender.key}: {begun.name} was cut off, and is ended first")
+        yield begun, resender.resume(begun)
+    if not resender.stop.is_set():
+        begun, new = resender.begin(asked)
+        if new is not None and new.rows:
+            yield begun, new
+        else:
+            _show([] if new is None else [(resender, new)], "what would be sent")
+
+
+def _tell(resender: Resender, begun: Begun, found: Found, resent: Resent) -> bool:
+    """Say what a replay came to, and whether all was delivered."""
+    delivered = resent.are("delivered")
+    left = found.rows - sum(resent.moved.values())
+    counts = {"delivered": delivered, "dead": resent.are("dead"), "parked": resent.are("parked"), "not sent": left}
+    told = ", ".join(f"{rows:,} {what}" for what, rows in counts.items() if rows) or "nothing"
+    doubt = f"; {resent.in_doubt:,} in doubt" if resent.in_doubt else ""
+    why = f": {resent.left or 'it was stopped'}" if left else ""
+    click.echo(f"{resender.key}: {begun.name}: {told}{doubt}{why}")
+    return delivered == found.rows
+
+
+def _show(found: list[tuple[Resender, Found]], title: str) -> None:
+    """Print rows by route, sink, status and answer, and say of those that cannot be sent where they are."""
+    rows = [(resender.route, resender.name, *_cells(group)) for resender, what in found for group in what.groups]
+    if not rows:
+        click.echo("there is nothing to send again")
+        return
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for name in COLUMNS:
+        table.add_column(name, overflow="fold", justify="right" if name in RIGHT else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+    for resender, what in found:
+        if what.gone:
+            _tell_gone(resender, what.gone)
+
+
+def _tell_gone(resender: Resender, gone: int) -> None:
+    config = resender.config
+    kept = f"{config.bronze} has their records" if config.bronze else "there is no `bronze` that has their records"
+    click.echo(
+        f"{gone:,} more rows are not in {resender.lane} any more (lane_retention: {config.lane_retention}) and cannot "
+        f"be sent; {kept}, and {config.dead_letters} the rows of those that are dead"
+    )
+
+
+def _cells(group: Group) -> tuple[str, ...]:
+    times = (_time(group.oldest), _time(group.newest))
+    return group.status, _number(group.code), f"{group.rows:,}", f"{group.calls:,}", *times, group.reason or ""
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _time(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%SZ}"
