@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from router.cli.options import config_argument, plugin_option
 from router.cli.signals import stopped_by_signals
 from router.config.intervals import interval, moment
 from router.config.loader import load
+from router.config.tree import printable
 from router.delta.lake import Lake
 from router.errors import StartError
 from router.registry import load_registry
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from router.engine.resend import Asked, Begun, Found, Group, Resender
 
 COLUMNS = ("route", "sink", "status", "answer", "rows", "calls", "oldest", "newest", "such as")
+LONGEST = 120
+"""Characters of a reason that are shown."""
 RIGHT = {"answer", "rows", "calls"}
 
 
@@ -201,7 +205,12 @@ def _tell_gone(resender: Resender, gone: int) -> None:
 
 def _cells(group: Group) -> tuple[str, ...]:
     times = (_time(group.oldest), _time(group.newest))
-    return group.status, _number(group.code), f"{group.rows:,}", f"{group.calls:,}", *times, group.reason or ""
+    return group.status, _number(group.code), f"{group.rows:,}", f"{group.calls:,}", *times, _reason(group.reason or "")
+
+
+def _reason(text: str) -> str:
+    """Return what an API said, as a terminal can show it: it is somebody else's text."""
+    return escape(printable(text[:LONGEST] + ("..." if len(text) > LONGEST else "")))
 
 
 def _number(value: int | None) -> str:
