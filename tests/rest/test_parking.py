@@ -6,14 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from router_demo.api import Api
 from router_rest.cutting import Cut
 from router_rest.parking import park
-from tests.rest.tasks import rows
+from tests.rest.tasks import Tasks, rows, tasks
 
 if TYPE_CHECKING:
-    from tests.rest.tasks import Tasks
+    from collections.abc import Iterator
+
+    from router.delta.lake import Lake
 
 SOME = [("events", 0, 2, 3), ("events", 0, 7, 7), ("events", 1, 0, 9), ("other", 0, 0, 9)]
+
+
+@pytest.fixture
+def sending(lake: Lake) -> Iterator[Tasks]:
+    """Return what jobs are made by; nothing is sent."""
+    with Api() as api, tasks(api, lake) as made:
+        yield made
 
 
 @pytest.mark.parametrize(("only", "parked"), [(None, {*range(10)}), (SOME, {2, 3, 7}), ([], set())])
