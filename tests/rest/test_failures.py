@@ -48,7 +48,11 @@ def sending(api: Api, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Iterator[T
 
 @pytest.mark.parametrize(
     ("processed", "keyed"),
-    [pytest.param(False, False, marks=pytest.mark.slow), (True, False), (True, True)],
+    [
+        pytest.param(False, False, marks=pytest.mark.slow),
+        (True, False),
+        pytest.param(True, True, marks=pytest.mark.slow),
+    ],
     ids=["before it is processed", "after it is processed", "after it is processed, with keys"],
 )
 def test_connections_that_are_reset_double_nothing_unseen(sending: Tasks, processed: bool, keyed: bool) -> None:
