@@ -221,10 +221,10 @@ def test_rows_behind_a_limit_are_not_parked_with_those_that_are_never_taken(batc
     batches.api.play(poison=[Poison(field="n", values=(13,), status=500)])
 
     outcome = batches.apply(
-        limits=[{"calls": 60, "per": "4 s"}],
+        limits=[{"calls": 60, "per": "8 s"}],
         limit_name="slow",
         retry={"attempts": 1},
-        max_outage={"after": "5 s", "then": "park"},
+        max_outage={"after": "14 s", "then": "park"},
     )
 
     assert (outcome.applied, outcome.parked, outcome.refused) == (248, 2, None)

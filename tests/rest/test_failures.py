@@ -1,0 +1,206 @@
+"""Calls that fail in every way: what was sent twice is told, retries are few, and what is wrong is named."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from router_demo.api import Api, Failure, Token
+from router_rest.auth import Auth
+from router_rest.policy import Policy
+from router_rest.terms import Pace
+from router_rest.timeline import Limit
+from tests.rest.scripted import Scripted
+from tests.rest.tasks import KEYED, WIRE, Tasks, hurry, rows, tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from router.delta.lake import Lake
+    from tests.rest.conftest import Certificates
+    from tests.rest.scripted import Talk
+
+THREE = [rows(range(50), partition=partition) for partition in range(3)]
+HUNDRED = Pace((Limit(100, None, 1.0),), 16, share=0.85, retry_floor=1000.0)
+"""Calls that are late for a tenth of a second, on a machine that is busy, are still within the limit."""
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Api]:
+    """Run one API for all tests of the module."""
+    with Api() as running:
+        yield running
+
+
+@pytest.fixture
+def sending(api: Api, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tasks]:
+    """Return what runs tasks against the API."""
+    hurry(monkeypatch)
+    with tasks(api, lake) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("processed", "keyed"),
+    [
+        pytest.param(False, False, marks=pytest.mark.slow),
+        (True, False),
+        pytest.param(True, True, marks=pytest.mark.slow),
+    ],
+    ids=["before it is processed", "after it is processed", "after it is processed, with keys"],
+)
+def test_connections_that_are_reset_double_nothing_unseen(sending: Tasks, processed: bool, keyed: bool) -> None:
+    """Without it rows arrive twice and nobody knows; and calls that the wire repeats are above the limit."""
+    failure = Failure(how="reset", share=0.3, processed=processed)
+    sending.api.play(failures=[failure], idempotency=KEYED if keyed else "")
+
+    sending.drain(sending.job(pace=HUNDRED, keyed=KEYED if keyed else None), *THREE)
+
+    sending.prove(*THREE, keyed=keyed or not processed, limit=100)
+    assert any(row["in_doubt"] for row in sending.receipts())
+
+
+@pytest.mark.parametrize("keyed", [True, False], ids=["keys", "no keys"])
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5])
+def test_500_double_nothing_unseen(sending: Tasks, share: float, keyed: bool) -> None:
+    """Half of them come after the call was processed: without it these rows are lost, or arrive twice unseen."""
+    failures = [Failure(share=share / 2, processed=True), Failure(share=share / (2 - share))]
+    sending.api.play(failures=failures, idempotency=KEYED if keyed else "")
+
+    jobs = sending.drain(sending.job(keyed=KEYED if keyed else None), *THREE)
+
+    assert not any(sent.dead for sent in jobs)
+    sending.prove(*THREE, keyed=keyed)
+
+
+def test_retries_are_few_while_every_other_call_fails(sending: Tasks) -> None:
+    """Without it an API that is overloaded gets twice the calls, and fails them all."""
+    sending.api.play(failures=[Failure(share=0.5)])
+    policy = Policy(attempts=100, elapsed=0.5, first=0.01, longest=0.05)
+    began = time.monotonic()
+
+    job = sending.job(pace=Pace((), 16, retry_floor=1.0), policy=policy)
+    sent = sending.together(job, *THREE)
+
+    arrived, seconds = sending.api.stats().arrived, time.monotonic() - began
+    assert arrived <= 150 * 1.2 + 1.0 * (10 + seconds + 1)
+    assert sent.counts["left"] > 0
+    sending.api.play()
+    sending.drain(job, *THREE)
+    sending.prove(*THREE, keyed=True)
+
+
+def test_a_call_that_always_fails_lets_others_go_on_and_is_named(sending: Tasks) -> None:
+    """Without it nobody learns which rows hold a batch up."""
+    sending.api.play(
+        failures=[
+            Failure(path="/events/bad"),
+        ]
+    )
+    job = sending.job(path="/events/bad")
+    sent = sending.run(job, rows([7]))
+    assert [json.loads(one) for one in sent.tried] == [[["events", 0, 7, 7]]]
+
+    sent = sending.run(sending.job(), rows(range(20)))
+
+    assert (sent.counts["delivered"], sent.tried) == (20, [])
+
+
+@pytest.mark.parametrize("how", ["huge", "endless", "drip"])
+def test_an_answer_that_does_not_end_is_an_answer(sending: Tasks, how: Any) -> None:
+    """Without it one answer fills the memory of a worker, or holds a task for ever; and its rows are sent again."""
+    sending.api.play(failures=[Failure(how=how, status=200, processed=True, times=5)])
+    wire = {**WIRE, "total": 0.5, "read": 0.5, "most": 10_000}
+
+    sent = sending.run(sending.job(wire=wire, keyed=None), rows(range(50)))
+
+    assert (sent.counts["delivered"], sent.counts["left"]) == (50, 0)
+    sending.prove(rows(range(50)), keyed=True)
+    assert max(len(row["response"] or "") for row in sending.receipts()) <= 2048
+
+
+@pytest.mark.parametrize("status", [302, 308])
+def test_a_redirect_that_goes_round_is_not_followed(sending: Tasks, status: int) -> None:
+    """Without it rows, and a token with them, go wherever an answer says; or a call never ends."""
+    sending.api.play(failures=[Failure(status=status, headers={"Location": "/events"})])
+
+    sent = sending.run(sending.job(), rows(range(100)))
+
+    assert str(status) in sent.texts["wrong"]
+    assert (sent.counts["left"], sent.dead) == (100, [])
+    assert sending.api.stats().arrived <= 8
+
+
+def test_a_certificate_of_nobody_gets_no_row(lake: Lake, certificates: Certificates, tmp_path: Path) -> None:
+    """Without it whoever is between reads all rows and the token."""
+    auth = Auth.model_validate({"bearer": "hush-hush"})
+    from pathlib import Path as File
+
+    with Api(certificate=File(certificates.here)) as api, tasks(api, lake) as sending:
+        sent = sending.run(sending.job(auth=auth), rows(range(20)))
+        arrived = api.stats().arrived
+        trusting = sending.job(auth=auth, wire={**WIRE, "verify": certificates.here})
+        sending.drain(trusting, rows(range(20)))
+        sending.prove(rows(range(20)), keyed=True)
+
+    assert "certificate is not trusted" in sent.texts["away"]
+    assert (sent.counts["left"], arrived) == (20, 0)
+    assert "hush" not in str(sent)
+
+
+def test_a_token_that_expires_in_time_is_replaced(sending: Tasks) -> None:
+    """Without it every row after the first token's end is lost, dead, or waits for the next start."""
+    # it says an hour, and is good for a moment: only the 401 tells
+    sending.api.play(token=Token(seconds=0.15, declared=3600), latency=0.01)
+    oauth = {"token_url": f"{sending.api.url}/token", "client_id": "demo", "client_secret": "demo"}
+
+    jobs = sending.drain(sending.job(auth=Auth.model_validate({"oauth": oauth})), *THREE)
+
+    assert not any(sent.dead for sent in jobs)
+    assert sending.api.stats().tokens > 1
+    sending.prove(*THREE, keyed=True)
+    assert not any(row["in_doubt"] for row in sending.receipts())
+
+
+def test_a_token_server_that_is_away_for_a_while_makes_rows_wait(sending: Tasks) -> None:
+    """Without it they become dead letters; or a server that has just come back is asked for a token by every call."""
+    sending.api.play(wants={"Authorization": "Bearer good"})
+    tokens = ["old", *[None] * 3, "good"]
+    asked: list[str | None] = []
+
+    def serve(talk: Talk) -> None:
+        while talk.request() is not None:
+            asked.append(tokens[min(len(asked), len(tokens) - 1)])
+            body = json.dumps({"access_token": asked[-1], "expires_in": 3600}).encode()
+            talk.answer(body, "503 Service Unavailable" if asked[-1] is None else "200 OK")
+
+    with Scripted(serve) as server:
+        oauth = {"token_url": server.url, "client_id": "demo", "client_secret": "hush-hush"}
+        job = sending.job(auth=Auth.model_validate({"oauth": oauth}))
+        jobs = sending.drain(job, rows(range(100)))
+
+    assert not any(sent.dead for sent in jobs)
+    assert Counter(asked) == Counter({"old": 1, None: 3, "good": 1})
+    # it is asked once for all calls in flight, each time
+    assert sending.api.stats().statuses[401] >= 4
+    sending.prove(rows(range(100)), keyed=True)
+    assert "hush" not in str(jobs)
+
+
+def test_a_wire_that_sends_again_takes_a_slot(sending: Tasks) -> None:
+    """Without it a server that closes its connections gets more calls than its limit: a slot is for one of them."""
+    sending.api.play(failures=[Failure(how="hangup", share=0.5)])
+    job = sending.job(policy=replace(sending.job().policy, attempts=100))
+
+    sending.drain(job, rows(range(60)))
+
+    while sending.leases.outlook("api").tasks:
+        time.sleep(0.01)
+    totals = sending.leases.totals("api")
+    assert totals["sent"] >= sending.api.stats().arrived > 60
