@@ -55,7 +55,7 @@ class Journal:
         while True:
             await asyncio.sleep(EVERY)
             if self._settled:
-                await asyncio.shield(self.flush())  # cancelled before its thread began, it would lose receipts
+                await self.flush()
 
     async def flush(self) -> None:
         """Write what is noted as one part."""

@@ -114,7 +114,8 @@ def test_a_client_whose_certificate_is_not_taken_sent_nothing(
     with Scripted(context=strict) as server:
         (error,) = ask(post(server.url), verify=certificates.here, cert=cert)
 
-        assert isinstance(error, Unsent)
+        # the reset of a server that leaves may be heard before what it said: then nobody knows
+        assert isinstance(error, Unsent if version is ssl.TLSVersion.TLSv1_2 else (Unsent, InDoubt))
         assert server.seen == []
 
 
