@@ -13,7 +13,7 @@ help: ## Show this help
 setup: ## Set the machine up: .venv, pinned packages, jars
 	@scripts/setup.sh
 
-demo: setup ## A real Kafka and schema registry, seven games, their Delta tables, and what landed where: a minute
+demo: setup ## A real Kafka, schema registry and API, seven games, their Delta tables, what landed where: two minutes or three
 	@$(BIN)/python -m router_demo
 
 test: setup ## Run the tests, all but the slow ones
