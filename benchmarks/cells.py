@@ -13,8 +13,8 @@ Sample = Literal["", "workers", "driver"]
 class Cell:
     """Name one thing to measure; equal cells of several measurements run once.
 
-    `mode` says how: `warm` runs 1 + `repeat` times in one session and its figure leaves the first out, `cold` starts
-    `repeat` fresh processes, `single` is one run in one process, for what is sampled rather than timed.
+    `mode` says how: `warm` runs `warm_up` + `repeat` times in one session and its figure leaves the first ones out,
+    `cold` starts `repeat` fresh processes, `single` is one run in one process, for what is sampled rather than timed.
     `rows_per_batch` of 0 means that all events come in one batch; a `feed` of "" that the subject needs no topic.
     """
 
@@ -28,6 +28,7 @@ class Cell:
     sample: Sample = ""
     feed: str = "json"
     options: tuple[tuple[str, str], ...] = ()
+    warm_up: int = 1
 
     @property
     def key(self) -> str:
@@ -37,6 +38,7 @@ class Cell:
         parts += [f"{self.rows_per_batch}rows"] if self.rows_per_batch else []
         parts += [self.sample] if self.sample else []
         parts += [f"{name}={value}" for name, value in self.options]
+        parts += [f"after {self.warm_up}"] if self.warm_up > 1 else []
         return "/".join(parts)
 
     @property
@@ -47,7 +49,7 @@ class Cell:
     @property
     def runs(self) -> int:
         """Return how often one process of this cell does the work."""
-        return 1 + self.repeat if self.mode == "warm" else 1
+        return self.warm_up + self.repeat if self.mode == "warm" else 1
 
 
 @dataclass(frozen=True)

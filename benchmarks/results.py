@@ -31,8 +31,8 @@ class CellResult:
 
     @property
     def counted(self) -> list[Run]:
-        """Return the runs that make the figure: of a warm cell all but the first."""
-        return [run for run in self.runs if not (self.cell.mode == "warm" and run.first)]
+        """Return the runs that make the figure: of a warm cell all but the first ones."""
+        return list(self.runs[self.cell.warm_up if self.cell.mode == "warm" else 0 :])
 
     @property
     def first(self) -> Run | None:

@@ -29,6 +29,13 @@ def test_a_warm_cell_repeats_in_one_process_and_a_cold_one_in_fresh_ones(mode: s
     assert (cell.processes, cell.runs) == (processes, runs)
 
 
+def test_more_runs_than_the_first_may_warm_a_process_up() -> None:
+    cell = replace(LOOP, warm_up=10)
+
+    assert cell.runs == 13
+    assert cell.key == f"{LOOP.key}/after 10"
+
+
 def test_equal_cells_of_two_measurements_run_once_and_often_enough() -> None:
     other = Cell("router", "warm", 1000, 7)
 
