@@ -19,6 +19,8 @@ MOST_PATIENCE = 60.0
 GROWTH = 0.02
 """More per second at first; twice as much each second without a refusal, as a limit that is gone is far away."""
 MOST_GROWTH = 0.25
+STRAY = 0.005
+"""The part of a limit that is stated that may be refused: somebody was a little early or late."""
 ALIKE = 0.15
 """Limits that differ by less are the same one."""
 FORGOTTEN = 10.0
@@ -59,8 +61,8 @@ class Meter:
 class Throttle:
     """Lower the rate to what the API let through when it refused, and try more again later.
 
-    `stated` is the rate of the configured limits, in calls per second; None: none. Refusals without a single success
-    say nothing about a rate: they are the circuit's.
+    `stated` is the rate of the configured limits, in calls per second; None: none. It is believed in while only a few
+    calls are refused. Refusals without a single success say nothing about a rate: they are the circuit's.
     """
 
     def __init__(self, stated: float | None) -> None:
@@ -71,16 +73,19 @@ class Throttle:
         self._patience = PATIENCE
         self._settled = self._grown = -inf
         self._growth = GROWTH
-        self._ok, self._sent = Meter(), Meter()
+        self._ok, self._sent, self._throttled = Meter(), Meter(), Meter()
 
     def heard(self, now: float, *, sent: int, ok: int, throttled: int, pause: float = 0.0) -> bool:
         """Count what came back; say whether the rate was cut."""
         self._ok.add(now, ok)
         self._sent.add(now, sent)
+        self._throttled.add(now, throttled)
         passed = self._ok.rate(now)
-        if not throttled or not passed or now < self._settled:
+        if not throttled or not passed or now < self._settled or self._stray(now):
             return False
-        self._lower(now, max(LEAST, passed * BELOW, DEEPEST * (self.rate or self._sent.rate(now))), pause)
+        # in the first moments, or after a rest, little was sent in the last second: that is no rate
+        before = self.rate or max(self._sent.rate(now), self.stated or 0.0)
+        self._lower(now, max(LEAST, passed * BELOW, DEEPEST * before), pause)
         return True
 
     def current(self, now: float) -> float | None:
@@ -93,6 +98,11 @@ class Throttle:
             if self.rate >= top:
                 self.rate = None
         return self.rate
+
+    def _stray(self, now: float) -> bool:
+        if self.stated is None or self.rate is not None:
+            return False
+        return self._throttled.rate(now) <= STRAY * max(self.stated, self._sent.rate(now))
 
     def _lower(self, now: float, rate: float, pause: float) -> None:
         rate = min(rate, *(top * BELOW for top in (self.rate, self.stated) if top is not None), inf)

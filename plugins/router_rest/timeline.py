@@ -17,6 +17,8 @@ SHORT = 5.0
 """Seconds: calls under a limit of up to this length are spaced evenly, those under a longer one are only counted."""
 LOOSE = 0.1
 """Seconds that a slot lives while less than half of every limit is used."""
+FEW = 0.005
+"""The part of a limit that lives so long at a time: what is late comes in a bunch, and APIs take only a small one."""
 LATE = 0.75
 """The part of a limit's slack that a slot may be late; the rest is for counting in lumps and for the network."""
 LUMPS = 0.2
@@ -190,9 +192,12 @@ class Timeline:
         paces = [quota.pace(cost, factor) for quota, cost in self._costs(rows)]
         own = 1 / rate if rate else 0.0
         step = max(own, *paces, 0.0)
+        loose = self._loose(now, first)
         room = [(quota.window.most - quota.window.used(first)) // cost for quota, cost in self._costs(rows)]
+        if loose:
+            room += [floor(quota.window.most * FEW) // cost for quota, cost in self._costs(rows) if quota.short]
         fit = floor((until - first) / step) + 1 if step else calls
-        run = Run(first, step, max(1, min(calls, fit, *room)), rows, self._lives(first))
+        run = Run(first, step, max(1, min(calls, fit, *room)), rows, LOOSE if loose else self._lives)
         self._take(run, paces, own)
         return run
 
@@ -213,12 +218,15 @@ class Timeline:
     def _costs(self, rows: int) -> list[tuple[Quota, int]]:
         return [(quota, 1) for quota in self._calls] + [(quota, rows) for quota in self._rows]
 
-    def _lives(self, at: float) -> float:
-        """Return how late a slot may be used: as late as the slack allows, or later while there is room anyway."""
+    def _loose(self, now: float, at: float) -> bool:
+        """Say whether there is room anyway, and nobody waits for the pace: a slot may be used later than the slack."""
         short = [quota for quota in self._quotas if quota.short]
-        if all(2 * quota.window.used(at) <= quota.window.most for quota in short):
-            return LOOSE
-        return min(quota.lives for quota in short)
+        return all(quota.free <= now and 2 * quota.window.used(at) <= quota.window.most for quota in short)
+
+    @property
+    def _lives(self) -> float:
+        """Return how late a slot may be used at the pace: as late as the slack allows."""
+        return min(quota.lives for quota in self._quotas if quota.short)
 
     def _take(self, run: Run, paces: list[float], own: float) -> None:
         last = run.first + (run.calls - 1) * run.step

@@ -229,10 +229,30 @@ def test_more_is_tried_again_and_later_each_time() -> None:
 
 def test_a_limit_that_is_gone_is_forgotten_within_seconds() -> None:
     throttle, now = Throttle(1000.0), 100.0
-    throttle.heard(now, sent=100, ok=100, throttled=1)
+    throttle.heard(now, sent=100, ok=90, throttled=10)
     assert throttle.current(now) is not None
 
     assert throttle.current(now + 15) is None
+
+
+@pytest.mark.parametrize(("stated", "cut"), [(1000.0, False), (None, True)], ids=["stated", "not stated"])
+def test_a_call_in_a_thousand_that_is_refused_says_nothing_against_a_stated_limit(
+    stated: float | None, cut: bool
+) -> None:
+    throttle = Throttle(stated)
+    for tick in range(10):
+        throttle.heard(100.0 + tick / 10, sent=98, ok=97, throttled=0)
+
+    assert throttle.heard(101.0, sent=98, ok=97, throttled=1) is cut
+    assert (throttle.current(101.0) is not None) is cut
+
+
+def test_what_is_refused_after_a_rest_cuts_a_stated_limit_by_half_at_most() -> None:
+    throttle = Throttle(1000.0)
+    throttle.heard(100.0, sent=980, ok=980, throttled=0)
+    assert throttle.heard(200.0, sent=20, ok=10, throttled=10)
+
+    assert throttle.current(200.0) == 500.0
 
 
 def test_refusals_without_a_success_say_nothing_about_a_rate() -> None:

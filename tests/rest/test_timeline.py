@@ -131,6 +131,16 @@ def test_slots_may_be_late_only_while_there_is_room() -> None:
     assert last.lives < 0.02
 
 
+def test_a_task_that_stands_still_at_its_start_sends_no_bunch_afterwards() -> None:
+    timeline, runs = Timeline([Limit(1000, None, 1.0)], SHARE), []
+    while (run := timeline.deal(0.0, 0.1, calls=100, rows=1)) is not None:
+        runs.append(run)
+
+    ends = [(at, at + run.lives) for run in runs for at in slots(run)]
+    assert len(ends) == 98
+    assert max(sum(at <= now <= end for at, end in ends) for now, _ in ends) <= 20
+
+
 def test_no_limits_let_everything_go() -> None:
     run = Timeline([], SHARE).deal(5.0, 5.1, calls=1000, rows=3)
 
