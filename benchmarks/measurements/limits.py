@@ -31,9 +31,8 @@ COLUMNS = ("events", "calls", "most in 1 s", "limit", "", "429", "bar", "", "lim
 def cell(scale: Scale, partitions: int, more: tuple[tuple[str, str], ...]) -> Cell:
     """Return the cell of one way to spread events."""
     options = (("rows_per_call", "1"), ("limit", str(LIMIT)), ("tasks", str(TASKS)), *more)
-    return Cell(
-        "posting", "warm", 24_000 if scale.full else 6_000, 1, partitions, scale.repeat, feed="", options=options
-    )
+    events = (24_000 if scale.full else 6_000) * int(dict(more).get("queries", "1"))
+    return Cell("posting", "warm", events, 1, partitions, scale.repeat, feed="", options=options)
 
 
 def _cells(scale: Scale) -> list[Cell]:

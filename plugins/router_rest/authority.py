@@ -154,8 +154,11 @@ class Authority:
             self._permits.restore()
 
     def _heed(self, now: float, told: Told) -> None:
-        """Do as the API said: Retry-After stops all, RateLimit headers bound what goes out until their time is over."""
-        if told.pause is not None:
+        """Do as the API said: Retry-After stops all, RateLimit headers bound what goes out until their time is over.
+
+        A stray call that is refused waits by itself.
+        """
+        if told.pause is not None and not self._throttle.stray(now):
             pause = min(told.pause, self.pace.longest_pause)
             until = now + pause * (1 + JITTER * self._chance())
             if until > self._paused:

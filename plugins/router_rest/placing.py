@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from router_rest.cutting import Cut
@@ -20,6 +19,8 @@ WORTH_CALLS = 2000
 """Calls that are worth a task otherwise: they take a process about as long as Spark takes to deal rows to several."""
 WORTH_ROWS = 50_000
 """Rows that are, however few calls they go out in."""
+EVEN = 1.05
+"""Times its share that a task may have: at the end it is alone, and has only its part of the calls in flight."""
 
 
 class Extent(NamedTuple):
@@ -78,8 +79,8 @@ def plan(extents: Iterable[Extent], cut: Cut, tasks: int, *, said: bool = True, 
     """Return how rows are dealt to tasks: whole source partitions where they fit, the largest first.
 
     There are as many tasks as are `said`; fewer where that is only the most that there may be, and for few calls.
-    Partitions are split by offsets where that makes tasks more even, but for an order (`cut.lanes`), or to keep them
-    `whole`.
+    Partitions are cut by offsets where tasks would be uneven without it, but for an order (`cut.lanes`), or to keep
+    them `whole`.
     """
     extents = sorted(extents, key=lambda one: (one.topic or "", one.partition))
     rows = sum(one.rows for one in extents)
@@ -87,35 +88,42 @@ def plan(extents: Iterable[Extent], cut: Cut, tasks: int, *, said: bool = True, 
     tasks = max(1, min(tasks, calls // LEAST_CALLS if said else max(calls // WORTH_CALLS, rows // WORTH_ROWS)))
     if tasks == 1 or len(extents) > MOST_RANGES:
         return Plan(cut, tasks, rows)
-    parts = [part for one in extents for part in _split(one, 1 if whole or cut.lanes else _shares(one, rows, tasks))]
-    tasks = min(tasks, len(parts))
+    together = whole or cut.lanes > 0
+    tasks = min(tasks, len(extents)) if together else tasks
     if tasks == 1:
         return Plan(cut, 1, rows)
-    load = [0.0] * tasks
-    pieces = []
-    for part in sorted(parts, key=lambda one: (-one.rows, one.topic or "", one.partition, one.first)):
-        task = load.index(min(load))
-        load[task] += part.rows
-        pieces.append(Piece(*part[:4], task))
+    pieces, heaviest = _dealt(extents, tasks)
+    if heaviest > EVEN * rows / tasks and not together:
+        pieces = _cut(extents, rows, tasks)
     return Plan(cut, tasks, rows, tuple(sorted(pieces, key=lambda one: (one.topic or "", *one[1:]))))
 
 
-def _shares(extent: Extent, rows: int, tasks: int) -> int:
-    """Return in how many parts a partition is dealt: those that fit into a task stay whole."""
-    fair = rows / tasks
-    return (
-        1 if extent.rows <= fair * 1.25 else min(-(-extent.rows // max(1, int(fair))), extent.last - extent.first + 1)
-    )
+def _dealt(extents: Sequence[Extent], tasks: int) -> tuple[list[Piece], int]:
+    """Return whole partitions as they are dealt, the largest first; and the rows of the task that has most."""
+    load, pieces = [0] * tasks, []
+    for one in sorted(extents, key=lambda one: (-one.rows, one.topic or "", one.partition)):
+        task = load.index(min(load))
+        load[task] += one.rows
+        pieces.append(Piece(*one[:4], task))
+    return pieces, max(load)
 
 
-def _split(extent: Extent, parts: int) -> Sequence[Extent]:
-    """Return a partition in ranges of as many offsets each; how many rows they have is not known, and taken as even."""
-    many = extent.last - extent.first + 1
-    ends = [extent.first + many * at // parts for at in range(parts + 1)]
-    return [
-        Extent(extent.topic, extent.partition, first, after - 1, extent.rows // parts)
-        for first, after in pairwise(ends)
-    ]
+def _cut(extents: Iterable[Extent], rows: int, tasks: int) -> list[Piece]:
+    """Return partitions, one after the other, cut into as many parts with as many rows each.
+
+    How many rows a range of offsets has is not known, and taken as even within a partition.
+    """
+    pieces, task, dealt = [], 0, 0.0
+    for topic, partition, first, last, many in extents:
+        each, at = many / (last - first + 1), first
+        while at <= last:
+            room = max(1, round(((task + 1) * rows / tasks - dealt) / each))
+            after = min(last + 1, at + room) if task < tasks - 1 else last + 1
+            pieces.append(Piece(topic, partition, at, after - 1, task))
+            dealt, at = dealt + (after - at) * each, after
+            if task < tasks - 1 and dealt >= (task + 1) * rows / tasks - each / 2:
+                task += 1
+    return pieces
 
 
 def _within(piece: Piece) -> str:

@@ -81,12 +81,18 @@ class Throttle:
         self._sent.add(now, sent)
         self._throttled.add(now, throttled)
         passed = self._ok.rate(now)
-        if not throttled or not passed or now < self._settled or self._stray(now):
+        if not throttled or not passed or now < self._settled or self.stray(now):
             return False
         # in the first moments, or after a rest, little was sent in the last second: that is no rate
         before = self.rate or max(self._sent.rate(now), self.stated or 0.0)
         self._lower(now, max(LEAST, passed * BELOW, DEEPEST * before), pause)
         return True
+
+    def stray(self, now: float) -> bool:
+        """Say whether those refused in the last second are so few that a limit that is stated may be right."""
+        if self.stated is None or self.rate is not None or not self._ok.rate(now):
+            return False
+        return self._throttled.rate(now) <= STRAY * max(self.stated, self._sent.rate(now))
 
     def current(self, now: float) -> float | None:
         """Return the calls per second to go at, more as time passes without a refusal."""
@@ -98,11 +104,6 @@ class Throttle:
             if self.rate >= top:
                 self.rate = None
         return self.rate
-
-    def _stray(self, now: float) -> bool:
-        if self.stated is None or self.rate is not None:
-            return False
-        return self._throttled.rate(now) <= STRAY * max(self.stated, self._sent.rate(now))
 
     def _lower(self, now: float, rate: float, pause: float) -> None:
         rate = min(rate, *(top * BELOW for top in (self.rate, self.stated) if top is not None), inf)

@@ -316,6 +316,18 @@ def test_retry_after_stops_all_but_not_for_ever(clock: Clock, said: float, kept:
     assert tasks.received["b"] > 0
 
 
+def test_a_stray_call_that_is_refused_stops_nobody(clock: Clock) -> None:
+    """One in a thousand says that somebody was a little early: a pause of all for it costs a thousand calls."""
+    authority = Authority(limited(1000), clock)
+    tasks = Tasks(authority, "a", "b")
+    tasks.say("a", sent=500, ok=499, throttled=1, pause=1.0)
+    tasks.say("b", wants=5)
+    assert tasks.received["b"] > 0
+
+    tasks.say("a", sent=20, ok=0, throttled=20, pause=1.0)
+    assert authority.outlook().again >= 1.0
+
+
 @pytest.mark.parametrize(
     "message",
     [{"pause": float("nan")}, {"pause": float("inf")}, {"pause": -5}, {"left": [float("nan"), 1]}, {"left": [-1, 9]}],
