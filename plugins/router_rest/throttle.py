@@ -7,6 +7,8 @@ from math import floor, inf
 
 BUCKETS = 10
 """Of a second."""
+REST = 2.0
+"""Seconds without any, after which what is counted begins anew."""
 BELOW = 0.97
 """The part of what was let through that is asked for next."""
 DEEPEST = 0.5
@@ -19,7 +21,7 @@ MOST_PATIENCE = 60.0
 GROWTH = 0.02
 """More per second at first; twice as much each second without a refusal, as a limit that is gone is far away."""
 MOST_GROWTH = 0.25
-STRAY = 0.005
+STRAY = 0.01
 """The part of a limit that is stated that may be refused: somebody was a little early or late."""
 ALIKE = 0.15
 """Limits that differ by less are the same one."""
@@ -34,24 +36,28 @@ class Meter:
 
     def __init__(self) -> None:
         self._buckets: deque[tuple[int, int]] = deque()
-        self._began: float | None = None
+        self._began = self._last = -inf
 
     def add(self, now: float, many: int) -> None:
         """Count so many now."""
         self._drop(now)
-        self._began = now if self._began is None else self._began
+        if many:
+            self._began = now if now - self._last > REST else self._began
+            self._last = now
         bucket = floor(now * BUCKETS)
         if self._buckets and self._buckets[-1][0] == bucket:
             many += self._buckets.pop()[1]
         self._buckets.append((bucket, many))
 
     def rate(self, now: float) -> float:
-        """Return how many came in the last second; in the first one, at the pace so far."""
+        """Return how many came in the last second; in the first one, also after a rest, at the pace so far."""
         self._drop(now)
-        if self._began is None:
-            return 0.0
         span = now - (floor(now * BUCKETS) / BUCKETS - 1)
         return sum(many for _, many in self._buckets) / min(span, max(0.3, now - self._began))
+
+    def settled(self, now: float) -> bool:
+        """Say whether the first second is over, also that after a rest."""
+        return now - self._began >= 1
 
     def _drop(self, now: float) -> None:
         while self._buckets and self._buckets[0][0] < floor(now * BUCKETS) - BUCKETS:
@@ -83,9 +89,10 @@ class Throttle:
         passed = self._ok.rate(now)
         if not throttled or not passed or now < self._settled or self.stray(now):
             return False
-        # in the first moments, or after a rest, little was sent in the last second: that is no rate
-        before = self.rate or max(self._sent.rate(now), self.stated or 0.0)
-        self._lower(now, max(LEAST, passed * BELOW, DEEPEST * before), pause)
+        # what passed in a first second is no rate: one that is stated is rather believed in
+        known = self.stated is None or self._sent.settled(now)
+        asked = self.rate or self._sent.rate(now)
+        self._lower(now, max(LEAST, passed * BELOW, DEEPEST * asked) if known else inf, pause)
         return True
 
     def stray(self, now: float) -> bool:
