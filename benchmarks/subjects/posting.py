@@ -38,7 +38,7 @@ BURST = 20
 
 
 def configuration(task: Task, url: str) -> dict[str, Any]:
-    """Return a configuration whose only route posts to a URL, as people write it."""
+    """Return a configuration with a route that posts to a URL, as people write it, or with several such (`queries`)."""
     limit = float(task.options.get("limit", FAR))
     rest: dict[str, Any] = {"url": url, "rows_per_call": int(task.options["rows_per_call"]), "calls_per_second": limit}
     rest |= {"limit_name": "benchmark", "receipts": RECEIPTS, "headers": {"Authorization": "Bearer demo"}}
@@ -49,7 +49,10 @@ def configuration(task: Task, url: str) -> dict[str, Any]:
         "checkpoint": str(task.checkpoint),
         "source": {"kafka": {"servers": "127.0.0.1:9", "topics": [lanes.TOPIC]}},
         "decode": {"json": {"schema": "id LONG"}},
-        "routes": [{"name": "wins", "match": {"sql": "true"}, "sinks": [{"rest": rest}]}],
+        "routes": [
+            {"name": f"wins_{number}", "match": {"sql": "true"}, "sinks": [{"rest": rest}]}
+            for number in range(int(task.options.get("queries", "1")))
+        ],
         "dead_letters": "ops.dead_letters",
         "spark": settings(),
     }
@@ -98,7 +101,7 @@ def _script(task: Task) -> dict[str, Any]:
 
 
 def _sink(task: Task, served: Api, nothing: DataFrame) -> ApplyingSink:
-    (route,) = _loaded(task, f"{served.url}/events").config.routes
+    route = _loaded(task, f"{served.url}/events").config.routes[0]
     (sink,) = route.sinks
     assert isinstance(sink, ApplyingSink)
     return sink.prepare(Opening(Path(task.folder), nothing))
@@ -108,9 +111,9 @@ def _apply(sink: ApplyingSink, events: DataFrame, number: int, task: Task) -> Ou
     lake = Lake.at(str(task.lake))
 
     def keeps(table: str) -> KeptParts:
-        return KeptParts(lake, table, f"benchmark{number}:run/wins/rest", 0)
+        return KeptParts(lake, table, f"benchmark{number}:run/wins_0/rest", 0)
 
-    return sink.apply(events, Batch(f"benchmark{number}", 0, "wins", "rest", False, threading.Event(), keeps))
+    return sink.apply(events, Batch(f"benchmark{number}", 0, "wins_0", "rest", False, threading.Event(), keeps))
 
 
 def _receipts(task: Task, run: Run) -> str:
