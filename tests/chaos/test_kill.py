@@ -79,7 +79,7 @@ ARROW = {
     "ledger": {**FILES, "committed": "all", "in ledger": True},
 }
 SPARK = {point: {**state, "files": False} for point, state in ARROW.items()}
-SMALL = {("arrow", "landing"), ("arrow", "commits")}
+SMALL = {("arrow", "commits")}
 
 
 def _cases() -> list[Any]:

@@ -64,7 +64,7 @@ def test_the_stream_goes_on_when_the_broker_is_back(own_topic, router_run, tmp_p
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        pytest.param(IMPATIENT, "trying again in", id="spark gives up"),
+        pytest.param(IMPATIENT, "trying again in", id="spark gives up", marks=pytest.mark.slow),
         pytest.param({}, "waiting for the source", id="spark waits", marks=pytest.mark.slow),
     ],
 )

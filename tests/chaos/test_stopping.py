@@ -59,8 +59,8 @@ def test_a_batch_that_begins_while_the_query_is_stopped_does_not_block_it(drain,
 )
 def test_a_signal_ends_a_run_after_the_batch_at_hand(new_topic, router_run, drain, tmp_path, number):
     topic, lake = new_topic(), tmp_path / "lake"
-    games = topic.simulate(2_000)
-    config = configuration(tmp_path, topic, rows=200, spark={})  # as users run it, everything compiled
+    games = topic.simulate(1_000)
+    config = configuration(tmp_path, topic, rows=100, spark={})  # as users run it, everything compiled
     router = router_run(config, "--continuous")
     router.says("games batch 1:")
 

@@ -30,7 +30,7 @@ def _configuration(folder, topic):
     return configuration(folder, topic, decode={"troubled": troubled}, landing={"buffer_bytes": 1 << 20})
 
 
-@pytest.mark.parametrize("trouble", ["fail", "kill"])
+@pytest.mark.parametrize("trouble", [pytest.param("fail", marks=pytest.mark.slow), "kill"])
 def test_a_task_that_is_tried_again_leaves_nothing_twice(spark, drain, topic, tmp_path, monkeypatch, trouble):
     # many Arrow batches in a task
     former = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ENGINES = ("arrow", "spark")
+EITHER = ("arrow", pytest.param("spark", marks=pytest.mark.slow))
+"""For what both get from the same code; scenarios compare what they write in every run of the tests."""
 MakeQuery = Callable[..., Query]
 Scenario = Callable[[MakeQuery, Path, str], Query]
 

@@ -18,7 +18,7 @@ from router.testing import check_decoder
 from router_decoders import Auto, Avro, Protobuf
 from router_schemas.frames import guid_header, pack
 from router_schemas.places import VALUE_HEADER
-from tests.engine.conftest import ENGINES
+from tests.engine.conftest import EITHER
 from tests.engine.parts import Named, Where
 from tests.engine.query import RAW, records
 from tests.plugins.protos import Proto
@@ -50,7 +50,7 @@ def proto(tmp_path: Path) -> Proto:
     return Proto.in_folder(tmp_path)
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=EITHER)
 def begin(
     request: pytest.FixtureRequest, make_query: MakeQuery, spark: SparkSession, lake: Lake, tmp_path: Path
 ) -> Callable[..., Query]:

@@ -35,7 +35,7 @@ WAYS = {
     "two stages": {"engine": "arrow", "landing": Landing(fuse=False)},
     "spark": {"engine": "spark"},
 }
-EACH = [pytest.param(way, marks=[pytest.mark.slow] if way == "two stages" else []) for way in WAYS]
+EACH = [pytest.param(way, marks=[] if way == "one stage" else [pytest.mark.slow]) for way in WAYS]
 NARROW = "game string, id int, inner struct<x: int>, rounds array<struct<n: int>>"
 WIDE = (
     "game string, id bigint, bonus double, inner struct<x: int, z: string>, rounds array<struct<n: int, card: string>>"

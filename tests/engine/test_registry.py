@@ -25,7 +25,7 @@ from router_schemas.frames import pack
 from router_schemas.protobuf.compile import descriptors
 from router_schemas.protobuf.messages import message_of
 from router_schemas.records import Closed, Registered
-from tests.engine.conftest import ENGINES
+from tests.engine.conftest import EITHER
 from tests.engine.parts import Fixed, Named, Where
 from tests.engine.query import records
 
@@ -99,7 +99,7 @@ def prepared(schema_registry: EmbeddedRegistry, package: str, written: str, lake
     return decoder.prepare(Preparation(Path(lake.root), False, no_sample, Kept(lake, "decoder")))
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=EITHER)
 def begin(request: pytest.FixtureRequest, make_query: MakeQuery, tmp_path: Path, package: str) -> Callable[..., Query]:
     games = Route(
         name="games", match=Where(sql="event.game IS NOT NULL"), sinks=(Named(sql="'silver.' || event.game"),)

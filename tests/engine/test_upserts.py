@@ -21,7 +21,7 @@ from router.config.models import Route
 from router_decoders import Json
 from router_decoders.keyed import Keyed
 from router_sinks import Delta, Upsert
-from tests.engine.conftest import ENGINES
+from tests.engine.conftest import EITHER, ENGINES
 from tests.engine.parts import Where
 from tests.engine.query import BEGIN, RAW
 
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 MakeQuery = "Callable[..., Query]"
 DDL = "game string, gamer string, level int, at bigint, gone boolean"
 DECODE = Keyed(value=Json(schema=DDL), key=Json(schema="game string, gamer string"))
-EITHER = ("arrow", pytest.param("spark", marks=pytest.mark.slow))
-"""The engines: what is decided is decided by the same code, and what is written by the other is in `latest`."""
 LATEST = Upsert(table="silver.{event.game}", keys=["event.gamer"], tombstones=True)
 
 
@@ -84,7 +82,7 @@ def latest(make_query: Any, folder: Path, engine: str) -> Query:
     return query
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=EITHER)
 def played_latest(request: pytest.FixtureRequest, played: Any) -> Query:
     return played(latest, request.param)
 
@@ -124,6 +122,7 @@ def test_every_record_is_counted(played_latest: Query) -> None:
     assert played_latest.content("lanes.games__profiles__upsert").num_rows == 10
 
 
+@pytest.mark.slow
 def test_both_engines_make_the_same_tables(played: Any) -> None:
     """Without it a table changes when it is handed to the other engine."""
     one, other = (played(latest, engine) for engine in ENGINES)
