@@ -6,19 +6,18 @@ import json
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from benchmarks.ages import WRITTEN, ages, figures
+from benchmarks.arrivals import LATENCY
+from benchmarks.configurations import loaded
 from benchmarks.runs import Run
 from benchmarks.settings import settings
 from benchmarks.subjects import Subject
 from benchmarks.verify import compare, count_rows
-from router.config.loader import load
 from router.config.models import Trigger
 from router.engine.session import build_session
 from router.engine.stream import Options, run
@@ -33,11 +32,10 @@ if TYPE_CHECKING:
     from benchmarks.runs import Task
     from router import BatchReport
 
-LATENCY = 0.034
-HEALTHY = {"latency": LATENCY}
+HEALTHY = {"latency": LATENCY[1]}
 APIS: dict[str, dict[str, Any]] = {
     "healthy": HEALTHY,
-    "ten times slower": {"latency": 10 * LATENCY},
+    "ten times slower": {"latency": 10 * LATENCY[1]},
     "black-holed": {"failures": [{"how": "silent"}]},
     "refusing": {"outage": "refused"},
     "back again": HEALTHY,
@@ -99,15 +97,8 @@ def configuration(task: Task, url: str) -> dict[str, Any]:
     }
 
 
-def _loaded(task: Task, url: str) -> Any:
-    path = Path(task.folder, "freshness.yaml")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(configuration(task, url), sort_keys=False))
-    return load(path, load_registry())
-
-
 def _session(task: Task) -> SparkSession:
-    return build_session(_loaded(task, "http://127.0.0.1:9/events").config)
+    return build_session(loaded(task, configuration(task, "http://127.0.0.1:9/events")).config)
 
 
 def _run(spark: SparkSession, task: Task) -> Run:
@@ -117,7 +108,7 @@ def _run(spark: SparkSession, task: Task) -> Run:
     traffic, stop = Traffic(task, Producer({"bootstrap.servers": task.servers, "linger.ms": 5})), threading.Event()
     options = Options(Trigger(continuous=True), finished=traffic.finished, stop=stop)
     with Api(**HEALTHY) as served:
-        work = (_loaded(task, f"{served.url}/events"), load_registry(), spark, options)
+        work = (loaded(task, configuration(task, f"{served.url}/events")), load_registry(), spark, options)
         router, sender = threading.Thread(target=run, args=work), threading.Thread(target=traffic.flow)
         router.start()
         sender.start()

@@ -8,8 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from benchmarks.configurations import written
 from benchmarks.runs import Run
 from benchmarks.settings import settings
 from benchmarks.subjects import Subject
@@ -48,10 +47,7 @@ def configuration(task: Task) -> dict[str, Any]:
 
 def write_configuration(task: Task) -> Path:
     """Write the configuration of a task into its folder."""
-    path = Path(task.folder, "benchmark.yaml")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(configuration(task), sort_keys=False))
-    return path
+    return written(task, configuration(task))
 
 
 def start_session(task: Task) -> SparkSession:

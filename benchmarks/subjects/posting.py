@@ -8,19 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from benchmarks import arrivals, lanes
+from benchmarks.configurations import loaded
 from benchmarks.runs import Run
 from benchmarks.settings import settings
 from benchmarks.subjects import Subject
 from benchmarks.verify import compare, count_rows
 from router import ApplyingSink, Batch, Opening
-from router.config.loader import load
 from router.delta.kept import KeptParts
 from router.delta.lake import Lake
 from router.engine.session import build_session
-from router.registry import load_registry
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,14 +56,7 @@ def configuration(task: Task, url: str) -> dict[str, Any]:
 
 
 def _session(task: Task) -> SparkSession:
-    return build_session(_loaded(task, NOWHERE).config)
-
-
-def _loaded(task: Task, url: str) -> Any:
-    path = Path(task.folder, "posting.yaml")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(configuration(task, url), sort_keys=False))
-    return load(path, load_registry())
+    return build_session(loaded(task, configuration(task, NOWHERE)).config)
 
 
 def _run(spark: SparkSession, task: Task) -> Run:
@@ -101,7 +91,7 @@ def _script(task: Task) -> dict[str, Any]:
 
 
 def _sink(task: Task, served: Api, nothing: DataFrame) -> ApplyingSink:
-    route = _loaded(task, f"{served.url}/events").config.routes[0]
+    route = loaded(task, configuration(task, f"{served.url}/events")).config.routes[0]
     (sink,) = route.sinks
     assert isinstance(sink, ApplyingSink)
     return sink.prepare(Opening(Path(task.folder), nothing))
