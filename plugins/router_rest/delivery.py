@@ -10,22 +10,22 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from router_rest.http_client.response import InDoubt, Unsent
 from router_rest.judging import Judge, excerpt
 from router_rest.policy import Attempt, Ending, Retries
 from router_rest.reaching import LeaseEnded
 from router_rest.receipts import Settled
 from router_rest.verdicts import Verdict, verdict
-from router_rest.wire import InDoubt, Unsent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from router_rest.cutting import Call
+    from router_rest.http_client.client import HttpClient
     from router_rest.lease import Lease
     from router_rest.login import Login
     from router_rest.making import Maker
     from router_rest.policy import Policy
-    from router_rest.wire import Wire
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Delivery:
 
     policy: Policy
     maker: Maker
-    wire: Wire
+    wire: HttpClient
     lease: Lease
     login: Login
     owner: bytes

@@ -14,8 +14,8 @@ from router_rest.verdicts import Verdict, doubtful, throttles, verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from router_rest.answer import Answer
     from router_rest.cutting import Call
+    from router_rest.http_client.response import Response
     from router_rest.policy import Policy
 
 _LOOK = 0.05
@@ -31,7 +31,7 @@ class Judge:
     clock: Callable[[], float] = time.time
     _looked: float = 0.0
 
-    def judged(self, call: Call, answer: Answer) -> tuple[Attempt, dict[str, Any]]:
+    def judged(self, call: Call, answer: Response) -> tuple[Attempt, dict[str, Any]]:
         """Return what an answer means for a call, and what of it matters to the lease."""
         status = answer.status
         meant = verdict(status, keyed=self.keyed, url_of_data=bool(call.url), again=self.policy.again)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from router_rest.cutting import Cutter
 from router_rest.delivery import Delivery
 from router_rest.feeding import Feeder, Reader
+from router_rest.http_client.client import HttpClient
 from router_rest.journal import Journal
 from router_rest.lanes import Lanes
 from router_rest.lease import Lease, LeaseEnded
 from router_rest.login import Login
 from router_rest.making import Maker
 from router_rest.receipts import note_of, ranges_of, receipts
-from router_rest.wire import Wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -104,7 +104,7 @@ class Sending:
             lease = await Lease.open(self.job.address, self.job.owner.name)
             login = Login(lease, self.job.authorise)
             await login.open()
-            wire = Wire(**self.job.wire, proxies=login.proxies)
+            wire = HttpClient(**self.job.wire, proxies=login.proxies)
             self._delivery = Delivery(
                 self.job.policy, Maker(self.job.form), wire, lease, login, self.job.owner.name.encode(), self._settle
             )

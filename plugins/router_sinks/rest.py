@@ -78,10 +78,8 @@ class Rest(RestOptions):
 
     def prepare(self, opening: Opening) -> Self:
         """Return this sink with its columns, files and login looked at. May ask a token server or schema registry."""
-        from router_rest.genuine import real_stack
         from router_sinks.outbox import check_spark
 
-        real_stack()
         check_spark(opening.events.sparkSession)
         if missing := self.tls.beside(opening.folder).missing:
             raise StartError(f"tls: {missing}")

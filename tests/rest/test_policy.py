@@ -10,10 +10,10 @@ import pytest
 from requests.auth import AuthBase
 from requests.structures import CaseInsensitiveDict
 
-from router_rest.answer import Answer, InDoubt, Unsent
 from router_rest.bodies import body_of
 from router_rest.cutting import Call
 from router_rest.delivery import Delivery
+from router_rest.http_client.response import InDoubt, Response, Unsent
 from router_rest.login import Login
 from router_rest.making import Form, Maker
 from router_rest.policy import Policy
@@ -36,10 +36,10 @@ ENOUGH = Pace((), 8, retry_floor=1000.0)
 NO_RETRY = Pace((), 8, retry_share=0.0, retry_floor=0.0)
 
 
-def answer(status: int, body: bytes = b"", *, resent: bool = False, **headers: str) -> Answer:
+def answer(status: int, body: bytes = b"", *, resent: bool = False, **headers: str) -> Response:
     """Return an answer; `_` in the name of a header stands for `-`."""
     named = CaseInsensitiveDict({name.replace("_", "-"): text for name, text in headers.items()})
-    return Answer(status, named, body, LATENCY, True, resent)
+    return Response(status, named, body, LATENCY, True, resent)
 
 
 class Open(AuthBase):
@@ -56,13 +56,13 @@ class Line:
     `act` is given a request in place of that.
     """
 
-    answers: list[Answer | OSError] = field(default_factory=list)
-    act: Callable[[PreparedRequest, Callable[[], Awaitable[None]]], Awaitable[Answer]] | None = None
+    answers: list[Response | OSError] = field(default_factory=list)
+    act: Callable[[PreparedRequest, Callable[[], Awaitable[None]]], Awaitable[Response]] | None = None
     begun: list[float] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
 
-    async def send(self, request: PreparedRequest, again: Callable[[], Awaitable[None]]) -> Answer:
+    async def send(self, request: PreparedRequest, again: Callable[[], Awaitable[None]]) -> Response:
         self.begun.append(asyncio.get_running_loop().time())
         self.bodies.append(bytes(request.body or b""))
         self.keys.append(request.headers[KEY])
@@ -124,7 +124,7 @@ def _delivery(line: Line, policy: Policy, lease: Lease, settled: list[Settled]) 
     [answer(503), answer(429), answer(409), Unsent("refused"), InDoubt("reset")],
     ids=["503", "429", "409 of a call with a key", "not sent", "no answer"],
 )
-def test_a_call_is_tried_so_often_and_no_more(failure: Answer | OSError) -> None:
+def test_a_call_is_tried_so_often_and_no_more(failure: Response | OSError) -> None:
     """Without it one call is tried for ever, and nobody hears of it."""
     line = Line([failure])
 
@@ -193,7 +193,7 @@ def test_the_wait_for_the_retry_budget_ends(results: Results | None) -> None:
     ],
     ids=["at once", "resent by the wire", "500", "reset", "late, then 429", "not sent", "503", "429"],
 )
-def test_what_may_have_arrived_twice_is_in_doubt(answers: list[Answer | OSError], doubt: bool) -> None:
+def test_what_may_have_arrived_twice_is_in_doubt(answers: list[Response | OSError], doubt: bool) -> None:
     """Without it duplicates are not reported; or all that was ever tried again is."""
     told = delivered(Line(answers), Policy(first=0.01, longest=0.1), rows=2)
 
@@ -216,7 +216,7 @@ def test_a_call_has_the_same_key_and_bytes_in_every_attempt() -> None:
 def test_the_parts_of_a_call_have_keys_of_their_own() -> None:
     """Without it an API says 422 to a part, for its key came with another body; or takes it for the whole."""
 
-    async def picky(request: PreparedRequest, again: Any) -> Answer:
+    async def picky(request: PreparedRequest, again: Any) -> Response:
         return answer(400, b"no") if b'{"at":5}' in (request.body or b"") else answer(200)
 
     line = Line(act=picky)
@@ -238,7 +238,7 @@ def test_a_driver_that_goes_before_a_wire_sends_again_leaves_the_call_in_doubt()
         world = World(ENOUGH, Api())
         lease, serving = world.lease()
 
-        async def dropped(request: PreparedRequest, again: Callable[[], Awaitable[None]]) -> Answer:
+        async def dropped(request: PreparedRequest, again: Callable[[], Awaitable[None]]) -> Response:
             lease._reader.feed_eof()
             await asyncio.sleep(0.1)
             await again()

@@ -1,4 +1,4 @@
-"""Whom a wire trusts, and who it says it is."""
+"""Whom the HTTP client trusts, and who it says it is."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router_rest.trust import Unusable, trust
-from router_rest.wire import Answer, InDoubt, Unsent, Wire
+from router_rest.http_client.client import HttpClient
+from router_rest.http_client.response import InDoubt, Response, Unsent
+from router_rest.http_client.tls import Unusable, tls_context
 from tests.rest.calls import OPTIONS, ask, post
 from tests.rest.scripted import Scripted, Talk, replies, silent
 
@@ -120,17 +121,17 @@ def test_a_client_whose_certificate_is_not_taken_sent_nothing(
 
 
 def test_old_tls_is_not_spoken(certificates: Certificates) -> None:
-    assert trust(True, None).minimum_version == ssl.TLSVersion.TLSv1_2
-    assert trust(certificates.here, None).verify_mode == ssl.CERT_REQUIRED
-    assert trust(certificates.here, None).check_hostname
+    assert tls_context(True, None).minimum_version == ssl.TLSVersion.TLSv1_2
+    assert tls_context(certificates.here, None).verify_mode == ssl.CERT_REQUIRED
+    assert tls_context(certificates.here, None).check_hostname
 
 
 def test_a_file_that_has_changed_is_read_again(certificates: Certificates, tmp_path: Path) -> None:
     """Certificates are renewed while a stream runs."""
     file = tmp_path / "authorities.pem"
     shutil.copy(certificates.elsewhere, file)
-    before = trust(str(file), None)
-    assert trust(str(file), None) is before
+    before = tls_context(str(file), None)
+    assert tls_context(str(file), None) is before
     shutil.copy(certificates.here, file)
     os.utime(file, ns=(1, 1))
 
@@ -151,7 +152,7 @@ def test_a_file_that_is_of_no_use_is_named(certificates: Certificates, tmp_path:
     options = {"verify": True, "cert": None, option: path}
 
     with pytest.raises(Unusable) as caught:
-        trust(options["verify"], options["cert"])
+        tls_context(options["verify"], options["cert"])
     (error,) = ask(post("https://127.0.0.1:9/"), **options)
 
     assert path in str(caught.value)
@@ -182,20 +183,20 @@ def test_a_body_may_end_with_its_connection_over_tls(server: Scripted, certifica
 
 
 def test_cancelled_calls_leave_nothing_behind_over_tls(server: Scripted, certificates: Certificates) -> None:
-    async def cancel() -> tuple[list[object], Answer, int]:
-        wire = Wire(**{**OPTIONS, "in_flight": 2, "verify": certificates.here})
-        tasks = [asyncio.create_task(wire.send(post(server.url))) for _ in range(6)]
+    async def cancel() -> tuple[list[object], Response, int]:
+        client = HttpClient(**{**OPTIONS, "in_flight": 2, "verify": certificates.here})
+        tasks = [asyncio.create_task(client.send(post(server.url))) for _ in range(6)]
         for task in tasks:
             await asyncio.sleep(0.002)
             task.cancel()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        answer = await wire.send(post(server.url))
-        await wire.close()
-        return list(outcomes), answer, len(wire._pool._open)
+        answer = await client.send(post(server.url))
+        await client.close()
+        return list(outcomes), answer, client.open
 
     outcomes, answer, left = asyncio.run(cancel())
 
-    assert {type(one) for one in outcomes} <= {asyncio.CancelledError, Answer}
+    assert {type(one) for one in outcomes} <= {asyncio.CancelledError, Response}
     assert (answer.status, left) == (200, 0)
 
 

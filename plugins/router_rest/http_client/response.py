@@ -1,21 +1,24 @@
-"""Say what a server answered to one request, or why it did not."""
+"""What a server answered to one request, or why it did not."""
 
 from __future__ import annotations
 
+import os
+import socket
+import ssl
 import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Be what a server answered.
+class Response:
+    """The answer of a server.
 
     headers: names in any case; those that came several times are joined by commas, as `requests` does.
-    body: decoded where it came as gzip or deflate, at most as long as the wire was told to read.
+    body: decoded where it came as gzip or deflate, at most as long as the client was told to read.
     seconds: from the first byte out to the last byte in.
     whole: False when the body went on, in size or in time, or could not be decoded to its end: its connection was
     closed. The status holds all the same.
@@ -31,8 +34,17 @@ class Answer:
     resent: bool = False
 
 
-class Headers(dict[str, str]):
-    """Be the headers of an answer: made with names in lower case, found by names in any."""
+class ResponseHeaders(dict[str, str]):
+    """The headers of a response: names in lower case, found by names in any."""
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]]) -> ResponseHeaders:
+        """Return headers; the values of one that came several times are joined by commas."""
+        made: dict[str, str] = {}
+        for name, value in pairs:
+            key = name.lower()
+            made[key] = f"{made[key]}, {value}" if key in made else value
+        return cls(made)
 
     def __getitem__(self, name: str) -> str:
         return super().__getitem__(name.lower())
@@ -46,7 +58,7 @@ class Headers(dict[str, str]):
 
 
 class Unsent(OSError):  # noqa: N818 - it says what happened
-    """Say why a request was not sent, or why for sure nothing was done with it. `what` holds no secret."""
+    """A request that was not sent, or with which for sure nothing was done. `what` holds no secret."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -54,7 +66,7 @@ class Unsent(OSError):  # noqa: N818 - it says what happened
 
 
 class InDoubt(OSError):  # noqa: N818
-    """Say why no answer came to a request that the server may have processed. `what` holds no secret.
+    """A request without an answer, which the server may have processed. `what` holds no secret.
 
     timeout: the server took too long, as opposed to a connection that broke or an answer that makes no sense.
     """
@@ -82,3 +94,26 @@ def decoded(body: bytes, encoding: str, most: int) -> tuple[bytes, bool]:
     except zlib.error:
         return b"", False
     return text, unpacking.eof
+
+
+def reason_of(error: BaseException) -> str:
+    """Say in words why there is no answer; libraries wrap the cause several times, and show what was sent."""
+    return next((said for cause in causes(error) if (said := _said(cause))), f"no connection ({type(error).__name__})")
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what caused it, one after the other."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _said(error: BaseException) -> str | None:
+    if isinstance(error, ssl.SSLCertVerificationError) and hasattr(error, "verify_message"):
+        return f"its certificate is not trusted ({error.verify_message})"
+    if isinstance(error, ssl.SSLError):  # aiohttp's own are some as well, and say nothing
+        return f"TLS failed ({error.reason})" if getattr(error, "reason", None) else None
+    if isinstance(error, socket.gaierror):
+        return f"its name is not known ({error.strerror})"
+    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else None

@@ -1,4 +1,7 @@
-"""Send requests as `requests` does, in threads: by proxies, by adapters of others, with hooks."""
+"""Send requests as `requests` does, in threads: those with hooks on the response, such as a digest login's.
+
+Such a hook gets a `requests.Response`, and may send the request again by the connection that this came over.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,10 @@ import urllib3
 from requests.adapters import HTTPAdapter
 from urllib3 import exceptions as wrong
 
-from router_rest.answer import Answer, InDoubt, Unsent
-from router_rest.connection import said
+from router_rest.http_client.response import InDoubt, Response, Unsent, causes, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 BLOCK = 1 << 16
 NO_REQUEST = (
@@ -38,11 +40,11 @@ NOT_CONNECTED = (
 TIMEOUTS = (requests.exceptions.Timeout, wrong.TimeoutError)
 
 
-class Stock:
-    """Send requests in up to `in_flight` threads, each by a session that is nobody else's meanwhile.
+class RequestsClient:
+    """Threads, up to `in_flight` of them, each with a session that is nobody else's meanwhile.
 
-    The options are those of a Wire. A thread cannot be stopped: one that still reads a head that trickles when `total`
-    is over keeps its place until the other side ends, and the request counts as in doubt.
+    The options are those of HttpClient. A thread cannot be stopped: one that still reads a head that trickles when
+    `total` is over keeps its place until the other side ends, and the request counts as in doubt.
     """
 
     def __init__(
@@ -56,11 +58,9 @@ class Stock:
         verify: bool | str,
         cert: str | tuple[str, str] | None,
         proxies: Mapping[str, str] | None,
-        adapter: Callable[[], HTTPAdapter] | None,
     ) -> None:
         self._total = total
         self._most = most
-        self._adapter = adapter or HTTPAdapter
         self._in_flight = in_flight
         self._arguments: dict[str, Any] = {
             "timeout": (connect, min(read, total)),
@@ -70,26 +70,20 @@ class Stock:
             "allow_redirects": False,
             "stream": True,
         }
-        self._patience = connect + total
-        self._sessions: list[requests.Session] = []
+        self._longest = connect + total
         self._free: deque[requests.Session] = deque()
         self._threads: ThreadPoolExecutor | None = None
         self._closed = False
 
-    @property
-    def connections(self) -> int:
-        """Return how many connections the sessions opened, as far as their adapters count them."""
-        return sum(_opened(session) for session in list(self._sessions))
-
-    async def send(self, request: requests.PreparedRequest) -> Answer:
+    async def send(self, request: requests.PreparedRequest) -> Response:
         """Send a request and return the answer. Raises Unsent or InDoubt."""
         if self._closed:
-            raise Unsent("the wire is closed")
+            raise Unsent("the client is closed")
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._in_flight, thread_name_prefix="rest")
         sent = self._threads.submit(self._exchange, request)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(sent), self._patience)
+            return await asyncio.wait_for(asyncio.wrap_future(sent), self._longest)
         except asyncio.TimeoutError:
             if sent.cancelled():
                 raise Unsent("no thread was free in time") from None
@@ -103,7 +97,7 @@ class Stock:
         while self._free:
             self._free.pop().close()
 
-    def _exchange(self, request: requests.PreparedRequest) -> Answer:
+    def _exchange(self, request: requests.PreparedRequest) -> Response:
         try:
             session = self._free.pop()
         except IndexError:
@@ -114,8 +108,8 @@ class Stock:
                 body, whole = self._body(response, began + self._total)
                 if not whole:
                     response.raw.close()
-                return Answer(response.status_code, response.headers, body, time.monotonic() - began, whole)
-        except Exception as error:  # adapters and hooks are anybody's
+                return Response(response.status_code, response.headers, body, time.monotonic() - began, whole)
+        except Exception as error:  # hooks are anybody's
             raise _fault(error) from None
         finally:
             self._free.append(session)
@@ -126,12 +120,9 @@ class Stock:
         session = requests.Session()
         session.trust_env = False
         session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        adapter = self._adapter()
-        if isinstance(adapter, HTTPAdapter):
-            adapter.max_retries = urllib3.Retry(0, read=False)
+        adapter = HTTPAdapter(max_retries=urllib3.Retry(0, read=False))
         session.mount("https://", adapter)
         session.mount("http://", adapter)
-        self._sessions.append(session)
         return session
 
     def _body(self, response: requests.Response, end: float) -> tuple[bytes, bool]:
@@ -152,38 +143,19 @@ class Stock:
 def _blocks(response: requests.Response) -> Iterator[bytes]:
     """Yield the body as it arrives: `iter_content` would wait for whole blocks, and so for any drip."""
     if getattr(response, "_content_consumed", False) or not hasattr(response.raw, "read1"):
-        yield response.content  # a hook has read it, or an adapter made it
+        yield response.content  # a hook has read it
         return
     while block := response.raw.read1(BLOCK, decode_content=True):
         yield block
 
 
-def _opened(session: requests.Session) -> int:
-    adapter = session.adapters["https://"]
-    managers = [getattr(adapter, "poolmanager", None), *getattr(adapter, "proxy_manager", {}).values()]
-    pools = [manager.pools for manager in managers if manager is not None]
-    return sum(one[key].num_connections for one in pools for key in one.keys())  # noqa: SIM118 - no mapping
-
-
 def _fault(error: Exception) -> Unsent | InDoubt:
     """Say in words why a request failed; `requests` wraps the reason several times."""
-    causes = list(_causes(error))
-    reason = next((cause for cause in causes if isinstance(cause, OSError) and _speaks(cause)), error)
+    found = list(causes(error))
     if isinstance(error, (*NO_REQUEST, UnicodeError)):
         return Unsent(f"no request can be made of it ({type(error).__name__})")
-    untrusted = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes)
-    if untrusted or any(isinstance(cause, NOT_CONNECTED) for cause in causes):
-        return Unsent(said(reason))
-    late = any(isinstance(cause, TIMEOUTS) for cause in causes)
-    return InDoubt("no answer came in time" if late else f"no answer came: {said(reason)}", timeout=late)
-
-
-def _speaks(cause: BaseException) -> bool:
-    return isinstance(cause, ssl.SSLError) or bool(getattr(cause, "errno", None))
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__ or cause.__context__
+    untrusted = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in found)
+    if untrusted or any(isinstance(cause, NOT_CONNECTED) for cause in found):
+        return Unsent(reason_of(error))
+    late = any(isinstance(cause, TIMEOUTS) for cause in found)
+    return InDoubt("no answer came in time" if late else f"no answer came: {reason_of(error)}", timeout=late)

@@ -1,4 +1,4 @@
-"""Say whom a client trusts, and who it is itself."""
+"""The TLS context of a client: whom it trusts, and who it is itself."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from requests.utils import DEFAULT_CA_BUNDLE_PATH
 
 
 class Unusable(ValueError):  # noqa: N818 - it says what is wrong
-    """Say which file of a TLS option is of no use."""
+    """A file of a TLS option that is of no use."""
 
 
-def trust(verify: bool | str, cert: str | tuple[str, str] | None) -> ssl.SSLContext:
+def tls_context(verify: bool | str, cert: str | tuple[str, str] | None) -> ssl.SSLContext:
     """Return the TLS context of a client, made anew when one of its files has changed.
 
     verify: True for the authorities that `requests` trusts, the path of a file or folder of others, False for nobody's
