@@ -20,14 +20,14 @@ def basic_auth(login: Basic) -> AuthBase:
 
 
 class NoAuth(AuthBase):
-    """Leave a request as it is; without any auth `requests` would take a login from ~/.netrc."""
+    """A request left as it is; without any auth `requests` would take a login from ~/.netrc."""
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         return request
 
 
 class BearerAuth(AuthBase):
-    """Send one token with every request (RFC 6750, 2.1)."""
+    """One token, sent with every request (RFC 6750, 2.1)."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -38,7 +38,7 @@ class BearerAuth(AuthBase):
 
 
 class ClientCredentialsAuth(AuthBase):
-    """Send a token of a token server, and a new one once when a server says 401."""
+    """A token of a token server, and a new one once when a server says 401."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens

@@ -21,7 +21,7 @@ BLOCK = 1 << 16
 
 
 class ExchangeError(RouterError):
-    """Report a request without a good answer: `where` is the URL, `status` the answer's (0: none)."""
+    """A request without a good answer: `where` is the URL, `status` the answer's (0: none)."""
 
     def __init__(self, where: str, what: str, status: int = 0) -> None:
         super().__init__(where, what, status)
@@ -34,16 +34,16 @@ class ExchangeError(RouterError):
 
 
 class Away(ExchangeError):  # noqa: N818 - the two names say what happened
-    """Report a server that cannot answer now: ask again later."""
+    """A server that cannot answer now: ask again later."""
 
 
 class Refuses(ExchangeError):  # noqa: N818
-    """Report an answer that will not change until somebody changes a configuration."""
+    """An answer that will not change until somebody changes a configuration."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Be what a server answered. `login` is the Authorization header that was sent."""
+    """The answer of a server. `login` is the Authorization header that was sent."""
 
     status: int
     location: str

@@ -9,14 +9,14 @@ from router_http.secret import Options, Secret
 
 
 class Basic(Options):
-    """Log in with user and password (RFC 7617)."""
+    """A login with user and password (RFC 7617)."""
 
     user: str = Field(min_length=1, pattern=r"^[^:]+$", description="name, without a colon")
     password: Secret = Field(min_length=1, description="password; write ${VARIABLE}")
 
 
 class OAuth(Options):
-    """Log in with a token that a token server gives for client credentials (RFC 6749, 4.4)."""
+    """A login with a token that a token server gives for client credentials (RFC 6749, 4.4)."""
 
     token_url: str = Field(description="http(s) URL of the token server")
     client_id: str = Field(min_length=1, description="identifier of this client")

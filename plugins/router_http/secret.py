@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, SecretStr
 
 
 class Secret(SecretStr):
-    """Hold a text that is shown nowhere and stays in this process: a pickle of it is empty.
+    """A text that is shown nowhere and stays in this process: a pickle of it is empty.
 
     Only the driver logs in, so plans and tasks, which travel, need no secret.
     """
@@ -24,6 +24,6 @@ class Secret(SecretStr):
 
 
 class Options(BaseModel):
-    """Be options that may hold secrets: no message shows what was given."""
+    """Options that may hold secrets: no message shows what was given."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Tls(Options):
-    """Trust the authorities of the system, or one's own; show a certificate where a server asks for one."""
+    """Whom a client trusts: the authorities of the system, or one's own; and the certificate that it shows if asked."""
 
     certificate: str | None = Field(default=None, min_length=1, description="PEM file with this client's certificate")
     key: str | None = Field(

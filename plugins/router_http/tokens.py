@@ -26,21 +26,21 @@ LONGEST_EARLY = 60.0
 
 @dataclass(frozen=True)
 class Token:
-    """Be a token; `number` counts those that were fetched, and names it in public."""
+    """A token; `number` counts those that were fetched, and names it in public."""
 
     text: str = field(repr=False)
     number: int
 
 
 class _Granted(BaseModel):
-    """Be the answer of a token server (RFC 6749, 5.1)."""
+    """The answer of a token server (RFC 6749, 5.1)."""
 
     access_token: str = Field(pattern=r"^[\x21-\x7e]+$")
     expires_in: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
 
 class Tokens:
-    """Hold the token of one client; one serves all threads. For the driver.
+    """The token of one client; one serves all threads. For the driver.
 
     Raises Away when the token server does not answer, Refuses when it refuses; `seconds`, `verify` and `proxies` as
     for requests to it, `clock` in seconds.

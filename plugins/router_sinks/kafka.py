@@ -13,7 +13,8 @@ from pyspark.sql import functions as F
 
 from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, StartError
 from router_encoders import ToJson
-from router_sinks.outgoing import PLACE, new_topics, outgoing, own_columns, refused_rows
+from router_encoders.outbox_rows import PLACE, own_columns
+from router_sinks.outgoing import new_topics, outgoing, refused_rows
 from router_sinks.topics import Topics, check_topic, is_fixed, unusable
 
 if TYPE_CHECKING:

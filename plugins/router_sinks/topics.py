@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from router_templates.pieces import Placeholder, parse
+from router_encoders.templates import Placeholder, parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

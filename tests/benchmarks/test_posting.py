@@ -17,7 +17,7 @@ from benchmarks.runs import Run, Task
 from benchmarks.subjects.posting import configuration, sizes
 from router.config.loader import load
 from router.registry import load_registry
-from router_sinks.rest import Rest
+from router_rest.sink import Rest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +82,7 @@ def test_the_slower_of_two_ratios_meets_the_bar(results: Results, measured: Call
 
     assert table.rows[0] == ("1", "4", "122", "122", "1 097", "10 966", "5 483", "44.9 x", "45.0 x", "20 x", "reached")
     assert table.rows[-1][-4:] == ("6.50 x", "5.00 x", "8 x", "MISSED")
-    assert table.rows[1][3:] == ("-", "-", "-", "-", "-", "-", "15 x", "-"), "what was not measured is not judged"
+    assert table.rows[1][3:] == ("-", "-", "-", "-", "-", "-", "15 x", "-"), "what was not measured is not classified"
 
 
 def test_posting_is_drawn(results: Results, measured: Callable[..., CellResult], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The parts of an authority, each on a clock of its own: circuit, budget, permits, throttle, and the whole."""
+"""The parts of an coordinator, each on a clock of its own: circuit, budget, permits, throttle, and the whole."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_rest.authority import AHEAD, CREDIT, PATIENCE, Authority
-from router_rest.budget import SPAN, Budget
-from router_rest.circuit import FEWEST, PROBES, RAMP, SILENCE, START, Circuit
-from router_rest.permits import Permits
-from router_rest.terms import Grant, Pace, Told
-from router_rest.throttle import BELOW, Throttle
-from router_rest.throttle import PATIENCE as THROTTLED
-from router_rest.timeline import Limit, Run
+from router_rest.rate_limit.adaptive_rate import BELOW, CALM, AdaptiveRate
+from router_rest.rate_limit.circuit_breaker import FEWEST, PROBES, RAMP, SILENCE, START, CircuitBreaker
+from router_rest.rate_limit.concurrency import ConcurrencyLimit
+from router_rest.rate_limit.coordinator import AHEAD, CREDIT, LONGEST_WAIT, Coordinator
+from router_rest.rate_limit.protocol import Grant, Pace, TaskReport
+from router_rest.rate_limit.retry_budget import SPAN, RetryBudget
+from router_rest.rate_limit.sliding_window import RateLimit, Run
 
 
 class Clock:
@@ -30,10 +29,10 @@ def clock() -> Clock:
 
 
 class Tasks:
-    """Be tasks of an authority that want slots and say what they saw; `told` is what each was told last."""
+    """Be tasks of an coordinator that want tokens and say what they saw; `told` is what each was told last."""
 
-    def __init__(self, authority: Authority, *names: str) -> None:
-        self.authority = authority
+    def __init__(self, coordinator: Coordinator, *names: str) -> None:
+        self.coordinator = coordinator
         self.received: dict[str, int] = {}
         self.numbers: dict[str, int] = {}
         self.told: dict[str, list[Grant]] = {}
@@ -41,19 +40,19 @@ class Tasks:
             self.enter(name)
 
     def enter(self, who: str) -> None:
-        self.authority.enter(who)
+        self.coordinator.enter(who)
         self.received[who] = self.numbers[who] = 0
         self.told[who] = []
 
     def say(self, who: str, *, wants: int = 0, out: int = 0, **seen: object) -> None:
         """Tell what one saw, and hand out what all are to be told."""
         asked = ((1, wants),) if wants else ()
-        told = Told(received=self.received[who], number=self.numbers[who], out=out, wants=asked, **seen)  # type: ignore[arg-type]
-        self.authority.hear(who, told)
+        told = TaskReport(received=self.received[who], number=self.numbers[who], out=out, wants=asked, **seen)  # type: ignore[arg-type]
+        self.coordinator.hear(who, told)
         self.deal()
 
     def deal(self) -> None:
-        for who, grant in self.authority.deal().items():
+        for who, grant in self.coordinator.deal().items():
             self.told[who].append(grant)
             self.received[who] += sum(run.calls for run in grant.runs)
             self.numbers[who] = grant.number
@@ -63,28 +62,28 @@ class Tasks:
 
 
 def limited(calls: float, in_flight: int = 64) -> Pace:
-    return Pace((Limit(calls, None, 1.0),), in_flight)
+    return Pace((RateLimit(calls, None, 1.0),), in_flight)
 
 
 # ---- circuit
 
 
-def opened(now: float = 100.0) -> Circuit:
-    circuit = Circuit()
+def opened(now: float = 100.0) -> CircuitBreaker:
+    circuit = CircuitBreaker()
     assert circuit.heard(now, 0, FEWEST)
     return circuit
 
 
 def test_failures_among_successes_leave_the_circuit_closed() -> None:
     """Half of the calls fail: retries do, and a pause for all would halve what is left."""
-    circuit = Circuit()
+    circuit = CircuitBreaker()
 
     assert not any(circuit.heard(100 + number / 100, number % 2, (number + 1) % 2) for number in range(1000))
     assert circuit.since is None
 
 
 def test_many_failures_in_a_moment_are_no_outage() -> None:
-    circuit = Circuit()
+    circuit = CircuitBreaker()
     circuit.heard(100.0, 1, 0)
 
     assert not circuit.heard(100 + SILENCE / 2, 0, 100)
@@ -116,7 +115,7 @@ def test_probes_are_apart() -> None:
 )
 def test_retries_stay_a_share_of_the_calls(steps: list[tuple[float, int, int]]) -> None:
     """Retries of retries are what turns a slow API into one that is down."""
-    budget, now, calls, given_ = Budget(0.2, 10), 100.0, 0, 0
+    budget, now, calls, given_ = RetryBudget(0.2, 10), 100.0, 0, 0
     for wait, more, wanted in steps:
         now += wait
         budget.earned(now, more)
@@ -127,7 +126,7 @@ def test_retries_stay_a_share_of_the_calls(steps: list[tuple[float, int, int]]) 
 
 
 def test_a_task_leaves_retries_for_the_others() -> None:
-    budget = Budget(0.2, 10)
+    budget = RetryBudget(0.2, 10)
 
     assert [budget.take(100.0, 1000, among=2), budget.take(100.0, 1000, among=1)] == [50, 50]
     assert budget.take(100.0, 1) == 0
@@ -143,7 +142,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 50), st.booleans())
 @given(st.integers(1, 40), STEPS)
 def test_tasks_never_have_more_in_flight_than_allowed(total: int, steps: list[tuple[int, int, bool]]) -> None:
     """Whatever is on its way: a task uses what it has read, and reads late."""
-    permits, now = Permits(total), 100.0
+    permits, now = ConcurrencyLimit(total), 100.0
     tasks = [str(number) for number in range(5)]
     post: dict[str, list[tuple[int, int]]] = {who: [(0, 0)] for who in tasks}
     out = dict.fromkeys(tasks, 0)
@@ -164,7 +163,7 @@ def test_tasks_never_have_more_in_flight_than_allowed(total: int, steps: list[tu
 
 
 def test_a_task_with_most_of_the_rows_gets_what_others_leave() -> None:
-    permits = Permits(40)
+    permits = ConcurrencyLimit(40)
     for who in ("big", "small"):
         permits.enter(who)
     permits.heard(100.0, "small", number=0, out=0, demand=4)
@@ -178,7 +177,7 @@ def test_a_task_with_most_of_the_rows_gets_what_others_leave() -> None:
 
 def test_timeouts_make_room_and_give_it_back_soon() -> None:
     """A constant timeout looks like a steady latency: more in flight would make it worse."""
-    permits, now = Permits(100), 100.0
+    permits, now = ConcurrencyLimit(100), 100.0
     for _ in range(20):
         now += 0.5
         permits.timeouts(now, 3, 0)
@@ -194,7 +193,7 @@ def test_timeouts_make_room_and_give_it_back_soon() -> None:
 
 
 def test_the_limit_is_what_was_let_through() -> None:
-    throttle, now = Throttle(1000.0), 100.0
+    throttle, now = AdaptiveRate(1000.0), 100.0
     for _ in range(30):
         now += 0.1
         throttle.heard(now, sent=100, ok=40, throttled=0)
@@ -211,7 +210,7 @@ def test_the_limit_is_what_was_let_through() -> None:
 
 
 def test_more_is_tried_again_and_later_each_time() -> None:
-    throttle, now, waits = Throttle(None), 100.0, []
+    throttle, now, waits = AdaptiveRate(None), 100.0, []
     for _ in range(4):
         for _ in range(11):
             now += 0.1
@@ -222,13 +221,13 @@ def test_more_is_tried_again_and_later_each_time() -> None:
             now += 0.1
         waits.append(round(now - cut))
 
-    assert waits[0] == THROTTLED
+    assert waits[0] == CALM
     assert waits == sorted(waits)
     assert waits[-1] > 2 * waits[0]
 
 
 def test_a_limit_that_is_gone_is_forgotten_within_seconds() -> None:
-    throttle, now = Throttle(1000.0), 100.0
+    throttle, now = AdaptiveRate(1000.0), 100.0
     throttle.heard(now, sent=100, ok=90, throttled=10)
     assert throttle.current(now) is not None
 
@@ -239,7 +238,7 @@ def test_a_limit_that_is_gone_is_forgotten_within_seconds() -> None:
 def test_a_call_in_a_thousand_that_is_refused_says_nothing_against_a_stated_limit(
     stated: float | None, cut: bool
 ) -> None:
-    throttle = Throttle(stated)
+    throttle = AdaptiveRate(stated)
     for tick in range(10):
         throttle.heard(100.0 + tick / 10, sent=98, ok=97, throttled=0)
 
@@ -249,7 +248,7 @@ def test_a_call_in_a_thousand_that_is_refused_says_nothing_against_a_stated_limi
 
 def test_what_is_refused_after_a_rest_cuts_a_stated_limit_by_little() -> None:
     """In its first moments a task has sent few calls: as a rate that would be nearly nothing."""
-    throttle = Throttle(1000.0)
+    throttle = AdaptiveRate(1000.0)
     throttle.heard(100.0, sent=980, ok=980, throttled=0)
     assert throttle.heard(200.0, sent=20, ok=10, throttled=20)
 
@@ -257,7 +256,7 @@ def test_what_is_refused_after_a_rest_cuts_a_stated_limit_by_little() -> None:
 
 
 def test_refusals_without_a_success_say_nothing_about_a_rate() -> None:
-    throttle = Throttle(1000.0)
+    throttle = AdaptiveRate(1000.0)
 
     assert not throttle.heard(100.0, sent=500, ok=0, throttled=500)
     assert throttle.current(100.0) is None
@@ -268,7 +267,7 @@ def test_refusals_without_a_success_say_nothing_about_a_rate() -> None:
 
 def test_slots_are_dealt_ahead_but_not_far(clock: Clock) -> None:
     """What is dealt to a task that dies is lost to the others."""
-    tasks = Tasks(Authority(limited(1000), clock), "a")
+    tasks = Tasks(Coordinator(limited(1000), clock), "a")
     tasks.say("a", wants=5000)
 
     runs = [run for grant in tasks.told["a"] for run in grant.runs]
@@ -277,9 +276,9 @@ def test_slots_are_dealt_ahead_but_not_far(clock: Clock) -> None:
 
 
 def test_what_is_on_its_way_is_not_dealt_twice(clock: Clock) -> None:
-    tasks = Tasks(Authority(Pace((), 64), clock), "a")
+    tasks = Tasks(Coordinator(Pace((), 64), clock), "a")
     tasks.say("a", wants=10)
-    tasks.received["a"] = 0  # the next message was under way before the slots arrived
+    tasks.received["a"] = 0  # the next message was under way before the tokens arrived
     tasks.say("a", wants=12)
 
     assert tasks.received["a"] == 2
@@ -287,7 +286,7 @@ def test_what_is_on_its_way_is_not_dealt_twice(clock: Clock) -> None:
 
 def test_tasks_take_turns(clock: Clock) -> None:
     """A task with seventy percent of the rows must not keep the others from theirs."""
-    tasks = Tasks(Authority(limited(100), clock), "big", "b", "c", "d")
+    tasks = Tasks(Coordinator(limited(100), clock), "big", "b", "c", "d")
     for _ in range(100):
         for who, wants in (("big", 1000), ("b", 50), ("c", 50), ("d", 50)):
             tasks.say(who, wants=wants)
@@ -301,8 +300,8 @@ def test_tasks_take_turns(clock: Clock) -> None:
 @pytest.mark.parametrize(("said", "kept"), [(2.0, 2.0), (1e9, 300.0), (0.0, 0.0)])
 def test_retry_after_stops_all_but_not_for_ever(clock: Clock, said: float, kept: float) -> None:
     """Never earlier than was asked for; and an absurd number must not stop a table for years."""
-    authority = Authority(limited(100), clock, chance=lambda: 0.5)
-    tasks = Tasks(authority, "a", "b")
+    coordinator = Coordinator(limited(100), clock, chance=lambda: 0.5)
+    tasks = Tasks(coordinator, "a", "b")
     tasks.say("a", wants=1)
     tasks.say("a", throttled=1, pause=said)
     before = dict(tasks.received)
@@ -311,7 +310,7 @@ def test_retry_after_stops_all_but_not_for_ever(clock: Clock, said: float, kept:
     if kept:
         assert tasks.received == before
         assert "hold" in tasks.states("b")
-        assert kept <= authority.outlook().again <= kept * 1.1
+        assert kept <= coordinator.outlook().again <= kept * 1.1
         clock.now += kept * 1.1
         tasks.say("b", wants=5)
     assert tasks.received["b"] > 0
@@ -319,14 +318,14 @@ def test_retry_after_stops_all_but_not_for_ever(clock: Clock, said: float, kept:
 
 def test_a_stray_call_that_is_refused_stops_nobody(clock: Clock) -> None:
     """One in a thousand says that somebody was a little early: a pause of all for it costs a thousand calls."""
-    authority = Authority(limited(1000), clock)
-    tasks = Tasks(authority, "a", "b")
+    coordinator = Coordinator(limited(1000), clock)
+    tasks = Tasks(coordinator, "a", "b")
     tasks.say("a", sent=500, ok=499, throttled=1, pause=1.0)
     tasks.say("b", wants=5)
     assert tasks.received["b"] > 0
 
     tasks.say("a", sent=20, ok=0, throttled=20, pause=1.0)
-    assert authority.outlook().again >= 1.0
+    assert coordinator.outlook().again >= 1.0
 
 
 @pytest.mark.parametrize(
@@ -335,12 +334,12 @@ def test_a_stray_call_that_is_refused_stops_nobody(clock: Clock) -> None:
     ids=str,
 )
 def test_garbage_of_headers_changes_nothing(message: dict[str, object]) -> None:
-    assert Told.read(message) == Told()
+    assert TaskReport.read(message) == TaskReport()
 
 
 def test_what_is_left_is_not_overdrawn(clock: Clock) -> None:
     """RateLimit headers say when the API will refuse: calls that are under way count."""
-    tasks = Tasks(Authority(limited(1000), clock), "a")
+    tasks = Tasks(Coordinator(limited(1000), clock), "a")
     tasks.say("a", wants=10)
     tasks.say("a", wants=50, sent=10, ok=1, left=(20.0, 2.5))
     assert tasks.received["a"] == 10 + 20 - 9
@@ -354,7 +353,7 @@ def test_what_is_left_is_not_overdrawn(clock: Clock) -> None:
 
 
 def test_a_bucket_that_is_refilled_all_the_time_stops_nobody(clock: Clock) -> None:
-    tasks = Tasks(Authority(limited(1000), clock), "a")
+    tasks = Tasks(Coordinator(limited(1000), clock), "a")
     tasks.say("a", wants=50, sent=1, ok=1, left=(0.0, 1.0))
 
     assert tasks.received["a"] == 50
@@ -369,7 +368,7 @@ def fail(tasks: Tasks, clock: Clock) -> None:
 
 
 def test_an_outage_is_probed_by_one_call_a_second(clock: Clock) -> None:
-    tasks = Tasks(Authority(limited(1000), clock), "a", "b")
+    tasks = Tasks(Coordinator(limited(1000), clock), "a", "b")
     fail(tasks, clock)
     opened_at, before = clock.now, sum(tasks.received.values())
     assert {"hold"} <= set(tasks.states("a")) & set(tasks.states("b"))
@@ -386,28 +385,28 @@ def test_an_outage_is_probed_by_one_call_a_second(clock: Clock) -> None:
 
 def test_tasks_leave_an_api_that_is_out_and_new_ones_probe_it(clock: Clock) -> None:
     """Waiting tasks hold cores that the tables of other routes need."""
-    authority = Authority(limited(1000), clock)
-    tasks = Tasks(authority, "a", "b")
+    coordinator = Coordinator(limited(1000), clock)
+    tasks = Tasks(coordinator, "a", "b")
     fail(tasks, clock)
-    clock.now += PATIENCE
+    clock.now += LONGEST_WAIT
     tasks.deal()
     assert [tasks.states(who)[-1] for who in ("a", "b")] == ["leave", "leave"]
-    assert authority.outlook().out
+    assert coordinator.outlook().out
     for who in ("a", "b"):
-        authority.leave(who)
+        coordinator.leave(who)
 
-    later = Tasks(authority, "c")
+    later = Tasks(coordinator, "c")
     later.say("c", wants=5)
     assert later.states("c")[-1] == "probe"
     assert later.received["c"] == 1
     later.say("c", sent=1, ok=1)
-    assert not authority.outlook().out
+    assert not coordinator.outlook().out
 
 
 def test_a_stop_sends_tasks_away(clock: Clock) -> None:
-    authority = Authority(limited(1000), clock)
-    tasks = Tasks(authority, "a", "b")
-    authority.stop("a")
+    coordinator = Coordinator(limited(1000), clock)
+    tasks = Tasks(coordinator, "a", "b")
+    coordinator.stop("a")
     tasks.deal()
 
     assert "leave" in tasks.states("a")
@@ -416,10 +415,10 @@ def test_a_stop_sends_tasks_away(clock: Clock) -> None:
 
 def test_a_window_that_is_full_for_long_sends_tasks_away(clock: Clock) -> None:
     """5000 per hour are gone after minutes: nobody holds cores for the rest of the hour."""
-    authority = Authority(Pace((Limit(10, None, 3600.0),), 64), clock)
-    tasks = Tasks(authority, "a")
+    coordinator = Coordinator(Pace((RateLimit(10, None, 3600.0),), 64), clock)
+    tasks = Tasks(coordinator, "a")
     tasks.say("a", wants=20)
-    clock.now += PATIENCE
+    clock.now += LONGEST_WAIT
     tasks.deal()
 
     assert tasks.received["a"] == 10
@@ -429,8 +428,8 @@ def test_a_window_that_is_full_for_long_sends_tasks_away(clock: Clock) -> None:
 
 def test_a_slow_limit_sends_nobody_away(clock: Clock) -> None:
     """One call in two seconds is slow, but it goes on."""
-    authority = Authority(limited(0.5), clock)
-    tasks = Tasks(authority, "a")
+    coordinator = Coordinator(limited(0.5), clock)
+    tasks = Tasks(coordinator, "a")
     tasks.say("a", wants=20)
     for _ in range(200):
         clock.now += 0.1
@@ -442,7 +441,7 @@ def test_a_slow_limit_sends_nobody_away(clock: Clock) -> None:
 
 def test_retries_are_shared_by_all_tasks(clock: Clock) -> None:
     names = [str(number) for number in range(20)]
-    tasks = Tasks(Authority(Pace((), 64), clock), *names)
+    tasks = Tasks(Coordinator(Pace((), 64), clock), *names)
     for who in names:
         tasks.say(who, denied=1)
 
@@ -453,10 +452,10 @@ def test_retries_are_shared_by_all_tasks(clock: Clock) -> None:
 
 
 def test_messages_survive_the_wire() -> None:
-    told = Told(sent=3, ok=2, pause=1.5, left=(3.0, 4.0), received=7, out=1, wants=((1, 5), (3, 1)), seconds=0.5)
+    told = TaskReport(sent=3, ok=2, pause=1.5, left=(3.0, 4.0), received=7, out=1, wants=((1, 5), (3, 1)), seconds=0.5)
     grant = Grant("probe", (Run(1.0, 0.5, 3, 1, 0.1),), 2, 3, 4, 0.5)
 
-    assert Told.read(told.message()) == told
+    assert TaskReport.read(told.message()) == told
     assert Grant.read(grant.message()) == grant
 
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_rest.bodies import Body, body_of, check_wrap
+from router_encoders.templates import Placeholder
+from router_rest.delivery.body import Body, body_of, check_wrap
 from router_rest.options import BodyOptions
 from router_rest.templates import Text, parse_json
-from router_templates.pieces import Placeholder
 
 
 def json_of(texts: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_rest.cutting import MOST_OPEN, Call, Cut, Cutter
+from router_rest.delivery.batcher import MOST_OPEN, Batcher, Call, CallSize
 
 ROWS = st.lists(
     st.tuples(
@@ -22,17 +22,17 @@ ROWS = st.lists(
     max_size=60,
     unique_by=lambda row: row[:3],
 ).map(lambda rows: sorted(rows, key=lambda row: row[:3]))
-CUTS = st.builds(Cut, rows=st.integers(1, 7), bytes=st.integers(1, 60), lanes=st.integers(0, 3))
+CUTS = st.builds(CallSize, rows=st.integers(1, 7), bytes=st.integers(1, 60), lanes=st.integers(0, 3))
 
 
-def calls_of(rows: list[Any], cut: Cut) -> list[Call]:
-    cutter = Cutter(cut)
-    made = [call for *place, row, url, key in rows for call in cutter.add(tuple(place), row, url, key)]
-    return [*made, *cutter.end()]
+def calls_of(rows: list[Any], cut: CallSize) -> list[Call]:
+    batcher = Batcher(cut)
+    made = [call for *place, row, url, key in rows for call in batcher.add(tuple(place), row, url, key)]
+    return [*made, *batcher.end()]
 
 
 @given(ROWS, CUTS)
-def test_every_row_is_in_one_call_that_is_within_its_bounds(rows: list[Any], cut: Cut) -> None:
+def test_every_row_is_in_one_call_that_is_within_its_bounds(rows: list[Any], cut: CallSize) -> None:
     """Without it rows are lost or doubled, or an API refuses what it said it would not take."""
     made = calls_of(rows, cut)
 
@@ -49,7 +49,7 @@ def test_every_row_is_in_one_call_that_is_within_its_bounds(rows: list[Any], cut
 
 
 @given(ROWS, CUTS)
-def test_calls_of_a_partition_do_not_depend_on_others(rows: list[Any], cut: Cut) -> None:
+def test_calls_of_a_partition_do_not_depend_on_others(rows: list[Any], cut: CallSize) -> None:
     """Without it a replay in other tasks makes other calls, and the API takes their rows twice."""
     alone = [row for row in rows if row[:2] == ("a", 1)]
 
@@ -59,7 +59,7 @@ def test_calls_of_a_partition_do_not_depend_on_others(rows: list[Any], cut: Cut)
 
 
 @given(ROWS, CUTS)
-def test_rows_with_a_key_keep_their_order_within_a_lane(rows: list[Any], cut: Cut) -> None:
+def test_rows_with_a_key_keep_their_order_within_a_lane(rows: list[Any], cut: CallSize) -> None:
     """Without it an older state of a key arrives after a newer one."""
     made = list(enumerate(calls_of(rows, cut)))
     sent = {(call.topic, call.partition, at): (call.lane, turn) for turn, call in made for at in call.offsets}
@@ -79,21 +79,21 @@ def test_a_row_beyond_the_bytes_goes_alone() -> None:
     """Without it one large row takes its neighbours with it, or is never sent."""
     rows = [("t", 0, at, b"x" * size, "", None) for at, size in enumerate([3, 50, 3, 3, 4])]
 
-    assert [call.offsets for call in calls_of(rows, Cut(rows=10, bytes=10))] == [[0], [1], [2, 3], [4]]
+    assert [call.offsets for call in calls_of(rows, CallSize(rows=10, bytes=10))] == [[0], [1], [2, 3], [4]]
 
 
 def test_rows_for_different_addresses_fill_calls_of_their_own() -> None:
     """Without it a URL that changes from row to row makes every call one of one row."""
     rows = [("t", 0, at, b"x", f"{at % 2}", None) for at in range(8)]
 
-    assert [call.offsets for call in calls_of(rows, Cut(rows=3))] == [[0, 2, 4], [1, 3, 5], [6], [7]]
+    assert [call.offsets for call in calls_of(rows, CallSize(rows=3))] == [[0, 2, 4], [1, 3, 5], [6], [7]]
 
 
 def test_calls_that_wait_for_rows_are_bounded() -> None:
     """Without it a URL of its own for every row keeps all rows of a task in memory."""
-    cutter = Cutter(Cut(rows=10))
+    batcher = Batcher(CallSize(rows=10))
 
-    made = [call for at in range(1000) for call in cutter.add(("t", 0, at), b"x", str(at))]
+    made = [call for at in range(1000) for call in batcher.add(("t", 0, at), b"x", str(at))]
 
     assert len(made) == 1000 - MOST_OPEN
     assert [call.offsets for call in made[:2]] == [[0], [1]]
@@ -126,17 +126,19 @@ def test_halves_keep_what_is_known_of_their_rows() -> None:
 
 
 @given(ROWS, CUTS.filter(lambda cut: cut.rows > 1), CUTS.filter(lambda cut: cut.rows > 1), st.randoms())
-def test_rows_of_former_calls_are_the_same_calls_again(rows: list[Any], cut: Cut, other: Cut, random: Any) -> None:
+def test_rows_of_former_calls_are_the_same_calls_again(
+    rows: list[Any], cut: CallSize, other: CallSize, random: Any
+) -> None:
     """Without it a call that may have arrived takes effect again under another key when its rows are sent again."""
     former = [call for call in calls_of(rows, cut) if random.random() < 0.7]
     texts = {(call.topic, call.partition, offset): call for call in former for offset in call.offsets}
     again = [row for row in rows if row[:3] in texts]
     named = [(texts[row[:3]].offsets[0], str(texts[row[:3]].offsets), *row) for row in again]
-    cutter, made = Cutter(Cut(other.rows, other.bytes, cut.lanes)), []
+    batcher, made = Batcher(CallSize(other.rows, other.bytes, cut.lanes)), []
 
     for _, name, *place, row, url, key in sorted(named, key=lambda one: (one[2], one[3], one[0], one[4])):
-        made += cutter.add(tuple(place), row, url, key, name)
-    made += cutter.end()
+        made += batcher.add(tuple(place), row, url, key, name)
+    made += batcher.end()
 
     assert sorted(call.id(b"".join(call.rows)) for call in made) == sorted(
         call.id(b"".join(call.rows)) for call in former

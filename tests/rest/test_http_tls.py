@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router_rest.http_client.client import HttpClient
+from router_rest.http_client.client import HttpClient, Unusable, tls_context
 from router_rest.http_client.response import InDoubt, Response, Unsent
-from router_rest.http_client.tls import Unusable, tls_context
 from tests.rest.calls import OPTIONS, ask, post
 from tests.rest.scripted import Scripted, Talk, replies, silent
 

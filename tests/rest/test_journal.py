@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from router.delta.kept import KeptParts
-from router_rest.cutting import Call
-from router_rest.journal import Journal
-from router_rest.receipts import Known, Settled
+from router_rest.delivery.batcher import Call
+from router_rest.delivery.receipts import KnownReceipts, ReceiptWriter, Settled
 from tests.rest.tasks import OWNER
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def test_a_part_that_waits_for_the_disk_is_written_when_the_task_ends(parts: Kep
     busy = threading.Event()
 
     async def story() -> None:
-        journal = Journal(parts, OWNER)
+        journal = ReceiptWriter(parts, OWNER)
         journal._thread.submit(busy.wait, 30)
         journal.settle(Settled(Call("events", 0, [7], [b"{}"]), "delivered", 0.0))
         flushing = asyncio.create_task(journal.flush())
@@ -43,4 +42,4 @@ def test_a_part_that_waits_for_the_disk_is_written_when_the_task_ends(parts: Kep
 
     asyncio.run(story())
 
-    assert not Known.of(parts).open(("events", 0), [7]).any()
+    assert not KnownReceipts.of(parts).open(("events", 0), [7]).any()

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_rest.lease import SILENT, TICK, Gone, Lease, Leave
-from router_rest.terms import Pace
-from router_rest.timeline import Limit
+from router_rest.rate_limit.client import SILENT, TICK, Gone, LeaseClient, Leave
+from router_rest.rate_limit.protocol import Pace
+from router_rest.rate_limit.sliding_window import RateLimit
 from tests.rest.virtual import Api, World, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ONE = (Limit(1000, None, 1.0),)
+ONE = (RateLimit(1000, None, 1.0),)
 
 
 async def posted(pace: Pace, api: Api, tasks: Sequence[int], *, in_flight: int = 32, late: float = 0.002) -> World:
@@ -48,7 +48,7 @@ def test_tasks_use_one_limit_together_and_keep_it(tasks: list[int]) -> None:
 def test_a_task_is_as_fast_as_its_calls_in_flight() -> None:
     """The limit is far away: nobody waits for the driver."""
     api = Api()
-    world: World = simulate(posted(Pace((Limit(50_000, None, 1.0),), 128), api, [2000] * 4))
+    world: World = simulate(posted(Pace((RateLimit(50_000, None, 1.0),), 128), api, [2000] * 4))
 
     seconds = api.arrivals[-1][0] - api.arrivals[0][0]
     assert 8000 / seconds >= 0.93 * 128 / api.latency
@@ -76,9 +76,9 @@ def test_no_window_at_the_api_is_above_any_limit(
     seed: int,
 ) -> None:
     """Whenever tasks come, however slow the driver's network is, and though each call goes out a little late."""
-    limits = [Limit(calls, None, 1.0)]
-    limits += [Limit(None, rows, 1.0)] if rows else []
-    limits += [Limit(long, None, 8.0)] if long else []
+    limits = [RateLimit(calls, None, 1.0)]
+    limits += [RateLimit(None, rows, 1.0)] if rows else []
+    limits += [RateLimit(long, None, 8.0)] if long else []
     api = Api()
 
     async def story() -> None:
@@ -144,7 +144,7 @@ def test_a_limit_that_is_back_is_used() -> None:
 
 def test_a_pause_is_not_cut_short() -> None:
     api = Api(limit=20, retry_after=2.0)
-    simulate(troubled(Pace((Limit(40, None, 1.0),), 8), api, {}, 6.0))
+    simulate(troubled(Pace((RateLimit(40, None, 1.0),), 8), api, {}, 6.0))
 
     refused = next(now for now, _, status in api.arrivals if status == 429)
     later = [now - refused for now, _, _ in api.arrivals if now > refused + api.latency + 0.005]
@@ -152,7 +152,7 @@ def test_a_pause_is_not_cut_short() -> None:
 
 
 def test_what_a_lost_task_had_lapses() -> None:
-    """A worker that is killed keeps neither slots nor places in flight."""
+    """A worker that is killed keeps neither tokens nor places in flight."""
     api = Api()
 
     async def story() -> None:
@@ -173,10 +173,10 @@ def test_what_a_lost_task_had_lapses() -> None:
     assert api.rate(begin + 3.0, begin + 5.0) >= 0.93 * 1000
 
 
-async def call(lease: Lease, many: int) -> None:
+async def call(lease: LeaseClient, many: int) -> None:
     """Make calls one after the other."""
     for _ in range(many):
-        await lease.slot()
+        await lease.token()
         lease.saw(200, ok=True, throttled=False)
         await asyncio.sleep(0.001)
 
@@ -188,7 +188,7 @@ def test_without_a_driver_nothing_goes_out(silent: bool) -> None:
     async def story() -> float:
         world = World(Pace(ONE, 64), Api())
         lease, serving = world.lease()
-        await lease.slot()
+        await lease.token()
         lease.saw(200, ok=True, throttled=False)
         gone_at = world.loop.time()
         if silent:
@@ -211,10 +211,10 @@ def test_without_a_driver_nothing_goes_out(silent: bool) -> None:
 
 def test_a_call_that_is_given_up_takes_no_place() -> None:
     async def story() -> int:
-        world = World(Pace((Limit(20, None, 1.0),), 4), Api())
+        world = World(Pace((RateLimit(20, None, 1.0),), 4), Api())
         lease, _ = world.lease()
         for _ in range(30):
-            waiting = [asyncio.ensure_future(lease.slot()) for _ in range(4)]
+            waiting = [asyncio.ensure_future(lease.token()) for _ in range(4)]
             await asyncio.sleep(0.06)
             for one in waiting:
                 one.cancel()
@@ -222,7 +222,7 @@ def test_a_call_that_is_given_up_takes_no_place() -> None:
             for one in ended:
                 if one is None:
                     lease.saw(200, ok=True, throttled=False)
-        out = lease._hand.out
+        out = lease._tokens.out
         await lease.close()
         return out
 
@@ -231,18 +231,18 @@ def test_a_call_that_is_given_up_takes_no_place() -> None:
 
 def test_a_call_that_goes_out_twice_has_two_slots_and_one_place() -> None:
     async def story() -> tuple[float, list[float], int]:
-        world = World(Pace((Limit(2, None, 1.0),), 1), Api())
+        world = World(Pace((RateLimit(2, None, 1.0),), 1), Api())
         lease, _ = world.lease()
         times = []
         for _ in range(2):
-            await lease.slot()
+            await lease.token()
             times.append(world.loop.time())
             await lease.again()
             times.append(world.loop.time())
             lease.saw(200, ok=True, throttled=False)
         await lease.close()
         await asyncio.sleep(0.1)
-        return world.authority.totals["sent"], times, lease._hand.out
+        return world.coordinator.totals["sent"], times, lease._tokens.out
 
     sent, times, out = simulate(story())
     assert (sent, out) == (4, 0)
@@ -251,12 +251,12 @@ def test_a_call_that_goes_out_twice_has_two_slots_and_one_place() -> None:
 
 def test_a_task_that_is_sent_away_is_told_for_how_long() -> None:
     async def story() -> float:
-        world = World(Pace((Limit(5, None, 600.0),), 4), Api())
+        world = World(Pace((RateLimit(5, None, 600.0),), 4), Api())
         lease, _ = world.lease()
         with pytest.raises(Leave) as caught:
             await call(lease, 6)
         with pytest.raises(Leave):
-            await lease.slot()
+            await lease.token()
         await lease.close()
         return caught.value.again
 
@@ -271,7 +271,7 @@ def test_retries_come_from_the_budget_of_all() -> None:
             lease, _ = world.lease()
             made = 0
             for _ in range(200):
-                await lease.slot()
+                await lease.token()
                 made += lease.may_retry()
                 lease.saw(500, ok=True, throttled=False)
                 await asyncio.sleep(0.01)

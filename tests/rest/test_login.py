@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from router_rest.credentials import apply
-from router_rest.login import Login
+from router_rest.credentials import TaskLogin, apply
 
 
 class Driver:
@@ -34,7 +33,7 @@ def test_calls_that_are_refused_together_ask_once(second: str | None, got: bool)
 
     async def story() -> list[bool]:
         lease: Any = driver
-        login = Login(lease, apply)
+        login = TaskLogin(lease, apply)
         await login.open()
         found = await asyncio.gather(*(login.renewed("1") for _ in range(8)))
         assert await login.renewed("1")  # later it is asked again, unless there is another one by now

@@ -10,15 +10,15 @@ import pytest
 from requests.auth import AuthBase
 from requests.structures import CaseInsensitiveDict
 
-from router_rest.bodies import body_of
-from router_rest.cutting import Call
-from router_rest.delivery import Delivery
+from router_rest.credentials import TaskLogin
+from router_rest.delivery.batcher import Call
+from router_rest.delivery.body import body_of
+from router_rest.delivery.call import Delivery
+from router_rest.delivery.request_builder import RequestBuilder, RequestForm
+from router_rest.delivery.response_status import BulkResults
+from router_rest.delivery.retry import Policy
 from router_rest.http_client.response import InDoubt, Response, Unsent
-from router_rest.login import Login
-from router_rest.making import Form, Maker
-from router_rest.policy import Policy
-from router_rest.results import Results
-from router_rest.terms import Pace
+from router_rest.rate_limit.protocol import Pace
 from tests.rest.virtual import Api, World, simulate
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from requests import PreparedRequest
 
-    from router_rest.lease import Lease
-    from router_rest.receipts import Settled
+    from router_rest.delivery.receipts import Settled
+    from router_rest.rate_limit.client import LeaseClient
 
 KEY = "Idempotency-Key"
-FORM = Form("POST", "http://api.test/events", {}, body_of("array", "application/json"), KEY)
+FORM = RequestForm("POST", "http://api.test/events", {}, body_of("array", "application/json"), KEY)
 LATENCY = 0.05
 ENOUGH = Pace((), 8, retry_floor=1000.0)
 NO_RETRY = Pace((), 8, retry_share=0.0, retry_floor=0.0)
@@ -76,7 +76,7 @@ class Line:
 
 
 @dataclass
-class Told:
+class TaskReport:
     """Be what became of a call."""
 
     left: list[Call]
@@ -90,10 +90,10 @@ class Told:
         return {at: one.status for one in self.settled for at in one.call.offsets}
 
 
-def delivered(line: Line, policy: Policy, *, rows: int = 1, pace: Pace = ENOUGH) -> Told:
+def delivered(line: Line, policy: Policy, *, rows: int = 1, pace: Pace = ENOUGH) -> TaskReport:
     """Deliver one call over a line."""
 
-    async def story() -> Told:
+    async def story() -> TaskReport:
         world = World(pace, Api())
         lease, serving = world.lease()
         settled: list[Settled] = []
@@ -101,22 +101,22 @@ def delivered(line: Line, policy: Policy, *, rows: int = 1, pace: Pace = ENOUGH)
         began = world.loop.time()
         call = Call("events", 3, list(range(10, 10 + rows)), [b'{"at":%d}' % at for at in range(rows)])
         left = await delivery.deliver(call)
-        told = Told(left, settled, world.loop.time() - began, lease._hand.out)
+        told = TaskReport(left, settled, world.loop.time() - began, lease._tokens.out)
         await lease.close()
         serving.cancel()
         return told
 
-    told: Told = simulate(story())
+    told: TaskReport = simulate(story())
     assert told.out == 0
     assert sorted([*told.statuses, *(at for one in told.left for at in one.offsets)]) == list(range(10, 10 + rows))
     return told
 
 
-def _delivery(line: Line, policy: Policy, lease: Lease, settled: list[Settled]) -> Delivery:
-    login = Login(lease, lambda given: Open())
+def _delivery(line: Line, policy: Policy, lease: LeaseClient, settled: list[Settled]) -> Delivery:
+    login = TaskLogin(lease, lambda given: Open())
     login._take({"version": "1"})
     wire: Any = line
-    return Delivery(policy, Maker(FORM), wire, lease, login, b"games/wins/rest", settled.append)
+    return Delivery(policy, RequestBuilder(FORM), wire, lease, login, b"games/wins/rest", settled.append)
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_a_pause_that_is_longer_than_a_call_may_take_is_not_begun() -> None:
     assert told.seconds < 1
 
 
-@pytest.mark.parametrize("results", [None, Results("items", "status")], ids=["a call", "rows of a call"])
-def test_the_wait_for_the_retry_budget_ends(results: Results | None) -> None:
+@pytest.mark.parametrize("results", [None, BulkResults("items", "status")], ids=["a call", "rows of a call"])
+def test_the_wait_for_the_retry_budget_ends(results: BulkResults | None) -> None:
     """Without it a call waits for ever when all others fail as well, and its task with it."""
     busy = answer(503) if results is None else answer(200, b'{"items": [{"status": 429}]}')
     line = Line([busy, answer(200, b'{"items": [{"status": 200}]}')])
@@ -247,7 +247,7 @@ def test_a_driver_that_goes_before_a_wire_sends_again_leaves_the_call_in_doubt()
         delivery = _delivery(Line(act=dropped), Policy(), lease, [])
         left = await delivery.deliver(Call("events", 3, [10], [b"{}"]))
         serving.cancel()
-        return left, lease._hand.out
+        return left, lease._tokens.out
 
     left, out = simulate(story())
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from requests.structures import CaseInsensitiveDict
 
-from router_rest.told import LONGEST, Left, left, pause
+from router_rest.rate_limit.headers import LONGEST, Remaining, left, pause
 
 NOW = 784111777.0  # Sun, 06 Nov 1994 08:49:37 GMT
 
@@ -50,11 +50,11 @@ def test_an_api_is_left_alone_for_as_long_as_it_says(headers: dict[str, str], se
 @pytest.mark.parametrize(
     ("headers", "found"),
     [
-        pytest.param({"RateLimit": '"default";r=50;t=30'}, Left(50, 30), id="draft 11"),
-        pytest.param({"ratelimit": '"a";r=50;t=30,"b";r=1;t=60'}, Left(1, 60), id="the tightest of several"),
+        pytest.param({"RateLimit": '"default";r=50;t=30'}, Remaining(50, 30), id="draft 11"),
+        pytest.param({"ratelimit": '"a";r=50;t=30,"b";r=1;t=60'}, Remaining(1, 60), id="the tightest of several"),
         pytest.param(
             {"RateLimit": '"day";r=5', "RateLimit-Policy": '"hour";q=9;w=3600, "day";q=10;w=60'},
-            Left(5, 60),
+            Remaining(5, 60),
             id="the window of the policy, where it does not say when",
         ),
         pytest.param(
@@ -62,24 +62,26 @@ def test_an_api_is_left_alone_for_as_long_as_it_says(headers: dict[str, str], se
                 "RateLimit": '"bytes";r=1;t=1, "calls";r=9;t=3',
                 "RateLimit-Policy": '"bytes";q=5;w=1;qu="content-bytes", "calls";q=9;w=1;qu="requests"',
             },
-            Left(9, 3),
+            Remaining(9, 3),
             id="bytes are no calls",
         ),
-        pytest.param({"RateLimit": '"a;r=1";r=7;t=2;pk=:c2VjcmV0:'}, Left(7, 2), id="a name like parameters"),
-        pytest.param({"RateLimit": "limit=100, remaining=4, reset=50"}, Left(4, 50), id="draft 7"),
-        pytest.param({"RateLimit-Remaining": "3", "RateLimit-Reset": "9"}, Left(3, 9), id="three headers"),
-        pytest.param({"X-RateLimit-Remaining": "3", "X-RateLimit-Reset": "9"}, Left(3, 9), id="X, seconds"),
+        pytest.param({"RateLimit": '"a;r=1";r=7;t=2;pk=:c2VjcmV0:'}, Remaining(7, 2), id="a name like parameters"),
+        pytest.param({"RateLimit": "limit=100, remaining=4, reset=50"}, Remaining(4, 50), id="draft 7"),
+        pytest.param({"RateLimit-Remaining": "3", "RateLimit-Reset": "9"}, Remaining(3, 9), id="three headers"),
+        pytest.param({"X-RateLimit-Remaining": "3", "X-RateLimit-Reset": "9"}, Remaining(3, 9), id="X, seconds"),
         pytest.param(
-            {"X-RateLimit-Remaining": "3", "X-RateLimit-Reset": f"{NOW + 3e8 + 9:.0f}"}, Left(3, 9), id="X, a time"
+            {"X-RateLimit-Remaining": "3", "X-RateLimit-Reset": f"{NOW + 3e8 + 9:.0f}"}, Remaining(3, 9), id="X, a time"
         ),
         pytest.param(
             {"X-RateLimit-Remaining": "3", "X-RateLimit-Reset": f"{(NOW + 3e8 + 9) * 1000:.0f}"},
-            Left(3, 9),
+            Remaining(3, 9),
             id="X, a time in milliseconds",
         ),
-        pytest.param({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset-After": "0.5"}, Left(0, 0.5), id="X, after"),
-        pytest.param({"X-Rate-Limit-Remaining": "3", "X-Rate-Limit-Reset": "9"}, Left(3, 9), id="X, three words"),
-        pytest.param({"RateLimit": '"a";r=5;t=99999999'}, Left(5, LONGEST), id="absurd"),
+        pytest.param(
+            {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset-After": "0.5"}, Remaining(0, 0.5), id="X, after"
+        ),
+        pytest.param({"X-Rate-Limit-Remaining": "3", "X-Rate-Limit-Reset": "9"}, Remaining(3, 9), id="X, three words"),
+        pytest.param({"RateLimit": '"a";r=5;t=99999999'}, Remaining(5, LONGEST), id="absurd"),
         pytest.param({"RateLimit": '"default";r=-1;t=30'}, None, id="negative"),
         pytest.param({"RateLimit": '"default;r=50;t=30'}, None, id="no closing quote"),
         pytest.param({"RateLimit": '"a";r=5;t=3 "b";r=1;t=3'}, None, id="no comma"),
@@ -89,7 +91,7 @@ def test_an_api_is_left_alone_for_as_long_as_it_says(headers: dict[str, str], se
         pytest.param({}, None, id="not said"),
     ],
 )
-def test_what_an_api_still_takes_is_read(headers: dict[str, str], found: Left | None) -> None:
+def test_what_an_api_still_takes_is_read(headers: dict[str, str], found: Remaining | None) -> None:
     """Without it an API has to refuse calls before they become fewer."""
     now = NOW + 3e8  # past 1e9 seconds, as any time is by now
 
