@@ -24,8 +24,6 @@ from pyspark.sql.types import (
 from router.delta.history import COLUMNS
 from router.delta.newer import DELETED
 from router.delta.order import newest_names
-from router.engine.guard import holds, tried
-from router.engine.tombstones import TOMBSTONE
 from router.errors import StartError
 
 if TYPE_CHECKING:
@@ -41,15 +39,11 @@ DIVIDING = {"partition_by": EQUAL, "cluster_by": ORDERED}
 """The types of columns that tables are partitioned by, and clustered by: those need bounds."""
 
 
-def extra(sink: MergingSink, table: Column, given: Column) -> Column:
-    """Return the columns as a struct; `given` are the rows that land, the others have nulls in it."""
-    deletes = sink.deletes()
-    deleted = F.lit(False) if deletes is None else holds(given, deletes)
-    if sink.tombstones:
-        deleted |= F.col(TOMBSTONE)
-    newest = [tried(F.when(given, column)) for column in sink.newest()]
+def merge_struct(sink: MergingSink) -> Column:
+    """Return what the outbox of a sink has beside the route's columns, as a struct."""
+    newest = sink.newest()
     named = [column.alias(name) for column, name in zip(newest, newest_names(len(newest)), strict=True)]
-    return F.struct(table.alias(TABLE), deleted.alias(DELETED), *named)
+    return F.struct(F.lit("").alias(TABLE), F.lit(False).alias(DELETED), *named)
 
 
 def counted(sink: MergingSink) -> Keyed:

@@ -1,8 +1,9 @@
-"""Write held rows as Parquet files of Delta tables. Runs on executors."""
+"""Write rows as Parquet files of Delta tables, staged: nothing refers to them yet. Runs on executors."""
 
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,13 +23,18 @@ OPEN_FILES = 128
 
 
 @dataclass(frozen=True)
-class Landing:
-    """Say where and how files are written: sizes in bytes."""
+class Staging:
+    """Where and how files are written: sizes in bytes.
+
+    `folder` is where they lie below the lake, None for the folder of each file's table. zstd takes half the bytes of
+    snappy at the same time.
+    """
 
     lake: Lake
     file_bytes: int
     buffer_bytes: int
-    compression: str = "snappy"
+    folder: str | None = None
+    compression: str = "zstd"
 
     def writer(self, batch: int, attempt: str) -> Writer:
         """Return the writer of one task attempt."""
@@ -43,7 +49,7 @@ def attempt() -> str:
 
 @dataclass
 class _Held:
-    """Hold the rows of one table and the file they go to."""
+    """The rows of one table and the file they go to."""
 
     target: str
     table: str
@@ -56,10 +62,10 @@ class _Held:
 
 
 class Writer:
-    """Hold rows by table; write the largest when more than `buffer_bytes` are held."""
+    """Rows held by table; the largest tables are written when more than `buffer_bytes` are held."""
 
-    def __init__(self, landing: Landing, prefix: str) -> None:
-        self.landing = landing
+    def __init__(self, staging: Staging, prefix: str) -> None:
+        self.staging = staging
         self.prefix = prefix
         self.held: dict[tuple[str, str], _Held] = {}
         self.bytes = 0
@@ -78,11 +84,11 @@ class Writer:
 
     def flush(self) -> None:
         """Write the largest tables while more is held than allowed."""
-        if self.bytes <= self.landing.buffer_bytes:
+        if self.bytes <= self.staging.buffer_bytes:
             return
         for held in sorted(self.held.values(), key=lambda held: -held.bytes):
             self._write(held)
-            if self.bytes <= self.landing.buffer_bytes // 2:
+            if self.bytes <= self.staging.buffer_bytes // 2:
                 break
         open_files = [held for held in self.held.values() if held.file]
         for held in sorted(open_files, key=lambda held: -(held.file.size if held.file else 0))[OPEN_FILES:]:
@@ -94,6 +100,16 @@ class Writer:
             self._write(held)
             self._close(held)
         return self.files
+
+    def abandon(self) -> None:
+        """Remove what was written, where that can be: the task has failed, and its successor writes it again."""
+        begun = [held.file for held in self.held.values() if held.file]
+        for file in begun:
+            with suppress(Exception):  # whatever keeps a file from being closed, the failure that led here is told
+                file.stream.close()
+        for path in (*(file.path for file in begun), *(file.path for file in self.files)):
+            with suppress(OSError):
+                self.staging.lake.files.delete_file(path)
 
     def _write(self, held: _Held) -> None:
         if not held.batches:
@@ -108,9 +124,9 @@ class Writer:
             self._close(held)  # a column has its first NaN: the next file has no statistics of it
             held.nans |= new
         if held.file is None:
-            held.file = _File.open(self.landing, held.table, self._name(), rows.schema, held.nans)
+            held.file = _File.open(self.staging, held.table, self._name(), rows.schema, held.nans)
         held.file.add(rows)
-        if held.file.size >= self.landing.file_bytes:
+        if held.file.size >= self.staging.file_bytes:
             self._close(held)
 
     def _name(self) -> str:
@@ -132,7 +148,7 @@ def _valued(rows: pa.Table) -> pa.Table:
 
 @dataclass
 class _File:
-    """Be one Parquet file being written."""
+    """A Parquet file that is being written."""
 
     path: str
     schema: pa.Schema
@@ -141,15 +157,15 @@ class _File:
     footers: list[pq.FileMetaData]
 
     @classmethod
-    def open(cls, landing: Landing, table: str, name: str, schema: pa.Schema, nans: set[Leaf]) -> _File:
-        folder = table.replace(".", "/")
-        landing.lake.files.create_dir(folder, recursive=True)
-        stream = landing.lake.files.open_output_stream(f"{folder}/{name}")
+    def open(cls, staging: Staging, table: str, name: str, schema: pa.Schema, nans: set[Leaf]) -> _File:
+        folder = f"{staging.folder}/{table}" if staging.folder else table.replace(".", "/")
+        staging.lake.files.create_dir(folder, recursive=True)
+        stream = staging.lake.files.open_output_stream(f"{folder}/{name}")
         footers: list[pq.FileMetaData] = []
         writer = pq.ParquetWriter(
             stream,
             schema,
-            compression=landing.compression,
+            compression=staging.compression,
             coerce_timestamps="us",
             allow_truncated_timestamps=True,
             store_schema=False,

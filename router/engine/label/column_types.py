@@ -30,10 +30,8 @@ KEPT = (BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZ
 """The types of single values that Delta keeps."""
 
 
-def rows_schema(frame: DataFrame, rows: str) -> pa.Schema:
-    """Return the columns of a struct column as a plain Arrow schema; refuse names and types that Delta lacks."""
-    struct = frame.schema[rows].dataType
-    assert isinstance(struct, StructType)
+def rows_schema(struct: StructType) -> pa.Schema:
+    """Return the fields of a struct as a plain Arrow schema; refuse names and types that Delta lacks."""
     _check(struct)
     return plain_schema(pa.schema([pa.field(f.name, to_arrow_type(f.dataType, timestamp_utc=True)) for f in struct]))
 
