@@ -15,7 +15,7 @@ from router.errors import (
     TableError,
 )
 from router.hookspecs import hookimpl
-from router.keyed import Keyed, MergingSink
+from router.merging import Keyed, MergingSink
 from router.parts import (
     RAW_SCHEMA,
     ArrowDecoder,

@@ -16,9 +16,9 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_eve
 from tenacity.nap import sleep_using_event
 
 from router.applying import Applied, ApplyingSink, Batch
-from router.config.intervals import interval
-from router.delta.handles import Handles
+from router.config.models import interval
 from router.delta.maintenance import forget
+from router.delta.table_cache import Handles
 from router.engine import ledger
 from router.engine.apply import Applier
 from router.engine.manifest import Shelf

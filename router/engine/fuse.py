@@ -19,7 +19,7 @@ from router.delta.naming import folded, refused
 from router.engine.expressions import Node, Untranslatable, evaluate, translate
 from router.engine.layout import COORDINATES, DEAD_SCHEMA, RAW_COLUMNS, Layout, RouteLabels, Target
 from router.engine.tombstones import taken
-from router.keyed import MergingSink
+from router.merging import MergingSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

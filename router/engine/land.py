@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from router.archives import keep_archives
+from router.delta.casting import brought, narrowed
 from router.delta.commit import LandedFile
-from router.delta.narrowing import brought, narrowed
 from router.engine.fuse import Fused, labelled
 from router.engine.lane import placed
 from router.engine.layout import BRONZE_SCHEMA, DEAD_SCHEMA, RAW_COLUMNS, Layout, RouteLabels, Ruling, Target, too_wide

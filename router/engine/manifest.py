@@ -15,7 +15,7 @@ from pyarrow import fs
 
 from router.applying import Applied
 from router.delta.commit import LandedFile, TableCommit, to_arrow_schema, to_delta
-from router.delta.schema import plain
+from router.delta.schema_diff import plain
 from router.engine.balance import Partition
 from router.engine.layout import Ruling
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from router.applying import ApplyingSink, Batch, Opening
-from router.delta.handles import Handles
+from router.delta.table_cache import Handles
 from router.engine import ledger
 from router.engine.apply import bury, keeper
 from router.engine.layout import COORDINATES

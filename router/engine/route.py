@@ -13,14 +13,14 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
 from router.delta.naming import fold, refusal
-from router.delta.schema import plain_schema
+from router.delta.schema_diff import plain_schema
 from router.engine.columns import kind_of, rows_schema
 from router.engine.guard import any_of, holds, tried
-from router.engine.keyed import check, extra
 from router.engine.layout import COORDINATES, VERSIONS, WAITING, RouteLabels, Target
 from router.engine.tombstones import TOMBSTONE, taken
+from router.engine.upsert_columns import check, extra
 from router.errors import StartError
-from router.keyed import MergingSink
+from router.merging import MergingSink
 from router.parts import TableSink
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from router.engine.manifest import Shelf
 from router.engine.memory import Forgotten
 from router.engine.route import lane_of, sink_names
 from router.errors import RouterError, StartError
-from router.keyed import MergingSink
+from router.merging import MergingSink
 from router.parts import Preparation
 
 if TYPE_CHECKING:

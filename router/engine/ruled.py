@@ -9,8 +9,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 
-from router.delta.narrowing import within
-from router.delta.schema import merge, shape
+from router.delta.casting import within
+from router.delta.schema_diff import merge, shape
 from router.engine.guard import any_of
 from router.engine.layout import Ruling, Target, too_wide
 from router.engine.route import DEAD_TYPE

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 
 from router.delta.commit import LandedFile, TableCommit, to_arrow_schema
-from router.delta.handles import THREADS
+from router.delta.table_cache import THREADS
 from router.engine.balance import KEYED
 from router.engine.commit import widen
 from router.engine.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, RAW_COLUMNS, VERSIONS, WAITING, Layout, Target

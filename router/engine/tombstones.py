@@ -14,7 +14,7 @@ from pyspark.sql.types import StructField, StructType
 
 from router.engine.guard import tried
 from router.errors import StartError
-from router.keyed import MergingSink
+from router.merging import MergingSink
 
 if TYPE_CHECKING:
     from router.config.models import Config, Route
