@@ -81,7 +81,7 @@ def _show(found: list[Waiting], pending: set[Any]) -> None:
 
 def _change(waiting: Waiting) -> str:
     """Return how a table would change: a line per column."""
-    shape = import_module("router.delta.schema").shape
+    shape = import_module("router.delta.schema_diff").shape
     change = waiting.change
     lines = [f"{column.name} {shape(column.type)}" for column in change.added]
     lines += [f"{column.name}, wider: {shape(column.type)}" for column in change.widened]

@@ -46,8 +46,8 @@ def maintain(file: Path, pattern: str, dry_run: bool, plugin_files: tuple[Path, 
 def _work(config: Config, pattern: str) -> list[tuple[Any, str, Maintenance]]:
     from router.config.models import Maintenance
     from router.delta.lake import Lake
-    from router.engine.caretaker import Caretaker
     from router.engine.detached import detached_lanes
+    from router.engine.maintenance import Caretaker
 
     lake = Lake.at(config.lake, config.storage())
     plans = config.maintenance or (Maintenance(tables="*.*"),)

@@ -15,9 +15,9 @@ from rich.table import Table
 
 from router.cli.options import config_argument, plugin_option
 from router.cli.signals import stopped_by_signals
-from router.config.intervals import interval, moment
 from router.config.loader import load
-from router.config.tree import printable
+from router.config.models import interval, moment
+from router.config.yaml_tree import printable
 from router.delta.lake import Lake
 from router.errors import StartError
 from router.registry import load_registry

@@ -10,9 +10,8 @@ import click
 
 from router.cli.options import config_argument, plugin_option
 from router.cli.signals import stopped_by_signals
-from router.config.intervals import interval
 from router.config.loader import load
-from router.config.models import Trigger
+from router.config.models import Trigger, interval
 from router.registry import load_registry
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from router.applying import Applied
-from router.delta.kept import KeptParts
-from router.engine.layout import COORDINATES
+from router.delta.staged_files import KeptParts
+from router.engine.label.layout import COORDINATES
 from router.errors import SinkError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from router.delta.commit import LandedFile
-    from router.engine.layout import Layout
+    from router.engine.label.layout import Layout
 
 SUMS = ("read", "failed", "bare", "unmatched")
 KEYED = ("matched", "refused", "dropped", "warned", "failing", "landed", "turned", "frozen", "waiting")

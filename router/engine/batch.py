@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 from router.applying import Applied, ApplyingSink, Batch
 from router.delta.commit import done
-from router.delta.handles import Handles
+from router.delta.table_cache import Handles
 from router.engine import ledger
 from router.engine.apply import Applier
 from router.engine.arrow import ArrowEngine
 from router.engine.balance import Partition, imbalances, keyed, partitions
-from router.engine.caretaker import Caretaker
 from router.engine.catalog import Catalog
 from router.engine.detached import detached_lanes
 from router.engine.fit import Fitter
-from router.engine.layout import Layout, Ruling, Target
+from router.engine.label.layout import Layout, Ruling, Target
+from router.engine.maintenance import Caretaker
 from router.engine.manifest import Manifest, Shelf, written
-from router.engine.merger import Lane, Merger
-from router.engine.plan import Plan, Planner
+from router.engine.merge.coordinator import Lane, Merger
+from router.engine.label.planner import Plan, Planner
 from router.engine.release import Release
 from router.engine.report import report
-from router.engine.route import sink_names
+from router.engine.label.route import sink_names
 from router.engine.spark import SparkEngine
-from router.engine.steps import Steps, Watch
+from router.engine.progress import Steps, Watch
 from router.engine.waiting import approvals
 from router.errors import BatchError
-from router.keyed import MergingSink
+from router.merging import MergingSink
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

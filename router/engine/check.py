@@ -13,10 +13,10 @@ from pyspark.sql import functions as F
 from router.engine import source
 from router.engine.memory import Forgotten
 from router.engine.opening import opened
-from router.engine.plan import plan, stages
+from router.engine.label.planner import plan, stages
 from router.engine.session import build_session
 from router.errors import ConfigError, RouterError
-from router.keyed import MergingSink
+from router.merging import MergingSink
 from router.parts import RAW_SCHEMA, Preparation, TableSink
 
 if TYPE_CHECKING:

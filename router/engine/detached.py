@@ -16,14 +16,14 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_eve
 from tenacity.nap import sleep_using_event
 
 from router.applying import Applied, ApplyingSink, Batch
-from router.config.intervals import interval
-from router.delta.handles import Handles
+from router.config.models import interval
 from router.delta.maintenance import forget
+from router.delta.table_cache import Handles
 from router.engine import ledger
 from router.engine.apply import Applier
 from router.engine.manifest import Shelf
 from router.engine.outage import passing, short
-from router.engine.route import lane_of, sink_names
+from router.engine.label.route import lane_of, sink_names
 from router.errors import SinkError, StartError, TableError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from router.applying import Resent
     from router.config.models import Config
-    from router.delta.handles import Handles
+    from router.delta.table_cache import Handles
     from router.engine.balance import Partition
 
 SCHEMA = pa.schema(

@@ -15,9 +15,9 @@ from pyarrow import fs
 
 from router.applying import Applied
 from router.delta.commit import LandedFile, TableCommit, to_arrow_schema, to_delta
-from router.delta.schema import plain
+from router.delta.schema_diff import plain
 from router.engine.balance import Partition
-from router.engine.layout import Ruling
+from router.engine.label.layout import Ruling
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from router.applying import ApplyingSink, Opening
-from router.engine.plan import Planner
-from router.engine.route import sink_names
+from router.engine.label.planner import Planner
+from router.engine.label.route import sink_names
 from router.errors import RouterError, StartError
 from router.parts import RAW_SCHEMA
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from router.config.models import Config, Route
-    from router.engine.layout import Layout
+    from router.engine.label.layout import Layout
     from router.parts import Sink
 
 

@@ -12,14 +12,14 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 
+from router.delta.casting import within
 from router.delta.commit import to_arrow, to_delta
-from router.delta.handles import Handles
-from router.delta.narrowing import within
-from router.delta.schema import compare, cut, merge, plain_schema
+from router.delta.schema_diff import compare, cut, merge, plain_schema
+from router.delta.table_cache import Handles
 from router.engine import ledger
 from router.engine.commit import widen
-from router.engine.guard import any_of
-from router.engine.route import lane_of
+from router.engine.label.safe_columns import any_of
+from router.engine.label.route import lane_of
 from router.engine.ruled import lost, narrowed, unfit
 from router.engine.start import Checkpoint
 from router.engine.waiting import OWN, Approval, allowed, approvals, released, write

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from router.applying import Applied
-    from router.engine.layout import Layout
+    from router.engine.label.layout import Layout
     from router.engine.manifest import Manifest
-    from router.engine.steps import Steps
+    from router.engine.progress import Steps
 
 
 def report(query: str, layout: Layout, manifest: Manifest, steps: Steps, applied: Mapping[str, Applied]) -> BatchReport:

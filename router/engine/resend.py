@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from router.applying import ApplyingSink, Batch, Opening
-from router.delta.handles import Handles
+from router.delta.table_cache import Handles
 from router.engine import ledger
 from router.engine.apply import bury, keeper
-from router.engine.layout import COORDINATES
-from router.engine.route import lane_of, sink_names
+from router.engine.label.layout import COORDINATES
+from router.engine.label.route import lane_of, sink_names
 from router.engine.start import locked
 from router.errors import RouterError, SinkError, StartError
 

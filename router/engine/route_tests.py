@@ -14,12 +14,12 @@ import pyarrow as pa
 from router.applying import ApplyingSink, Opening
 from router.delta.lake import Lake
 from router.engine.batch import Batches
-from router.engine.layout import BRONZE_SCHEMA
+from router.engine.label.layout import BRONZE_SCHEMA
 from router.engine.manifest import Shelf
 from router.engine.memory import Forgotten
-from router.engine.route import lane_of, sink_names
+from router.engine.label.route import lane_of, sink_names
 from router.errors import RouterError, StartError
-from router.keyed import MergingSink
+from router.merging import MergingSink
 from router.parts import Preparation
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow.compute as pc
 from pyarrow import fs
 
-from router.delta.handles import THREADS
+from router.delta.table_cache import THREADS
 from router.engine import source
 from router.errors import StartError
 from router.registry import parts_in

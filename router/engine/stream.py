@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from router.config.loader import Loaded
     from router.config.models import Config, Trigger
     from router.engine.start import Accept
-    from router.engine.steps import Watch
+    from router.engine.progress import Watch
     from router.registry import Registry
 
 log = logging.getLogger("router")

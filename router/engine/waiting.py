@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from pyarrow import dataset, fs
 
 from router.delta.commit import to_arrow, to_arrow_schema, to_delta
-from router.delta.schema import Difference, compare, plain_schema
-from router.engine.layout import COORDINATES, VERSIONS, WAITING
-from router.engine.route import lane_of, sink_names
+from router.delta.schema_diff import Difference, compare, plain_schema
+from router.engine.label.layout import COORDINATES, VERSIONS, WAITING
+from router.engine.label.route import lane_of, sink_names
 from router.parts import TableSink
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from router.config.loader import load
 from router.config.models import Trigger
-from router.delta.kept import KeptParts
+from router.delta.staged_files import KeptParts
 from router.engine import ledger, session, stream
 from router.engine.manifest import Shelf
 from router.registry import load_registry

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from router.delta.commit import TableCommit, to_arrow, to_delta
-from router.delta.schema import compare, plain_schema
+from router.delta.schema_diff import compare, plain_schema
 from router.engine.write import Landing
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from router.config.loader import Loaded, load
 from router.config.models import Maintenance, Trigger
 from router.delta.lake import Lake
 from router.delta.maintenance import forget
-from router.engine.caretaker import Caretaker
 from router.engine.detached import detached_lanes
 from router.engine.ledger import last
+from router.engine.maintenance import Caretaker
 from router.engine.stream import Options, run
 from router.registry import Registry, load_registry
 from router_demo.api import Api, Failure

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 
 from router import BatchError
 from router.config.models import Landing, Route
-from router.delta.narrowing import narrowed, within
-from router.delta.schema import merge
+from router.delta.casting import narrowed, within
+from router.delta.schema_diff import merge
 from router.engine import ruled
 from router_decoders import Json
 from router_rules import Sql

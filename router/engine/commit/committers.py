@@ -13,8 +13,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from router.delta.commit import TableCommit, commit, done, to_arrow_schema, unsupported
-from router.delta.handles import THREADS
-from router.engine.columns import quoted
+from router.delta.table_cache import THREADS
+from router.engine.label.column_types import quoted
 from router.errors import TableError
 
 if TYPE_CHECKING:

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
+from router.delta.casting import within
 from router.delta.commit import LandedFile, TableCommit, to_arrow, to_delta
-from router.delta.narrowing import within
-from router.delta.schema import Difference, compare, cut, plain, plain_schema
-from router.engine.layout import BRONZE_SCHEMA, DEAD_SCHEMA, Layout, Ruling
+from router.delta.schema_diff import Difference, compare, cut, plain, plain_schema
+from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, Layout, Ruling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from deltalake import DeltaTable
 
-    from router.delta.handles import Handles
+    from router.delta.table_cache import Handles
 
 V = TypeVar("V")
 Named = dict[str, set[str]]

@@ -20,7 +20,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from router.delta.schema import plain_schema
+from router.delta.schema_diff import plain_schema
 from router.errors import StartError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
-from router.delta.schema import plain_schema
-from router.engine.keyed import check, merge_struct
+from router.delta.schema_diff import plain_schema
+from router.engine.upsert_columns import check, merge_struct
 from router.engine.label.column_types import kind_of, rows_schema
 from router.engine.label.expressions import Node, column_node, translate
 from router.engine.label.layout import (
@@ -28,7 +28,7 @@ from router.engine.label.layout import (
 from router.engine.label.safe_columns import holds, tried
 from router.engine.label.tombstones import taken
 from router.errors import StartError
-from router.keyed import MergingSink
+from router.merging import MergingSink
 from router.parts import TableSink
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from router.archives import keep_archives
-from router.delta.narrowing import brought, narrowed
+from router.delta.casting import brought, narrowed
 from router.engine.label.labels import Labelling, labelled
 from router.engine.label.layout import (
     BRONZE_SCHEMA,
