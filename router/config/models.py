@@ -160,10 +160,6 @@ class Landing(Model):
     spread: Literal["auto", "keep", "by_table"] = Field(
         default="auto", description="`by_table` shuffles so that a table's rows meet in one task: fewer small files"
     )
-    fuse: bool = Field(
-        default=True,
-        description="decode and match in the tasks that write, where the decoder and the routes allow it: faster",
-    )
 
 
 class Maintenance(Model):
@@ -207,7 +203,11 @@ class Config(Model):
     dead_letters: TableName
     unmatched: Literal["dead_letters", "drop"] = "dead_letters"
     ledger: TableName = "ops.ledger"
-    engine: Literal["arrow", "spark"] = "arrow"
+    commit: Literal["auto", "spark"] = Field(
+        default="auto",
+        description="who commits: `auto` takes delta-rs for the tables that it can write and Delta on Spark for the "
+        "others; `spark` takes Delta on Spark for all, for catalogs and storage that only Spark may write",
+    )
     trigger: Trigger = Trigger(continuous=True)
     landing: Landing = Landing()
     register_tables: bool = Field(
@@ -216,13 +216,13 @@ class Config(Model):
     maintenance: tuple[Maintenance, ...] = Field(
         default=(), description="how tables are kept in shape; the first that names a table counts"
     )
-    lane_retention: Interval = Field(
+    outbox_retention: Interval = Field(
         default="168 h",
-        description="rows that a detached sink has dealt with leave its lane when their record is older than this",
+        description="rows that a detached sink has dealt with leave its outbox when their record is older than this",
     )
     debug: bool = Field(
         default=False,
-        description="write to LAKE_debug with a checkpoint of its own, and send nothing: see lanes",
+        description="write to LAKE_debug with a checkpoint of its own, and send nothing: see the outboxes",
     )
     spark: dict[str, str] = Field(default_factory=dict, description="Spark settings of the session")
 

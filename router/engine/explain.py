@@ -14,9 +14,10 @@ from router.delta.commit import unsupported
 from router.delta.lake import Lake
 from router.delta.row_versions import deletions_table
 from router.delta.upsert import Choice, choice
-from router.engine.merge.backlog import PendingRows
+from router.engine.checkpoint_store import CheckpointStore
 from router.engine.label.route import sink_names
-from router.engine.start import Checkpoint
+from router.engine.merge.backlog import PendingRows
+from router.engine.start_checks import Checkpoint
 from router.engine.upsert_columns import asked
 from router.errors import TableError
 from router.merging import MergingSink
@@ -51,8 +52,8 @@ def explain(config: Config, table: str) -> list[tuple[str, str]]:
     lines += _table(lake, table, handle) if handle else [("rows", "none: it is made with the first of them")]
     lines += [("written by", f"`{key}`: {what}") for key, what in own]
     for writer in found:
-        lines += _writer(writer, handle, config.engine)
-        lines += _waiting(PendingRows(checkpoint, writer.place), table)
+        lines += _writer(writer, handle, "spark" if config.commit == "spark" else "arrow")
+        lines += _waiting(PendingRows(CheckpointStore(checkpoint), writer.place), table)
     return lines
 
 

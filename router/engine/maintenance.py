@@ -33,10 +33,10 @@ log = logging.getLogger("router")
 
 
 @dataclass
-class Caretaker:
+class TableMaintenance:
     """Maintain the tables of a query when their time has come. What it counts begins anew with each process.
 
-    The tables in `left` are not touched: the lanes of detached sinks. Their queries follow each commit that brings
+    The tables in `left` are not touched: the outboxes of detached sinks. Their queries follow each commit that brings
     rows, and files that were joined bring none: what had not been sent yet would be deleted with the old files.
     """
 

@@ -1,4 +1,9 @@
-"""Commit a decided batch: one Delta commit per table, in parallel, each at most once."""
+"""Commit a decided batch: one Delta commit per table, in parallel, each at most once.
+
+A table's committer follows from its protocol and metadata: delta-rs where it implements every feature that the table
+has, Delta on Spark for the others, which appends the rows of the staged files. `commit: spark` takes Delta on Spark for
+all, for catalogs and storage that only Spark may write: then even schemas and transaction ids are read through Spark.
+"""
 
 from __future__ import annotations
 
@@ -7,40 +12,42 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pyarrow import fs
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from router.delta.commit import TableCommit, commit, done, to_arrow_schema, unsupported
+from router.delta.spark_table import spark_table
 from router.delta.table_cache import THREADS
 from router.engine.label.column_types import quoted
 from router.errors import TableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from deltalake import DeltaTable
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from router.delta.lake import Lake
 
 
 @dataclass(frozen=True)
-class Committer:
-    """Commit with delta-rs; with Delta on Spark where delta-rs refuses a table or a column has to be widened."""
+class Committers:
+    """The committers of a lake: `only_spark` leaves nothing to delta-rs."""
 
     lake: Lake
     spark: SparkSession
+    only_spark: bool = False
 
     def commit(
         self,
         commits: tuple[TableCommit, ...],
-        handles: dict[str, DeltaTable | None],
+        tables: Mapping[str, Any],
         notes: dict[str, str],
         tell: Callable[[int], None] = lambda done: None,
     ) -> int:
-        """Make every commit that is not there yet; return how many were made.
+        """Make every commit that is not there yet; return how many were made. `tables` are those that are open.
 
         A table that fails does not keep the others from theirs; its error is raised at the end. Commits of one
         table run one after another: they would only get into each other's way.
@@ -50,8 +57,8 @@ class Committer:
             by_table[work.table].append(work)
         made, errors = 0, []
         with ThreadPoolExecutor(THREADS) as pool:
-            waiting = [pool.submit(partial(self._table, works, handles, notes)) for works in by_table.values()]
-            for index, future in enumerate(waiting):
+            running = [pool.submit(partial(self._table, works, tables, notes)) for works in by_table.values()]
+            for index, future in enumerate(running):
                 try:
                     made += future.result()
                 except TableError as error:
@@ -61,27 +68,35 @@ class Committer:
             raise errors[0]
         return made
 
-    def _table(self, works: list[TableCommit], handles: dict[str, DeltaTable | None], notes: dict[str, str]) -> int:
+    def staged(self, works: Iterable[TableCommit]) -> bool:
+        """Say whether the files of decided commits are still there: a VACUUM takes what no commit refers to."""
+        found = self.lake.files.get_file_info([file.path for work in works for file in work.files])
+        return all(info.type is fs.FileType.File for info in found)
+
+    def _table(self, works: list[TableCommit], tables: Mapping[str, Any], notes: dict[str, str]) -> int:
         made = 0
         for work in works:
             # a second target of one table needs what the first one did to it
-            handle = handles.get(work.table) if work is works[0] else None
-            handle = handle or self.lake.open(work.table)
-            if handle is not None and (work.widened or unsupported(handle)):
-                made += self._with_spark(work, notes, handle)
+            table = tables.get(work.table) if work is works[0] else None
+            if self.only_spark:
+                made += self._with_spark(work, notes, table or spark_table(self.spark, self.lake, work.table))
+                continue
+            table = table or self.lake.open(work.table)
+            if table is not None and (work.widened or unsupported(table)):
+                made += self._with_spark(work, notes, table)
             else:
-                made += commit(self.lake, work, notes, handle)
+                made += commit(self.lake, work, notes, table)
         return made
 
-    def _with_spark(self, work: TableCommit, notes: dict[str, str], handle: DeltaTable) -> bool:
-        """Append the landed files' rows through Delta on Spark, under the same transaction id."""
-        if done(handle, work):
+    def _with_spark(self, work: TableCommit, notes: dict[str, str], table: Any) -> bool:
+        """Append the staged files' rows through Delta on Spark, under the same transaction id."""
+        if table is not None and done(table, work):
             return False
         try:
             self._append(self.spark.newSession(), work, notes)
         except Exception as error:  # whatever Spark raises belongs to this table only
             raise TableError(work.table, f"the append failed: {error}; it is tried again from the manifest") from error
-        if not work.table.startswith("lanes."):  # their rows live in the files of the commit now; a sink reads a lane's
+        if not work.table.startswith("outbox."):  # a sink still reads those; the rows of others are in the table now
             for file in work.files:
                 self.lake.files.delete_file(file.path)
         return True
@@ -90,11 +105,17 @@ class Committer:
         address = self.lake.address(work.table)
         if work.widened:
             widen(session, address, work.widened)
-        files = [f"{self.lake.root}/{file.path}" for file in work.files]
-        rows = session.read.option("mergeSchema", "true").parquet(*files)
+        rows = staged_rows(session, self.lake, work)
         writer = rows.write.format("delta").mode("append").option("mergeSchema", "true")
         writer = writer.option("txnAppId", work.app_id).option("txnVersion", work.version)
         writer.option("userMetadata", json.dumps(notes)).save(address)
+
+
+def staged_rows(session: SparkSession, lake: Lake, work: TableCommit) -> DataFrame:
+    """Return the rows of a commit from its staged files, with the columns in the table's order. Lazy."""
+    files = [f"{lake.root}/{file.path}" for file in work.files]
+    kinds = from_arrow_schema(to_arrow_schema(work.columns), prefer_timestamp_ntz=True)
+    return session.read.schema(kinds).parquet(*files)
 
 
 def widen(session: SparkSession, address: str, widened: str) -> None:

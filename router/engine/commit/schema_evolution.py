@@ -1,74 +1,73 @@
-"""Hold landed files against the tables they are for: what to add, and what must land differently.
+"""Decide how staged files go into their tables: what a table gains, and which rows must land otherwise.
 
 The tables are opened once: what is decided here is committed with the same handles. Where a table's schema or the
-number of tables says that rows must land otherwise, the new ruling says how, and the batch is landed again. That is
-rare: a ruling is kept for the batches that follow.
+number of tables demands other rows, the demands say which, and the batch is landed again. That is rare: they are kept
+for the batches that follow.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
 from router.delta.casting import within
 from router.delta.commit import LandedFile, TableCommit, to_arrow, to_delta
 from router.delta.schema_diff import Difference, compare, cut, plain, plain_schema
-from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, Layout, Ruling
+from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, Demands, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from deltalake import DeltaTable
-
-    from router.delta.table_cache import Handles
+    from router.delta.lake import Lake
 
 V = TypeVar("V")
 Named = dict[str, set[str]]
 
 
 @dataclass(frozen=True)
-class Fit:
-    """Be the outcome: the commits to make, the open tables, and the ruling the files should have landed under.
+class Decision:
+    """The commits to make, the open tables, and the demands under which the files should have landed.
 
     `refused` says which tables must not change and would have to.
     """
 
     commits: tuple[TableCommit, ...]
-    handles: dict[str, DeltaTable | None]
-    ruling: Ruling
+    handles: dict[str, Any]
+    demands: Demands
     refused: tuple[str, ...] = ()
 
 
 @dataclass
-class Fitter:
-    """Fit batches of one query; remembers only the names of tables that exist."""
+class SchemaEvolution:
+    """The decisions of one query; it remembers only the names of tables that exist."""
 
-    handles: Handles
+    lake: Lake
+    tables: Any
     query: str
     known: dict[str, set[str]] = field(default_factory=dict)
 
-    def fit(
+    def decide(
         self,
         layout: Layout,
         files: Iterable[LandedFile],
-        ruling: Ruling,
+        demands: Demands,
         batch: int,
-        waiting: Iterable[str] = (),
+        quarantined: Iterable[str] = (),
         named: Named | None = None,
-    ) -> Fit:
-        """Return the commits for landed files, and the ruling that the tables ask for.
+    ) -> Decision:
+        """Return the commits for staged files, and what the tables demand.
 
-        `waiting` are the places for which rows wait: they may have no file, and the table may have grown. `named` has
-        the tables that the rows of a lane are for, by target.
+        `quarantined` are the places for which rows wait: they may have no file, and the table may have grown. `named`
+        has the tables that the rows of an outbox are for, by target.
         """
-        by_table = _grouped(files, waiting)
-        handles = self.handles.open(by_table)
+        by_table = _grouped(files, quarantined)
+        handles = self.tables.open(by_table)
         schemas = {"/bronze": BRONZE_SCHEMA, "/dead_letters": DEAD_SCHEMA}
         schemas |= {target.key: target.schema for target in layout.all_targets}
-        casts, conflicts, frozen = dict(ruling.casts), dict(ruling.conflicts), dict(ruling.frozen)
+        casts, conflicts, frozen = dict(demands.casts), dict(demands.conflicts), dict(demands.frozen)
         modes = {target.key: target.evolution for target in layout.targets}
         commits: list[TableCommit] = []
         refused: list[str] = []
@@ -77,7 +76,7 @@ class Fitter:
             for target, landed in sorted(targets.items()):
                 place = f"{target}/{table}"
                 present = {name for file in landed for name in file.columns}
-                present |= {*ruling.conflicts.get(place, {}), *ruling.frozen.get(place, {})}
+                present |= {*demands.conflicts.get(place, {}), *demands.frozen.get(place, {})}
                 come = pa.schema([column for column in schemas[target] if column.name in present])
                 difference = compare(have, come) if have is not None else Difference()
                 mode = modes.get(target, "evolve")
@@ -94,8 +93,8 @@ class Fitter:
                 commits.append(self._commit(table, target, tuple(landed), come, difference, batch))
                 have = pa.unify_schemas([have, come], promote_options="permissive") if have is not None else come
         allowed = self._allowed(layout, {table: set(targets) for table, targets in by_table.items()}, named or {})
-        found = Ruling(_filled(casts), _filled(conflicts), {**ruling.allowed, **allowed}, _filled(frozen))
-        return Fit(tuple(commits), handles, found, tuple(refused))
+        found = Demands(_filled(casts), _filled(conflicts), {**demands.allowed, **allowed}, _filled(frozen))
+        return Decision(tuple(commits), handles, found, tuple(refused))
 
     def committed(self, tables: Iterable[str]) -> None:
         """Remember that tables exist now."""
@@ -118,12 +117,12 @@ class Fitter:
             widened=to_delta(pa.schema(list(found.widened))) if found.widened else None,
         )
 
-    def _allowed(self, layout: Layout, by_table: dict[str, set[str]], lanes: Named) -> dict[str, frozenset[str]]:
+    def _allowed(self, layout: Layout, by_table: dict[str, set[str]], outboxes: Named) -> dict[str, frozenset[str]]:
         """Return the allowed names of the targets that named more tables than they may have."""
         found = {}
         fixed = {target.table for target in layout.targets} | {layout.bronze, layout.dead_letters}
         for target in layout.targets:
-            named = lanes.get(target.key, set())
+            named = outboxes.get(target.key, set())
             if target.table is None:
                 named = {table for table, targets in by_table.items() if target.key in targets}
             if not named:
@@ -133,27 +132,27 @@ class Fitter:
             if len(existing) + len(new) > target.at_most:
                 room = max(0, target.at_most - len(existing))
                 found[target.key] = frozenset(existing | set(new[:room]))
-            if target.names_in_lane:
+            if target.names_in_outbox:
                 self.committed(found.get(target.key, named) & named)  # the merge makes them
         return found
 
     def _tables(self, layer: str) -> set[str]:
         if layer not in self.known:
-            self.known[layer] = set(self.handles.lake.tables(layer))
+            self.known[layer] = set(self.lake.tables(layer))
         return self.known[layer]
 
 
-def _grouped(files: Iterable[LandedFile], waiting: Iterable[str]) -> dict[str, dict[str, list[LandedFile]]]:
+def _grouped(files: Iterable[LandedFile], quarantined: Iterable[str]) -> dict[str, dict[str, list[LandedFile]]]:
     found: dict[str, dict[str, list[LandedFile]]] = defaultdict(lambda: defaultdict(list))
     for file in files:
         found[file.table][file.target].append(file)
-    for place in waiting:
+    for place in quarantined:
         target, table = place.rsplit("/", 1)
         found[table].setdefault(target, [])
     return found
 
 
-def _schema(table: DeltaTable | None) -> pa.Schema | None:
+def _schema(table: Any) -> pa.Schema | None:
     return None if table is None else plain_schema(to_arrow(table))
 
 
@@ -182,5 +181,5 @@ def _written(come: pa.Schema, difference: Difference) -> pa.Schema:
     return pa.schema([pa.field(c.name, cut(difference.cast.get(c.name, c.type), c.type)) for c in kept])
 
 
-def _filled(rulings: dict[str, dict[str, V]]) -> dict[str, dict[str, V]]:
-    return {table: found for table, found in rulings.items() if found}
+def _filled(demands: dict[str, dict[str, V]]) -> dict[str, dict[str, V]]:
+    return {table: found for table, found in demands.items() if found}

@@ -119,7 +119,9 @@ class Planner:
 
     def plan(self, raw: DataFrame) -> Plan:
         """Return the plan of one batch. Needs the columns of `RAW_SCHEMA`. Lazy."""
-        if self.stages is None or self.stages.decoder is not self.decoder:  # one that learnt something is another object
+        if (
+            self.stages is None or self.stages.decoder is not self.decoder
+        ):  # one that learnt something is another object
             self.stages = self._stages(raw.sparkSession)
             self._tell(self.stages)
         return Plan(raw, self.stages)
@@ -135,12 +137,12 @@ class Planner:
         arrow = decoder.decoding()
         records = spark.createDataFrame([], RAW_SCHEMA)
         before = arrow.before(records) if arrow and arrow.before else records
-        adds = list(arrow.adds) if arrow else decoder.decode(records).schema[len(records.schema) :]
-        kinds = StructType([*records.schema, *adds])
+        adds = arrow.adds if arrow else decoder.decode(records).schema
+        kinds = StructType([*records.schema, *(field for field in adds if field.name not in RAW_COLUMNS)])
         frame = spark.createDataFrame([], kinds)
         dead = tombstones(config, frame)
         if dead:
-            kinds = StructType([*kinds, StructField(TOMBSTONE, BooleanType())])
+            kinds = StructType([*kinds.fields, StructField(TOMBSTONE, BooleanType())])
             frame = spark.createDataFrame([], kinds)
         shipped = replace(arrow, before=None) if arrow else None  # a closure of the driver's
         decoding = Decoding(shipped, dead, tuple(before.columns[len(records.columns) :]))
@@ -155,7 +157,9 @@ class Planner:
         self, frame: DataFrame, layout: Layout, *, tombstones: bool
     ) -> tuple[tuple[RouteExpressions, ...], tuple[dict[str, Column], ...], dict[str, str]]:
         """Return the expressions of each route, and the columns and the names of those that are left to Spark."""
-        found, levels, left = [], ({}, {}), {}
+        found: list[RouteExpressions] = []
+        levels: tuple[dict[str, Column], ...] = ({}, {})
+        left: dict[str, str] = {}
         decoded = F.col("event").isNotNull()
         living = decoded & ~F.col(TOMBSTONE) if tombstones else decoded
         for route, labels in zip(self.routes, layout.routes, strict=True):
@@ -166,7 +170,7 @@ class Planner:
                 expressions, columns = route.by_spark(frame, labels, decoded if taken(route.route) else living)
                 found.append(expressions)
                 for level, more in zip(levels, columns, strict=True):
-                    level |= more
+                    level.update(more)
         return tuple(found), tuple(level for level in levels if level), left
 
 

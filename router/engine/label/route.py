@@ -13,7 +13,6 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
 from router.delta.schema_diff import plain_schema
-from router.engine.upsert_columns import check, merge_struct
 from router.engine.label.column_types import kind_of, rows_schema
 from router.engine.label.expressions import Node, column_node, translate
 from router.engine.label.layout import (
@@ -27,6 +26,7 @@ from router.engine.label.layout import (
 )
 from router.engine.label.safe_columns import holds, tried
 from router.engine.label.tombstones import taken
+from router.engine.upsert_columns import check, merge_struct
 from router.errors import StartError
 from router.merging import MergingSink
 from router.parts import TableSink
@@ -132,7 +132,9 @@ class RoutePlanner:
         )
         return self._expressions(labels, rule[0], checks, tuple(row) or None, names, deletes, newest)
 
-    def by_spark(self, frame: DataFrame, labels: RouteLabels, given: Column) -> tuple[RouteExpressions, list[dict[str, Column]]]:  # fmt: skip
+    def by_spark(
+        self, frame: DataFrame, labels: RouteLabels, given: Column
+    ) -> tuple[RouteExpressions, list[dict[str, Column]]]:
         """Return what tasks read from columns that Spark evaluates, and these columns, level by level.
 
         `given` are the rows that the route looks at. Every column is guarded: what raises on a row is null on it, and
@@ -147,9 +149,12 @@ class RoutePlanner:
             for kind in ("names", "deletes", "newest")
             for k, column in enumerate(getattr(asked, kind))
         }
-        nodes = {name: column_node(name) for name in (*checks, *row, *others)}
-        parts = [[node for name, node in nodes.items() if name.startswith(f"_{kind}{i}_")] for kind in ("check", "names", "deletes", "newest")]  # fmt: skip
-        found = self._expressions(labels, column_node(f"_matched{i}"), parts[0], nodes[self.rows] if row else None, *parts[1:])  # fmt: skip
+        rule, whole = column_node(f"_matched{i}"), column_node(self.rows) if row else None
+        kinds = ("check", "names", "deletes", "newest")
+        checked, *rest = (
+            [column_node(name) for name in {**checks, **others} if name.startswith(f"_{kind}{i}_")] for kind in kinds
+        )
+        found = self._expressions(labels, rule, checked, whole, *rest)
         return found, [{f"_matched{i}": holds(given, asked.rule)}, {**checks, **row, **others}]
 
     def _expressions(

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import operator
+from functools import reduce
+from typing import TYPE_CHECKING
+
 from pyspark import SparkContext
 from pyspark.sql import Column
 from pyspark.sql import functions as F
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def tried(column: Column) -> Column:
@@ -24,3 +31,8 @@ def tried(column: Column) -> Column:
 def holds(given: Column, condition: Column) -> Column:
     """Return whether a condition is true on the rows where `given` is; null and what raises are false."""
     return F.coalesce(tried(F.when(given, condition)), F.lit(False))
+
+
+def any_of(columns: Iterable[Column]) -> Column:
+    """Return whether any of the conditions is true."""
+    return reduce(operator.or_, columns, F.lit(False))

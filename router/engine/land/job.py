@@ -92,9 +92,7 @@ class LandingJob:
         self.measured = found.aside > BIG_SHARE * max(1, sum(count["read"] for count in found.counts))
         tables, rows = len({file.table for file in found.files}), sum(file.rows for file in found.files)
         self.tiny = (
-            self._cores >= FEW_CORES
-            and tables * self._cores > MANY_FILES
-            and rows < TINY_FILE * tables * self._cores
+            self._cores >= FEW_CORES and tables * self._cores > MANY_FILES and rows < TINY_FILE * tables * self._cores
         )
         return found
 

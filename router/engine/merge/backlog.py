@@ -15,8 +15,8 @@ from router.engine.upsert_columns import TABLE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from router.delta.lake import Lake
     from router.engine.balance import Partition
+    from router.engine.checkpoint_store import CheckpointStore
 
 
 Spans = dict[str, dict[int, tuple[int, int]]]
@@ -36,7 +36,7 @@ class Pending:
 class PendingRows:
     """Remember, beside the checkpoint, the rows of one lane that wait."""
 
-    place: Lake
+    store: CheckpointStore
     key: str
 
     def before(self, query: str, batch: int) -> dict[str, Pending]:
@@ -54,10 +54,10 @@ class PendingRows:
             name: {table: asdict(pending) for table, pending in found.items()}
             for name, found in (("before", before), ("now", now))
         }
-        self.place.write(self._path, json.dumps({"after": [query, batch], **tables}).encode())
+        self.store.write(self._path, json.dumps({"after": [query, batch], **tables}).encode())
 
     def _read(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.place.read(self._path) or b'{"after": [], "before": {}, "now": {}}')
+        found: dict[str, Any] = json.loads(self.store.read(self._path) or b'{"after": [], "before": {}, "now": {}}')
         return found
 
     @property

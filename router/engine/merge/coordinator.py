@@ -16,13 +16,12 @@ from router.applying import Applied
 from router.delta.commit import TableCommit, to_delta
 from router.delta.table_cache import THREADS
 from router.delta.upsert import LARGE, choice
-from router.engine.commit import Committer
 from router.engine.label.layout import DEAD_SCHEMA
+from router.engine.land.parquet_writer import Staging
 from router.engine.merge.backlog import Pending, PendingRows, joined, with_pending
 from router.engine.merge.delta_rs import Job, Outcomes, outcomes
 from router.engine.merge.delta_spark import SparkMerger
 from router.engine.upsert_columns import TABLE, asked, counted
-from router.engine.land.parquet_writer import Landing
 from router.errors import SinkError
 
 if TYPE_CHECKING:
@@ -33,8 +32,9 @@ if TYPE_CHECKING:
     from router.config.models import Landing as Options
     from router.delta.lake import Lake
     from router.engine.balance import Partition
+    from router.engine.checkpoint_store import CheckpointStore
+    from router.engine.commit.committers import Committers
     from router.engine.label.layout import Target
-    from router.engine.manifest import Shelf
     from router.merging import Keyed, MergingSink
 
 
@@ -51,7 +51,7 @@ MERGES = {
 
 
 @dataclass(frozen=True)
-class Lane:
+class OutboxRows:
     """Be what a merging sink got in one batch: `events` are the rows of `work`, read from `partitions`."""
 
     target: Target
@@ -72,7 +72,8 @@ class Merger:
     query: str
     lake: Lake
     spark: SparkSession
-    shelf: Shelf
+    store: CheckpointStore
+    committers: Committers
     options: Options
     dead_letters: str
     engine: str
@@ -80,19 +81,19 @@ class Merger:
     known: dict[str, KnownTables] = field(default_factory=dict)
     left: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def merge(self, sink: MergingSink, lane: Lane) -> Applied:
+    def merge(self, sink: MergingSink, rows: OutboxRows) -> Applied:
         """Merge one lane's rows of this batch into their tables; return the counts of rows.
 
         Doing it again changes nothing. The rows of a table that cannot be written wait, and are merged with those of a
         later batch; the counts are then with what waited before. Raises SinkError where waiting does not help.
         """
-        target, work = lane.target, lane.work
-        room = PendingRows(self.shelf.place, target.key)
+        target, work = rows.target, rows.work
+        room = PendingRows(self.store, target.key)
         before = room.before(self.query, work.version)
-        events = with_pending(lane.events, before, self.spark, self.lake.address(work.table))
-        found = self._outcomes(sink, lane, events)
-        pending = self._pending(found, lane, before)
-        self._bury(found, work, lane.notes)
+        events = with_pending(rows.events, before, self.spark, self.lake.address(work.table))
+        found = self._outcomes(sink, rows, events)
+        pending = self._pending(found, rows, before)
+        self._bury(found, work, rows.notes)
         applied, dead = found.counts.get("applied", 0), found.counts.get("refused", 0)
         given, left = work.rows + _rows(before), _rows(pending)
         if applied + dead + left != given:
@@ -103,13 +104,13 @@ class Merger:
         if before or pending:
             room.note(self.query, work.version, before, pending)
         counts = Applied(applied, dead)
-        self.shelf.mark_applied(work.version, target.key, counts)
+        self.store.mark_applied(work.version, target.key, counts)
         told = ", ".join(f"{found.counts.get(name, 0)} {name}" for name in ("inserted", "updated", "deleted", "late"))
         log.info("batch %d, %s: %d tables, %s", work.version, target.key, len(found.tables), told)
         return counts
 
-    def _outcomes(self, sink: MergingSink, lane: Lane, events: DataFrame) -> Outcomes:
-        target, job = lane.target, self._job(sink, lane)
+    def _outcomes(self, sink: MergingSink, rows: OutboxRows, events: DataFrame) -> Outcomes:
+        target, job = rows.target, self._job(sink, rows)
         by_spark, found = SparkMerger(self.spark, self.lake, job), Outcomes()
         if target.key not in self.left:
             log.info("%s: %s", target.key, MERGES[job.keyed.engine])
@@ -118,23 +119,23 @@ class Merger:
             by_spark.merge(events, found)
             return found
         left = self._still_left(target, job.keyed)
-        if target.names_in_lane or not left:
+        if target.names_in_outbox or not left:
             several = TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism
             rest = events.filter(~F.col(TABLE).isin(*left)) if left else events
-            found = outcomes(rest, job, several if target.names_in_lane else 1)
+            found = outcomes(rest, job, several if target.names_in_outbox else 1)
         self._tell(target, left | found.spark)
         if self.left[target.key]:
             by_spark.merge(events.filter(F.col(TABLE).isin(*self.left[target.key])), found)
         return found
 
-    def _job(self, sink: MergingSink, lane: Lane) -> Job:
-        target, work, keyed = lane.target, lane.work, asked(counted(sink), self.engine)
-        landing = Landing(self.lake, self.options.file_bytes, self.options.buffer_bytes)
-        about = f"{self.query}/{target.key}", work.version, target.route, target.sink, self.dead_letters, lane.notes
+    def _job(self, sink: MergingSink, rows: OutboxRows) -> Job:
+        target, work, keyed = rows.target, rows.work, asked(counted(sink), self.engine)
+        landing = Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes)
+        about = f"{self.query}/{target.key}", work.version, target.route, target.sink, self.dead_letters, rows.notes
         return Job(landing, keyed, *about, self._known(target).names)
 
     def _known(self, target: Target) -> KnownTables:
-        return self.known.setdefault(target.key, KnownTables(self.shelf.place, target.key))
+        return self.known.setdefault(target.key, KnownTables(self.store, target.key))
 
     def _still_left(self, target: Target, keyed: Keyed) -> dict[str, str]:
         """Return the tables that were left to Delta on Spark and are, as they are now: their rows go there at once."""
@@ -159,9 +160,9 @@ class Merger:
             log.info("%s: delta-rs merges %s again", target.key, table)
         self.left[target.key] = left
 
-    def _pending(self, found: Outcomes, lane: Lane, before: dict[str, Pending]) -> dict[str, Pending]:
+    def _pending(self, found: Outcomes, rows: OutboxRows, before: dict[str, Pending]) -> dict[str, Pending]:
         """Return the rows that have to wait, by table; raise where that does not help."""
-        target, batch, failed = lane.target, lane.work.version, found.failed
+        target, batch, failed = rows.target, rows.work.version, found.failed
         if found.unfit:
             for file in found.files:  # the next try writes them anew
                 self.lake.files.delete_file(file.path)
@@ -171,7 +172,7 @@ class Merger:
             log.warning("batch %d, %s: %d rows wait for %s: %s", batch, target.key, found.left[table], table, what)
         for table in sorted(before.keys() - failed.keys()):
             log.info("batch %d, %s: %d rows that waited are in %s", batch, target.key, before[table].rows, table)
-        spans = {table: joined(before[table].spans if table in before else {}, lane.partitions) for table in failed}
+        spans = {table: joined(before[table].spans if table in before else {}, rows.partitions) for table in failed}
         return {table: Pending(found.left[table], spans[table], what) for table, what in failed.items()}
 
     def _bury(self, found: Outcomes, work: TableCommit, notes: dict[str, str]) -> None:
@@ -186,7 +187,7 @@ class Merger:
             files=tuple(found.files),
             columns=to_delta(DEAD_SCHEMA),
         )
-        if not Committer(self.lake, self.spark).commit((letters,), {}, notes):
+        if not self.committers.commit((letters,), {}, notes):
             for file in found.files:
                 self.lake.files.delete_file(file.path)
 
@@ -199,18 +200,18 @@ def _rows(pending: dict[str, Pending]) -> int:
 class KnownTables:
     """Remember them, beside the checkpoint, for one sink."""
 
-    place: Lake
+    store: CheckpointStore
     key: str
     names: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        self.names = frozenset(json.loads(self.place.read(self._path) or b"[]"))
+        self.names = frozenset(json.loads(self.store.read(self._path) or b"[]"))
 
     def note(self, tables: Iterable[str]) -> None:
         """Note tables that were merged into."""
         if new := frozenset(tables) - self.names:
             self.names |= new
-            self.place.write(self._path, json.dumps(sorted(self.names)).encode())
+            self.store.write(self._path, json.dumps(sorted(self.names)).encode())
 
     @property
     def _path(self) -> str:

@@ -21,8 +21,8 @@ from router.delta.row_checks import REASON, Unfit
 from router.delta.row_order import LANE_ONLY, PLACE
 from router.delta.upsert import Merged, NeedsSpark, Upsert, upsert
 from router.engine.label.layout import COORDINATES, DEAD_SCHEMA
-from router.engine.upsert_columns import TABLE
 from router.engine.land.parquet_writer import attempt
+from router.engine.upsert_columns import TABLE
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from router.engine.land.parquet_writer import Landing
+    from router.engine.land.parquet_writer import Staging
     from router.merging import Keyed
 
 
@@ -44,7 +44,7 @@ class Job:
     """Be what every task of a merging job is given. `app` and the table's name make a transaction id; `known` are the
     tables that the sink has merged into before."""
 
-    landing: Landing
+    staging: Staging
     keyed: Keyed
     app: str
     batch: int
@@ -106,7 +106,7 @@ def task(job: Job) -> Any:
 
     def merge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         keep_archives()
-        letters = job.landing.writer(job.batch, f"refused-{attempt()}")
+        letters = job.staging.writer(job.batch, f"refused-{attempt()}")
         reports: list[dict[str, Any]] = []
         for table, rows in tables(batches):
             report, refused = merged(job, table, rows)
@@ -144,7 +144,7 @@ def tables(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.Table]]:
 def merged(job: Job, table: str, rows: pa.Table) -> tuple[dict[str, Any], pa.Table | None]:
     """Merge one table; return the report, and the refused rows."""
     try:
-        found = upsert(job.landing.lake, job.upsert(table), rows)
+        found = upsert(job.staging.lake, job.upsert(table), rows)
     except NeedsSpark as why:
         return {"spark": str(why)}, None
     except TableError as error:

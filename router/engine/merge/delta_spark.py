@@ -34,10 +34,10 @@ from router.delta.scd2 import MOMENT
 from router.delta.schema_diff import Difference, compare, plain_schema
 from router.delta.table_cache import THREADS
 from router.delta.upsert import TRIES, WAIT_SECONDS, as_kept, assigned, changed, condition, refuse_absent, touched
+from router.engine.commit.committers import widen
 from router.engine.label.column_types import quoted
-from router.engine.commit import widen
-from router.engine.label.safe_columns import holds
 from router.engine.label.layout import DEAD_SCHEMA
+from router.engine.label.safe_columns import holds
 from router.engine.merge.delta_rs import COUNTS, buried
 from router.engine.upsert_columns import TABLE
 from router.errors import TableError

@@ -210,7 +210,7 @@ def begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, acc
 
 def try_parts_on_executors(spark: SparkSession, registry: Registry, config: Config) -> None:
     """Import what the parts need once on an executor, so that a shipping mistake fails now and in one sentence."""
-    modules = ["router.engine.land", *registry.modules(config)]
+    modules = ["router.engine.land.task", *registry.modules(config)]
     modules += dict.fromkeys(module for part in parts_in(config) for module in part.needs)
 
     def tried(_: Any) -> list[str]:

@@ -64,12 +64,17 @@ def translate(frame: DataFrame, columns: Sequence[Column]) -> list[Node]:
     return [_node(iter(json.loads(project.apply(k).toJSON()))) for k in range(len(named))]
 
 
-def evaluate(node: Node, columns: Mapping[str, pa.Array], rows: int) -> pa.Array:
-    """Return the value of an expression for every row."""
+def evaluate(node: Node, columns: Mapping[str, pa.Array], rows: int) -> tuple[pa.Array, pa.Array | None]:
+    """Return the value of an expression for every row, and the rows on which Spark raises (None: on none)."""
     found = _value(node, columns)
     if isinstance(found, pa.Scalar):
-        return pa.nulls(rows, found.type) if not found.is_valid else pa.repeat(found, rows)
-    return found
+        return (pa.nulls(rows, found.type) if not found.is_valid else pa.repeat(found, rows)), None
+    return found, None
+
+
+def column_node(name: str) -> Node:
+    """Return the expression that reads a column, whatever its type: one that Spark has evaluated."""
+    return Node("column", None, with_=name)
 
 
 def _node(entries: Any) -> Node:

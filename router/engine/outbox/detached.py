@@ -1,4 +1,4 @@
-"""Run the sinks that have a query of their own over their lane: a slow or broken other side then stalls nobody else."""
+"""Run the sinks that have a query of their own over their outbox: a slow or broken other side stalls nobody else."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from tenacity.nap import sleep_using_event
 from router.applying import Applied, ApplyingSink, Batch
 from router.config.models import interval
 from router.delta.maintenance import forget
-from router.delta.table_cache import Handles
 from router.engine import ledger
-from router.engine.apply import Applier
-from router.engine.manifest import Shelf
-from router.engine.outage import passing, short
-from router.engine.label.route import lane_of, sink_names
+from router.engine.checkpoint_store import CheckpointStore
+from router.engine.commit.committers import Committers
+from router.engine.label.layout import outbox_of
+from router.engine.label.route import sink_names
+from router.engine.outbox.apply import Applier
+from router.engine.retryable_errors import passing, short
 from router.errors import SinkError, StartError, TableError
 
 if TYPE_CHECKING:
@@ -57,9 +58,9 @@ def detached_sinks(config: Config) -> Iterator[tuple[str, str, ApplyingSink]]:
                 yield route.name, name, sink
 
 
-def detached_lanes(config: Config) -> frozenset[str]:
+def detached_outboxes(config: Config) -> frozenset[str]:
     """Return the tables that detached sinks send from."""
-    return frozenset(lane_of(config.name, route, name) for route, name, _ in detached_sinks(config))
+    return frozenset(outbox_of(config.name, route, name) for route, name, _ in detached_sinks(config))
 
 
 class _Stopped(Exception):  # noqa: N818 - an order, no error
@@ -125,7 +126,7 @@ class DetachedSink:
         frame = self.spark.readStream.format("delta").option("maxFilesPerTrigger", FILES_AT_ONCE)
         # a lane is compacted, and emptied of what was sent long ago: neither brings rows
         frame = frame.option("skipChangeCommits", "true")
-        lane = self.lake.address(lane_of(self.config.name, self.route, self.name))
+        lane = self.lake.address(outbox_of(self.config.name, self.route, self.name))
         writer = frame.load(lane).writeStream.queryName(f"{self.config.name}/{self.key}").foreachBatch(self._handle)
         writer = writer.option("checkpointLocation", f"{self.checkpoint.root}/{self.place}")
         writer = writer.trigger(availableNow=True) if self.once else writer.trigger(processingTime=LOOK)
@@ -149,7 +150,7 @@ class DetachedSink:
 
     def _lane_is_there(self) -> bool:
         """Wait for the lane; say whether it came before the end."""
-        lane = lane_of(self.config.name, self.route, self.name)
+        lane = outbox_of(self.config.name, self.route, self.name)
         while self.lake.open(lane) is None:
             if self.once or self.stop.wait(1):
                 return False
@@ -169,14 +170,15 @@ class DetachedSink:
         run = self.spark.sparkContext.getLocalProperty("sql.streaming.queryId")
         assert run is not None  # Spark sets it for the thread of every streaming query
         owner = f"{self.config.name}:{run}"
-        applier = Applier(self.lake, Shelf.beside(self.checkpoint, run), self.config.dead_letters, owner)
+        applier = Applier(self.lake, CheckpointStore(self.checkpoint, run), self.config.dead_letters, owner)
         replay, self.began = not self.began, True  # the first batch of a start may have been begun before
         batch = Batch(
             self.config.name, number, self.route, self.name, replay, self.stop, applier.keeper(number, self.key)
         )
         counts = applier.apply(self.sink, events.count(), events, batch)
         row = {"query": self.config.name, "run": run, "batch_id": number, **ledger.of_sink(self.key, counts)}
-        ledger.append(Handles(self.lake), self.config.ledger, f"{owner}/ledger", number, [row])
+        committers = Committers(self.lake, self.spark, self.config.commit == "spark")
+        ledger.append(self.lake, None, committers, ledger.Entry(self.config.ledger, f"{owner}/ledger", number), [row])
         self._tell(number, counts, time.monotonic() - began)
         self.ended = number
         if time.monotonic() - self.tidied > TIDY_SECONDS:
@@ -185,11 +187,11 @@ class DetachedSink:
 
     def tidy(self, number: int) -> None:
         """Let the lane forget what was dealt with long ago; batch `number` has just been."""
-        lane = lane_of(self.config.name, self.route, self.name)
-        before = datetime.now(timezone.utc) - interval(self.config.lane_retention)
+        lane = outbox_of(self.config.name, self.route, self.name)
+        before = datetime.now(timezone.utc) - interval(self.config.outbox_retention)
         try:
             if (version := self._taken(number)) and (gone := forget(self.lake, lane, before, version - 1)):
-                log.info("%s: %d rows are older than %s", lane, gone, self.config.lane_retention)
+                log.info("%s: %d rows are older than %s", lane, gone, self.config.outbox_retention)
         except TableError as error:
             log.warning("%s", error)
 

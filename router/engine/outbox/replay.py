@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from router.applying import ApplyingSink, Batch, Opening
-from router.delta.table_cache import Handles
 from router.engine import ledger
-from router.engine.apply import bury, keeper
-from router.engine.label.layout import COORDINATES
-from router.engine.label.route import lane_of, sink_names
-from router.engine.start import locked
+from router.engine.checkpoint_store import CheckpointStore
+from router.engine.commit.committers import Committers
+from router.engine.label.layout import COORDINATES, outbox_of
+from router.engine.label.route import sink_names
+from router.engine.outbox.apply import append_dead_letters, keeper
+from router.engine.start_checks import locked
 from router.errors import RouterError, SinkError, StartError
 
 if TYPE_CHECKING:
@@ -167,9 +168,14 @@ class Resender:
         return f"{self.route}/{self.name}"
 
     @property
-    def lane(self) -> str:
+    def store(self) -> CheckpointStore:
+        """Return where a replay that has begun is noted."""
+        return CheckpointStore(self.checkpoint)
+
+    @property
+    def outbox(self) -> str:
         """Return the table that rows are sent from."""
-        return lane_of(self.config.name, self.route, self.name)
+        return outbox_of(self.config.name, self.route, self.name)
 
     def alone(self) -> AbstractContextManager[None]:
         """Hold the lock of the sink's replays; raise StartError while another holds it. A run has its own."""
@@ -177,13 +183,13 @@ class Resender:
 
     def cut_off(self) -> Begun | None:
         """Return a replay that was killed before it had told what it did."""
-        text = self.checkpoint.read(self._mark)
+        text = self.store.read(self._mark)
         return None if text is None else Begun.load(text)
 
     def find(self, asked: Asked, tables: Tables | None = None) -> Found | None:
         """Return the rows that are asked for; None where nothing was ever sent."""
         tables = tables or Tables(self.spark, self.lake)
-        lane, aside = tables(self.lane), self.sink.set_aside(self._batch(""), tables)
+        lane, aside = tables(self.outbox), self.sink.set_aside(self._batch(""), tables)
         if lane is None or aside is None:
             return None
         there = lane.select(*(F.col(old).alias(f"_of_{new}") for old, new in PLACE)).distinct()
@@ -210,17 +216,17 @@ class Resender:
         """Send rows again; write down what became of them, once. Raises RouterError."""
         batch = self._batch(begun.name)
         sink = self._prepared(found)
-        self.checkpoint.write(self._mark, begun.dump())
+        self.store.write(self._mark, begun.dump())
         try:
             resent = sink.resend(found.events, found.aside, batch)
         except RouterError:
             raise
         except Exception as error:
             what = f"{type(error).__name__}: {error}. The next replay ends this one first; to give it up, delete "
-            what += f"{self.checkpoint.root}/{self._mark}"
+            what += f"{self.checkpoint.root}/store/{self._mark}"
             raise SinkError(self.config.name, batch.id, self.route, self.name, what) from error
         self._book(found, batch, resent)
-        self.checkpoint.files.delete_file(self._mark)
+        self.store.delete(self._mark)
         return resent
 
     def _prepared(self, found: Found) -> ApplyingSink:
@@ -234,9 +240,10 @@ class Resender:
     def _book(self, found: Found, batch: Batch, resent: Resent) -> None:
         run = f"{self.config.name}:{batch.resending}"
         if resent.refused is not None:
-            bury(resent.refused, found.events, batch, self.lake, self.config.dead_letters, run)
+            append_dead_letters(resent.refused, found.events, batch, self.lake, self.config.dead_letters, run)
         row: dict[str, Any] = {"query": self.config.name, "run": batch.resending, **ledger.of_replay(self.key, resent)}
-        ledger.append(Handles(self.lake), self.config.ledger, f"{run}/ledger", 0, [row])
+        committers = Committers(self.lake, self.spark, self.config.commit == "spark")
+        ledger.append(self.lake, None, committers, ledger.Entry(self.config.ledger, f"{run}/ledger", 0), [row])
 
     def _batch(self, name: str) -> Batch:
         keeps = keeper(self.lake, f"{self.config.name}:{name}/{self.key}", 0)
@@ -248,7 +255,7 @@ class Resender:
 
     @property
     def _mark(self) -> str:
-        return f"{self._place}/begun.json"
+        return f"{self._place}.json"
 
 
 def _groups(joined: DataFrame) -> Iterator[Group]:
