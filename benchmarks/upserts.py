@@ -38,7 +38,7 @@ from router.engine.merge.coordinator import TASKS_PER_CORE
 from router.engine.merge.delta_rs import Job, Outcomes, outcomes
 from router.engine.merge.delta_spark import SparkMerger
 from router.engine.session import build_session, stop_session
-from router.engine.write import Landing
+from router.engine.land.parquet_writer import Landing
 from router.merging import Keyed
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 from router.delta.commit import TableCommit, to_arrow, to_delta
 from router.delta.schema_diff import compare, plain_schema
-from router.engine.write import Landing
+from router.engine.land.parquet_writer import Landing
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake

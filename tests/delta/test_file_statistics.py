@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from router.delta.file_statistics import INDEXED_COLUMNS, LONGEST
 from router.delta.lake import Lake
-from router.engine.write import Landing
+from router.engine.land.parquet_writer import Landing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

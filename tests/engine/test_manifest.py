@@ -10,7 +10,7 @@ from router.applying import Applied
 from router.delta.commit import LandedFile, TableCommit
 from router.delta.lake import Lake
 from router.engine.balance import Partition
-from router.engine.layout import Ruling
+from router.engine.label.layout import Ruling
 from router.engine.manifest import KEPT, Manifest, Shelf
 
 if TYPE_CHECKING:

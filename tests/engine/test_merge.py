@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.engine.layout import DEAD_SCHEMA
+from router.engine.label.layout import DEAD_SCHEMA
 from router.engine.merge.delta_rs import Job, Outcomes, tables, task
 from router.engine.merge.delta_spark import BURIED, DELETION, LETTER, REPORT, STATE, TOLD, Question, answers
-from router.engine.write import Landing
+from router.engine.land.parquet_writer import Landing
 from router.merging import Keyed
 from tests.delta.model import Record, lane
 

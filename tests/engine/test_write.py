@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from router.engine.write import OPEN_FILES, Landing
+from router.engine.land.parquet_writer import OPEN_FILES, Landing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
