@@ -16,7 +16,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from router.delta.naming import folded, refused
-from router.engine.expressions import Node, Untranslatable, evaluate, translate
+from router.engine.label.expressions import Node, Untranslatable, evaluate, translate
 from router.engine.layout import COORDINATES, DEAD_SCHEMA, RAW_COLUMNS, Layout, RouteLabels, Target
 from router.engine.tombstones import taken
 from router.keyed import MergingSink
@@ -192,7 +192,7 @@ class _Labels:
     def _project(self, labels: RouteLabels, nodes: tuple[Node, ...]) -> None:
         target = labels.targets[0]
         schema = [target.schema.field(k - len(nodes)) for k in range(len(nodes))]  # a lane has coordinates before them
-        values = [evaluate(node, self.columns, self.rows) for node in nodes]
+        values = [evaluate(node, self.columns, self.rows)[0] for node in nodes]
         values = [v if v.type == f.type else v.cast(f.type) for v, f in zip(values, schema, strict=True)]
         self.columns[target.rows] = pa.StructArray.from_arrays(values, fields=[f.with_nullable(True) for f in schema])
 
@@ -201,7 +201,7 @@ class _Labels:
         tables = pa.array([extra.table] * self.rows, pa.string()) if extra.table else self.columns[target.goes]
         self.columns[target.goes] = pc.and_(lands, tables.is_valid())
         kinds = list(target.schema)[len(COORDINATES) :][: 2 + len(extra.newest)]
-        newest = [evaluate(node, self.columns, self.rows) for node in extra.newest]
+        newest = [evaluate(node, self.columns, self.rows)[0] for node in extra.newest]
         values = [tables, self._holds(lands, extra.deletes), *newest]
         columns = [v if v.type == kind.type else v.cast(kind.type) for v, kind in zip(values, kinds, strict=True)]
         self.columns[str(target.extra)] = pa.StructArray.from_arrays(columns, fields=kinds)
@@ -209,7 +209,7 @@ class _Labels:
     def _name(self, route: str, sink: str, node: Node, columns: tuple[str, str | None], lands: Mask) -> None:
         """Apply the naming rule: once to every different name."""
         goes, misnamed = columns
-        name = evaluate(node, self.columns, self.rows)
+        name, _ = evaluate(node, self.columns, self.rows)
         coded = pc.if_else(lands, name, pa.scalar(None, pa.string())).dictionary_encode()
         given = coded.dictionary.to_pylist()
         tables = [None if (table := folded(text)) in self.fused.own else table for text in given]
@@ -222,7 +222,7 @@ class _Labels:
             self._letters(bad, "name", pc.fill_null(reasons, refused(None)), route, sink)
 
     def _holds(self, given: Mask, node: Node) -> Mask:
-        return pc.and_(given, pc.fill_null(evaluate(node, self.columns, self.rows), False))
+        return pc.and_(given, pc.fill_null(evaluate(node, self.columns, self.rows)[0], False))
 
     def _none(self) -> Mask:
         return pa.repeat(pa.scalar(False), self.rows)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from router.engine import tombstones
-from router.engine.expressions import Untranslatable
+from router.engine.label.expressions import Untranslatable
 from router.engine.fuse import Fused, fused
 from router.engine.guard import any_of, holds
 from router.engine.layout import Layout

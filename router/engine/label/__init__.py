@@ -1,0 +1,1 @@
+"""Which rows go where: routes, and what Arrow evaluates of their expressions."""
