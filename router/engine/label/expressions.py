@@ -1,91 +1,122 @@
-"""Evaluate a part of Spark's expressions on Arrow: what rules, projections and table names are mostly made of.
+"""Evaluate Spark's expressions on Arrow: what rules, projections and table names are mostly made of.
 
 Spark has analysed an expression before it is translated: names are resolved, the two sides of a comparison have the
-same type, every implicit cast is written out. Only what has the same value in both worlds, and cannot raise on a row,
-is translated; for anything else `Untranslatable` says what it is. `evaluate` runs on executors.
+same type, every implicit cast is written out. Only what has the same value in both worlds is translated; for anything
+else `Untranslatable` says what it is. `translate` runs on the driver, `evaluate` on executors.
+
+Where Spark would raise on a row, the value is null and the row is marked. Spark evaluates only what it needs:
+`a = 0 OR 10 / a > 1` does not raise where `a` is 0. Here every operand is evaluated for all rows, and its marks count
+on the rows where Spark would have come to it.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+import re
+from dataclasses import replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from router.engine.label import casts, functions, text
+from router.engine.label.tree import TIMES, Node, Untranslatable, arrow_type, given, repeated, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame
 
-TYPES: dict[str, pa.DataType] = {
-    "void": pa.null(),
-    "boolean": pa.bool_(),
-    "byte": pa.int8(),
-    "short": pa.int16(),
-    "integer": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-}
-"""The types of literals, and of what casts give."""
-INTEGERS = ("byte", "short", "integer", "long")
-NUMBERS = (*INTEGERS, "float", "double")
-WIDER = {(one, other) for k, one in enumerate(NUMBERS) for other in NUMBERS[k + 1 :]}
-WIDER |= {(kind, "string") for kind in (*INTEGERS, "boolean")}
-"""Casts that have one meaning and take every value. A long becomes the nearest double in both worlds."""
-COMPARED = (*NUMBERS, "string", "date", "timestamp")
+__all__ = ["Node", "Untranslatable", "evaluate", "translate"]
 
-
-class Untranslatable(Exception):  # noqa: N818 - an answer, no error
-    """Say which expression has no twin in Arrow."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """Be one operation: its name, what it is applied to, and a name, number or Arrow type where it needs one.
-
-    `kind` is Spark's name of the result's type, or its description where the type is nested.
-    """
-
-    op: str
-    kind: Any
-    of: tuple[Node, ...] = ()
-    with_: Any = None
+QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|`[^`]*`")
 
 
 def translate(frame: DataFrame, columns: Sequence[Column]) -> list[Node]:
     """Return the expressions over the columns of a frame. Raises Untranslatable. Runs on the driver; no job."""
+    if frame.sparkSession.conf.get("spark.sql.ansi.enabled") != "true":
+        raise Untranslatable("an expression without ANSI mode (spark.sql.ansi.enabled)")
+    if "collate" in frame._jdf.schema().catalogString().lower():
+        raise Untranslatable("a column with a collation")
     named = [column.alias(f"_{k}") for k, column in enumerate(columns)]
     project = frame.select(*named)._jdf.queryExecution().analyzed().projectList()
-    return [_node(iter(json.loads(project.apply(k).toJSON()))) for k in range(len(named))]
+    found = [_Tree(project.apply(k)).node() for k in range(len(named))]
+    for node in found:
+        _check_constants(node)
+    return found
 
 
-def evaluate(node: Node, columns: Mapping[str, pa.Array], rows: int) -> tuple[pa.Array, pa.Array | None]:
-    """Return the value of an expression for every row, and the rows on which Spark raises (None: on none)."""
-    found = _value(node, columns)
-    if isinstance(found, pa.Scalar):
-        return (pa.nulls(rows, found.type) if not found.is_valid else pa.repeat(found, rows)), None
-    return found, None
+def _check_constants(node: Node) -> None:
+    """Refuse constants that Arrow has no type for, but where an operation has taken them as a parameter."""
+    if node.op == "literal":
+        arrow_type(node.kind)
+    for child in node.of:
+        _check_constants(child)
 
 
-def column_node(name: str) -> Node:
-    """Return the expression that reads a column, whatever its type: one that Spark has evaluated."""
-    return Node("column", None, with_=name)
+def evaluate(node: Node, columns: Mapping[str, pa.Array], rows: int) -> tuple[pa.Array, pa.BooleanArray | None]:
+    """Return the value of an expression for every row, and the rows on which Spark's evaluation raises.
+
+    The value is null on these. The second is None where no row raises.
+    """
+    value, raised = _found(node, columns)
+    if isinstance(value, pa.Scalar):
+        value = repeated(value, rows)
+    if isinstance(raised, pa.Scalar):
+        raised = pa.repeat(raised, rows)
+    return value, raised
 
 
-def _node(entries: Any) -> Node:
-    """Return the tree of the next entry: Spark writes a tree as a list, each node before its children."""
-    entry = next(entries)
-    name = entry["class"].rsplit(".", 1)[-1]
-    of = tuple(_node(entries) for _ in range(entry["num-children"]))
-    make = _MAKERS.get(name)
-    if make is None:
-        raise Untranslatable(name)
-    return make(name, entry, of)
+class _Tree:
+    """The tree of one analysed expression. Spark writes it as a list, each node before its children."""
+
+    def __init__(self, expression: Any) -> None:
+        self.expression = expression
+        self.entries = iter(json.loads(expression.toJSON()))
+        sql = QUOTED.sub("", expression.sql()).lower()
+        if "collate" in sql:
+            raise Untranslatable("a collation")
+        self.tries = "try_cast(" in sql
+
+    def node(self, path: tuple[int, ...] = ()) -> Node:
+        """Return the node of the next entry; `path` says where it stands below the whole expression."""
+        entry = next(self.entries)
+        name = entry["class"].rsplit(".", 1)[-1]
+        make = MAKERS.get(name)
+        if make is None:
+            raise Untranslatable(self._called(path, name))
+        if name == "Literal" and entry["dataType"] in ("binary", *TIMES) and entry["value"] is not None:
+            entry["value"] = self._at(path).value()  # as text it may be the address of an array, or a local time
+        of = tuple(self.node((*path, k)) for k in range(entry["num-children"]))
+        node = make(name, entry, of)
+        if name == "Cast" and self.tries and self._at(path).prettyName() == "try_cast":
+            return replace(node, quiet=True) if node is not of[0] else node
+        return node
+
+    def _at(self, path: tuple[int, ...]) -> Any:
+        found = self.expression
+        for k in path:
+            found = found.children().apply(k)
+        return found
+
+    def _called(self, path: tuple[int, ...], name: str) -> str:
+        """Say what cannot be translated as a user would call it."""
+        if name.endswith("UDF"):
+            return "a user-defined function"
+        return OTHERS.get(name) or f"the function {self._at(path).prettyName()}"
+
+
+OTHERS = {
+    "LambdaFunction": "a lambda function",
+    "NamedLambdaVariable": "a lambda function",
+    "UserDefinedExpression": "a user-defined function",
+    "ScalarSubquery": "a subquery",
+    "BitwiseAnd": "the operator &",
+    "BitwiseOr": "the operator |",
+    "BitwiseXor": "the operator ^",
+    "BitwiseNot": "the operator ~",
+}
 
 
 def _column(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
@@ -96,181 +127,226 @@ def _same(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
     return of[0]
 
 
-def _field(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
-    fields = of[0].kind["fields"]
-    return Node("field", fields[entry["ordinal"]]["type"], of, entry["ordinal"])
+def _quiet(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
+    """Return an operation that gives null for what it raises itself; what its operands raise stays an error."""
+    return replace(of[0], quiet=True)
 
 
-def _literal(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
-    kind, text = entry["dataType"], entry["value"]
-    if text is None:
-        return Node("literal", kind, with_=None)
-    readers: dict[str, Callable[[str], Any]] = {
-        **dict.fromkeys(INTEGERS, int),
-        "double": float,
-        "string": str,
-        "boolean": lambda text: text == "true",
-    }
-    if str(kind).startswith("decimal"):  # 0.5 in SQL; good for a cast to double only
-        return Node("literal", "decimal", with_=Decimal(text))
-    if kind not in readers:
-        raise Untranslatable(f"a constant of type {kind}")
-    return Node("literal", kind, with_=readers[kind](str(text)))
-
-
-def _cast(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
-    kind, have = entry["dataType"], of[0].kind
-    if have == kind:
-        return of[0]
-    if have == "decimal" and kind == "double":
-        return Node("literal", "double", with_=float(of[0].with_))
-    if have == "void" and kind in TYPES:
-        return Node("literal", kind)
-    if (have, kind) not in WIDER:
-        raise Untranslatable(f"a cast from {_shown(have)} to {_shown(kind)}")
-    return Node("cast", kind, of, TYPES[kind])
-
-
-def _compared(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
-    kind = of[0].kind
-    plain = kind in COMPARED or (name in ("EqualTo", "EqualNullSafe") and kind in ("boolean", "binary"))
-    if kind != of[1].kind or not plain:
-        raise Untranslatable(f"a comparison of {_shown(kind)} and {_shown(of[1].kind)}")
-    return Node(name, "boolean", of)
+def _guarded(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
+    return Node(name, of[0].kind, of)
 
 
 def _logical(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
     return Node(name, "boolean", of)
 
 
-def _text(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
-    if any(node.kind != "string" for node in of) or (name != "Concat" and not _given(of[1])):
-        raise Untranslatable(name)
-    return Node(name, "boolean" if name != "Concat" else "string", of)
-
-
 def _in(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
     value, *wanted = of
-    if value.kind not in (*INTEGERS, "string") or not all(map(_given, wanted)):
-        raise Untranslatable(f"IN with {_shown(value.kind)}")
-    return Node(name, "boolean", (value,), pa.array([node.with_ for node in wanted], TYPES[value.kind]))
+    functions.check_comparable("In", value.kind, "binary")
+    if any(node.kind != value.kind for node in wanted):
+        raise Untranslatable(f"IN with {shown(value.kind)}")
+    if len(wanted) > 9 and value.kind in ("float", "double"):  # Spark looks these up by their hash
+        raise Untranslatable(f"IN with many values of type {shown(value.kind)}")
+    return Node(name, "boolean", of)
 
 
 def _chosen(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
     values = of if name == "Coalesce" else (of[1::2] + of[-1:] if len(of) % 2 else of[1::2])
     kind = values[0].kind
-    if kind not in TYPES or any(node.kind != kind for node in values):
-        raise Untranslatable(f"{name} of {_shown(kind)}")
+    arrow_type(kind)
+    if any(node.kind != kind for node in values):
+        raise Untranslatable(f"{name.lower()} of {shown(kind)}")
     return Node(name, kind, of)
 
 
-def _given(node: Node) -> bool:
-    return node.op == "literal" and node.with_ is not None
-
-
 def _bound(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
-    """Return an expression with its named parts in their places: Spark writes BETWEEN so."""
+    """Return an expression with its named part in its places: Spark writes BETWEEN so."""
     body, *parts = of
-    known = {part.with_: part.of[0] for part in parts}
+    if len(parts) != 1:  # the parts have no names in what Spark writes
+        raise Untranslatable("an expression with several named parts")
 
     def filled(node: Node) -> Node:
-        return known[node.with_] if node.op == "part" else replace(node, of=tuple(map(filled, node.of)))
+        return parts[0].of[0] if node.op == "part" else replace(node, of=tuple(map(filled, node.of)))
 
     return filled(body)
 
 
 def _part(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
-    kind = of[0].kind if of else entry["dataType"]
-    return Node("part", kind, of, json.dumps(entry["id"]))
+    return Node("part", of[0].kind if of else entry["dataType"], of)
 
 
-def _shown(kind: Any) -> str:
-    return kind if isinstance(kind, str) else str(kind.get("type", kind))
-
-
-_MAKERS: dict[str, Callable[[str, Any, tuple[Node, ...]], Node]] = {
-    **dict.fromkeys(("Alias", "Nvl", "NullIf", "Nvl2", "Between"), _same),  # all but the first have been rewritten
+MAKERS: dict[str, Callable[[str, Any, tuple[Node, ...]], Node]] = {
+    # all but the first have been rewritten: their only child is what they stand for
+    **dict.fromkeys(("Alias", "Nvl", "NullIf", "Nvl2", "Between", "Extract", "DatePart"), _same),
+    **dict.fromkeys(("TryAdd", "TrySubtract", "TryMultiply", "TryDivide", "TryMod"), _quiet),
+    "TryEval": _guarded,
     "With": _bound,
     "CommonExpressionDef": _part,
     "CommonExpressionRef": _part,
     "AttributeReference": _column,
-    "GetStructField": _field,
-    "Literal": _literal,
-    "Cast": _cast,
+    "Literal": casts.literal,
+    "Cast": casts.cast,
     "In": _in,
     **dict.fromkeys(("IsNull", "IsNotNull", "And", "Or", "Not"), _logical),
-    **dict.fromkeys(
-        ("EqualTo", "EqualNullSafe", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual"), _compared
-    ),
-    **dict.fromkeys(("Concat", "StartsWith", "EndsWith", "Contains"), _text),
     **dict.fromkeys(("Coalesce", "If", "CaseWhen"), _chosen),
+    **functions.MAKERS,
+    **text.MAKERS,
 }
 
+Mask = Any
+"""A boolean array or scalar without nulls."""
 
-def _value(node: Node, columns: Mapping[str, pa.Array]) -> Any:
+
+class _Found(NamedTuple):
+    """The value of an expression, and the rows on which it raises. Constants are scalars; None is no row."""
+
+    value: Any
+    raised: Mask | None = None
+
+
+def _found(node: Node, columns: Mapping[str, pa.Array]) -> _Found:
     if node.op == "column":
-        return columns[node.with_]
+        return _Found(columns[node.with_])
     if node.op == "literal":
-        return pa.scalar(node.with_, TYPES[node.kind])
-    of = [_value(child, columns) for child in node.of]
-    return _OPERATIONS[node.op](node, of)
+        return _Found(pa.scalar(node.with_, arrow_type(node.kind)))
+    of = [_found(child, columns) for child in node.of]
+    found = _LAZY[node.op](node, of) if node.op in _LAZY else _strict(node, of)
+    return _settled(*found)
 
 
-def _equal(node: Node, of: list[Any]) -> Any:
-    """Return whether two values are equal: in Spark NaN equals itself."""
-    same = pc.equal(*of)
-    return pc.or_kleene(same, pc.and_kleene(*map(pc.is_nan, of))) if _floating(node) else same
+def _settled(value: Any, raised: Mask | None) -> _Found:
+    """Return a result with null on the rows that raise; no mask where there are none."""
+    if raised is None or not _any(raised):
+        return _Found(value)
+    return _Found(pc.if_else(raised, pa.scalar(None, value.type), value), raised)
 
 
-def _equal_null_safe(node: Node, of: list[Any]) -> Any:
-    nulls = [pc.is_null(value) for value in of]
-    return pc.or_(pc.and_(*nulls), pc.fill_null(_equal(node, of), False))
+def _any(mask: Mask) -> bool:
+    return bool(mask.as_py()) if isinstance(mask, pa.Scalar) else mask.true_count > 0
 
 
-def _greater(node: Node, of: list[Any]) -> Any:
-    """Return whether the first value is greater: in Spark NaN is greater than any other number."""
-    more = pc.greater(*of)
-    if not _floating(node):
-        return more
-    return pc.or_kleene(more, pc.and_kleene(pc.is_nan(of[0]), pc.invert(pc.is_nan(of[1]))))
+def _either(*masks: Mask | None) -> Mask | None:
+    some = [mask for mask in masks if mask is not None]
+    return reduce(pc.or_, some) if some else None
 
 
-def _is_in(node: Node, of: list[Any]) -> Any:
-    found = pc.is_in(of[0], node.with_)
-    return pc.if_else(pc.is_valid(of[0]), found, pa.scalar(None, pa.bool_()))
+def _where(condition: Mask, raised: Mask | None) -> Mask | None:
+    return None if raised is None else pc.and_(condition, raised)
 
 
-def _case(node: Node, of: list[Any]) -> Any:
-    found = of[-1] if len(of) % 2 else pa.scalar(None, TYPES[node.kind])
+def _true(value: Any) -> Mask:
+    return pc.fill_null(value, False)
+
+
+def _strict(node: Node, of: list[_Found]) -> _Found:
+    """Evaluate what is null where an operand is: Spark leaves off at the first one that is null."""
+    operands = of[::-1] if node.op in functions.RIGHT_FIRST else of
+    raised, reached = None, pa.scalar(True)
+    for operand in operands:
+        raised = _either(raised, _where(reached, operand.raised))
+        reached = pc.and_(reached, operand.value.is_valid() if isinstance(operand.value, pa.Array) else _valid(operand))
+    value, failed = _applied(node, [operand.value for operand in of])
+    if failed is not None and not node.quiet:
+        raised = _either(raised, pc.and_(reached, _true(failed)))
+    if failed is not None:
+        value = pc.if_else(_true(failed), pa.scalar(None, value.type), value)
+    return _Found(value, raised)
+
+
+def _valid(operand: _Found) -> pa.Scalar:
+    return pa.scalar(operand.value.is_valid)
+
+
+def _applied(node: Node, values: list[Any]) -> tuple[Any, Any]:
+    """Apply an operation to values: all arrays but for those that a kernel takes as they are."""
+    constant = bool(values) and all(isinstance(value, pa.Scalar) for value in values)
+    if constant:
+        values = [repeated(value, 1) for value in values]
+    found = OPERATIONS[node.op](node, *values)
+    value, failed = found if isinstance(found, tuple) else (found, None)
+    if constant:
+        return value[0], None if failed is None else failed[0]
+    return value, failed
+
+
+def _all(node: Node, of: list[_Found]) -> _Found:
+    """Evaluate what looks at all of its operands, whether they are null or not."""
+    value, _ = _applied(node, [operand.value for operand in of])
+    return _Found(value, _either(*(operand.raised for operand in of)))
+
+
+def _caught(node: Node, of: list[_Found]) -> _Found:
+    return _Found(of[0].value)
+
+
+def _and(node: Node, of: list[_Found]) -> _Found:
+    left, right = of
+    reached = pc.fill_null(left.value, True)
+    return _Found(pc.and_kleene(left.value, right.value), _either(left.raised, _where(reached, right.raised)))
+
+
+def _or(node: Node, of: list[_Found]) -> _Found:
+    left, right = of
+    reached = pc.invert(_true(left.value))
+    return _Found(pc.or_kleene(left.value, right.value), _either(left.raised, _where(reached, right.raised)))
+
+
+def _coalesce(node: Node, of: list[_Found]) -> _Found:
+    raised, reached = None, pa.scalar(True)
+    for operand in of:
+        raised = _either(raised, _where(reached, operand.raised))
+        reached = pc.and_(reached, pc.is_null(operand.value))
+    return _Found(pc.coalesce(*(operand.value for operand in of)), raised)
+
+
+def _case(node: Node, of: list[_Found]) -> _Found:
+    found = of[-1] if len(of) % 2 else _Found(pa.scalar(None, arrow_type(node.kind)))
     for k in range(len(of) // 2 * 2 - 2, -1, -2):
-        found = pc.if_else(pc.fill_null(of[k], False), of[k + 1], found)
+        holds, then = _true(of[k].value), of[k + 1]
+        raised = _either(of[k].raised, _where(holds, then.raised), _where(pc.invert(holds), found.raised))
+        found = _Found(_if(holds, then.value, found.value), raised)
     return found
 
 
-def _floating(node: Node) -> bool:
-    return node.of[0].kind in ("float", "double")
+def _if(holds: Mask, then: Any, other: Any) -> Any:
+    """Return one or the other value: nested types may differ in the names of their items only."""
+    if isinstance(holds, pa.Scalar):
+        return then if holds.as_py() else other
+    return pc.if_else(holds, then, other if other.type == then.type else other.cast(then.type))
 
 
-_OPERATIONS: dict[str, Callable[[Node, list[Any]], Any]] = {
-    "field": lambda node, of: pc.struct_field(of[0], [node.with_]),
-    "cast": lambda node, of: pc.cast(of[0], node.with_, safe=False),
-    "IsNull": lambda node, of: pc.is_null(of[0]),
-    "IsNotNull": lambda node, of: pc.is_valid(of[0]),
-    "And": lambda node, of: pc.and_kleene(*of),
-    "Or": lambda node, of: pc.or_kleene(*of),
-    "Not": lambda node, of: pc.invert(of[0]),
-    "EqualTo": _equal,
-    "EqualNullSafe": _equal_null_safe,
-    "GreaterThan": _greater,
-    "LessThan": lambda node, of: _greater(node, of[::-1]),
-    "GreaterThanOrEqual": lambda node, of: pc.invert(_greater(node, of[::-1])),
-    "LessThanOrEqual": lambda node, of: pc.invert(_greater(node, of)),
-    "In": _is_in,
-    "Concat": lambda node, of: pc.binary_join_element_wise(*of, ""),
-    "StartsWith": lambda node, of: pc.starts_with(of[0], of[1].as_py()),
-    "EndsWith": lambda node, of: pc.ends_with(of[0], of[1].as_py()),
-    "Contains": lambda node, of: pc.match_substring(of[0], of[1].as_py()),
-    "Coalesce": lambda node, of: pc.coalesce(*of),
+def _is_in(node: Node, of: list[_Found]) -> _Found:
+    """Compare with one value after the other, until one is equal."""
+    value, *wanted = of
+    if value.value.type not in (pa.float32(), pa.float64()) and all(map(given, node.of[1:])):
+        listed = pa.concat_arrays([repeated(item.value, 1) for item in wanted])
+        found = pc.and_(pc.is_in(value.value, listed), pa.scalar(True))
+        return _Found(pc.if_else(pc.is_valid(value.value), found, pa.scalar(None, pa.bool_())), value.raised)
+    found, raised, reached = pa.scalar(False), value.raised, pc.is_valid(value.value)
+    for item, child in zip(wanted, node.of[1:], strict=True):
+        raised = _either(raised, _where(reached, item.raised))
+        same = functions.equal(replace(node, of=(node.of[0], child)), value.value, item.value)
+        found = pc.or_kleene(found, same)
+        reached = pc.and_(reached, pc.invert(_true(same)))
+    return _Found(pc.if_else(pc.is_valid(value.value), found, pa.scalar(None, pa.bool_())), raised)
+
+
+_LAZY: dict[str, Callable[[Node, list[_Found]], _Found]] = {
+    "And": _and,
+    "Or": _or,
+    "Coalesce": _coalesce,
     "If": _case,
     "CaseWhen": _case,
+    "In": _is_in,
+    "TryEval": _caught,
+    **dict.fromkeys(("IsNull", "IsNotNull", *functions.ALL, *text.ALL), _all),
 }
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "cast": casts.converted,
+    "IsNull": lambda node, value: pc.is_null(value),
+    "IsNotNull": lambda node, value: pc.is_valid(value),
+    "Not": lambda node, value: pc.invert(value),
+    **functions.OPERATIONS,
+    **text.OPERATIONS,
+}
+"""What makes a value of values. One that can raise returns the rows on which it does as well."""

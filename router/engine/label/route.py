@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from router.delta.schema_diff import plain_schema
 from router.engine.label.column_types import kind_of, rows_schema
-from router.engine.label.expressions import Node, column_node, translate
+from router.engine.label.expressions import Node, translate
 from router.engine.label.layout import (
     COORDINATES,
     QUARANTINE_COLUMNS,
@@ -149,10 +149,10 @@ class RoutePlanner:
             for kind in ("names", "deletes", "newest")
             for k, column in enumerate(getattr(asked, kind))
         }
-        rule, whole = column_node(f"_matched{i}"), column_node(self.rows) if row else None
+        rule, whole = _column(f"_matched{i}"), _column(self.rows) if row else None
         kinds = ("check", "names", "deletes", "newest")
         checked, *rest = (
-            [column_node(name) for name in {**checks, **others} if name.startswith(f"_{kind}{i}_")] for kind in kinds
+            [_column(name) for name in {**checks, **others} if name.startswith(f"_{kind}{i}_")] for kind in kinds
         )
         found = self._expressions(labels, rule, checked, whole, *rest)
         return found, [{f"_matched{i}": holds(given, asked.rule)}, {**checks, **row, **others}]
@@ -246,6 +246,11 @@ class RoutePlanner:
 
     def _bad_name(self, j: int) -> str | None:
         return f"_bad_name{self.index}_{j}" if j in self.named() else None
+
+
+def _column(name: str) -> Node:
+    """Return the expression that reads a column, whatever its type: one that Spark has evaluated."""
+    return Node("column", None, with_=name)
 
 
 def _quarantine(frame: DataFrame, blank: Target, config: Config) -> Target:
