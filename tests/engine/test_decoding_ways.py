@@ -60,7 +60,7 @@ def begin(
         held = RAW.empty_table() if sample is None else sample
         preparation = Preparation(tmp_path, False, lambda rows: spark.createDataFrame(held), Kept(lake, "decoder"))
         prepared = decoder.prepare(preparation)
-        return make_query(tmp_path, engine=request.param, decode=prepared, bronze="bronze.events", routes=(GAMES,))
+        return make_query(tmp_path, commit=request.param, decode=prepared, bronze="bronze.events", routes=(GAMES,))
 
     return begin
 

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from tests.engine.conftest import MakeQuery
 
 WAYS = {
-    "one stage": {"engine": "arrow", "landing": Landing(fuse=True)},
-    "two stages": {"engine": "arrow", "landing": Landing(fuse=False)},
-    "spark": {"engine": "spark"},
+    "one stage": {"commit": "auto"},
+    "spark": {"commit": "spark"},
 }
 EACH = [pytest.param(way, marks=[] if way == "one stage" else [pytest.mark.slow]) for way in WAYS]
 NARROW = "game string, id int, inner struct<x: int>, rounds array<struct<n: int>>"

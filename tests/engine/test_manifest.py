@@ -24,7 +24,7 @@ def manifest(batch: int) -> Manifest:
     return Manifest(
         batch=batch,
         config="fingerprint",
-        engine="arrow",
+
         targets=("r/s",),
         commits=(TableCommit("r/s", "silver.t", "q/r/s/silver.t", batch, (FILE, FILE), '{"fields":[]}', added="x"),),
         partitions=(PARTITION,),

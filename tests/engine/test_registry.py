@@ -113,7 +113,7 @@ def begin(request: pytest.FixtureRequest, make_query: MakeQuery, tmp_path: Path,
 
     def begin(decoder: Decoder) -> Query:
         return make_query(
-            tmp_path, engine=request.param, decode=decoder, bronze="bronze.events", routes=(games, schema)
+            tmp_path, commit=request.param, decode=decoder, bronze="bronze.events", routes=(games, schema)
         )
 
     return begin
