@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable
+from router.engine.spark import SparkEngine
 
 from router import BatchError, StartError
 from router.engine.commit import Committer
-from router.engine.spark import SparkEngine
 from tests.chaos import lakes
 from tests.chaos.conftest import GAMES, PARTITIONS, configuration
 

@@ -58,7 +58,7 @@ def test_the_tables_of_the_batch_are_there_once(cut: tuple[Query, SinkError]) ->
     query = cut[0]
 
     assert Counter(query.content("silver.t")["n"].to_pylist()) == Counter([1, 2, 3])
-    assert query.content("lanes.games__all__copy").num_rows == 3
+    assert query.content("outbox.games__all__copy").num_rows == 3
     assert query.content("bronze.all").num_rows == 5
 
 

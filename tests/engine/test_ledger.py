@@ -142,11 +142,11 @@ def doctored(partition: Partition, kind: str) -> Partition:
     return replace(partition, **{kind: value + 1 if isinstance(value, int) else {**value, next(iter(value)): 99}})
 
 
-@pytest.mark.parametrize("kind", ["read", "failed", "bare", "matched", "refused", "dropped", "landed", "turned"])
+@pytest.mark.parametrize("kind", ["read", "failed", "bare", "matched", "refused", "dropped", "landed", "rejected"])
 def test_a_count_that_is_off_by_one_is_found(played: Callable[..., Query], kind: str) -> None:
     """Without it a bug that loses rows is found by a user."""
     query = played(scenarios.garbage, "auto")
-    manifest, layout = query.shelf.read(0), query.batches.planner.made[1].layout
+    manifest, layout = query.store.manifest(0), query.batches.planner.stages.labelling.layout
     assert manifest is not None
     first, *others = manifest.partitions
     files = [file for work in manifest.commits for file in work.files]
@@ -160,7 +160,7 @@ def test_a_count_that_is_off_by_one_is_found(played: Callable[..., Query], kind:
 def test_a_file_that_is_off_by_one_is_found(played: Callable[..., Query], target: str, more: int) -> None:
     """Without it a row that did not reach its file is lost."""
     query = played(scenarios.garbage, "auto")
-    manifest, layout = query.shelf.read(0), query.batches.planner.made[1].layout
+    manifest, layout = query.store.manifest(0), query.batches.planner.stages.labelling.layout
     assert manifest is not None
     files = [file for work in manifest.commits for file in work.files]
     at = next(i for i, file in enumerate(files) if file.target == target)
@@ -194,4 +194,4 @@ def test_a_batch_that_does_not_balance_stops_before_anything_is_committed(
 
     assert (caught.value.query, caught.value.batch) == ("games", 0)
     assert query.tables() == []
-    assert query.shelf.read(0) is None
+    assert query.store.manifest(0) is None

@@ -11,11 +11,11 @@ import fastavro
 import pytest
 from google.protobuf import message_factory
 from google.protobuf.json_format import ParseDict
+from router.engine.memory import Kept
+from router.engine.waiting import approve, waiting
 
 from router import Preparation
 from router.config.models import Route
-from router.engine.memory import Kept
-from router.engine.waiting import approve, waiting
 from router.testing import check_decoder
 from router_decoders import Avro, Protobuf
 from router_rules import Schema

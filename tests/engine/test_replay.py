@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from router import RAW_SCHEMA, BatchError
 from router.config.models import Expectation, Route
-from router.engine.commit import Committer
+from router.engine.commit.committers import Committers
 from tests.engine import scenarios
 from tests.engine.conftest import COMMITS
 from tests.engine.parts import Copy, Events, Fixed, Named, Where, copied
@@ -135,7 +135,7 @@ def test_a_batch_that_was_cut_off_ends_as_if_it_had_not_been(
     query.batches.watch = kill
     with pytest.raises(Killed):
         query.take(EVENTS)
-    decided = query.shelf.read(0) is not None
+    decided = query.store.manifest(0) is not None
     assert decided == ((step, finished) not in UNDECIDED)
 
     query.restarted().again(0, poisoned if decided else None)
@@ -164,10 +164,10 @@ def test_half_of_the_commits_are_completed(
     query.batches.watch = kill
     with pytest.raises(Killed):
         query.take(EVENTS)
-    manifest = query.shelf.read(0)
+    manifest = query.store.manifest(0)
     assert manifest is not None
     assert query.tables() == []
-    assert Committer(query.lake, spark).commit(manifest.commits[:made], {}, {}) == made
+    assert Committers(query.lake, spark).commit(manifest.commits[:made], {}, {}) == made
 
     query.restarted().again(0, poisoned)
 

@@ -21,7 +21,7 @@ from router.config.models import Route
 from router_decoders import Json
 from router_decoders.keyed import Keyed
 from router_sinks import Delta, Upsert
-from tests.engine.conftest import EITHER, COMMITS
+from tests.engine.conftest import COMMITS, EITHER
 from tests.engine.parts import Where
 from tests.engine.query import BEGIN, RAW
 
