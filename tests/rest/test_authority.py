@@ -451,6 +451,16 @@ def test_retries_are_shared_by_all_tasks(clock: Clock) -> None:
     assert max(given_) <= CREDIT
 
 
+def test_a_task_holds_few_retries_at_a_time(clock: Clock) -> None:
+    """What a task holds and does not use is missing to all others."""
+    tasks = Tasks(Coordinator(Pace((), 64), clock), "a", "b")
+    for _ in range(10):
+        tasks.say("a", denied=1)
+    tasks.say("b", denied=1)
+
+    assert [sum(grant.retries for grant in tasks.told[who]) for who in ("a", "b")] == [16, 16]
+
+
 def test_messages_survive_the_wire() -> None:
     told = TaskReport(sent=3, ok=2, pause=1.5, left=(3.0, 4.0), received=7, out=1, wants=((1, 5), (3, 1)), seconds=0.5)
     grant = Grant("probe", (Run(1.0, 0.5, 3, 1, 0.1),), 2, 3, 4, 0.5)
