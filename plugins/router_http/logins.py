@@ -5,17 +5,17 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 
 from router_http.addresses import checked_url, is_header_text
-from router_http.secret import Options, Secret
+from router_http.secret import Secret, SecretOptions
 
 
-class Basic(Options):
+class Basic(SecretOptions):
     """A login with user and password (RFC 7617)."""
 
     user: str = Field(min_length=1, pattern=r"^[^:]+$", description="name, without a colon")
     password: Secret = Field(min_length=1, description="password; write ${VARIABLE}")
 
 
-class OAuth(Options):
+class OAuth(SecretOptions):
     """A login with a token that a token server gives for client credentials (RFC 6749, 4.4)."""
 
     token_url: str = Field(description="http(s) URL of the token server")

@@ -23,7 +23,7 @@ class Secret(SecretStr):
         return self
 
 
-class Options(BaseModel):
+class SecretOptions(BaseModel):
     """Options that may hold secrets: no message shows what was given."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from router_http.secret import Options
+from router_http.secret import SecretOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Tls(Options):
+class Tls(SecretOptions):
     """Whom a client trusts: the authorities of the system, or one's own; and the certificate that it shows if asked."""
 
     certificate: str | None = Field(default=None, min_length=1, description="PEM file with this client's certificate")

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from router_encoders.templates import Placeholder, parse
 from router_http.addresses import is_header_name, is_header_text
 from router_http.logins import Basic, OAuth, checked_token
-from router_http.secret import Options, Secret
+from router_http.secret import Secret, SecretOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -23,7 +23,7 @@ OF_HEADER = ("signature", "timestamp")
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
-class ApiKey(Options):
+class ApiKey(SecretOptions):
     """A key in a header, or in the query for an API that knows no better."""
 
     header: str | None = Field(default=None, description="name of the header, such as X-Api-Key")
@@ -45,7 +45,7 @@ class ApiKey(Options):
         return self
 
 
-class Hmac(Options):
+class Hmac(SecretOptions):
     """A signature of every call, with a key that both sides know (RFC 2104)."""
 
     key: Secret = Field(min_length=1, description="the key; write ${VARIABLE}")
@@ -107,7 +107,7 @@ def _known(option: str, text: str, known: tuple[str, ...]) -> set[str]:
     return named
 
 
-class Auth(Options):
+class Auth(SecretOptions):
     """The one way in which calls are authorised."""
 
     basic: Basic | None = Field(default=None, description="user and password")

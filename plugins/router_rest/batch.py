@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from router import Batch, Outcome
     from router_rest.delivery.batcher import Call
     from router_rest.delivery.body import Body
-    from router_rest.delivery.partitioner import Plan
+    from router_rest.delivery.partitioner import PartitionPlan
     from router_rest.rate_limit.secure_channel import ServerAddress
     from router_rest.rate_limit.server import LeaseServer
     from router_rest.sink import Rest
@@ -46,7 +46,7 @@ PER_TASK = 64
 """Calls in flight that one task is good for."""
 SPEED = 1000.0
 """Calls per second that one task is good for, with something to spare."""
-LANES = 256
+ORDERS = 256
 """Orders of a task for `ordering: per_key`: more than calls in flight, for some keys have more to send than others."""
 EXCERPT, ANSWER, BULK = 1 << 16, 1 << 20, 1 << 24
 """Bytes of an answer that are read: for its receipt, to be landed, to be read by row."""
@@ -85,7 +85,7 @@ def post(sink: Rest, events: DataFrame, batch: Batch) -> Outcome:
 
 
 @contextmanager
-def posting(sink: Rest, events: DataFrame, batch: Batch, plan: Plan, share: float) -> Iterator[BatchJob]:
+def posting(sink: Rest, events: DataFrame, batch: Batch, plan: PartitionPlan, share: float) -> Iterator[BatchJob]:
     """Let the tasks of a batch in for as long as a `with` block; yield what sends it."""
     leases = lease_server(*hosts(events.sparkSession))
     with admitted(sink, leases, batch) as address:
@@ -167,7 +167,7 @@ def tasks_of(sink: Rest, spark: SparkSession | None = None) -> int:
 def cut_of(sink: Rest) -> CallSize:
     """Return how calls are cut."""
     room = sink.bytes_per_call - sink.joined.frame(1)
-    return CallSize(sink.rows_per_call, max(1, room), LANES if sink.ordering == "per_key" else 0)
+    return CallSize(sink.rows_per_call, max(1, room), ORDERS if sink.ordering == "per_key" else 0)
 
 
 def form_of(sink: Rest) -> RequestForm:

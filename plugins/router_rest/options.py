@@ -12,7 +12,7 @@ from router import ApplyingSink, Encoder
 from router_encoders import ToAvro, ToJson, ToProtobuf
 from router_encoders.templates import check_name
 from router_http.addresses import checked_url, is_header_name, is_header_text
-from router_http.secret import Options, Secret
+from router_http.secret import Secret, SecretOptions
 from router_http.tls import Tls
 from router_rest.auth import Auth
 from router_rest.delivery.body import MEDIA_TYPES, Body, BodyForm, body_of, check_wrap
@@ -50,7 +50,7 @@ Seconds = Annotated[
 ]
 
 
-class Limit(Options):
+class Limit(SecretOptions):
     """A limit of an API: so many calls, or so many rows, in any span of a length."""
 
     calls: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="calls, tried again ones too")
@@ -69,7 +69,7 @@ class Limit(Options):
         return self.per
 
 
-class Timeouts(Options):
+class Timeouts(SecretOptions):
     """The time that an attempt may take."""
 
     connect: Seconds = Field(default=5.0, description="until there is a connection")
@@ -83,7 +83,7 @@ class Timeouts(Options):
         return self
 
 
-class Retry(Options):
+class Retry(SecretOptions):
     """How often a call is tried that an API did not take, and may take later."""
 
     attempts: int = Field(default=5, ge=1, le=100, description="attempts of a call, the first one included")
@@ -101,7 +101,7 @@ class Retry(Options):
         return statuses
 
 
-class MaxOutage(Options):
+class MaxOutage(SecretOptions):
     """What becomes of calls when an API stays away."""
 
     after: Seconds = Field(
@@ -112,7 +112,7 @@ class MaxOutage(Options):
     )
 
 
-class Results(Options):
+class Results(SecretOptions):
     """Where the answer of a bulk API tells rows that it took from rows that it did not."""
 
     path: str = Field(default="", description="where the items are in the answer: items; empty: the answer is the list")
@@ -140,7 +140,7 @@ class Results(Options):
         return self
 
 
-class BodyOptions(Options):
+class BodyOptions(SecretOptions):
     """What a body is made of. A bare text is the form."""
 
     form: BodyForm | None = Field(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from router import Batch, Parts
-    from router_rest.delivery.partitioner import Plan
+    from router_rest.delivery.partitioner import PartitionPlan
     from router_rest.sink import Rest
 
 FIRST = "_first"
@@ -56,7 +56,7 @@ def _deliver(sink: Rest, events: DataFrame, aside: DataFrame, batch: Batch) -> N
         opened.deliver()
 
 
-def _share(sink: Rest, aside: DataFrame, plan: Plan) -> float:
+def _share(sink: Rest, aside: DataFrame, plan: PartitionPlan) -> float:
     """Return what share of the rows may be refused: of those that were parked as ever, and all that were dead."""
     dead = aside.filter(F.col("status") == "dead").count()
     most = dead + sink.poison_share * (plan.rows - dead)
@@ -107,6 +107,6 @@ def set_aside(receipts: DataFrame, query: str, route: str, sink: str) -> DataFra
     open_ = mine.filter(F.col("status") != "delivered").select(*(F.col(name).alias(f"_{name}") for name in PLACES))
     same = [F.col(name).eqNullSafe(F.col(f"_{name}")) for name in PLACES]
     theirs = mine.join(open_.distinct(), same, "left_semi")
-    told = F.struct("status", F.col("http_status").alias("code"), "at", "reason", F.col("call_id").alias("call"))
-    last = theirs.groupBy(*PLACES).agg(F.max_by(told, F.struct(F.col("status") == "delivered", "at")).alias("told"))
-    return last.select(*PLACES, "told.*").filter(F.col("status") != "delivered")
+    receipt = F.struct("status", F.col("http_status").alias("code"), "at", "reason", F.col("call_id").alias("call"))
+    last = theirs.groupBy(*PLACES).agg(F.max_by(receipt, F.struct(F.col("status") == "delivered", "at")).alias("last"))
+    return last.select(*PLACES, "last.*").filter(F.col("status") != "delivered")

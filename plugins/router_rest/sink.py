@@ -123,9 +123,9 @@ class Rest(RestOptions):
         return self._encodings[named]
 
     def columns(self, events: DataFrame) -> DataFrame:
-        """Return what tasks take: `_topic`, `_partition`, `_offset`, `_lane`, `_to` and `_row`.
+        """Return what tasks take: `_topic`, `_partition`, `_offset`, `_order`, `_to` and `_row`.
 
-        `_lane` is the key of an order as bytes, null where rows have none; `_to` a struct of `url` and `fault`, of
+        `_order` is the key of an order as bytes, null where rows have none; `_to` a struct of `url` and `fault`, of
         which one is null: the fault is the reason of a dead letter. `_to` is null where a field cannot be evaluated.
         `_row` is what the encoding takes. Raises StartError, naming the column.
         """
@@ -137,8 +137,8 @@ class Rest(RestOptions):
         check_fields(seen, "body", texts)
         value = self.encoding(events).column(own_columns(events, self.without).fieldNames())
         to = to_column(self.template, self.hosts)
-        lane = order_key(seen, None if self.ordering == "none" else self.key)
-        return seen.select(*PLACE, lane.alias("_lane"), to.alias("_to"), value.alias("_row"))
+        order = order_key(seen, None if self.ordering == "none" else self.key)
+        return seen.select(*PLACE, order.alias("_order"), to.alias("_to"), value.alias("_row"))
 
     def _looked(self, opening: Opening) -> Self:
         """Return this sink with its columns looked at."""

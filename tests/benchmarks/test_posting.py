@@ -31,8 +31,8 @@ WARMING = [9.0] * (posting.WARM_UP - 1)
 
 
 def test_a_lane_has_every_event_once_under_its_coordinates(tmp_path: Path) -> None:
-    lane = lanes.write(tmp_path, [3, 2])
-    events = pq.read_table(lane)
+    order = lanes.write(tmp_path, [3, 2])
+    events = pq.read_table(order)
 
     assert sorted(events["id"].to_pylist()) == list(range(5))
     places = zip(events["_partition"].to_pylist(), events["_offset"].to_pylist(), strict=True)

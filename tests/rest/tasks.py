@@ -51,7 +51,7 @@ def rows(
             "_topic": pa.array(["events"] * len(offsets)),
             "_partition": pa.array([partition] * len(offsets), pa.int32()),
             "_offset": pa.array(offsets, pa.int64()),
-            "_lane": pa.array(lanes or [None] * len(offsets), pa.binary()),
+            "_order": pa.array(lanes or [None] * len(offsets), pa.binary()),
             "_to": pa.nulls(len(offsets)),
             "_row": pa.array(bodies),
         }

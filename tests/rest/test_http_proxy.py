@@ -10,7 +10,7 @@ import pytest
 
 from router_rest.http_client.response import Unsent
 from tests.rest.calls import ask, post
-from tests.rest.scripted import PATIENCE, Scripted, Talk, then_waits
+from tests.rest.scripted import PATIENCE, Scripted, Talk, server_tls, then_waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,9 +65,7 @@ def test_a_proxy_is_asked(proxy: Scripted) -> None:
 
 
 def test_a_proxy_does_not_see_what_goes_to_a_server_with_tls(proxy: Scripted, certificates: Certificates) -> None:
-    from tests.rest.test_http_tls import context
-
-    with Scripted(context=context(certificates.here)) as server:
+    with Scripted(context=server_tls(certificates.here)) as server:
         calls = [post(server.url, Authorization=HUSH)] * 3
         answers = ask(*calls, proxies=through(proxy), verify=certificates.here)
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router_rest.http_client.client import HttpClient, Unusable, tls_context
+from router_rest.http_client.client import HttpClient, UnusableFile, tls_context
 from router_rest.http_client.response import InDoubt, Response, Unsent
 from tests.rest.calls import OPTIONS, ask, post
-from tests.rest.scripted import Scripted, Talk, replies, silent
+from tests.rest.scripted import Scripted, Talk, replies, server_tls, silent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,18 +22,9 @@ if TYPE_CHECKING:
     from tests.rest.conftest import Certificates
 
 
-def context(certificate: str, clients: str | None = None) -> ssl.SSLContext:
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made.load_cert_chain(certificate)
-    if clients is not None:
-        made.load_verify_locations(clients)
-        made.verify_mode = ssl.CERT_REQUIRED
-    return made
-
-
 @pytest.fixture
 def server(certificates: Certificates) -> Iterator[Scripted]:
-    with Scripted(context=context(certificates.here)) as running:
+    with Scripted(context=server_tls(certificates.here)) as running:
         yield running
 
 
@@ -60,7 +51,7 @@ def test_a_server_with_an_unknown_certificate_gets_nothing(
 
 
 def test_a_server_with_another_name_gets_nothing(certificates: Certificates) -> None:
-    with Scripted(context=context(certificates.elsewhere)) as server:
+    with Scripted(context=server_tls(certificates.elsewhere)) as server:
         (error,) = ask(post(server.url), verify=certificates.elsewhere)
 
         assert isinstance(error, Unsent)
@@ -69,7 +60,7 @@ def test_a_server_with_another_name_gets_nothing(certificates: Certificates) -> 
 
 
 def test_verification_can_be_switched_off(certificates: Certificates) -> None:
-    with Scripted(context=context(certificates.elsewhere)) as server:
+    with Scripted(context=server_tls(certificates.elsewhere)) as server:
         (answer,) = ask(post(server.url), verify=False)
 
     assert answer.status == 200
@@ -96,7 +87,7 @@ def _name_of(certificate: str) -> str:
 @pytest.mark.parametrize("pair", [False, True], ids=["one file", "two files"])
 def test_a_client_shows_its_certificate(certificates: Certificates, pair: bool) -> None:
     mine = certificates.client
-    with Scripted(context=context(certificates.here, clients=mine)) as server:
+    with Scripted(context=server_tls(certificates.here, clients=mine)) as server:
         (answer,) = ask(post(server.url), verify=certificates.here, cert=(mine, mine) if pair else mine)
 
         assert answer.status == 200
@@ -108,7 +99,7 @@ def test_a_client_whose_certificate_is_not_taken_sent_nothing(
     certificates: Certificates, version: ssl.TLSVersion, shown: str
 ) -> None:
     """In TLS 1.3 the request is on its way before the client learns of it, and the server never reads it."""
-    strict = context(certificates.here, clients=certificates.client)
+    strict = server_tls(certificates.here, clients=certificates.client)
     strict.maximum_version = version
     cert = certificates.elsewhere if shown == "another" else None
     with Scripted(context=strict) as server:
@@ -134,7 +125,7 @@ def test_a_file_that_has_changed_is_read_again(certificates: Certificates, tmp_p
     shutil.copy(certificates.here, file)
     os.utime(file, ns=(1, 1))
 
-    with Scripted(context=context(certificates.here)) as server:
+    with Scripted(context=server_tls(certificates.here)) as server:
         (answer,) = ask(post(server.url), verify=str(file))
 
     assert answer.status == 200
@@ -150,7 +141,7 @@ def test_a_file_that_is_of_no_use_is_named(certificates: Certificates, tmp_path:
         path = str(tmp_path / "nowhere" / "at all.pem")
     options = {"verify": True, "cert": None, option: path}
 
-    with pytest.raises(Unusable) as caught:
+    with pytest.raises(UnusableFile) as caught:
         tls_context(options["verify"], options["cert"])
     (error,) = ask(post("https://127.0.0.1:9/"), **options)
 

@@ -11,7 +11,7 @@ import pytest
 from router_rest.http_client.client import HttpClient
 from router_rest.http_client.response import InDoubt, Response, Unsent
 from tests.rest.calls import MOST, OPTIONS, ask, outcome, post
-from tests.rest.scripted import PATIENCE, Scripted, Talk, polite, silent, then_waits
+from tests.rest.scripted import PATIENCE, Scripted, Talk, polite, server_tls, silent, then_waits
 
 if TYPE_CHECKING:
     import requests
@@ -101,9 +101,7 @@ def test_a_refused_connection_leaves_a_call_unsent() -> None:
 
 
 def test_a_server_with_an_unknown_certificate_gets_nothing(certificates: Certificates) -> None:
-    from tests.rest.test_http_tls import context
-
-    with Scripted(context=context(certificates.here)) as server:
+    with Scripted(context=server_tls(certificates.here)) as server:
         (error,) = ask(hooked(server.url))
 
         assert isinstance(error, Unsent)

@@ -195,9 +195,9 @@ def test_rows_of_a_key_arrive_in_their_order(sending: Tasks) -> None:
     sending.api.play(latency=0.002, failures=[Failure(share=0.2)])
     lanes = [b"key %d" % (at % 5) for at in range(150)]
 
-    sent = sending.run(sending.job(cut=CallSize(rows=3, lanes=8)), rows(range(150), lanes=lanes))
+    sent = sending.run(sending.job(cut=CallSize(rows=3, orders=8)), rows(range(150), lanes=lanes))
     while sent.counts["left"]:
-        sent = sending.run(sending.job(cut=CallSize(rows=3, lanes=8)), rows(range(150), lanes=lanes))
+        sent = sending.run(sending.job(cut=CallSize(rows=3, orders=8)), rows(range(150), lanes=lanes))
 
     taken = [json.loads(one["body"]) for one in sending.api.requests(10_000) if one["status"] == 200]
     order = [row["offset"] for call in taken for row in call]

@@ -27,20 +27,20 @@ MOST_OPEN = 256
 class CallSize:
     """The size of calls; stays the same for a batch, whatever the configuration says meanwhile.
 
-    `bytes` counts the rows of a call, and one more for each. `lanes`: rows with the same key go to the same lane, one
-    call after the other; 0: in no order.
+    `bytes` counts the rows of a call, and one more for each. `orders`: rows with the same key share one of
+    so many orders, in which one call goes out after the other; 0: in no order.
     """
 
     rows: int = 1
     bytes: int = 1 << 20
-    lanes: int = 0
+    orders: int = 0
 
 
 @dataclass
 class Call:
     """Rows that go out together: of one source partition, in the order of their offsets.
 
-    `url`: where rows name it; empty where it is the same for all. `lane`: the calls of one lane go out one after the
+    `url`: where rows name it; empty where it is the same for all. `order`: the calls of one order go out one after the
     other; None: at any time. `attempts` were made with these rows before. `doubtful` are offsets of rows that may have
     arrived in an attempt that ended without an answer.
     """
@@ -50,7 +50,7 @@ class Call:
     offsets: list[int]
     rows: list[bytes]
     url: str = ""
-    lane: int | None = None
+    order: int | None = None
     attempts: int = 0
     doubtful: frozenset[int] = frozenset()
     size: int = 0
@@ -82,7 +82,7 @@ class Call:
         """Return the rows at some positions as a call of their own."""
         offsets, rows = [self.offsets[at] for at in chosen], [self.rows[at] for at in chosen]
         doubtful = self.doubtful.intersection(offsets)
-        return Call(self.topic, self.partition, offsets, rows, self.url, self.lane, self.attempts, doubtful)
+        return Call(self.topic, self.partition, offsets, rows, self.url, self.order, self.attempts, doubtful)
 
 
 @dataclass
@@ -110,11 +110,11 @@ class Batcher:
         if (topic, partition, former) != self._of:
             yield from self.end()
             self._of = topic, partition, former
-        lane = crc32(key) % self.cut.lanes if self.cut.lanes and key is not None else None
+        order = crc32(key) % self.cut.orders if self.cut.orders and key is not None else None
         if self.cut.rows == 1:
-            yield Call(topic, partition, [offset], [row], url, lane)
+            yield Call(topic, partition, [offset], [row], url, order)
             return
-        which = url if lane is None else lane  # one at a time of a lane: its order is that of its rows
+        which = url if order is None else order  # one at a time: its order is that of its rows
         call = self._open.get(which)
         large = former is None and call is not None and call.size + len(row) + 1 > self.cut.bytes
         if call is not None and (call.url != url or large):
@@ -123,7 +123,7 @@ class Batcher:
         if call is None:
             if len(self._open) >= MOST_OPEN:
                 yield self._open.popitem(last=False)[1]
-            call = self._open[which] = Call(topic, partition, [], [], url, lane)
+            call = self._open[which] = Call(topic, partition, [], [], url, order)
         call.offsets.append(offset)
         call.rows.append(row)
         call.size += len(row) + 1
@@ -156,20 +156,20 @@ class CallQueue:
     _room: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def put(self, call: Call) -> bool:
-        """Add a call, once there is room; False where it will not go out: its lane is blocked, or all is over."""
+        """Add a call, once there is room; False where it will not go out: its order is blocked, or all is over."""
         while self.held >= self.most and not self.over:
             self._room.clear()
             await self._room.wait()
-        if self.over or call.lane in self._blocked:
+        if self.over or call.order in self._blocked:
             return False
         self.held += 1
         waited = bool(self._idle)
-        if call.lane is None:
+        if call.order is None:
             self._begin(call)
-        elif call.lane in self._behind:
-            self._behind[call.lane].append(call)
+        elif call.order in self._behind:
+            self._behind[call.order].append(call)
         else:
-            self._behind[call.lane] = deque()
+            self._behind[call.order] = deque()
             self._begin(call)
         if waited:
             await asyncio.sleep(0)  # or the first call went out when all that may be held are cut
@@ -188,18 +188,18 @@ class CallQueue:
         return call
 
     def finished(self, call: Call, *, whole: bool) -> None:
-        """Let the next call of a lane go out, unless rows of this one are left: they come first."""
-        if call.lane is None:
+        """Let the next call of an order go out, unless rows of this one are left: they come first."""
+        if call.order is None:
             return
-        behind = self._behind[call.lane]
+        behind = self._behind[call.order]
         if not whole:
-            self._blocked.add(call.lane)
+            self._blocked.add(call.order)
             self._leave(len(behind))
             behind.clear()
         if behind:
             self._begin(behind.popleft())
         else:
-            del self._behind[call.lane]
+            del self._behind[call.order]
 
     def end(self, *, drop: bool = False) -> None:
         """Let no more calls come; with `drop` those that are held do not go out either."""

@@ -59,7 +59,7 @@ class Delivery:
                 waiting += reversed(await self._pursued(part))
             except _Undelivered as error:
                 over.append(error.call)
-                if part.lane is None and not self.ending.is_set():
+                if part.order is None and not self.ending.is_set():
                     continue
                 return [*over, *waiting]
         return over

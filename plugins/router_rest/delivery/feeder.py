@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from router_rest.delivery.body import Body
     from router_rest.delivery.receipts import KnownReceipts, Place, Range, ReceiptWriter
 
-TAKES = ("_topic", "_partition", "_offset", "_lane", "_to", "_row")
+TAKES = ("_topic", "_partition", "_offset", "_order", "_to", "_row")
 """Where a row came from, what it keeps its order by (null: nothing), its URL, or why it has none, and what the encoding
 takes."""
 FORMER = "_former"

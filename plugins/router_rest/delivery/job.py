@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from router import Outcome, StartError
 from router_rest.delivery.batcher import Batcher, Call
 from router_rest.delivery.outcome import outcome
-from router_rest.delivery.partitioner import Extent, Plan, plan
+from router_rest.delivery.partitioner import Extent, PartitionPlan, plan
 from router_rest.delivery.receipts import SCHEMA, KnownReceipts, Settled, ranges_in, receipts
 from router_rest.delivery.worker import REPORT, task
 
@@ -209,7 +209,7 @@ class BatchJob:
     events: DataFrame
     columns: Callable[[DataFrame], DataFrame]
     batch: Batch
-    plan: Plan
+    plan: PartitionPlan
     job: TaskJob
     leases: LeaseServer
     limit: str
@@ -244,14 +244,14 @@ class BatchJob:
         with bounded(self.events.sparkSession):
             # all at once: whatever else was asked of these reports would send everything again
             reports = self._placed().mapInArrow(task(self.job), REPORT).filter("kind != 'tick'")
-            told = JobResult.of(reports.toArrow())
-        if told.wrong:
-            raise StartError(f"{self.limit} does not take calls: {told.wrong}")
-        self._bury(told.refused)
-        self.outage.heard(told.tried, moved=told.moved)
-        if told.left:
-            self._say(told)
-        return told.left
+            result = JobResult.of(reports.toArrow())
+        if result.wrong:
+            raise StartError(f"{self.limit} does not take calls: {result.wrong}")
+        self._bury(result.refused)
+        self.outage.heard(result.tried, moved=result.moved)
+        if result.left:
+            self._say(result)
+        return result.left
 
     def patient(self) -> bool:
         """Wait until another job is worth its start; False when rows have waited for too long, and are to be parked.
@@ -315,11 +315,11 @@ class BatchJob:
             raise StartError(f"{self.limit} refuses {many} of {self.plan.rows} rows, such as: {why}")
         self.job.parts.write(refused)
 
-    def _say(self, told: JobResult) -> None:
+    def _say(self, result: JobResult) -> None:
         """Tell the operator why it takes so long, now and then."""
         if time.monotonic() - self._said > SAID:
             self._said = time.monotonic()
-            log.warning("%s: %d rows wait for %s: %s", self.batch.key, told.left, self.limit, told.away)
+            log.warning("%s: %d rows wait for %s: %s", self.batch.key, result.left, self.limit, result.away)
 
 
 def _named(ranges: list[Range]) -> str:
@@ -336,14 +336,14 @@ def allowed(rows: int, share: float) -> int:
 
 def planned(
     events: DataFrame, parts: Parts, cut: CallSize, owner: Owner, tasks: int, *, said: bool, whole: bool = False
-) -> Plan:
+) -> PartitionPlan:
     """Return how the batch is sent: as it was begun, if it was; one job otherwise. Writes it down.
 
     `said`, `whole`: as for `plan`.
     """
     for notes, _ in parts.read([]):
         if "plan" in notes:
-            return Plan.read(notes["plan"])
+            return PartitionPlan.read(notes["plan"])
     place = F.col("_topic"), F.col("_partition")
     counted = (
         events.select(*place, "_offset")

@@ -44,7 +44,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class PartitionPlan:
     """The way a batch is sent, for as long as it takes: a replay by another configuration must not cut it anew.
 
     Without `pieces` source partitions go where their hash leads.
@@ -60,11 +60,11 @@ class Plan:
         return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, note: str) -> Plan:
+    def read(cls, note: str) -> PartitionPlan:
         """Return what a note says."""
         said = json.loads(note)
         pieces = tuple(Piece(*piece) for piece in said["pieces"])
-        return cls(CallSize(**said["cut"]), said["tasks"], said["rows"], pieces)
+        return cls(_size(said["cut"]), said["tasks"], said["rows"], pieces)
 
     def key(self) -> str | None:
         """Return SQL for a number whose hash leads to the row's task; None: take topic and partition."""
@@ -75,11 +75,18 @@ class Plan:
         return f"CASE {' '.join(cases)} ELSE {keys[0]} END"
 
 
-def plan(extents: Iterable[Extent], cut: CallSize, tasks: int, *, said: bool = True, whole: bool = False) -> Plan:
+def _size(said: dict[str, int]) -> CallSize:
+    """Return the size of calls in a note; a batch that was begun before an upgrade says `lanes` for `orders`."""
+    return CallSize(**{"orders" if name == "lanes" else name: value for name, value in said.items()})
+
+
+def plan(
+    extents: Iterable[Extent], cut: CallSize, tasks: int, *, said: bool = True, whole: bool = False
+) -> PartitionPlan:
     """Return how rows are dealt to tasks: whole source partitions where they fit, the largest first.
 
     There are as many tasks as are `said`; fewer where that is only the most that there may be, and for few calls.
-    Partitions are cut by offsets where tasks would be uneven without it, but for an order (`cut.lanes`), or to keep
+    Partitions are cut by offsets where tasks would be uneven without it, but for an order (`cut.orders`), or to keep
     them `whole`.
     """
     extents = sorted(extents, key=lambda one: (one.topic or "", one.partition))
@@ -87,15 +94,15 @@ def plan(extents: Iterable[Extent], cut: CallSize, tasks: int, *, said: bool = T
     calls = rows // cut.rows
     tasks = max(1, min(tasks, calls // LEAST_CALLS if said else max(calls // WORTH_CALLS, rows // WORTH_ROWS)))
     if tasks == 1 or len(extents) > MOST_RANGES:
-        return Plan(cut, tasks, rows)
-    together = whole or cut.lanes > 0
+        return PartitionPlan(cut, tasks, rows)
+    together = whole or cut.orders > 0
     tasks = min(tasks, len(extents)) if together else tasks
     if tasks == 1:
-        return Plan(cut, 1, rows)
+        return PartitionPlan(cut, 1, rows)
     pieces, heaviest = _dealt(extents, tasks)
     if heaviest > EVEN * rows / tasks and not together:
         pieces = _cut(extents, rows, tasks)
-    return Plan(cut, tasks, rows, tuple(sorted(pieces, key=lambda one: (one.topic or "", *one[1:]))))
+    return PartitionPlan(cut, tasks, rows, tuple(sorted(pieces, key=lambda one: (one.topic or "", *one[1:]))))
 
 
 def _dealt(extents: Sequence[Extent], tasks: int) -> tuple[list[Piece], int]:

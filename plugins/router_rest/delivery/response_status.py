@@ -96,10 +96,10 @@ class BulkResults:
     def by_row(self, body: bytes, rows: Sequence[bytes]) -> list[Result]:
         """Return a result for each row; raise Unreadable where the answer has none."""
         try:
-            told = msgspec.json.decode(body)
+            answer = msgspec.json.decode(body)
         except (msgspec.DecodeError, RecursionError) as error:
             raise Unreadable(f"the answer is not JSON: {error}") from None
-        elements = _at(told, self.path)
+        elements = _at(answer, self.path)
         if not isinstance(elements, list):
             raise Unreadable(f"there is no list at {self.path or 'the top'} of the answer")
         if self.id is None:

@@ -194,8 +194,8 @@ class Classifier:
         if now - self._looked < _LOOK:
             return None
         self._looked = now
-        told: Remaining | None = left(headers, now)
-        return None if told is None else (told.calls, told.seconds)
+        remaining: Remaining | None = left(headers, now)
+        return None if remaining is None else (remaining.calls, remaining.seconds)
 
 
 def excerpt(body: bytes) -> str:

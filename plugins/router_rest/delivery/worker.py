@@ -352,13 +352,13 @@ class TaskWorker:
         """Report how it went."""
         counts = {**self.counts, "known": self._feeder.skipped}
         left = self._feeder.seen - sum(counts.get(name, 0) for name in ("delivered", "dead", "known"))
-        told: list[dict[str, Any]] = [
+        reports: list[dict[str, Any]] = [
             {"kind": "refused" if name == "dead" else name, "rows": rows} for name, rows in counts.items()
         ]
         kind, text = self.trouble or ("away", self._delivery.why if self._delivery else "")
         if left:
-            told += [{"kind": "left", "rows": left}, {"kind": kind, "text": text}, *self._in_vain()]
-        self.report(told)
+            reports += [{"kind": "left", "rows": left}, {"kind": kind, "text": text}, *self._in_vain()]
+        self.report(reports)
 
     def _in_vain(self) -> list[dict[str, Any]]:
         """Report the calls that were sent and are left, the first ones."""

@@ -122,7 +122,7 @@ class HttpClient:
         await self._session.close()
 
     async def _resent_once(self, request: dict[str, Any], again: Callable[[], Awaitable[None]] | None) -> Response:
-        attempt = Attempt()
+        attempt = SendAttempt()
         try:
             return await self._exchange(request, attempt)
         except Dropped:
@@ -131,11 +131,11 @@ class HttpClient:
         if again is not None:
             await again()
         try:
-            return replace(await self._exchange(request, Attempt(fresh=True)), resent=True)
+            return replace(await self._exchange(request, SendAttempt(fresh=True)), resent=True)
         except Unsent as error:  # the second time; the first time it may have arrived
             raise InDoubt(f"the connection was closed before an answer came, and then: {error.what}") from None
 
-    async def _exchange(self, request: dict[str, Any], attempt: Attempt) -> Response:
+    async def _exchange(self, request: dict[str, Any], attempt: SendAttempt) -> Response:
         if self._session.closed:
             raise Unsent("the client is closed")
         arguments = {**request, "data": _in_blocks(request["data"]), **self._route(request["url"])}
@@ -158,11 +158,11 @@ class HttpClient:
         if url.scheme == "https" and self._tls is None:
             try:
                 self._tls = tls_context(self._verify, self._cert)
-            except Unusable as error:
+            except UnusableFile as error:
                 raise Unsent(str(error)) from None
         return {"ssl": self._tls or True, "proxy": self._proxies.get(url.scheme)}
 
-    async def _response(self, response: aiohttp.ClientResponse, attempt: Attempt) -> Response:
+    async def _response(self, response: aiohttp.ClientResponse, attempt: SendAttempt) -> Response:
         if response.status < 200:
             raise InDoubt("the answer is broken: the server wants to speak something else")
         body, whole = await self._body(response)
@@ -190,7 +190,7 @@ class HttpClient:
 
 
 @dataclass(eq=False)
-class Attempt:
+class SendAttempt:
     """What is known of one attempt. `fresh`: it is to get a connection that served nobody before."""
 
     fresh: bool = False
@@ -210,7 +210,7 @@ class Attempt:
         return isinstance(transport, asyncio.Transport) and transport.get_write_buffer_size() > 0
 
 
-ATTEMPT: ContextVar[Attempt] = ContextVar("ATTEMPT")
+ATTEMPT: ContextVar[SendAttempt] = ContextVar("ATTEMPT")
 """The attempt that a connection is asked for: aiohttp asks in the attempt's own task."""
 
 
@@ -329,7 +329,7 @@ def _url(url: str) -> URL:
     return URL(f"{parts.scheme}://{named}{'' if port is None else f':{port}'}{target}", encoded=True)
 
 
-def _fault(error: Exception, attempt: Attempt) -> Exception:
+def _fault(error: Exception, attempt: SendAttempt) -> Exception:
     """Say in words why no response came; never with what was sent."""
     if isinstance(error, (Unsent, InDoubt)):
         return error
@@ -349,7 +349,7 @@ def _fault(error: Exception, attempt: Attempt) -> Exception:
     return InDoubt(f"the answer breaks off: {why}") if began else Dropped(f"no answer came: {why}")
 
 
-class Unusable(ValueError):  # noqa: N818 - it says what is wrong
+class UnusableFile(ValueError):  # noqa: N818 - it says what is wrong
     """A file of a TLS option that is of no use."""
 
 
@@ -358,7 +358,7 @@ def tls_context(verify: bool | str, cert: str | tuple[str, str] | None) -> ssl.S
 
     verify: True for the authorities that `requests` trusts, the path of a file or folder of others, False for nobody's
     word. cert: the client's certificate, with its key in the same file or in a second one. The environment has no say.
-    Raises Unusable when a file is missing or holds something else.
+    Raises UnusableFile when a file is missing or holds something else.
     """
     authorities = None if verify is False else DEFAULT_CA_BUNDLE_PATH if verify is True else verify
     files = (cert,) if isinstance(cert, str) else cert or ()
@@ -369,7 +369,7 @@ def _stamp(file: str) -> int:
     try:
         return Path(file).stat().st_mtime_ns
     except OSError as error:
-        raise Unusable(f"TLS: {file}: {error.strerror}") from None
+        raise UnusableFile(f"TLS: {file}: {error.strerror}") from None
 
 
 # reading the authorities takes longer than a hundred calls
@@ -391,5 +391,5 @@ def _context(authorities: str | None, files: tuple[str, ...], stamps: tuple[int,
             context.load_cert_chain(file, files[-1], password="")  # or OpenSSL asks a terminal for it
     except (ssl.SSLError, OSError) as error:
         why = getattr(error, "reason", None) or error.strerror
-        raise Unusable(f"TLS: {file} is not what it should be: {why}") from None
+        raise UnusableFile(f"TLS: {file} is not what it should be: {why}") from None
     return context

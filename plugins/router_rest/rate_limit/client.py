@@ -210,8 +210,8 @@ class LeaseClient:
             self._saying.cancel()
             self._saying = None
         self._said = self._loop.time()
-        told = self._tokens.report(self._said, [rows for rows, _ in self._waiting], sized=self._sized)
-        self._write({"told": told.message()})
+        report = self._tokens.report(self._said, [rows for rows, _ in self._waiting], sized=self._sized)
+        self._write({"report": report.message()})
 
     def _write(self, message: Mapping[str, Any]) -> None:
         if not self._writer.transport.is_closing():

@@ -81,21 +81,21 @@ class ConcurrencyLimit:
         self.part = 1.0
 
     def deal(self, factor: float) -> dict[str, tuple[int, int]]:
-        """Return what tasks are to be told: the number of the message, and how many calls they may have in flight."""
+        """Return what tasks are to be caps: the number of the message, and how many calls they may have in flight."""
         total = max(1, int(self.total * factor * self.part))
         wanted = self._wanted(total)
-        told = {}
+        caps = {}
         for who, cap in wanted.items():
             if cap < self._shares[who].cap:
-                told[who] = self._tell(who, cap)
+                caps[who] = self._tell(who, cap)
         free = total - sum(share.promised for share in self._shares.values())
         for who, cap in sorted(wanted.items(), key=lambda one: self._shares[one[0]].cap):
             share = self._shares[who]
             more = min(cap - share.cap, free + share.promised - share.cap)
             if more > 0:
                 free -= max(0, share.cap + more - share.promised)
-                told[who] = self._tell(who, share.cap + more)
-        return told
+                caps[who] = self._tell(who, share.cap + more)
+        return caps
 
     def _tell(self, who: str, cap: int) -> tuple[int, int]:
         share = self._shares[who]

@@ -95,21 +95,21 @@ class Coordinator:
         """Let the next deal send a task away."""
         self._tasks[who].stopped = True
 
-    def hear(self, who: str, told: TaskReport) -> None:
+    def hear(self, who: str, report: TaskReport) -> None:
         """Take in what a task saw and wants."""
         now, task = self._clock(), self._tasks[who]
         for name in COUNTED:
-            self.totals[name] += getattr(told, name)
-        task.ended += told.ok + told.throttled + told.failed + told.lapsed
-        task.credit -= told.retried
-        task.wants = beyond(told.wants, task.granted - told.received)
-        demand = told.out + max(told.waiting, sum(many for _, many in told.wants))
+            self.totals[name] += getattr(report, name)
+        task.ended += report.ok + report.throttled + report.failed + report.lapsed
+        task.credit -= report.retried
+        task.wants = beyond(report.wants, task.granted - report.received)
+        demand = report.out + max(report.waiting, sum(many for _, many in report.wants))
         self._unsettled = True
-        self._concurrency.heard(now, who, number=told.number, out=told.out, demand=demand)
-        self._budget.earned(now, told.sent - told.retried)
-        self._learn(now, told)
-        self._obey(now, told)
-        self._give_retries(who, now, told.denied)
+        self._concurrency.heard(now, who, number=report.number, out=report.out, demand=demand)
+        self._budget.earned(now, report.sent - report.retried)
+        self._learn(now, report)
+        self._obey(now, report)
+        self._give_retries(who, now, report.denied)
 
     def deal(self) -> dict[str, Grant]:
         """Return what tasks are to be told now."""
@@ -143,31 +143,31 @@ class Coordinator:
             again = max(again, self._circuit.next_probe())
         return Outlook(self._circuit.since is not None, again - now, len(self._tasks))
 
-    def _learn(self, now: float, told: TaskReport) -> None:
+    def _learn(self, now: float, report: TaskReport) -> None:
         """Learn from what came back."""
         was_out = self._circuit.since is not None
-        bad = told.failed + told.throttled
-        self._hold |= self._circuit.heard(now, told.ok, bad)
-        pause = min(told.pause or 0.0, self.pace.longest_pause)
-        self._adaptive_rate.heard(now, sent=told.sent, ok=told.ok, throttled=told.throttled, pause=pause)
-        self._concurrency.timeouts(now, told.timeouts, told.ok)
+        bad = report.failed + report.throttled
+        self._hold |= self._circuit.heard(now, report.ok, bad)
+        pause = min(report.pause or 0.0, self.pace.longest_pause)
+        self._adaptive_rate.heard(now, sent=report.sent, ok=report.ok, throttled=report.throttled, pause=pause)
+        self._concurrency.timeouts(now, report.timeouts, report.ok)
         if was_out and self._circuit.since is None:
             self._concurrency.restore()
 
-    def _obey(self, now: float, told: TaskReport) -> None:
+    def _obey(self, now: float, report: TaskReport) -> None:
         """Do as the API said: Retry-After stops all, RateLimit headers bound what goes out until their time is over.
 
         A stray call that is refused waits by itself.
         """
-        if told.pause is not None and not self._adaptive_rate.stray(now):
-            pause = min(told.pause, self.pace.longest_pause)
+        if report.pause is not None and not self._adaptive_rate.stray(now):
+            pause = min(report.pause, self.pace.longest_pause)
             until = now + pause * (1 + JITTER * self._chance())
             if until > self._paused:
                 self._hold, self._paused = self._hold or now >= self._paused, until
-        elif told.left is not None and told.left[1] >= SOON:
+        elif report.left is not None and report.left[1] >= SOON:
             under_way = sum(one.granted - one.ended for one in self._tasks.values())
-            self._left = max(0.0, told.left[0] - under_way)
-            self._reset = now + min(told.left[1], self.pace.longest_pause)
+            self._left = max(0.0, report.left[0] - under_way)
+            self._reset = now + min(report.left[1], self.pace.longest_pause)
 
     def _give_retries(self, who: str, now: float, denied: int) -> None:
         task = self._tasks[who]

@@ -98,9 +98,9 @@ def _drafted(headers: Mapping[str, str]) -> Iterator[Remaining]:
         yield Remaining(float(pairs["remaining"]), min(float(pairs["reset"]), LONGEST))
         return
     policies = dict(_members(headers.get("ratelimit-policy", "")[:_MOST]))
-    for name, told in _members(said):
+    for name, parameters in _members(said):
         policy = policies.get(name, {})
-        calls, seconds = _number(told.get("r")), _number(told.get("t", policy.get("w")))
+        calls, seconds = _number(parameters.get("r")), _number(parameters.get("t", policy.get("w")))
         if calls is None or seconds is None or policy.get("qu", '"requests"') != '"requests"':
             continue
         yield Remaining(calls, min(seconds, LONGEST))

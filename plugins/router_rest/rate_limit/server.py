@@ -39,7 +39,7 @@ STRANGERS = 100
 class LeaseServer:
     """A server of leases, at an address of the driver that executors reach.
 
-    `host` is what executors are told, `bind` what is listened on (default: the host). One daemon thread does all.
+    `host` is what executors are report, `bind` what is listened on (default: the host). One daemon thread does all.
     """
 
     def __init__(self, host: str = "127.0.0.1", *, bind: str | None = None, port: int = 0) -> None:
@@ -324,8 +324,8 @@ class LimitSessions:
             while line := await reader.readline():
                 session.heard = loop.time()
                 message = session.open(line)
-                if "told" in message:
-                    self.coordinator.hear(session.who, TaskReport.read(message["told"]))
+                if "report" in message:
+                    self.coordinator.hear(session.who, TaskReport.read(message["report"]))
                     self._deal_at(session.heard)
                 if "credentials" in message:
                     answer = session.hand_out(message["credentials"], message["refused"], sink.credentials)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
 from router_rest.delivery.batcher import CallSize
-from router_rest.delivery.partitioner import Extent, Plan, keys_of, plan
+from router_rest.delivery.partitioner import Extent, PartitionPlan, keys_of, plan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,9 +34,9 @@ EXTENTS = st.lists(
 
 
 @given(EXTENTS, st.integers(1, 20), st.sampled_from([0, 4]))
-def test_every_row_goes_to_one_task(extents: list[Extent], tasks: int, lanes: int) -> None:
+def test_every_row_goes_to_one_task(extents: list[Extent], tasks: int, orders: int) -> None:
     """Without it rows are sent twice, or never."""
-    made = plan(extents, CallSize(lanes=lanes), tasks)
+    made = plan(extents, CallSize(orders=orders), tasks)
 
     assert 1 <= made.tasks <= tasks
     assert made.rows == sum(one.rows for one in extents)
@@ -48,17 +48,17 @@ def test_every_row_goes_to_one_task(extents: list[Extent], tasks: int, lanes: in
         assert pieces[0][0] == extent.first
         assert pieces[-1][1] == extent.last
         assert all(before[1] + 1 == after[0] for before, after in pairwise(pieces))
-        assert len(pieces) == 1 or not lanes
+        assert len(pieces) == 1 or not orders
     assert {one.task for one in made.pieces} == set(range(made.tasks))
 
 
 @given(EXTENTS, st.integers(1, 20))
 def test_a_plan_is_read_as_it_was_written(extents: list[Extent], tasks: int) -> None:
     """Without it a replay cuts other calls, and an API takes their rows twice."""
-    made = plan(extents, CallSize(rows=7, bytes=99, lanes=3), tasks)
+    made = plan(extents, CallSize(rows=7, bytes=99, orders=3), tasks)
 
-    assert Plan.read(made.note()) == made
-    assert plan(reversed(extents), CallSize(rows=7, bytes=99, lanes=3), tasks) == made
+    assert PartitionPlan.read(made.note()) == made
+    assert plan(reversed(extents), CallSize(rows=7, bytes=99, orders=3), tasks) == made
 
 
 def test_one_large_partition_is_dealt_to_all_tasks() -> None:
@@ -116,3 +116,12 @@ def test_spark_sends_rows_where_the_plan_says(spark: SparkSession, tasks: int) -
 def test_every_task_has_a_number_of_its_own() -> None:
     """Without it two tasks get the same rows, and another none."""
     assert [len(set(keys_of(tasks))) for tasks in (1, 2, 5, 64)] == [1, 2, 5, 64]
+
+
+def test_a_batch_that_an_earlier_version_began_is_sent_as_it_was_planned() -> None:
+    """Cut anew, its calls would have other keys, and arrive twice."""
+    made = plan([Extent("t", 0, 0, 99, 100)], CallSize(rows=10, orders=3), 1)
+    earlier = made.note().replace('"orders"', '"lanes"')
+
+    assert earlier != made.note()
+    assert PartitionPlan.read(earlier) == made

@@ -22,7 +22,7 @@ ROWS = st.lists(
     max_size=60,
     unique_by=lambda row: row[:3],
 ).map(lambda rows: sorted(rows, key=lambda row: row[:3]))
-CUTS = st.builds(CallSize, rows=st.integers(1, 7), bytes=st.integers(1, 60), lanes=st.integers(0, 3))
+CUTS = st.builds(CallSize, rows=st.integers(1, 7), bytes=st.integers(1, 60), orders=st.integers(0, 3))
 
 
 def calls_of(rows: list[Any], cut: CallSize) -> list[Call]:
@@ -62,17 +62,17 @@ def test_calls_of_a_partition_do_not_depend_on_others(rows: list[Any], cut: Call
 def test_rows_with_a_key_keep_their_order_within_a_lane(rows: list[Any], cut: CallSize) -> None:
     """Without it an older state of a key arrives after a newer one."""
     made = list(enumerate(calls_of(rows, cut)))
-    sent = {(call.topic, call.partition, at): (call.lane, turn) for turn, call in made for at in call.offsets}
+    sent = {(call.topic, call.partition, at): (call.order, turn) for turn, call in made for at in call.offsets}
 
     for key in (None, b"k", b"l", b"m"):
         places = [sent[row[:3]] for row in rows if row[-1] == key]
-        lanes = {lane for lane, _ in places}
-        if key is None or not cut.lanes:
-            assert lanes <= {None}
+        orders = {order for order, _ in places}
+        if key is None or not cut.orders:
+            assert orders <= {None}
         else:
             assert places == sorted(places)
-            assert len(lanes) <= 1
-            assert lanes <= set(range(cut.lanes))
+            assert len(orders) <= 1
+            assert orders <= set(range(cut.orders))
 
 
 def test_a_row_beyond_the_bytes_goes_alone() -> None:
@@ -134,7 +134,7 @@ def test_rows_of_former_calls_are_the_same_calls_again(
     texts = {(call.topic, call.partition, offset): call for call in former for offset in call.offsets}
     again = [row for row in rows if row[:3] in texts]
     named = [(texts[row[:3]].offsets[0], str(texts[row[:3]].offsets), *row) for row in again]
-    batcher, made = Batcher(CallSize(other.rows, other.bytes, cut.lanes)), []
+    batcher, made = Batcher(CallSize(other.rows, other.bytes, cut.orders)), []
 
     for _, name, *place, row, url, key in sorted(named, key=lambda one: (one[2], one[3], one[0], one[4])):
         made += batcher.add(tuple(place), row, url, key, name)
