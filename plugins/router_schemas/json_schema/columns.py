@@ -1,7 +1,7 @@
 """Map a registered JSON Schema to columns, whatever it allows: what no column can hold is its JSON text.
 
 A schema file that is written for the router may be refused, and its author be told. A registered one is somebody
-else's, and a refusal would make dead letters of all its records. So to the table of router_decoders.schema_mapping
+else's, and a refusal would make dead letters of all its records. So to the table of `spark_types`
 come:
 
 | JSON Schema | Spark | decided by |
@@ -25,8 +25,8 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from router_decoders.schema_mapping import UNIONS, TypeMapping, Untyped, is_null
 from router_schemas.json_schema.merge import Version, merge
+from router_schemas.json_schema.spark_types import UNIONS, TypeMapping, Untyped, is_null
 
 MOST = 200_000
 """Objects of a schema with every `$ref` written out: a few lines can name each definition twice in the next."""

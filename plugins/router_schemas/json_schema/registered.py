@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from router_decoders.json_types import check_types
 from router_schemas.json_schema.columns import MOST, ColumnMapping
+from router_schemas.json_schema.spark_json import check_types
 
 if TYPE_CHECKING:
     from pyspark.sql import types as T

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import override
 
 from router import ArrowDecoder, ArrowDecoding, Preparation
-from router_decoders.by_schema import BySchema
+from router_decoders.registry_decoder import RegistryDecoder
 from router_schemas.places import FULL_NAME
 from router_schemas.protobuf.extra import needed
 
@@ -58,7 +58,7 @@ class Wrapper(BaseModel):
         return self
 
 
-class Protobuf(BySchema, ArrowDecoder):
+class Protobuf(RegistryDecoder, ArrowDecoder):
     """Decode a record whose value is a Protobuf message.
 
     With a `registry` the value is in the frame of a Confluent-compatible schema registry: a zero byte, the schema's id

@@ -11,8 +11,8 @@ from pyspark.sql import types as T
 from typing_extensions import override
 
 from router import ArrowDecoding, Decoder, Preparation
-from router_decoders.by_schema import BySchema
 from router_decoders.key_names import KEY_NAMES, OF_A_KEY, SCHEMA
+from router_decoders.registry_decoder import RegistryDecoder
 from router_schemas.places import KEY_HEADER
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Keyed(Decoder):
     @classmethod
     def _of_a_key(cls, key: Decoder) -> Decoder:
         """Let a GUID be looked for where clients put that of a key: the value's would be taken for it."""
-        if isinstance(key, BySchema) and "header" not in key.model_fields_set:
+        if isinstance(key, RegistryDecoder) and "header" not in key.model_fields_set:
             return key.model_copy(update={"header": KEY_HEADER})
         return key
 

@@ -28,7 +28,7 @@ ROUNDS = 3
 """Times that they are looked at: what a schema wraps is seen when that schema is known."""
 
 
-class BySchema(Decoder):
+class RegistryDecoder(Decoder):
     """Decode values by the schemas that they were written with. A format opens a library and reads with what it makes.
 
     `sources` are the options that say where schemas come from, of which one is given.

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
-from router_decoders.avro_events import Avro
-from router_decoders.by_schema import BySchema
-from router_decoders.json_schema_events import JsonSchema
-from router_decoders.protobuf_events import Protobuf
+from router_decoders.avro import Avro
+from router_decoders.json import JsonSchema
+from router_decoders.protobuf import Protobuf
+from router_decoders.registry_decoder import RegistryDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from router_schemas.records import Kind
     from router_schemas.written import Taken
 
-DECODERS: dict[Kind, type[BySchema]] = {"AVRO": Avro, "PROTOBUF": Protobuf, "JSON": JsonSchema}
+DECODERS: dict[Kind, type[RegistryDecoder]] = {"AVRO": Avro, "PROTOBUF": Protobuf, "JSON": JsonSchema}
 
 
-class Auto(BySchema):
+class Auto(RegistryDecoder):
     """Decode a record in whatever format the registry says that its schema has: Avro, Protobuf or JSON Schema.
 
     The value is in the frame of a Confluent-compatible schema registry, or the record has the header
@@ -45,7 +45,7 @@ class Auto(BySchema):
     `pip install 'spark-event-router[protobuf]'` when its first schema comes, on every node.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ("router_decoders.json_schema_batches",)
+    needs: ClassVar[tuple[str, ...]] = ("router_decoders.json_arrow",)
 
     @property
     @override
@@ -111,19 +111,19 @@ class Auto(BySchema):
         return decoded(raw, self.known, self._parts())
 
     @property
-    def _only(self) -> BySchema:
+    def _only(self) -> RegistryDecoder:
         """Return the decoder of the one format there is."""
         [(kind, made)] = self.known.made.items()
         return self._part(kind, made)
 
-    def _parts(self) -> list[tuple[Kind, BySchema]]:
+    def _parts(self) -> list[tuple[Kind, RegistryDecoder]]:
         """Return the decoders of the formats that can be read; of none, one that can say why."""
         made = self.known.made
         readable = [kind for kind in made if fields(kind)(made[kind])] or [kind for kind in made if kind != "JSON"][:1]
         # Python's way first, for a row takes all of its columns along
         return [(kind, self._part(kind, made[kind])) for kind in sorted(readable, key="PROTOBUF".__ne__)]
 
-    def _part(self, kind: Kind, made: Any) -> BySchema:
+    def _part(self, kind: Kind, made: Any) -> RegistryDecoder:
         return DECODERS[kind].model_validate({"registry": self.registry, "header": self.header}).reading(made)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from router_decoders.by_schema import BySchema
+from router_decoders.registry_decoder import RegistryDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from router_schemas.on_disk import OnDisk
 
 
-class Avro(BySchema):
+class Avro(RegistryDecoder):
     """Decode a record whose value is an Avro record.
 
     With a `registry` the value is in the frame of a Confluent-compatible schema registry: a zero byte and the schema's
@@ -102,6 +102,6 @@ class Avro(BySchema):
 
     def decode(self, raw: DataFrame) -> DataFrame:
         """Add `event`, `_error`, `_wanted` and what is known of the schema."""
-        from router_decoders.avro_columns import decoded
+        from router_decoders.avro_spark import decoded
 
         return decoded(raw, self.known)

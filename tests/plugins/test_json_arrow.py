@@ -1,12 +1,14 @@
-"""JSON decoded in record batches: against Python's json, against the native expressions, and row by row.
+"""JSON decoded in record batches: against Python's json, against Spark's from_json, and row by row.
 
-The promise: a row that is decided has the event that the native expressions give it, and does not depend on the rows
-beside it. Everything else is undecided, which costs time but nothing more.
+The promise: every row has an event or a reason, which does not depend on the rows beside it, nor on the step that
+decided it.
 """
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
+import decimal
 import json
 import math
 import pickle
@@ -19,15 +21,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from router_decoders import Json, json_batches
-from router_decoders.json_batches import events
-from router_decoders.json_shapes import arrow_type, shape
+from router_decoders import Json, json_arrow
+from router_decoders.json_arrow import JsonEvents, events
+from router_decoders.json_types import arrow_type, shape
+from tests.plugins.from_json import decoded as decoded_natively
+from tests.plugins.from_json import differences
 from tests.plugins.test_json_properties import bigs, damaged, examples, is_object, strange, texts, written
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from tests.plugins.conftest import Decode
+    from pyspark.sql import SparkSession
+
+    from tests.plugins.conftest import Decode, Raw
+
+    Natively = Callable[..., list[tuple[Any, str | None]]]
 
 SCHEMA = (
     "text string, big bigint, whole int, small smallint, real double, yes boolean, at timestamp, day date, "
@@ -118,18 +126,28 @@ def batch(values: Sequence[bytes | None]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], names=["value"])
 
 
-def decided(values: Sequence[bytes | None]) -> list[dict[str, Any] | None]:
-    """Return the events of values, None where they are undecided."""
-    assert SHAPE is not None
-    added = events(batch(values), SHAPE)
-    event, error, undecided = added.columns
-    assert added.schema.names == ["event", "_error", "_undecided"]
+def rows(values: Sequence[bytes | None]) -> list[tuple[dict[str, Any] | None, str | None]]:
+    """Return the events of values and why there is none."""
+    added = events(batch(values), JsonEvents(SHAPE))
+    event, error = added.columns
+    assert added.schema.names == ["event", "_error"]
     assert event.type == arrow_type(SHAPE)
-    assert error.null_count == len(values)
-    assert undecided.null_count == 0
-    assert event.is_null().equals(undecided)
+    assert event.is_null().equals(error.is_valid())
     event.validate(full=True)
-    return event.to_pylist()  # type: ignore[no-any-return]
+    return list(zip(event.to_pylist(), error.to_pylist(), strict=True))
+
+
+def decided(values: Sequence[bytes | None]) -> list[dict[str, Any] | None]:
+    """Return the events of values, None where they have none."""
+    return [event for event, _ in rows(values)]
+
+
+def time_by_python(value: str, kind: T.DataType) -> dt.date:
+    """Return what Python makes of a time."""
+    if isinstance(kind, T.DateType):
+        return dt.datetime.strptime(value, "%Y-%m-%d").replace(tzinfo=UTC).date()
+    form = "%Y-%m-%dT%H:%M:%S.%fZ" if "." in value else "%Y-%m-%dT%H:%M:%SZ"
+    return dt.datetime.strptime(value.replace(" ", "T"), form).replace(tzinfo=UTC)
 
 
 def decoded_by_python(value: Any, kind: T.DataType) -> Any:
@@ -140,11 +158,11 @@ def decoded_by_python(value: Any, kind: T.DataType) -> Any:
         return {field.name: decoded_by_python(value.get(field.name), field.dataType) for field in kind}
     if isinstance(kind, T.ArrayType):
         return [decoded_by_python(element, kind.elementType) for element in value]
-    if isinstance(kind, T.TimestampType):
-        form = "%Y-%m-%dT%H:%M:%S.%fZ" if "." in value else "%Y-%m-%dT%H:%M:%SZ"
-        return dt.datetime.strptime(value.replace(" ", "T"), form).replace(tzinfo=UTC)
-    if isinstance(kind, T.DateType):
-        return dt.datetime.strptime(value, "%Y-%m-%d").replace(tzinfo=UTC).date()
+    if isinstance(kind, (T.TimestampType, T.DateType)):
+        return time_by_python(value, kind)
+    if isinstance(kind, T.StringType):
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return text.encode(errors="replace").decode()
     return float(value) if isinstance(kind, T.DoubleType) else value
 
 
@@ -156,26 +174,37 @@ def test_a_plain_document_is_decided_with_the_values_that_python_reads() -> None
         assert repr(event) == repr(decoded_by_python(json.loads(value), STRUCT)), value
 
 
-def test_what_python_refuses_is_undecided() -> None:
+def test_what_python_refuses_is_no_event() -> None:
     """A broken record that becomes an event is a lie in a table."""
     values = examples(anything | st.binary(max_size=40), 800)
 
-    for value, event in zip(values, decided(values), strict=True):
-        if event is not None:
-            assert is_object(value), value
-            assert repr(event) == repr(decoded_by_python(json.loads(value), STRUCT)), value
+    for value, (event, error) in zip(values, rows(values), strict=True):
+        assert is_object(value) or event is None, value
+        if event is None:
+            assert error, value
+            assert error.startswith("does not fit the schema") == is_object(value), value
 
 
 def test_a_verdict_does_not_depend_on_the_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that is read again in another batch must end in the same place."""
     values: list[bytes | None] = [None, *examples(anything, 300), *(value for value, _ in GOOD), *BAD]
-    expected = [repr(event) for value in values for event in decided([value])]
+    expected = [repr(row) for value in values for row in rows([value])]
 
-    for rows in (1, 7, 300, 4096):
-        monkeypatch.setattr(json_batches, "ROWS", rows)
-        order = random.Random(rows).sample(range(len(values)), len(values))
-        found = decided([values[place] for place in order])
-        assert [repr(event) for event in found] == [expected[place] for place in order]
+    for size in (1, 7, 300, 4096):
+        monkeypatch.setattr(json_arrow, "ROWS", size)
+        order = random.Random(size).sample(range(len(values)), len(values))
+        found = rows([values[place] for place in order])
+        assert [repr(row) for row in found] == [expected[place] for place in order]
+
+
+def test_a_verdict_does_not_depend_on_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is quick must be what is complete: a field more in a record must not change the others."""
+    values: list[bytes | None] = [*examples(anything, 500), *(value for value, _ in GOOD), *BAD]
+    expected = rows(values)
+    monkeypatch.setattr(json_arrow, "parsers", lambda shape: ())
+
+    for value, found, row in zip(values, rows(values), expected, strict=True):
+        assert repr(found) == repr(row), value
 
 
 GOOD: list[tuple[bytes, dict[str, Any]]] = [
@@ -211,8 +240,8 @@ GOOD: list[tuple[bytes, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-def test_what_is_plain_is_decided() -> None:
-    """What is left to the native expressions without need makes a batch slow."""
+def test_what_fits_is_an_event() -> None:
+    """A value must be the one that the producer wrote."""
     for (value, expected), event in zip(GOOD, decided([value for value, _ in GOOD]), strict=True):
         assert event is not None, value[:80]
         assert {name: held for name, held in event.items() if held is not None} == expected, value[:80]
@@ -252,12 +281,6 @@ BAD: list[bytes | None] = [
 ]  # fmt: skip
 
 
-def test_what_is_in_doubt_is_undecided() -> None:
-    """A reason can be told by the native expressions only; an event that they would refuse must never land."""
-    for value, event in zip(BAD, decided(BAD), strict=True):
-        assert event is None, value and value[:80]
-
-
 @settings(max_examples=200)
 @given(
     reals.map(repr)
@@ -294,54 +317,15 @@ def test_a_time_is_decided_alike_beside_a_bad_one(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        T.DecimalType(10, 2),
-        T.FloatType(),
-        T.ByteType(),
-        T.BinaryType(),
-        T.MapType(T.StringType(), T.LongType()),
-        T.TimestampNTZType(),
-        T.VariantType(),
-        T.CharType(5),
-        T.VarcharType(5),
-        T.DayTimeIntervalType(),
-        T.StringType("UNICODE_CI"),
-        T.NullType(),
-        T.StructType(),
-    ],
-    ids=str,
+    "name", ["a.b", "a b", "a'b", "a`b", "$", "ключ", "*", "class", "f0", "_f1", 'a"b', "a\\b", "a\nb"]
 )
-def test_a_type_that_is_not_known_here_leaves_the_schema_to_the_native_expressions(kind: T.DataType) -> None:
-    """A type that is almost another one is decoded almost right."""
-    for inside in (kind, T.ArrayType(kind), T.ArrayType(T.StructType([T.StructField("x", kind)]))):
-        assert shape(T.StructType([T.StructField("a", T.StringType()), T.StructField("b", inside)])) is None
-
-
-@pytest.mark.parametrize("name", ["a.b", "a b", "a'b", "a`b", "$", "ключ", "*", "class", "f0", "_f1"])
 def test_a_field_may_have_any_name(name: str) -> None:
     """JSON allows any text as a key."""
-    known = shape(T.StructType([T.StructField(name, T.LongType()), T.StructField("f1", T.LongType())]))
-    assert known is not None
+    known = JsonEvents(shape(T.StructType([T.StructField(name, T.LongType()), T.StructField("f1", T.LongType())])))
 
     added = events(batch([json.dumps({name: 1, "f1": 2}).encode()]), known)
 
     assert added.column("event").to_pylist() == [{name: 1, "f1": 2}]
-
-
-@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb"])
-def test_a_name_that_json_escapes_is_left_to_the_native_expressions(name: str) -> None:
-    """It must work, if slower."""
-    assert shape(T.StructType([T.StructField(name, T.LongType())])) is None
-
-
-def test_a_comment_is_no_other_type() -> None:
-    """What is only said of a field must not make it slow; what Spark keeps there of its type must."""
-    fields = [T.StructField("a", T.StringType(), metadata=held) for held in ({}, {"comment": "one"}, {"TYPE": "char"})]
-    bare, commented, other = (shape(T.StructType([field])) for field in fields)
-
-    assert bare is not None
-    assert (commented, other) == (bare, None)
 
 
 def test_a_shape_travels_to_tasks() -> None:
@@ -360,34 +344,34 @@ def test_a_batch_may_have_any_size(count: int) -> None:
 def test_a_part_of_a_batch_is_decided_as_itself() -> None:
     """Arrow hands out views on larger buffers."""
     values = batch([b"nope", b'{"whole":1}', b"\xff", None, b'{"whole":2}'])
-    assert SHAPE is not None
 
-    found = events(values.slice(1, 3), SHAPE).column("event").to_pylist()
+    found = events(values.slice(1, 3), JsonEvents(SHAPE)).column("event").to_pylist()
 
     assert [event and event["whole"] for event in found] == [1, None, None]
 
 
-# With Spark: what is decided here is what the native expressions decide.
+# With Spark: what is decided here is what from_json decides.
 
 
-def differences(values: Sequence[bytes | None], native: Iterable[tuple[Any, str | None]]) -> list[Any]:
-    """Return the decided values for which the native expressions have an error or another event."""
-    rows = zip(values, decided(values), native, strict=True)
-    return [
-        (value, event, found, error)
-        for value, event, (found, error) in rows
-        if event is not None and (error is not None or repr(event) != repr(found))
-    ]
+@pytest.fixture
+def natively(raw: Raw) -> Natively:
+    """Decode values with from_json."""
+
+    def natively(values: Sequence[bytes | None], schema: T.StructType = STRUCT) -> list[tuple[Any, str | None]]:
+        found = decoded_natively(raw(values), schema).select("offset", "event", "_error").toArrow().to_pylist()
+        return [(row["event"], row["_error"]) for row in sorted(found, key=lambda row: row["offset"])]
+
+    return natively
 
 
-def test_what_is_decided_is_what_the_native_expressions_decide(decode: Decode) -> None:
-    """A record must be the same in the table whichever way it took."""
+def test_what_is_decided_is_what_from_json_decides(natively: Natively) -> None:
+    """Who knows Spark expects what Spark does; a reason is looked for in what was written of it before."""
     values = [*examples(anything | st.binary(max_size=40), 1000), *(value for value, _ in GOOD), *BAD]
 
-    assert differences(values, decode(Json(schema=SCHEMA), values)) == []
+    assert differences(values, rows(values), natively(values)) == []
 
 
-def test_numbers_are_those_of_the_native_expressions(decode: Decode) -> None:
+def test_numbers_are_those_of_from_json(natively: Natively) -> None:
     """Both must round to the same bit."""
     number = st.from_regex(r"-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,25})?([eE][-+]?[0-9]{1,3})?", fullmatch=True)
     drawn = examples(number | reals.map(repr) | st.integers(-(2**70), 2**70).map(str), 500)
@@ -406,10 +390,13 @@ def test_numbers_are_those_of_the_native_expressions(decode: Decode) -> None:
     fields = ("real", "big", "whole", "small", "other")
     values = [f'{{"{name}":{text}}}'.encode() for text in [*drawn, *edges] for name in fields]
 
-    assert differences(values, decode(Json(schema=SCHEMA), values)) == []
+    assert differences(values, rows(values), natively(values)) == []
 
 
-def test_times_are_those_of_the_native_expressions(decode: Decode) -> None:
+ZONES = ("Z", "+02:00", "-0530", "+2", " UTC", " Europe/Berlin", "UTC+2", " PST", "+19:00", " x", "")
+
+
+def test_times_are_those_of_from_json(natively: Natively) -> None:
     """A time that moves by an hour is not seen for weeks."""
     changed = st.builds(
         lambda text, place, other, width: text[: place % len(text)] + other + text[place % len(text) + width :],
@@ -418,53 +405,105 @@ def test_times_are_those_of_the_native_expressions(decode: Decode) -> None:
         st.text("0123456789-:. TZtz+,_", max_size=2),
         st.integers(0, 2),
     )
-    drawn = examples(times | days | changed, 1000)
-    values = [json.dumps({name: text}).encode() for text in drawn for name in ("at", "day")]
-    values += [json.dumps({"times": [text], "player": {"since": text}}).encode() for text in drawn[::10]]
+    zoned = st.builds(lambda text, zone: text.removesuffix("Z") + zone, times, st.sampled_from(ZONES))
+    drawn = examples(times | days | changed | zoned, 1000)
+    values = [json.dumps({name: text}).encode() for text in drawn for name in ("at", "day") if not is_odd_date(text)]
+    values += [json.dumps({"times": [text], "player": {"since": "2026-11-21"}}).encode() for text in drawn[::10]]
 
-    assert differences(values, decode(Json(schema=SCHEMA), values)) == []
+    assert differences(values, rows(values), natively(values)) == []
+
+
+def is_odd_date(text: str) -> bool:
+    """Say whether Spark takes ten characters for a date that are none: `2026-1-1T0`, `2026-11-1 `."""
+    return len(text) == 10 and text.count("-") == 2 and not text.replace("-", "").isdigit()
+
+
+OTHERS = T.StructType(
+    [
+        T.StructField("money", T.DecimalType(10, 2)),
+        T.StructField("exact", T.DecimalType(38, 18)),
+        T.StructField("short", T.FloatType()),
+        T.StructField("bytes", T.BinaryType()),
+        T.StructField("counts", T.MapType(T.StringType(), T.LongType())),
+        T.StructField("notes", T.MapType(T.StringType(), T.StringType())),
+        T.StructField("dates", T.MapType(T.StringType(), T.ArrayType(T.DateType()))),
+        T.StructField("rates", T.ArrayType(T.DecimalType(5, 1))),
+        T.StructField("local", T.TimestampNTZType()),
+        T.StructField("any", T.VariantType()),
+    ]
+)
+decimals = st.decimals(-(10**9), 10**9, places=3) | st.decimals(-100, 100, places=1)
+others = {
+    "money": decimals.map(str) | decimals.map(float) | bigs,
+    "exact": decimals.map(str) | reals | bigs,
+    "short": st.floats(width=32, allow_nan=False, allow_infinity=False) | bigs | st.just(1e39),
+    "bytes": st.binary(max_size=9).map(lambda value: base64.b64encode(value).decode()) | st.text("ab=", max_size=4),
+    "counts": st.dictionaries(texts, st.none() | bigs | texts, max_size=3),
+    "notes": st.dictionaries(texts, st.none() | texts | bigs, max_size=3),
+    "dates": st.dictionaries(texts, st.none() | st.lists(st.none() | days | texts, max_size=2), max_size=3),
+    "rates": st.lists(st.none() | decimals.map(float) | texts, max_size=3),
+    "local": times.map(lambda text: text.removesuffix("Z")) | times | days,
+    "any": players | bigs | texts | reals,
+}
+
+
+def test_other_types_are_those_of_from_json(natively: Natively) -> None:
+    """Money, bytes and maps must not change with the way that decodes them."""
+    drawn = st.fixed_dictionaries({}, optional={name: st.none() | values for name, values in others.items()})
+    values = examples(written(drawn), 800)
+    values += [b'{"counts":{"a":1,"a":2}}', b'{"any":{"a":1,"a":2}}', b'{"money":1e99999}', b'{"bytes":"YQ"}']
+    values += [b'{"money":true}', b'{"counts":[]}', b'{"notes":{"a":{"b":[1, 2]},"c":" x "}}', b'{"dates":{"a":["x"]}}']
+    added = events(batch(values), JsonEvents(shape(OTHERS)))
+    found = list(zip(added.column("event").to_pylist(), added.column("_error").to_pylist(), strict=True))
+
+    assert differences(values, found, natively(values, OTHERS)) == []
+
+
+def test_every_type_comes_out_of_a_task(decode: Decode) -> None:
+    """Spark must take what a task hands over."""
+    schema = "money decimal(10,2), local timestamp_ntz, any variant, nothing void, word string collate UNICODE_CI"
+    value = b'{"money":1.5,"local":"2026-11-21T10:00:00","any":{"a":[1,"x"]},"nothing":5,"word":"x"}'
+
+    [(event, error)] = decode(Json(schema=schema), [value])
+
+    assert error is None
+    assert event["money"] == decimal.Decimal("1.50")
+    assert event["local"] == dt.datetime(2026, 11, 21, 10)  # noqa: DTZ001
+    assert (event["nothing"], event["word"]) == (None, "x")
+    assert len(event["any"]["value"]) > 5
+
+
+def test_a_time_without_a_zone_is_in_the_session_s(spark: SparkSession, decode: Decode) -> None:
+    """Without it all such times move when somebody sets the session's zone."""
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        [(event, _)] = decode(Json(schema="at timestamp"), [b'{"at":"2026-07-01T10:00:00"}'])
+        assert event["at"] == dt.datetime(2026, 7, 1, 8, tzinfo=dt.timezone.utc)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
 @pytest.mark.usefixtures("spark")
 def test_the_decoder_gives_tasks_its_schema() -> None:
-    """Tasks decode to exactly the type that the native expressions have."""
+    """A schema is looked at once for all batches."""
     decoding = Json(schema=SCHEMA).decoding()
 
-    assert decoding is not None
-    assert decoding.argument == SHAPE
+    assert decoding.argument == JsonEvents(SHAPE)
     assert decoding.function is events
     assert decoding is Json(schema=SCHEMA).decoding()
 
 
 @pytest.mark.parametrize(
     "schema",
-    [SCHEMA, "a int not null, b struct<c: int not null>, d array<string>"],
+    [SCHEMA, "a int not null, b struct<c: int not null>, d array<string>, e map<string, struct<f: int not null>>"],
     ids=["all types", "not null"],
 )
-def test_the_native_expressions_have_the_same_type(raw: Any, schema: str) -> None:
-    """Rows that took the one way and rows that took the other meet in a table."""
+def test_from_json_has_the_same_type(raw: Raw, schema: str) -> None:
+    """What a schema says is null in JSON at times, and the event's type has to say so."""
     decoder = Json(schema=schema)
-    decoding = decoder.decoding()
 
-    assert decoding is not None
-    assert decoder.decode(raw([])).select("event", "_error").schema == decoding.adds
+    kind = T.StructType.fromDDL(schema)
+    native = decoded_natively(raw([]), kind).schema["event"].dataType
 
-
-@pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"schema": "a int", "rescue": True},
-        {"schema": "a map<string,string>"},
-        {"schema": "a varchar(5)"},
-        {"schema": "a char(5)"},
-        {"schema": "a string collate UNICODE_CI"},
-        {"schema": "a timestamp_ntz"},
-        {"schema_file": "a.schema.json"},
-        {"infer": {"file": "a.ddl"}},
-    ],
-    ids=str,
-)
-def test_what_only_the_native_expressions_do_is_not_offered_to_tasks(options: dict[str, Any]) -> None:
-    """Rescue, and types that are not known in record batches, work as before."""
-    assert Json(**options).decoding() is None
+    assert decoder.decode(raw([])).select("event", "_error").schema == decoder.decoding().adds
+    assert decoder.decoding().adds["event"].dataType == native

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import from_avro
 
 from router_decoders.avro_texts import are_utf8
-from router_decoders.frame_columns import TEMPORARY, about, binary, framed, unframed, wanted
+from router_decoders.framing_spark import TEMPORARY, about, binary, framed, unframed, wanted
 from router_schemas.avro.envelope import END
 
 if TYPE_CHECKING:
