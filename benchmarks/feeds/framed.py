@@ -19,15 +19,14 @@ from benchmarks.feeds import Feed
 from benchmarks.feeds.json_events import JSON, SCHEMA
 from benchmarks.registries import registry
 from router_demo.subject import subject_in
-from router_schemas.frames import prefix
-from router_schemas.protobuf.compile import descriptors
-from router_schemas.protobuf.messages import message_of
-from router_schemas.records import Closed, Registered
+from router_schemas.model import Closed, Registered
+from router_schemas.protobuf.descriptors import descriptors, message_of
+from router_schemas.wire_format import prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from router_schemas.records import Kind
+    from router_schemas.model import Kind
 
     Encode = Callable[[dict[str, Any]], bytes]
 

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from router import StartError
-from router_schemas.client import Client
-from router_schemas.connection import Registry
+from router_schemas.registry_client import Client
+from router_schemas.registry_options import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from router_schemas.records import Kind
+    from router_schemas.model import Kind
 
 
 class Subject:

@@ -10,12 +10,12 @@ from pyspark.sql.avro.functions import from_avro
 
 from router_decoders.avro_texts import are_utf8
 from router_decoders.frame_columns import TEMPORARY, about, binary, framed, unframed, wanted
-from router_schemas.avro.envelope import END
+from router_schemas.avro.library import END
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from router_schemas.avro.reading import Record, Records
+    from router_schemas.avro.library import Record, Records
 
 
 def decoded(raw: DataFrame, known: Records) -> DataFrame:

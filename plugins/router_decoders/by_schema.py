@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field, PrivateAttr, model_validator
 
 from router import Decoder, Preparation, StartError
-from router_schemas.connection import Registry, RegistryAway
-from router_schemas.places import KEY_HEADER, VALUE_HEADER
+from router_schemas.model import KEY_HEADER, VALUE_HEADER
+from router_schemas.registry_options import Registry, RegistryAway
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from router_schemas.library import Library
-    from router_schemas.on_disk import OnDisk
-    from router_schemas.schemas import Schemas
+    from router_schemas.offline_registry import OnDisk
+    from router_schemas.resolver import Schemas
 
 SAMPLE = 1000
 """Records that are looked at where nothing else says which schemas there are."""
@@ -94,7 +94,7 @@ class BySchema(Decoder):
 
     def schemas(self, preparation: Preparation) -> Schemas:
         """Return the schemas of the registry, or of the files that stand for it."""
-        from router_schemas.schemas import Schemas
+        from router_schemas.resolver import Schemas
 
         if self._files is not None:
             return Schemas(self._files, preparation.memory)

@@ -9,14 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from router_decoders import json_batches
-from router_schemas.addresses import addressed
-from router_schemas.frames import frame_of
-from router_schemas.places import Place
-from router_schemas.told import ADDED, about, wanted, why
+from router_schemas.framed_rows import ADDED, about, addressed, wanted, why
+from router_schemas.model import Place
+from router_schemas.wire_format import frame_of
 
 if TYPE_CHECKING:
     from router_decoders.json_shapes import Shape
-    from router_schemas.written import Written
+    from router_schemas.model import Written
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,7 @@
 
 from router import Rule, hookimpl
 from router_rules.combined import All, Any, Not
-from router_rules.field import Field
-from router_rules.schema import Schema
-from router_rules.sql import Sql
+from router_rules.conditions import Field, Schema, Sql
 
 __all__ = ["All", "Any", "Field", "Not", "Schema", "Sql", "router_rules"]
 

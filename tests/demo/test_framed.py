@@ -32,9 +32,9 @@ from router_demo.protobuf_values import ProtobufValues
 from router_demo.records import chunks, records
 from router_demo.simulator import simulate
 from router_demo.traffic import Traffic
-from router_schemas.client import Client
-from router_schemas.connection import Registry
-from router_schemas.frames import FRAMED, parse, prefix
+from router_schemas.registry_client import Client
+from router_schemas.registry_options import Registry
+from router_schemas.wire_format import FRAMED, parse, prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable

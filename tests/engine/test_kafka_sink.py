@@ -22,11 +22,10 @@ from router.engine.stream import Options, run
 from router.registry import load_registry
 from router.testing import check_applying_sink
 from router_demo.kafka import EmbeddedKafka
-from router_schemas.client import Client
-from router_schemas.connection import Registry
-from router_schemas.protobuf.compile import descriptors
-from router_schemas.protobuf.messages import message_of
-from router_schemas.records import Closed
+from router_schemas.model import Closed
+from router_schemas.protobuf.descriptors import descriptors, message_of
+from router_schemas.registry_client import Client
+from router_schemas.registry_options import Registry
 from tests.engine.conftest import ENGINES
 from tests.engine.parts import Events, Where
 from tests.engine.query import records

@@ -19,12 +19,11 @@ from router.engine.waiting import approve, waiting
 from router.testing import check_decoder
 from router_decoders import Avro, Protobuf
 from router_rules import Schema
-from router_schemas.client import Client
-from router_schemas.connection import Registry
-from router_schemas.frames import pack
-from router_schemas.protobuf.compile import descriptors
-from router_schemas.protobuf.messages import message_of
-from router_schemas.records import Closed, Registered
+from router_schemas.model import Closed, Registered
+from router_schemas.protobuf.descriptors import descriptors, message_of
+from router_schemas.registry_client import Client
+from router_schemas.registry_options import Registry
+from router_schemas.wire_format import pack
 from tests.engine.conftest import EITHER
 from tests.engine.parts import Fixed, Named, Where
 from tests.engine.query import records

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from router import RAW_SCHEMA, Decoder, Preparation
-from router_schemas.memory import Folder
+from router_schemas.schema_cache import Folder
 
 if TYPE_CHECKING:
     from pathlib import Path

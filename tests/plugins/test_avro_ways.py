@@ -16,14 +16,12 @@ from pydantic import ValidationError
 from router import RAW_SCHEMA, Preparation, StartError
 from router.testing import check_decoder
 from router_decoders import Avro
-from router_schemas.avro.fingerprint import single_object_header
-from router_schemas.avro.library import OneSchema
-from router_schemas.avro.parse import parse_text
-from router_schemas.avro.reading import Records, Use, records_of
-from router_schemas.frames import ID, NULL, guid_header, pack, parse, prefix
-from router_schemas.memory import Folder
-from router_schemas.origin import Origin
-from router_schemas.places import KEY_HEADER, VALUE_HEADER
+from router_schemas.avro.library import OneSchema, Records, Use, records_of
+from router_schemas.avro.model import single_object_header
+from router_schemas.avro.parser import parse_text
+from router_schemas.model import KEY_HEADER, VALUE_HEADER, Origin
+from router_schemas.schema_cache import Folder
+from router_schemas.wire_format import ID, NULL, guid_header, pack, parse, prefix
 from tests.schemas.faulty import GUIDS, FaultyRegistry
 
 if TYPE_CHECKING:

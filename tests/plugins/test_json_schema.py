@@ -17,13 +17,12 @@ from router.testing import check_decoder
 from router_decoders import JsonSchema
 from router_decoders.json_schema_batches import Framed, events
 from router_decoders.json_shapes import shape
-from router_schemas.client import Client
-from router_schemas.connection import Registry
-from router_schemas.frames import guid_header, pack
 from router_schemas.json_schema.library import Objects
-from router_schemas.json_schema.registered import struct_of_text
-from router_schemas.places import KEY_HEADER, VALUE_HEADER
-from router_schemas.written import Written
+from router_schemas.json_schema.schema import struct_of_text
+from router_schemas.model import KEY_HEADER, VALUE_HEADER, Written
+from router_schemas.registry_client import Client
+from router_schemas.registry_options import Registry
+from router_schemas.wire_format import guid_header, pack
 from tests.plugins.test_json_batches import UTC, days, times
 from tests.plugins.test_json_properties import bigs, damaged, examples, texts, written
 from tests.schemas.raw import raw

@@ -15,13 +15,13 @@ from pydantic import ValidationError
 
 from router import Preparation, StartError
 from router_decoders import Protobuf
-from router_schemas.client import Client
-from router_schemas.connection import Registry
-from router_schemas.frames import guid_header, pack
-from router_schemas.memory import Folder
-from router_schemas.places import VALUE_HEADER
+from router_schemas.model import VALUE_HEADER
 from router_schemas.protobuf.library import Messages
-from router_schemas.schemas import Schemas
+from router_schemas.registry_client import Client
+from router_schemas.registry_options import Registry
+from router_schemas.resolver import Schemas
+from router_schemas.schema_cache import Folder
+from router_schemas.wire_format import guid_header, pack
 from tests.plugins.protos import GAMES, Proto
 from tests.schemas.faulty import GUIDS, FaultyRegistry
 from tests.schemas.raw import raw

@@ -12,8 +12,8 @@ from pyspark.sql import types as T
 
 from router_decoders.schema_mapping import json_schema_of, struct_of
 from router_schemas.json_schema.merge import Merged, Version, merge, table_type
-from router_schemas.json_schema.registered import MAX_DEPTH, struct_of_registered, struct_of_text
-from router_schemas.records import Closed, Registered
+from router_schemas.json_schema.schema import MAX_DEPTH, struct_of_registered, struct_of_text
+from router_schemas.model import Closed, Registered
 
 Json = Any
 

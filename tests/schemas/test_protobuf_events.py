@@ -8,16 +8,15 @@ import pytest
 from google.protobuf import message_factory
 from google.protobuf.json_format import ParseDict
 
-from router_schemas.client import Client
-from router_schemas.connection import Registry, RegistryAway
-from router_schemas.frames import pack
-from router_schemas.memory import Folder
-from router_schemas.protobuf.compile import descriptors
+from router_schemas.model import Closed, Registered
+from router_schemas.protobuf.descriptors import descriptors, message_of, path_of
 from router_schemas.protobuf.events import events
 from router_schemas.protobuf.library import Messages
-from router_schemas.protobuf.messages import message_of, path_of
-from router_schemas.records import Closed, Registered
-from router_schemas.schemas import Schemas
+from router_schemas.registry_client import Client
+from router_schemas.registry_options import Registry, RegistryAway
+from router_schemas.resolver import Schemas
+from router_schemas.schema_cache import Folder
+from router_schemas.wire_format import pack
 from tests.schemas.raw import raw
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from google.protobuf import descriptor_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_schemas.findings import Incompatible
+from router_schemas.model import Incompatible
 from router_schemas.protobuf.decode import decode, reader
 from router_schemas.protobuf.merge import Merged, Version, merge
 from tests.schemas.proto_strategies import (

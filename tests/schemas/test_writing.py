@@ -11,11 +11,11 @@ import fastavro
 import pytest
 
 from router_demo.protobuf_schema import MESSAGE, message_class, schema_text
-from router_schemas.avro.parse import parse_text
-from router_schemas.avro.writing import written
-from router_schemas.protobuf.compile import descriptors
-from router_schemas.protobuf.writing import written as written_message
-from router_schemas.records import Closed, Registered
+from router_schemas.avro.encode import written
+from router_schemas.avro.parser import parse_text
+from router_schemas.model import Closed, Registered
+from router_schemas.protobuf.descriptors import descriptors
+from router_schemas.protobuf.encode import written as written_message
 
 FIELDS: dict[str, Any] = {
     "flag": "boolean",

@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql import types as T
 
-from router_schemas.findings import refusals
-from router_schemas.frames import frame_of
 from router_schemas.json_schema.merge import Version, merge
-from router_schemas.json_schema.registered import struct_of_registered, title_of
+from router_schemas.json_schema.schema import struct_of_registered, title_of
 from router_schemas.library import RegistryLibrary
-from router_schemas.origin import Origin
-from router_schemas.places import VALUE_HEADER, Place
-from router_schemas.written import Written
+from router_schemas.model import VALUE_HEADER, Origin, Place, Written, refusals
+from router_schemas.wire_format import frame_of
 
 if TYPE_CHECKING:
-    from router_schemas.records import Closed, Kind
+    from router_schemas.model import Closed, Kind
 
 
 @dataclass(frozen=True)

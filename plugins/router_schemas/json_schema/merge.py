@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
-from router_schemas.avro.column_names import REFUSED, column_names
-from router_schemas.findings import Incompatible
+from router_schemas.avro.spark_types import REFUSED, column_names
+from router_schemas.model import Incompatible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from router_schemas.written import Taken
+    from router_schemas.model import Taken
 
 NUMBERS = {T.LongType(), T.DoubleType()}
 

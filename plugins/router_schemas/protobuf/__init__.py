@@ -1,1 +1,21 @@
-"""Decode Protobuf: descriptors on the driver, bytes to Arrow on the executors."""
+"""Decode and encode Protobuf: descriptors on the driver, bytes to and from Arrow on the executors."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from router import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def needed(whose: str) -> Iterator[None]:
+    """Say what to install where an import finds no module, and for whom: raise StartError."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        extra = "pip install 'spark-event-router[protobuf]', here and on every node"
+        raise StartError(f"{whose} needs the module {error.name}: {extra}") from error

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
-from router_schemas.protobuf.compile import descriptors
-from router_schemas.protobuf.messages import message_of
-from router_schemas.protobuf.shape import shape_of
-from router_schemas.records import Closed, Registered
+from router_schemas.model import Closed, Registered
+from router_schemas.protobuf.descriptors import descriptors, message_of
+from router_schemas.protobuf.model import shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -1,28 +1,108 @@
-"""Know messages: those of a registry, and those of one file. For the driver."""
+"""Collect the messages that records were written with, of a registry or a file, also wrapped ones. For the driver.
+
+Messages are read together: one reader per message, one event for all.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 from uuid import UUID
 
+import pyarrow as pa
+
 from router import StartError
-from router_schemas.addresses import WHOLE, at_path
+from router_schemas.framed_rows import WHOLE, at_path
 from router_schemas.library import Library, RegistryLibrary, keep, remembered
-from router_schemas.origin import Origin
-from router_schemas.places import VALUE_HEADER, Place
-from router_schemas.protobuf.compile import CompilerError, descriptors, from_file
-from router_schemas.protobuf.events import Events
-from router_schemas.protobuf.messages import name_at, paths_of
-from router_schemas.protobuf.reading import Use, events_of
+from router_schemas.model import VALUE_HEADER, Origin, Place, check_free, refusals
+from router_schemas.protobuf.decode import Reader, reader
+from router_schemas.protobuf.descriptors import CompilerError, all_names, descriptors, from_file, name_at, paths_of
+from router_schemas.protobuf.events import ANY, WRAPPED, Events, Wrapped, Written, type_at
+from router_schemas.protobuf.merge import Version, merge
+from router_schemas.protobuf.spark_types import spark_struct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from router_schemas.addresses import Frame
-    from router_schemas.memory import Memory
-    from router_schemas.records import Closed, Kind
+    from router_schemas.framed_rows import Frame
+    from router_schemas.model import Closed, Kind, Taken
+    from router_schemas.protobuf.events import Fields
+    from router_schemas.schema_cache import Memory
+
+
+@dataclass(frozen=True)
+class Use:
+    """Be one message of one schema; `files` is a FileDescriptorSet of the schema with all that it imports."""
+
+    origin: Origin
+    files: bytes
+    message: str
+    version: Version
+
+    @staticmethod
+    def of(origin: Origin, files: bytes, message: str) -> Use:
+        """Return a message by its full name; raise ValueError for one that is not there or cannot be decoded."""
+        return Use(origin, files, message, Version.of(origin.label, files, message))
+
+    def written(self, reader: int, reason: str | None = None) -> Written:
+        """Return what is known of the records of this use."""
+        return Written(reader, self.origin.id, self.origin.version, self.origin.subject, self.message, reason)
+
+
+def events_of(uses: Mapping[str, Use], reasons: Mapping[str, str], taken: Taken | None = None) -> Events:
+    """Return how the records of places are read, and why those of other places are not; `taken`: by other formats."""
+    made = _Making({place: Written(-1, reason=reason) for place, reason in reasons.items()}, taken or {})
+    messages: dict[str, list[str]] = {}
+    for place in sorted(uses, key=lambda place: uses[place].origin.age):
+        messages.setdefault(uses[place].message, []).append(place)
+    for message, places in messages.items():
+        made.add(message, {place: uses[place] for place in places})
+    event = pa.struct([pa.field(name, kind) for name, (kind, _) in made.types.items()])
+    origins = {name: label for name, (_, label) in made.types.items()}
+    return Events(event, tuple(made.readers), made.written, origins=origins)
+
+
+@dataclass
+class _Making:
+    """Collect readers. `types`: field -> its type and what brought it; `taken` are those of other formats."""
+
+    written: dict[str, Written]
+    taken: Taken
+    readers: list[Reader] = field(default_factory=list)
+    types: dict[str, tuple[pa.DataType, str]] = field(default_factory=dict)
+
+    def add(self, message: str, uses: dict[str, Use]) -> None:
+        """Merge the versions of a message; those that do not fit the oldest are refused."""
+        versions = {use.version.label: use.version for use in uses.values()}
+        first, *_ = merge([*versions.values()])
+        try:
+            self.take(message, reader(first), first.labels[-1])
+        except ValueError as fault:
+            self.written |= {
+                place: use.written(-1, f"{message} of {use.origin.label} cannot be decoded: {fault}")
+                for place, use in uses.items()
+            }
+            return
+        refused = refusals(first.refused)
+        for place, use in uses.items():
+            label = use.version.label
+            fits = label in first.labels
+            why = None if fits else refused.get(label, f"{label} does not fit")
+            self.written[place] = use.written(len(self.readers) - 1 if fits else -1, why)
+
+    def take(self, message: str, made: Reader, newest: str) -> None:
+        """Add a reader; raise ValueError where a field of it has another type in another message."""
+        for one in made.type:
+            kind, other = self.types.get(one.name, (one.type, message))
+            if kind != one.type:
+                raise ValueError(f"its field {one.name} is {one.type}, and {kind} in {other}; no column holds both")
+        check_free(spark_struct(made.type), self.taken)
+        label = f"{message} of {newest}"
+        self.types.update({one.name: (one.type, label) for one in made.type if one.name not in self.types})
+        self.readers.append(made)
 
 
 @dataclass
@@ -139,3 +219,87 @@ class FileMessages(Library[Events]):
             except ValueError as fault:
                 self._faults[place] = f"{place} cannot be used: {fault}"
         return bool(new)
+
+
+_TYPES = {"payload": (pa.binary(), ANY), "name": (pa.string(),), "schema_id": (pa.int32(), pa.int64())}
+_WORDS = {"payload": "bytes or a google.protobuf.Any", "name": "a string or an enum", "schema_id": "an integer"}
+
+
+class Payloads(Library[Wrapped]):
+    """Know outer messages and those inside. `messages` are full names known before their first record."""
+
+    def __init__(
+        self, outer: Messages | OneMessage, inner: Messages | FileMessages, fields: Fields, messages: tuple[str, ...]
+    ) -> None:
+        self._outer = outer
+        self._inner = inner
+        self._fields = fields
+        self._messages = messages
+        self._made: Wrapped | None = None
+        self._fault = ""
+
+    @property
+    def empty(self) -> bool:
+        """Say whether no message inside is known yet."""
+        return self._inner.empty
+
+    @property
+    def advice(self) -> str:
+        """Say how a configuration announces messages inside, or which outer messages there are."""
+        return self._fault or "name the wrapper's `messages`, or its `subjects`"
+
+    @property
+    def announced(self) -> bool:
+        """Say whether messages inside are known before their first record."""
+        outer = self._outer.announced or not self._outer.empty
+        return self._inner.announced or bool(self._messages and outer)
+
+    def refreshed(self, wanted: Iterable[str] = ()) -> Wrapped:
+        """Return how to read all that is known and what is wanted."""
+        wanted = set(wanted)
+        inside = {place for place in wanted if place.startswith(WRAPPED)}
+        outer = self._outer.refreshed(wanted - inside)
+        named = {} if self._fields.schema_id else self._named()
+        first = {str(Place(schema, one)) for schema, known in named.items() for one in self._messages if one in known}
+        inner = self._inner.refreshed({place.removeprefix(f"{WRAPPED} ") for place in inside} | first)
+        if self._made is None or self._made.outer is not outer or self._made.inner is not inner:
+            self._fault = self._missing(outer.event)
+            if self._fault and self._outer.settled:
+                raise StartError(self._fault)
+            self._made = Wrapped(outer, inner, self._fields, named)
+        return self._made
+
+    def _named(self) -> dict[int | UUID | None, dict[str, str]]:
+        """Return for the schemas of outer messages how payloads may call the messages of their files."""
+        found: dict[int | UUID | None, dict[str, str]] = {}
+        for place, use in self._outer.uses.items():
+            schema = None if use.origin.id is None else Place.of(place).schema
+            found[schema] = _called(use.files)
+        return found
+
+    def _missing(self, event: pa.StructType) -> str:
+        """Say which field of the configuration no outer message has so far; raise StartError for one of no use."""
+        for option, kinds in _TYPES.items():
+            path = getattr(self._fields, option)
+            kind = type_at(event, path)
+            if path and kind is None:
+                return f"wrapper.{option}: no outer message that is known has the field {'.'.join(path)}"
+            if path and kind not in kinds:
+                where = f"wrapper.{option}: {'.'.join(path)}"
+                raise StartError(f"{where} must be {_WORDS[option]} of the outer message; it is {kind}")
+        named = bool(self._fields.name or self._fields.schema_id)
+        if named and type_at(event, self._fields.payload) == ANY:
+            raise StartError("wrapper.payload: an Any names its message itself; leave out `name` and `schema_id`")
+        if not named and type_at(event, self._fields.payload) != ANY:
+            raise StartError("wrapper.payload: bytes do not name their message; give `name` or `schema_id`")
+        return ""
+
+
+@lru_cache(maxsize=256)
+def _called(files: bytes) -> dict[str, str]:
+    """Return full name by name: the full one, and the last part of it where no other message ends so."""
+    full = all_names(files)
+    short = Counter(name.rpartition(".")[2] for name in full)
+    return {name.rpartition(".")[2]: name for name in full if short[name.rpartition(".")[2]] == 1} | {
+        name: name for name in full
+    }
