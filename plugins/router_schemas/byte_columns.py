@@ -7,7 +7,7 @@ field where a value cannot be written: whoever calls finds the row by halves (ro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+V = TypeVar("V")
 Pieces: TypeAlias = "list[bytes]"
 Write: TypeAlias = "Callable[[pa.Array], Pieces]"
 
@@ -114,7 +115,7 @@ def joined(columns: Sequence[Pieces], rows: int) -> Pieces:
     return [b"".join(row) for row in zip(*columns, strict=True)] if columns else [b""] * rows
 
 
-def or_null(array: pa.Array, write: Write, null: bytes) -> Pieces:
+def or_null(array: pa.Array, write: Callable[[pa.Array], list[V]], null: V) -> list[V]:
     """Return what is written of an array that may have nulls."""
     if not array.null_count:
         return write(array)
