@@ -129,7 +129,7 @@ def fields(kind: Kind) -> Any:
     """Return what tells the fields of a format's event with their types and what brought them."""
 
     def told(made: Any) -> Taken:
-        from router_schemas.avro.spark_types import column_names
+        from router_schemas.column_names import column_names
         from router_schemas.json_schema.merge import table_type
 
         if kind == "PROTOBUF":

@@ -1,4 +1,8 @@
-"""Turn the rows of a route into bytes for other systems: JSON, or Avro and Protobuf with a schema registry."""
+"""Turn the rows of a route into bytes for other systems: JSON, or Avro and Protobuf with a schema registry.
+
+In come the columns of the rows, on the driver, where a registry is asked and the schema chosen (registry_encoder); and
+the rows as an Arrow array, on the executors. Out goes a value per row, or the reason why there is none.
+"""
 
 from router import Encoder, hookimpl
 from router_encoders.to_avro import ToAvro

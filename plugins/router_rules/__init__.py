@@ -1,4 +1,7 @@
-"""Choose events: by a SQL condition, by a field, by their schema, and by other rules."""
+"""Choose the events of a route: by condition, field or schema (conditions), and by other rules (combined).
+
+In come the options that a configuration gives; out goes a Spark column that is true for the events that match.
+"""
 
 from router import Rule, hookimpl
 from router_rules.combined import All, Any, Not

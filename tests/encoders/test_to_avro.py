@@ -19,7 +19,8 @@ from router_schemas.avro.derive import derived
 from router_schemas.avro.encode import writer
 from router_schemas.avro.model import NULL, Array, AvroRecord, MapOf, Ref, Union, text_of
 from router_schemas.avro.parser import parse_text
-from router_schemas.avro.spark_types import column_names, mapped
+from router_schemas.avro.spark_types import mapped
+from router_schemas.column_names import column_names
 from tests.encoders.columns import OF_AVRO, plain, rows_of, struct, tables
 from tests.schemas import avro_strategies as avro
 

@@ -49,7 +49,8 @@ from router_schemas.avro.model import (
     text_of,
     words,
 )
-from router_schemas.avro.spark_types import DIGITS, column_names
+from router_schemas.avro.spark_types import DIGITS
+from router_schemas.column_names import column_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

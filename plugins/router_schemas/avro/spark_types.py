@@ -23,22 +23,11 @@ Source: "Apache Avro Data Source Guide" of Spark 4.0, "Supported types for Avro 
 SchemaConverters of spark-avro 4.0. Later Sparks know more logical types; what the table calls a plain number is sent
 to Spark without its logical type, so that a column has one type whatever the version. In PERMISSIVE mode `from_avro`
 declares everything nullable, and so does this.
-A field whose name a Delta table cannot have, or not beside another, gets a column of another name:
-
-- Delta and Spark compare names without case: of `id` and `ID` only the first keeps its name.
-- Delta without column mapping refuses the characters " ,;{}()", tab, line feed and "=", and an empty name
-  (delta.io, "Delta column mapping"); each such character becomes an underscore.
-- A name that is taken gets two underscores and the first six digits of the SHA-256 of the field's own name.
-
-So a column depends on the names of its own record only, and a field that is added later moves none that there was.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
@@ -60,10 +49,7 @@ from router_schemas.avro.model import (
     joined,
     reachable,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+from router_schemas.column_names import column_names
 
 PLAIN: dict[str, T.DataType] = {
     "boolean": T.BooleanType(),
@@ -240,22 +226,3 @@ def _logical_type(logical: Logical | None) -> T.DataType | None:
     if logical is None:
         return None
     return LOGICAL.get(logical.name) or T.DecimalType(logical.precision, logical.scale)
-
-
-REFUSED = re.compile(r"[ ,;{}()\t\n\r=]|[\x00-\x1f]")
-
-
-def column_names(fields: Iterable[str]) -> dict[str, str]:
-    """Return the column of every field of one struct, for the fields in the order in which they came to be."""
-    names = list(fields)
-    columns: dict[str, str] = {}
-    taken: set[str] = set()
-    for name in names:
-        column = REFUSED.sub("_", name) or "_"
-        digest, digits = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest(), 6
-        chosen = column
-        while chosen.lower() in taken:
-            chosen, digits = f"{column}__{digest[:digits]}", digits + 1
-        columns[name] = chosen
-        taken.add(chosen.lower())
-    return columns

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
-from router_schemas.avro.spark_types import REFUSED, column_names
+from router_schemas.column_names import REFUSED, column_names
 from router_schemas.model import Incompatible
 
 if TYPE_CHECKING:
