@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from router import ArrowDecoding, Preparation
     from router_schemas.library import Formats, Library, RegistryLibrary
     from router_schemas.model import Kind, Taken
-    from router_schemas.offline_registry import OnDisk
+    from router_schemas.offline_registry import OfflineRegistry
 
 DECODERS: dict[Kind, type[BySchema]] = {"AVRO": Avro, "PROTOBUF": Protobuf, "JSON": JsonSchema}
 
@@ -69,12 +69,12 @@ class Auto(BySchema):
 
         return AnyFormat(schemas, memory, self.subjects, self.header, opened, {kind: fields(kind) for kind in DECODERS})
 
-    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OnDisk:
+    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has files of all formats, told by their names."""
-        from router_schemas.offline_registry import OnDisk
+        from router_schemas.offline_registry import OfflineRegistry
         from router_schemas.protobuf.descriptors import imports_below
 
-        return OnDisk(None, schemas, imports_below)
+        return OfflineRegistry(None, schemas, imports_below)
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return an event as the decoder of its schema's format does."""
@@ -89,7 +89,7 @@ class Auto(BySchema):
         from router_schemas.wire_format import frame_of, parse
 
         keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
-        wanted = frozenset(str(key.place) for key in keys if frame_of(key.place) not in known.written)
+        wanted = frozenset(str(key.writer) for key in keys if frame_of(key.writer) not in known.written)
         for kind, made in known.made.items():
             if kind == "PROTOBUF":  # a schema that is known, and another message of it
                 found = self._part(kind, made).wanted_by(records, made)

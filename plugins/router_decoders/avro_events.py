@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from router import Preparation
     from router_schemas.avro.library import Records
     from router_schemas.library import Library
-    from router_schemas.offline_registry import OnDisk
+    from router_schemas.offline_registry import OfflineRegistry
 
 
 class Avro(BySchema):
@@ -73,11 +73,11 @@ class Avro(BySchema):
         kind = SingleObjects if self.frame == "single_object" else Writers
         return kind(schemas, preparation.memory, self.subjects, header=self.header)
 
-    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OnDisk:
+    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has .avsc files."""
-        from router_schemas.offline_registry import OnDisk
+        from router_schemas.offline_registry import OfflineRegistry
 
-        return OnDisk("AVRO", schemas)
+        return OfflineRegistry("AVRO", schemas)
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return the record of an event, in its frame."""
@@ -98,7 +98,7 @@ class Avro(BySchema):
         from router_schemas.wire_format import frame_of, parse
 
         keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
-        return frozenset(str(key.place) for key in keys if frame_of(key.place) not in known.written)
+        return frozenset(str(key.writer) for key in keys if frame_of(key.writer) not in known.written)
 
     def decode(self, raw: DataFrame) -> DataFrame:
         """Add `event`, `_error`, `_wanted` and what is known of the schema."""

@@ -27,7 +27,7 @@ from router_schemas.wire_format import EMPTY, HEADER, ID, MAGIC, REASONS, SHORT
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from router_schemas.model import Written
+    from router_schemas.model import SchemaInfo
 
 
 class Framed(Protocol):
@@ -40,7 +40,7 @@ class Framed(Protocol):
     @property
     def only(self) -> str: ...
     @property
-    def written(self) -> dict[bytes, Written]: ...
+    def written(self) -> dict[bytes, SchemaInfo]: ...
 
 
 TEMPORARY = ("_header", "_key", "_body", "_known")

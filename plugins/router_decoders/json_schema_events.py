@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from router import Preparation
     from router_schemas.json_schema.library import Objects
     from router_schemas.library import Library
-    from router_schemas.offline_registry import OnDisk
+    from router_schemas.offline_registry import OfflineRegistry
 
 
 class JsonSchema(BySchema):
@@ -52,11 +52,11 @@ class JsonSchema(BySchema):
 
         return Documents(self.schemas(preparation), preparation.memory, self.subjects, header=self.header)
 
-    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OnDisk:
+    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has files with JSON Schemas."""
-        from router_schemas.offline_registry import OnDisk
+        from router_schemas.offline_registry import OfflineRegistry
 
-        return OnDisk("JSON", schemas)
+        return OfflineRegistry("JSON", schemas)
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return an event as an object in its frame. It is not held against the schema."""
@@ -69,7 +69,7 @@ class JsonSchema(BySchema):
         from router_schemas.wire_format import frame_of, parse
 
         keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
-        return frozenset(str(key.place) for key in keys if frame_of(key.place) not in known.written)
+        return frozenset(str(key.writer) for key in keys if frame_of(key.writer) not in known.written)
 
     def decoding(self) -> ArrowDecoding | None:
         """Return how tasks decode plain objects; None where a column leaves it to native expressions."""

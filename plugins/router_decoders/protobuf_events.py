@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from router import Memory
     from router_schemas.library import Library
-    from router_schemas.offline_registry import OnDisk
+    from router_schemas.offline_registry import OfflineRegistry
     from router_schemas.protobuf.library import Messages
-    from router_schemas.resolver import Schemas
+    from router_schemas.resolver import SchemaResolver
 
 
 class Wrapper(BaseModel):
@@ -149,29 +149,29 @@ class Protobuf(BySchema, ArrowDecoder):
         return Payloads(outer, inner, fields, wrapper.messages)
 
     @staticmethod
-    def messages(schemas: Schemas, memory: Memory, header: str) -> Messages:
+    def messages(schemas: SchemaResolver, memory: Memory, header: str) -> Messages:
         """Return the messages of a registry that has other formats, too."""
         with needed("the decoder protobuf"):
             from router_schemas.protobuf.library import Messages
 
         return Messages(schemas, memory, header=header, among_others=True)
 
-    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OnDisk:
+    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has .proto files."""
-        from router_schemas.offline_registry import OnDisk
+        from router_schemas.offline_registry import OfflineRegistry
         from router_schemas.protobuf.descriptors import imports_below
 
-        return OnDisk("PROTOBUF", schemas, imports_below)
+        return OfflineRegistry("PROTOBUF", schemas, imports_below)
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return the message of an event given as in ProtoJSON, in its frame: the outer message, with a wrapper."""
-        from router_schemas.protobuf.descriptors import from_file, names, path_of
+        from router_schemas.protobuf.descriptors import from_file, message_names, path_of
         from router_schemas.protobuf.encode import written
         from router_schemas.wire_format import pack
 
         number, path = self.chosen(schema)
         files = from_file(path)
-        name = message or self.message or names(files)[0]
+        name = message or self.message or message_names(files)[0]
         payload = written(event, files, name)
         return payload if self.frame == "none" else pack(number, path_of(files, name), payload)
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from router import Encoded, Encoder, Encoding, StartError
-from router_schemas.model import Closed, Kind, Origin, Registered
-from router_schemas.registry_options import NotFound, Registry, RegistryAway, RegistryError, Unusable
+from router_schemas.model import Kind, RegisteredSchema, ResolvedSchema, SchemaOrigin
+from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryOptions, UnusableSchema
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from router_schemas.byte_columns import Write
-    from router_schemas.registry_client import Client
+    from router_schemas.registry_client import RegistryClient
 
 NOBODYS = 0
 """The id where nobody sees it: in a trial, and without a frame."""
 
 
-class BySchema(Encoder):
-    """Encode with a schema of a registry or a file. A format says how columns go with one, and makes one for them."""
+class RegistryEncoder(Encoder):
+    """An encoder with a schema of a registry or a file. Formats say how columns go with one, and make one for them."""
 
     schema_kind: ClassVar[Kind]
     file_option: ClassVar[str]
 
-    registry: Registry | None = Field(
+    registry: RegistryOptions | None = Field(
         default=None, description="the registry; a bare URL is enough. None: a schema file and `frame: none`"
     )
     frame: Literal["confluent", "none"] = Field(
@@ -73,11 +73,11 @@ class BySchema(Encoder):
         return found
 
     @abstractmethod
-    def written(self, closed: Closed, columns: StructType) -> Encoding:
+    def written(self, closed: ResolvedSchema, columns: StructType) -> Encoding:
         """Return how rows are written with a schema; raise ValueError, naming the field, where they cannot be."""
 
     @abstractmethod
-    def derived(self, columns: StructType, subject: str, latest: Closed | None) -> str | None:
+    def derived(self, columns: StructType, subject: str, latest: ResolvedSchema | None) -> str | None:
         """Return the text of a schema for columns that goes on from the newest one; None where only its author can.
 
         Raises ValueError, naming the field, where there can be none.
@@ -85,7 +85,7 @@ class BySchema(Encoder):
 
     def open(self, columns: StructType, folder: Path, subject: str | None = None, *, trial: bool = False) -> Encoding:
         """Return how rows are written. Asks the registry."""
-        from router_schemas.registry_client import Client
+        from router_schemas.registry_client import RegistryClient
 
         subject = self.subject or subject
         if subject is None and self.id is None and self.registry is not None:
@@ -93,16 +93,16 @@ class BySchema(Encoder):
         try:
             if self.registry is None:
                 return self._fitted(
-                    Closed(Registered(NOBODYS, self.schema_kind, self._text(folder))), columns, self.file
+                    ResolvedSchema(RegisteredSchema(NOBODYS, self.schema_kind, self._text(folder))), columns, self.file
                 )
-            with Client(self.registry.beside(folder)) as client:
+            with RegistryClient(self.registry.beside(folder)) as client:
                 return self._chosen(client, subject or "", columns, folder, trial)
         except RegistryAway as away:
             raise ConnectionError(f"waiting for the schema registry: {away}") from away
-        except (RegistryError, ValueError, Unusable) as fault:
+        except (RegistryError, ValueError, UnusableSchema) as fault:
             raise StartError(str(fault)) from fault
 
-    def _chosen(self, client: Client, subject: str, columns: StructType, folder: Path, trial: bool) -> Encoding:
+    def _chosen(self, client: RegistryClient, subject: str, columns: StructType, folder: Path, trial: bool) -> Encoding:
         if self.id is not None:
             return self._fitted(_closed(client, client.by_id(self.id)), columns)
         if self.file:
@@ -122,15 +122,17 @@ class BySchema(Encoder):
         else:
             text = self.derived(columns, subject, None)
             assert text is not None  # there is nobody else's
-        self.written(Closed(Registered(NOBODYS, self.schema_kind, text)), columns)  # before a version is there for ever
+        self.written(
+            ResolvedSchema(RegisteredSchema(NOBODYS, self.schema_kind, text)), columns
+        )  # before a version is there for ever
         return self._fitted(self._registered(client, subject, text, trial), columns)
 
-    def _registered(self, client: Client, subject: str, text: str, trial: bool) -> Closed:
+    def _registered(self, client: RegistryClient, subject: str, text: str, trial: bool) -> ResolvedSchema:
         number = NOBODYS if trial else client.register(subject, self.schema_kind, text)
-        return Closed(Registered(number, self.schema_kind, text))
+        return ResolvedSchema(RegisteredSchema(number, self.schema_kind, text))
 
-    def _fitted(self, closed: Closed, columns: StructType, label: str | None = None) -> Encoding:
-        label = label or Origin.of(closed).label
+    def _fitted(self, closed: ResolvedSchema, columns: StructType, label: str | None = None) -> Encoding:
+        label = label or SchemaOrigin.of(closed).label
         if closed.schema.kind != self.schema_kind:
             raise ValueError(f"{label} is {closed.schema.kind}, not {self.schema_kind}")
         try:
@@ -139,18 +141,20 @@ class BySchema(Encoder):
             raise ValueError(f"{label}: {fault}") from fault
         return replace(encoding, what=f"{encoding.what}, {label}")
 
-    def _of_file(self, client: Client, subject: str, columns: StructType, folder: Path, trial: bool) -> Closed:
+    def _of_file(
+        self, client: RegistryClient, subject: str, columns: StructType, folder: Path, trial: bool
+    ) -> ResolvedSchema:
         text = self._text(folder)
         if self.registers:
             # before a version is there for ever
-            self._fitted(Closed(Registered(NOBODYS, self.schema_kind, text)), columns, self.file)
+            self._fitted(ResolvedSchema(RegisteredSchema(NOBODYS, self.schema_kind, text)), columns, self.file)
             return self._registered(client, subject, text, trial)
         try:
             number = client.lookup(subject, self.schema_kind, text)
         except NotFound as absent:
             what = f"{self.file} is not registered under {subject}; register it, or set `register: true`"
             raise ValueError(what) from absent
-        return Closed(Registered(number, self.schema_kind, text))
+        return ResolvedSchema(RegisteredSchema(number, self.schema_kind, text))
 
     def _text(self, folder: Path) -> str:
         """Return the text of the schema file."""
@@ -167,7 +171,7 @@ def record_name(subject: str) -> str:
     return ".".join(parts) or "Event"
 
 
-def _latest(client: Client, subject: str) -> Closed | None:
+def _latest(client: RegistryClient, subject: str) -> ResolvedSchema | None:
     """Return the newest version of a subject, None where there is none."""
     try:
         version = client.versions(subject)[-1]
@@ -176,11 +180,11 @@ def _latest(client: Client, subject: str) -> Closed | None:
     return _closed(client, replace(client.version(subject, version), subjects=((subject, version),)))
 
 
-def _closed(client: Client, schema: Registered) -> Closed:
+def _closed(client: RegistryClient, schema: RegisteredSchema) -> ResolvedSchema:
     """Return a schema with what it refers to."""
     from router_schemas.resolver import References
 
-    return Closed(schema, References(client).imports(schema))
+    return ResolvedSchema(schema, References(client).imports(schema))
 
 
 def framed(array: pa.Array, prefix: bytes, write: Write) -> Encoded:

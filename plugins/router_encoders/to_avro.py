@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from router import Encoded, Encoding
-from router_encoders.registry_encoder import BySchema, framed, record_name
+from router_encoders.registry_encoder import RegistryEncoder, framed, record_name
 from router_schemas.model import FULL_NAME
 
 if TYPE_CHECKING:
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from router_schemas.byte_columns import Write
-    from router_schemas.model import Closed, Kind
+    from router_schemas.model import Kind, ResolvedSchema
 
 
 @dataclass(frozen=True)
-class Written:
-    """Be what tasks write with: the frame, the schema's text and the columns."""
+class AvroTarget:
+    """What tasks encode with: the prefix of every value, the schema's text and the columns."""
 
     prefix: bytes
     schema: str
     columns: StructType
 
 
-class ToAvro(BySchema):
+class ToAvro(RegistryEncoder):
     """Encode a row as an Avro record behind a zero byte and the schema's id (4 bytes, big-endian), or alone.
 
     How columns go with a schema, and which schema is made for them: docs/formats.md, "Writing".
@@ -44,23 +44,23 @@ class ToAvro(BySchema):
         default=None, pattern=FULL_NAME, description="full name of a record made for columns; default: the subject's"
     )
 
-    def written(self, closed: Closed, columns: StructType) -> Encoding:
+    def written(self, closed: ResolvedSchema, columns: StructType) -> Encoding:
         """Return how rows are written with a schema."""
         from router_schemas.avro.model import text_of
         from router_schemas.avro.parser import parse
         from router_schemas.wire_format import prefix
 
         frame = b"" if self.frame == "none" else prefix(closed.schema.id)
-        argument = Written(frame, text_of(parse(closed)), columns)
+        argument = AvroTarget(frame, text_of(parse(closed)), columns)
         _writer(argument)  # what does not go together shall be said here
         return Encoding(encode, argument, "Avro")
 
-    def derived(self, columns: StructType, subject: str, latest: Closed | None) -> str | None:
+    def derived(self, columns: StructType, subject: str, latest: ResolvedSchema | None) -> str | None:
         """Return a schema for columns, and for the fields of the newest one, where the router could have made that."""
         from router_schemas.avro.derive import derived, known
-        from router_schemas.avro.merge import Writer, merge
+        from router_schemas.avro.merge import RecordVersion, merge
         from router_schemas.avro.model import Ref, text_of
-        from router_schemas.model import Origin
+        from router_schemas.model import SchemaOrigin
 
         if latest is None:
             return text_of(derived(columns, self.name or record_name(subject)))
@@ -68,19 +68,19 @@ class ToAvro(BySchema):
         if before is None or not isinstance(before.root, Ref):
             return None
         made = derived(columns, self.name or before.root.name)
-        merged = merge([Writer(Origin.of(latest).label, before), Writer("the columns", made)])
-        if merged.findings:
-            raise ValueError(str(merged.findings[0]))
+        merged = merge([RecordVersion(SchemaOrigin.of(latest).label, before), RecordVersion("the columns", made)])
+        if merged.conflicts:
+            raise ValueError(str(merged.conflicts[0]))
         return text_of(merged.reader)
 
 
-def encode(array: pa.Array, written: Written) -> Encoded:
+def encode(array: pa.Array, written: AvroTarget) -> Encoded:
     """Return framed records of an array of structs. Runs on executors."""
     return framed(array, written.prefix, _writer(written))
 
 
 @lru_cache(maxsize=64)
-def _writer(written: Written) -> Write:
+def _writer(written: AvroTarget) -> Write:
     from router_schemas.avro.encode import writer
     from router_schemas.avro.parser import parse_text
 

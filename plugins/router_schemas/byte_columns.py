@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 V = TypeVar("V")
-Pieces: TypeAlias = "list[bytes]"
-Write: TypeAlias = "Callable[[pa.Array], Pieces]"
+ByteRows: TypeAlias = "list[bytes]"
+Write: TypeAlias = "Callable[[pa.Array], ByteRows]"
 
 _LONGEST = 10
 """Bytes of the longest varint."""
@@ -43,7 +43,7 @@ _SHORT = tuple(varint(number) for number in range(1 << 12))
 """Lengths are short nearly always."""
 
 
-def varints(numbers: NDArray[np.uint64]) -> Pieces:
+def varints(numbers: NDArray[np.uint64]) -> ByteRows:
     """Return many varints."""
     wide = np.zeros((len(numbers), _LONGEST), np.uint8)
     sizes = np.ones(len(numbers), np.int64)
@@ -59,7 +59,7 @@ def varints(numbers: NDArray[np.uint64]) -> Pieces:
     return [raw[at : at + size] for at, size in zip(range(0, len(raw), _LONGEST), sizes.tolist(), strict=True)]
 
 
-def zigzags(numbers: NDArray[np.int64]) -> Pieces:
+def zigzags(numbers: NDArray[np.int64]) -> ByteRows:
     """Return many varints with the sign in the lowest bit."""
     return varints(((numbers << np.int64(1)) ^ (numbers >> np.int64(63))).view(np.uint64))
 
@@ -74,19 +74,19 @@ def whole(array: pa.Array) -> NDArray[np.int64]:
     return found
 
 
-def fixed(array: pa.Array, kind: str) -> Pieces:
+def fixed(array: pa.Array, kind: str) -> ByteRows:
     """Return numbers in their fixed width, as numpy names it: `<f8`."""
     raw = array.to_numpy(zero_copy_only=False).astype(kind).tobytes()
     width = np.dtype(kind).itemsize
     return [raw[at : at + width] for at in range(0, len(raw), width)]
 
 
-def booleans(array: pa.Array) -> Pieces:
+def booleans(array: pa.Array) -> ByteRows:
     """Return a byte for each, 0 or 1."""
     return [b"\1" if one else b"\0" for one in array.to_pylist()]
 
 
-def texts(array: pa.Array, path: str) -> Pieces:
+def texts(array: pa.Array, path: str) -> ByteRows:
     """Return the bytes of texts; they have to be UTF-8, which Spark does not see to."""
     try:
         array.validate(full=True)
@@ -95,9 +95,9 @@ def texts(array: pa.Array, path: str) -> Pieces:
     return blobs(array.cast(pa.large_binary() if pa.types.is_large_string(array.type) else pa.binary()))
 
 
-def blobs(array: pa.Array) -> Pieces:
+def blobs(array: pa.Array) -> ByteRows:
     """Return the values of a binary array."""
-    found: Pieces = array.to_pylist()
+    found: ByteRows = array.to_pylist()
     return found
 
 
@@ -110,7 +110,7 @@ def unscaled(array: pa.Array) -> list[int]:
     return [int.from_bytes(raw[at : at + 16], "little", signed=True) for at in range(0, len(raw), 16)]
 
 
-def joined(columns: Sequence[Pieces], rows: int) -> Pieces:
+def joined(columns: Sequence[ByteRows], rows: int) -> ByteRows:
     """Return what columns write, row by row."""
     return [b"".join(row) for row in zip(*columns, strict=True)] if columns else [b""] * rows
 

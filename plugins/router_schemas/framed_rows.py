@@ -1,7 +1,7 @@
 """Find the schema and the payload of every record, by its wire format or as the whole value. Runs on executors.
 
 Beside an event stand columns that say what it was written with, or why there is no event. In the functions that make
-these, `written` has what is known of each place that was found, None where nothing is; it has the attributes of ABOUT
+these, `written` has what is known of each writer's schema found, None where nothing is; it has the attributes of ABOUT
 and `reason`.
 """
 
@@ -25,53 +25,53 @@ if TYPE_CHECKING:
 
 Frame = Literal["confluent", "none"]
 WHOLE = ""
-"""The one place of values without a frame."""
+"""What values are called that name no schema: one schema wrote them all."""
 _REASONS = pa.array([*REASONS[:NULL], "value is null", *REASONS[NULL + 1 :]], pa.string())
 
 
 @dataclass(frozen=True)
-class Addressed:
-    """Hold payloads and what they were written with, row by row.
+class FramedRows:
+    """Payloads and what they were written with, row by row.
 
-    `groups`: the position in `places`, -1 where a row has none for the reason in `reasons`. `ids`: the schema id that
+    `groups`: the position in `writers`, -1 where a row has none for the reason in `reasons`. `ids`: the schema id that
     the row names, null where it names none.
     """
 
     payloads: pa.BinaryArray
     groups: NDArray[np.int64]
-    places: tuple[str, ...]
+    writers: tuple[str, ...]
     reasons: pa.StringArray
     ids: pa.Int32Array
 
 
-def addressed(
+def framed_rows(
     records: pa.RecordBatch,
     frame: Frame,
     header: str,
     numbered: bool = True,
     indexed: bool | Collection[int | bytes] = True,
-) -> Addressed:
+) -> FramedRows:
     """Return what records were written with. Needs the columns `value` and `headers`; never raises for a row.
 
-    `header` is the name of the one that may hold a GUID. `numbered`: schemas are told by their ids and GUIDs; otherwise
-    these are left aside, and the place is an index path. `indexed`: which schemas have index paths, as for `parse`.
+    `header` is the name of the one that may hold a GUID. `numbered`: ids and GUIDs name schemas; otherwise these are
+    ignored, and only the message index counts. `indexed`: which schemas have message indexes, as for `parse`.
     """
     values = records.column("value")
     if frame == "none":
         known = np.asarray(values.is_valid())
         groups = np.where(known, 0, -1).astype(np.int64)
         reasons = pa.array(["value is null"], pa.string()).take(pa.array(np.zeros(len(values), np.int8), mask=known))
-        return Addressed(values, groups, (WHOLE,), reasons, pa.nulls(len(values), pa.int32()))
+        return FramedRows(values, groups, (WHOLE,), reasons, pa.nulls(len(values), pa.int32()))
     frames = parse(values, indexed, headers=records.column("headers"), header=header)
-    places = tuple(str(key.place) if numbered else at_path(key.path or FIRST) for key in frames.keys)
+    writers = tuple(str(key.writer) if numbered else at_index(key.path or FIRST) for key in frames.keys)
     ids = pa.array(frames.ids.astype(np.int32), mask=frames.ids < 0)
     framed = (frames.groups >= 0).all()
     reasons = pa.nulls(len(values), pa.string()) if framed else _REASONS.take(pa.array(frames.status))
-    return Addressed(payloads(values, frames), frames.groups, places, reasons, ids)
+    return FramedRows(payloads(values, frames), frames.groups, writers, reasons, ids)
 
 
-def at_path(path: tuple[int, ...]) -> str:
-    """Return the place of an index path in a schema without a number."""
+def at_index(path: tuple[int, ...]) -> str:
+    """Return what a message is called by its index, in a schema without an id."""
     return f"message {'.'.join(map(str, path))}"
 
 
@@ -83,23 +83,23 @@ ADDED = pa.schema([("_error", pa.string()), ("_wanted", pa.string()), *ABOUT])
 """What stands beside an event."""
 
 
-def why(found: Addressed, written: Sequence[Any], only: str = "") -> pa.StringArray:
+def why(found: FramedRows, written: Sequence[Any], only: str = "") -> pa.StringArray:
     """Return why rows have no event, as far as their frames and schemas say; null for the others.
 
     `only` names the message that is read where ids do not count.
     """
     missing = f"is not {only}, the only message that is read here" if only else "is not known yet"
-    texts = [f"{place} {missing}" if one is None else one.reason for place, one in _pairs(found, written)]
+    texts = [f"{writer} {missing}" if one is None else one.reason for writer, one in _pairs(found, written)]
     return pc.coalesce(found.reasons, _by_group(found, texts, pa.string()))
 
 
-def wanted(found: Addressed, written: Sequence[Any], only: str = "") -> pa.StringArray:
-    """Return the places of rows that are to be fetched."""
-    places = [place if one is None and not only else None for place, one in _pairs(found, written)]
-    return _by_group(found, places, pa.string())
+def wanted(found: FramedRows, written: Sequence[Any], only: str = "") -> pa.StringArray:
+    """Return the writers' schemas that are to be fetched, by row."""
+    writers = [writer if one is None and not only else None for writer, one in _pairs(found, written)]
+    return _by_group(found, writers, pa.string())
 
 
-def about(found: Addressed, written: Sequence[Any]) -> list[pa.Array]:
+def about(found: FramedRows, written: Sequence[Any]) -> list[pa.Array]:
     """Return the columns of ABOUT. The id is there wherever a record names one."""
     ids, *columns = [
         _by_group(found, [getattr(one, field.name, None) for one in written], field.type) for field in ABOUT
@@ -107,11 +107,11 @@ def about(found: Addressed, written: Sequence[Any]) -> list[pa.Array]:
     return [pc.coalesce(found.ids, ids), *columns]
 
 
-def _pairs(found: Addressed, written: Sequence[Any]) -> list[tuple[str, Any]]:
-    return list(zip(found.places, written, strict=True))
+def _pairs(found: FramedRows, written: Sequence[Any]) -> list[tuple[str, Any]]:
+    return list(zip(found.writers, written, strict=True))
 
 
-def _by_group(found: Addressed, values: Sequence[str | int | None], kind: pa.DataType) -> pa.Array:
+def _by_group(found: FramedRows, values: Sequence[str | int | None], kind: pa.DataType) -> pa.Array:
     if all(value is None for value in values):
         return pa.nulls(len(found.groups), kind)
     at = np.where(found.groups >= 0, found.groups, len(values))

@@ -6,7 +6,7 @@ checkpoint:
 | a record was written with | text |
 |---|---|
 | schema 17 of the registry, its first or only message | `schema 17` |
-| another message of it, by index path or full name | `message 0.1 of schema 17`, `message games.Bet of schema 17` |
+| another message of it, by message index or full name | `message 0.1 of schema 17`, `message games.Bet of schema 17` |
 | the schema with a GUID | `schema f3a1b8de-0f2a-4b8e-9d0b-7d5d7a1d7b11` |
 | a message of the one file that there is | `message games.Bet` |"""
 
@@ -32,7 +32,7 @@ LARGEST_ID = 2**31 - 1
 
 @dataclass(frozen=True)
 class Reference:
-    """Name another registered schema that this one imports under `name`."""
+    """Another registered schema that this one imports under `name`."""
 
     name: str
     subject: str
@@ -40,8 +40,8 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Registered:
-    """Be one schema as registered.
+class RegisteredSchema:
+    """One schema as registered.
 
     `text` is what the registry serves: Avro or JSON Schema as JSON; Protobuf as .proto text or as a base64
     FileDescriptorProto. `subjects` are the (subject, version) pairs that the id has; a registry may not say.
@@ -55,20 +55,20 @@ class Registered:
 
 
 @dataclass(frozen=True)
-class Closed:
-    """Be a schema with everything it refers to, however deep.
+class ResolvedSchema:
+    """A schema with everything it refers to, however deep.
 
     `imports`: the name under which a schema is imported -> its text, dependencies before those that need them. Names
     come from whoever registered the schema: they are keys and never paths.
     """
 
-    schema: Registered
+    schema: RegisteredSchema
     imports: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Be a version of a subject, or a file. `label` is what findings call it; a file and some registries have less."""
+class SchemaOrigin:
+    """A version of a subject, or a file. `label` is what conflicts call it; a file and some registries have less."""
 
     label: str
     id: int | None = None
@@ -76,13 +76,13 @@ class Origin:
     version: int | None = None
 
     @staticmethod
-    def of(closed: Closed) -> Origin:
+    def of(closed: ResolvedSchema) -> SchemaOrigin:
         """Return the origin of a registered schema; of several subjects the first is named."""
         number = closed.schema.id
         if not closed.schema.subjects:
-            return Origin(f"schema {number}", number)
+            return SchemaOrigin(f"schema {number}", number)
         subject, version = closed.schema.subjects[0]
-        return Origin(f"{subject} version {version} (schema {number})", number, subject, version)
+        return SchemaOrigin(f"{subject} version {version} (schema {number})", number, subject, version)
 
     @property
     def age(self) -> tuple[str, int]:
@@ -96,14 +96,17 @@ KEY_HEADER = "__key_schema_id"
 FULL_NAME = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 """Names with dots between them: the full name of a record or message, or a path of fields."""
 FIRST = (0,)
-"""The index path of a file's first message."""
+"""The message index of a file's first message."""
 _GUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _TEXT = re.compile(rf"(?:message (?P<message>[^ ]+))?(?:(?:^| of )schema (?:(?P<id>\d{{1,10}})|(?P<guid>{_GUID})))?")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Be a message of a schema. `message` is an index path (`0.1`), a full name, or empty: the first or only one."""
+class WriterSchema:
+    """A schema that records were written with, and the message in it.
+
+    `message` is a message index (`0.1`), a full name, or empty: the first or only one.
+    """
 
     schema: int | UUID | None = None
     message: str = ""
@@ -114,17 +117,17 @@ class Place:
         return " of ".join(filter(None, (message, schema)))
 
     @staticmethod
-    def of(text: str) -> Place:
-        """Return the place that a text calls; raise ValueError for any other text."""
+    def of(text: str) -> WriterSchema:
+        """Return the schema and message that a text calls; raise ValueError for any other text."""
         found = _TEXT.fullmatch(text)
         if found is None or not text:
-            raise ValueError(f"{text[:100]!r} is no place of a schema; one is called such as `schema 17`")
+            raise ValueError(f"{text[:100]!r} is no name of a schema and message, such as `schema 17`")
         number, guid = found["id"], found["guid"]
-        return Place(int(number) if number else UUID(guid) if guid else None, found["message"] or "")
+        return WriterSchema(int(number) if number else UUID(guid) if guid else None, found["message"] or "")
 
     @property
     def path(self) -> tuple[int, ...] | None:
-        """Return the index path of the message; None where it is called by its name."""
+        """Return the message index of the message; None where it is called by its name."""
         if not self.message:
             return FIRST
         steps = self.message.split(".")
@@ -132,7 +135,7 @@ class Place:
 
 
 def dotted(path: Sequence[int]) -> str:
-    """Return an index path as the message of a place."""
+    """Return a message index as the `message` of a WriterSchema."""
     return "" if tuple(path) == FIRST else ".".join(map(str, path))
 
 
@@ -141,8 +144,8 @@ Taken = Mapping[str, tuple[T.DataType, str]]
 
 
 @dataclass(frozen=True)
-class Written:
-    """Be what is known of the values of one frame; `reason` says why they cannot be read."""
+class SchemaInfo:
+    """What is known of the values with one prefix or header; `reason` says why they cannot be read."""
 
     schema_id: int | None = None
     schema_version: int | None = None
@@ -151,9 +154,9 @@ class Written:
     reason: str | None = None
 
     @staticmethod
-    def of(origin: Origin, message: str | None, reason: str | None = None) -> Written:
+    def of(origin: SchemaOrigin, message: str | None, reason: str | None = None) -> SchemaInfo:
         """Return what is known of the values that a schema wrote."""
-        return Written(origin.id, origin.version, origin.subject, message, reason)
+        return SchemaInfo(origin.id, origin.version, origin.subject, message, reason)
 
 
 def check_free(event: T.StructType, taken: Taken) -> None:
@@ -169,8 +172,8 @@ log = logging.getLogger("router")
 
 
 @dataclass(frozen=True)
-class Incompatible:
-    """One place where no single table column can hold what two schema versions write.
+class SchemaConflict:
+    """A place where no single table column can hold what two schema versions write.
 
     `field` is the dotted path of the column from the record's root ("" is the record
     itself; `[]` steps into an array's items, `{}` into a map's values). `old` and `new`
@@ -188,11 +191,11 @@ class Incompatible:
         return f"{where} differs between {self.old} and {self.new}: {self.what}"
 
 
-def refusals(findings: Iterable[Incompatible]) -> dict[str, str]:
-    """Return a reason for each version that was refused, its first finding, and warn of it."""
+def refusals(conflicts: Iterable[SchemaConflict]) -> dict[str, str]:
+    """Return a reason for each version that was refused, its first conflict, and warn of it."""
     reasons: dict[str, str] = {}
-    for finding in findings:
-        if finding.new not in reasons:
-            log.warning("incompatible schemas: %s; its records become dead letters", finding)
-            reasons[finding.new] = str(finding)
+    for conflict in conflicts:
+        if conflict.new not in reasons:
+            log.warning("incompatible schemas: %s; its records become dead letters", conflict)
+            reasons[conflict.new] = str(conflict)
     return reasons

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from router import StartError
-from router_schemas.model import Kind, Reference, Registered
+from router_schemas.model import Kind, Reference, RegisteredSchema
 from router_schemas.registry_options import NotFound
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 SUFFIXES: dict[str, Kind] = {".proto": "PROTOBUF", ".avsc": "AVRO", ".json": "JSON"}
 
 
-class OnDisk:
-    """A registry of files of one kind, with the methods of registry_client.Client that read.
+class OfflineRegistry:
+    """A registry of files of one kind, with those methods of RegistryClient that read.
 
     `subjects`: subject -> its versions, the oldest first.
     Without a kind each file's name says it, by SUFFIXES. Ids count from 1 in the order of the files. `imports` returns
@@ -34,16 +34,16 @@ class OnDisk:
         imports: Callable[[Path, str], Mapping[str, str]] = lambda folder, text: {},
     ) -> None:
         self._ids: dict[Path, int] = {}
-        self._texts: dict[int, Registered] = {}
-        self._imported: dict[str, Registered] = {}
+        self._texts: dict[int, RegisteredSchema] = {}
+        self._imported: dict[str, RegisteredSchema] = {}
         self._subjects = {subject: list(files) for subject, files in subjects.items()}
         for path in dict.fromkeys(path for files in self._subjects.values() for path in files):
             number = self._ids[path] = len(self._ids) + 1
             text, own = _read(path), kind or kind_of(path)
             needed = imports(path.parent, text) if own == "PROTOBUF" else {}
-            self._imported |= {name: Registered(0, own, found) for name, found in needed.items()}
+            self._imported |= {name: RegisteredSchema(0, own, found) for name, found in needed.items()}
             refers = tuple(Reference(name, name, 1) for name in needed)
-            self._texts[number] = Registered(number, own, text, refers)
+            self._texts[number] = RegisteredSchema(number, own, text, refers)
 
     def chosen(self, path: Path | None) -> tuple[int, Path]:
         """Return a file, or the newest version of the one subject, with its id; raise ValueError."""
@@ -57,7 +57,7 @@ class OnDisk:
             raise ValueError(f"{path.name} is not among the test's `schemas`; there are {known or 'none'}")
         return self._ids[path], path
 
-    def by_id(self, schema_id: int) -> Registered:
+    def by_id(self, schema_id: int) -> RegisteredSchema:
         """Return the schema of an id, without its subjects."""
         if schema_id not in self._texts:
             raise NotFound(self.name, f"none has the id {schema_id}")
@@ -78,7 +78,7 @@ class OnDisk:
             raise NotFound(self.name, f"no subject {subject!r}; the test's `schemas` have {', '.join(self._subjects)}")
         return tuple(range(1, len(self._subjects[subject]) + 1))
 
-    def version(self, subject: str, version: int) -> Registered:
+    def version(self, subject: str, version: int) -> RegisteredSchema:
         """Return one version of a subject, or what a file imports under that name."""
         files = self._subjects.get(subject, [])
         if 1 <= version <= len(files):

@@ -20,7 +20,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from router_http.auth import BearerAuth, ClientCredentialsAuth, NoAuth, basic_auth
 from router_http.exchange import Away, Refuses, busy, send
 from router_http.tokens import Tokens
-from router_schemas.model import LARGEST_ID, Kind, Reference, Registered
+from router_schemas.model import LARGEST_ID, Kind, Reference, RegisteredSchema
 from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryRefuses
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from requests.auth import AuthBase
 
     from router_http.exchange import Answer
-    from router_schemas.registry_options import Registry
+    from router_schemas.registry_options import RegistryOptions
 
 
 # confluent-kafka's client does not serve: its cache by id grows without end and ignores the format asked for, its
@@ -55,14 +55,14 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds: a pause between two rounds is random, between none and twice the last one's most."""
 
 
-class Client:
-    """Ask one registry; remembers nothing but which of its URLs answered. For the driver; any thread may ask.
+class RegistryClient:
+    """A client of one registry; it keeps only which of its URLs responded. For the driver; any thread may use it.
 
     Every method raises NotFound, RegistryAway (after the rounds of `registry.attempts`) or RegistryRefuses; no message
     holds a secret. `sleep` takes the seconds between two rounds.
     """
 
-    def __init__(self, registry: Registry, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, registry: RegistryOptions, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._registry = registry
         self._answering = 0
         self._session = requests.Session()
@@ -79,7 +79,7 @@ class Client:
             reraise=True,
         )
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> RegistryClient:
         return self
 
     def __exit__(
@@ -96,7 +96,7 @@ class Client:
         """Close the connections; a later request opens new ones."""
         self._session.close()
 
-    def by_id(self, schema_id: int) -> Registered:
+    def by_id(self, schema_id: int) -> RegisteredSchema:
         """Return the schema of an id, without its subjects."""
         return _registered(schema_id, self._ask(f"/schemas/ids/{schema_id:d}", SCHEMA), self.name)
 
@@ -137,7 +137,7 @@ class Client:
         numbers = self._ask(f"/subjects/{_quoted(subject, self.name)}/versions", NUMBERS)
         return tuple(sorted(numbers))
 
-    def version(self, subject: str, version: int) -> Registered:
+    def version(self, subject: str, version: int) -> RegisteredSchema:
         """Return one version of a subject, also a deleted one: others may still refer to it."""
         route = f"/subjects/{_quoted(subject, self.name)}/versions/{version:d}?deleted=true"
         try:
@@ -274,14 +274,14 @@ def _origin(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"[:200]
 
 
-def _files(registry: Registry) -> dict[str, Any]:
+def _files(registry: RegistryOptions) -> dict[str, Any]:
     """Return the client's certificate as `requests` takes it, and check that the files are there."""
     if registry.missing:
         raise RegistryRefuses(registry.url[0], registry.missing)
     return {"cert": registry.cert} if registry.cert else {}
 
 
-def login(registry: Registry) -> AuthBase:
+def login(registry: RegistryOptions) -> AuthBase:
     """Return how requests to a registry are authorised; raise RegistryRefuses when its secrets were lost on a way."""
     if not all(registry.secrets):
         raise RegistryRefuses(registry.url[0], "secrets do not travel to other processes: ask it on the driver")
@@ -337,13 +337,13 @@ PAIRS, NUMBERS, ANYTHING = TypeAdapter(tuple[_Pair, ...]), TypeAdapter(tuple[int
 CONTEXT_IDS = TypeAdapter(tuple[_ContextId, ...])
 
 
-def _registered(schema_id: int, found: _Schema, where: str) -> Registered:
+def _registered(schema_id: int, found: _Schema, where: str) -> RegisteredSchema:
     """Return the schema of an answer; raise NotFound, asked at `where`, for one of another type."""
     kind = found.kind or "AVRO"  # the first registries knew nothing else, and still leave it out
     if kind not in get_args(Kind):
         raise NotFound(where, f"schema {schema_id} is of the type {kind[:40]!r}; {', '.join(get_args(Kind))} are read")
     references = tuple(Reference(one.name, one.subject, one.version) for one in found.references or ())
-    return Registered(schema_id, kind, found.text, references)  # type: ignore[arg-type]
+    return RegisteredSchema(schema_id, kind, found.text, references)  # type: ignore[arg-type]
 
 
 def _code(body: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Say how a registry is reached, and what it may answer when it gives nothing."""
+"""Options to reach a registry, and the errors of one that gives no schema."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RegistryError(RouterError):
-    """Report a registry that gave no schema: `where` is the URL that was asked, `status` its answer (0: none)."""
+    """A registry that gave no schema: `where` is the URL, `status` that of its response (0: there was none)."""
 
     def __init__(self, where: str, what: str, status: int = 0) -> None:
         super().__init__(where, what, status)
@@ -33,23 +33,23 @@ class RegistryError(RouterError):
 
 
 class NotFound(RegistryError):  # noqa: N818 - the three names say what happened
-    """Report that the registry has no such schema, or one that is of no use here."""
+    """The registry has no such schema, or one that is of no use here."""
 
 
 class RegistryAway(RegistryError):  # noqa: N818
-    """Report a registry that cannot answer now: ask again later. Says nothing about the schema."""
+    """The registry cannot respond now: try again later. Says nothing about the schema."""
 
 
 class RegistryRefuses(RegistryError):  # noqa: N818
-    """Report an answer that will not change until somebody changes a configuration."""
+    """A response that will not change until somebody changes a configuration."""
 
 
-class Unusable(Exception):  # noqa: N818 - like NotFound, it says what was found
-    """Say why the references of a schema cannot be followed."""
+class UnusableSchema(Exception):  # noqa: N818 - like NotFound, it says what was found
+    """References of a schema that cannot be followed."""
 
 
-class Registry(Tls):
-    """Say where a Confluent-compatible schema registry is and how to log in. A bare URL, or a list, is enough."""
+class RegistryOptions(Tls):
+    """Where a Confluent-compatible schema registry is and how to log in. A bare URL, or a list, is enough."""
 
     url: tuple[str, ...] = Field(
         min_length=1,
@@ -103,7 +103,7 @@ class Registry(Tls):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Tell editors that a bare URL, or a list of them, may be written."""
+        """Return a JSON Schema for editors that takes a bare URL, or a list of them, too."""
         bare: list[JsonSchemaValue] = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
         options = handler(schema)
         url = options["properties"]["url"]

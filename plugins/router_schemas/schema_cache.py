@@ -15,45 +15,33 @@ import threading
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from threading import Event
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from router_schemas.model import Closed, Place
-from router_schemas.registry_options import NotFound, Unusable
+from router_schemas.model import ResolvedSchema, WriterSchema
+from router_schemas.registry_options import NotFound, UnusableSchema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
     from uuid import UUID
 
+    from router import Memory
+
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_CLOSED: TypeAdapter[Closed] = TypeAdapter(Closed)
+_CLOSED: TypeAdapter[ResolvedSchema] = TypeAdapter(ResolvedSchema)
 _VERSIONS: TypeAdapter[dict[int, int]] = TypeAdapter(dict[int, int])
 _ID: TypeAdapter[int] = TypeAdapter(int)
 
 
-class Memory(Protocol):
-    """Keep bytes under names, beside a checkpoint or in a folder.
-
-    Names are `[a-z0-9.-]+`. A write that returned is there after a crash; one that did not left the old content or the
-    new one, whole.
-    """
-
-    def read(self, name: str) -> bytes | None:
-        """Return the content of a name, None when there is none."""
-
-    def write(self, name: str, content: bytes) -> None:
-        """Give a name its content."""
-
-
 @dataclass(frozen=True)
-class Folder:
-    """Be a memory in a local folder, which is made when something is written."""
+class FolderMemory:
+    """A memory in a local folder, which is made when something is written."""
 
     path: Path
 
@@ -75,23 +63,24 @@ class Folder:
         fresh.replace(self.path / name)
 
 
-class Remembered:
-    """Keep the schemas of one registry, a file for each id, GUID and subject.
+class SchemaCache:
+    """The schemas of one registry that were fetched, a file for each id, GUID and subject.
 
-    `registry` is the name of the registry, its first URL. File names are hashes: nothing from the registry or from the
-    data becomes part of a path. A file that cannot be read counts as missing.
+    `registry` is the name of the registry, its first URL. A write of the memory that returned is there after a
+    crash; one that did not left the old content or the new one, whole. Names are `[a-z0-9.-]+` and hold hashes:
+    nothing from the registry or from the data becomes part of a path. A file that cannot be read counts as missing.
     """
 
     def __init__(self, memory: Memory, registry: str) -> None:
         self._memory = memory
         self._registry = registry
 
-    def schema(self, schema_id: int) -> Closed | None:
+    def schema(self, schema_id: int) -> ResolvedSchema | None:
         """Return what was kept for an id."""
         found = self._read(self._name("id", str(schema_id)), _CLOSED)
         return found if found is not None and found.schema.id == schema_id else None
 
-    def keep_schema(self, closed: Closed) -> None:
+    def keep_schema(self, closed: ResolvedSchema) -> None:
         """Keep a schema under its id."""
         self._memory.write(self._name("id", str(closed.schema.id)), _CLOSED.dump_json(closed))
 
@@ -112,8 +101,8 @@ class Remembered:
         self._memory.write(self._name("subject", subject), _VERSIONS.dump_json(versions))
 
     def _name(self, what: str, key: str) -> str:
-        told = hashlib.sha256(f"{self._registry}\n{what}\n{key}".encode()).hexdigest()
-        return f"{what}-{told[:32]}.json"
+        digest = hashlib.sha256(f"{self._registry}\n{what}\n{key}".encode()).hexdigest()
+        return f"{what}-{digest[:32]}.json"
 
     def _read(self, name: str, kind: TypeAdapter[T]) -> T | None:
         try:
@@ -139,13 +128,13 @@ AT_ONCE = 8
 
 @dataclass(frozen=True)
 class Unknown:
-    """Be what the registry does not have, or has nothing usable for; `reason` is for dead letters."""
+    """What the registry does not have, or has nothing usable for; `reason` is for dead letters."""
 
     reason: str
 
 
-class Asking(Generic[K, V]):
-    """Find what ids or GUIDs stand for.
+class CachedLookup(Generic[K, V]):
+    """A lookup of what ids or GUIDs stand for: in the cache, then in the registry.
 
     `recall` returns what is known without asking, `fetch` asks; it raises NotFound or Unusable, and what else it
     raises says nothing about the key; several threads call it. `clock` and `sleep` are in seconds. The caller holds a
@@ -171,9 +160,9 @@ class Asking(Generic[K, V]):
         self._unknown = {key: held for key, held in self._unknown.items() if held[1] > now}
         found: dict[K, V | Unknown] = {}
         for key in keys:
-            told = self._unknown[key][0] if key in self._unknown else self._recall(key)
-            if told is not None:
-                found[key] = told
+            cached = self._unknown[key][0] if key in self._unknown else self._recall(key)
+            if cached is not None:
+                found[key] = cached
         absent: dict[K, NotFound] = {}
         for pause in (0.0, *PAUSES):
             missing = [key for key in keys if key not in found]
@@ -182,8 +171,8 @@ class Asking(Generic[K, V]):
             for key, answer in together(self._fetch, missing).items():
                 if isinstance(answer, NotFound):
                     absent[key] = answer
-                elif isinstance(answer, Unusable):
-                    found[key] = self._hold(key, f"{Place(key)} cannot be used: {answer}")
+                elif isinstance(answer, UnusableSchema):
+                    found[key] = self._hold(key, f"{WriterSchema(key)} cannot be used: {answer}")
                 else:
                     found[key] = answer
         return found | {key: self._hold(key, _absence(key, fault)) for key, fault in absent.items() if key not in found}
@@ -199,7 +188,7 @@ class Asking(Generic[K, V]):
         return unknown
 
 
-def together(ask: Callable[[A], B], keys: Iterable[A]) -> dict[A, B | NotFound | Unusable]:
+def together(ask: Callable[[A], B], keys: Iterable[A]) -> dict[A, B | NotFound | UnusableSchema]:
     """Return what is answered for each key, in the order of the keys, AT_ONCE asked at a time.
 
     Raises what says nothing about a key, such as RegistryAway, and then asks for no more.
@@ -207,12 +196,12 @@ def together(ask: Callable[[A], B], keys: Iterable[A]) -> dict[A, B | NotFound |
 
     over = Event()
 
-    def answer(key: A) -> B | NotFound | Unusable:
+    def answer(key: A) -> B | NotFound | UnusableSchema:
         if over.is_set():
             raise CancelledError
         try:
             return ask(key)
-        except (NotFound, Unusable) as fault:
+        except (NotFound, UnusableSchema) as fault:
             return fault
         except BaseException:
             over.set()
@@ -236,5 +225,5 @@ def together(ask: Callable[[A], B], keys: Iterable[A]) -> dict[A, B | NotFound |
 
 
 def _absence(key: int | UUID, fault: NotFound) -> str:
-    """Say what matters first: where the registry was asked stands at the end."""
-    return f"the registry does not give {Place(key)}: {fault.what} ({fault.where})"
+    """Return a reason that says what matters first: the URL stands at the end."""
+    return f"the registry does not give {WriterSchema(key)}: {fault.what} ({fault.where})"

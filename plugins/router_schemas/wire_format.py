@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from router_schemas.byte_columns import varint
-from router_schemas.model import FIRST, VALUE_HEADER, Place, dotted
+from router_schemas.model import FIRST, VALUE_HEADER, WriterSchema, dotted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 FINE, CUT, RANGE, DEEP = range(4)
 PROBLEMS = (
-    "frame: the bytes end within the index path of the message",
+    "frame: the bytes end within the message index of the message",
     "frame: an index of the message is negative or too large",
-    "frame: the index path of the message is too long",
+    "frame: the message index of the message is too long",
 )
 """What is wrong, for CUT, RANGE and DEEP in turn."""
 
@@ -48,20 +48,20 @@ _LONGEST = (1 + DEEPEST) * _VARINT
 _WINDOW = 8
 _FIRST = (0,)
 
-Path = tuple[int, ...]
+MessageIndex = tuple[int, ...]
 
 
-def encoded(path: Sequence[int]) -> bytes:
-    """Return the bytes of an index path; raise ValueError for one that no message can have."""
+def encoded_index(path: Sequence[int]) -> bytes:
+    """Return the bytes of a message index; raise ValueError for one that no message can have."""
     if not 0 < len(path) <= DEEPEST or any(not 0 <= index < 2**31 for index in path):
-        raise ValueError(f"an index path has 1 to {DEEPEST} positions from 0 on, not {tuple(path)}")
+        raise ValueError(f"a message index has 1 to {DEEPEST} positions from 0 on, not {tuple(path)}")
     if tuple(path) == _FIRST:
         return b"\0"
     return b"".join(varint(number << 1) for number in (len(path), *path))
 
 
-def read(raw: bytes) -> tuple[int, Path, int]:
-    """Return (FINE, path, its bytes) of what starts with an index path, or (problem, (), 0)."""
+def read_index(raw: bytes) -> tuple[int, MessageIndex, int]:
+    """Return (FINE, path, its bytes) of what starts with a message index, or (problem, (), 0)."""
     numbers: list[int] = []
     at, wanted = 0, 1
     while len(numbers) < wanted:
@@ -75,10 +75,10 @@ def read(raw: bytes) -> tuple[int, Path, int]:
     return FINE, tuple(numbers[1:]) or _FIRST, at
 
 
-def paths_at(
-    data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64], known: dict[Path, int]
+def indexes_at(
+    data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64], known: dict[MessageIndex, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
-    """Return for each place of `data` the code of its path, the bytes the path takes, and its problem.
+    """Return for each row of `data` the code of its path, the bytes the path takes, and its problem.
 
     `known` has the codes of the paths and gains those that are new. The first message, and paths of short positions,
     are read without a loop over the rows.
@@ -94,7 +94,7 @@ def paths_at(
     rest = rows[head != 0]
     for raw, alike in _alike(data, begins[rest], ends[rest]):
         at = rest[alike]
-        problem, path, size = read(raw)
+        problem, path, size = read_index(raw)
         problems[at], sizes[at] = problem, size
         if not problem:
             codes[at] = known.setdefault(path, len(known))
@@ -158,25 +158,25 @@ _TO_THE_END = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Key:
-    """Name a schema as a frame does, by `id` or by `guid` (16 bytes), and the message in it by its index path."""
+class SchemaKey:
+    """A schema as the wire format names it, by `id` or by `guid` (16 bytes), and the message index (`path`)."""
 
     id: int | None
     guid: bytes | None = None
-    path: Path | None = None
+    path: MessageIndex | None = None
 
     @property
-    def place(self) -> Place:
-        """Return the place of the message."""
-        return Place(self.id if self.guid is None else UUID(bytes=self.guid), dotted(self.path or FIRST))
+    def writer(self) -> WriterSchema:
+        """Return the schema and the message in it."""
+        return WriterSchema(self.id if self.guid is None else UUID(bytes=self.guid), dotted(self.path or FIRST))
 
 
 @dataclass(frozen=True)
-class Frames:
-    """Hold what the frames of one array say, row by row.
+class ParsedValues:
+    """What the prefixes and headers of one array of values say, row by row.
 
     `status`: FRAMED, NULL, or the position of a reason in REASONS. `groups`: the position in `keys`, -1 unless FRAMED.
-    `ids`: the schema id, -1 where none was read; a row with a bad index path still has one. `starts`: where the
+    `ids`: the schema id, -1 where none was read; a row with a bad message index still has one. `starts`: where the
     payload starts in the value.
     """
 
@@ -184,7 +184,7 @@ class Frames:
     groups: NDArray[np.int64]
     ids: NDArray[np.int64]
     starts: NDArray[np.int64]
-    keys: tuple[Key, ...]
+    keys: tuple[SchemaKey, ...]
 
     @property
     def reasons(self) -> pa.StringArray:
@@ -194,7 +194,7 @@ class Frames:
 
 @dataclass(frozen=True)
 class _Bytes:
-    """Show the rows of a binary array as places in one buffer, whatever its slice and chunk offset."""
+    """The rows of a binary array as ranges of one buffer, whatever its slice and chunk offset."""
 
     data: NDArray[np.uint8]
     begins: Rows
@@ -210,8 +210,8 @@ class _Bytes:
             nothing = np.zeros(len(array), np.int64)
             return _Bytes(np.zeros(0, np.uint8), nothing, nothing, known)
         every = np.frombuffer(offsets, np.int64 if wide else np.int32)
-        places = every[array.offset : array.offset + len(array) + 1].astype(np.int64)
-        return _Bytes(np.frombuffer(data or b"", np.uint8), places[:-1], places[1:], known)
+        starts = every[array.offset : array.offset + len(array) + 1].astype(np.int64)
+        return _Bytes(np.frombuffer(data or b"", np.uint8), starts[:-1], starts[1:], known)
 
     def rows(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> _Bytes:
         return _Bytes(self.data, self.begins[chosen], self.ends[chosen], self.valid[chosen])
@@ -222,10 +222,10 @@ def parse(
     indexed: bool | Collection[int | bytes],
     headers: pa.ListArray | None = None,
     header: str = VALUE_HEADER,
-) -> Frames:
+) -> ParsedValues:
     """Find the frame of every value. Runs on an executor; never raises for what a row holds.
 
-    `indexed` says which schemas are Protobuf, whose frames have an index path: all, none, or these ids and GUIDs.
+    `indexed` says which schemas are Protobuf, whose frames have a message index: all, none, or these ids and GUIDs.
     `headers` is a column of list<struct<key: string, value: binary>>: a row that has the header named `header` (the
     last of them, as Java readers take it) is framed by it, any other row by its prefix.
     """
@@ -244,11 +244,11 @@ def parse(
         groups[rows[good]] = _by_guid(given.rows(good), names)
         left = ~np.isin(framed, rows)
         sources = [(framed[left], column.rows(framed[left]), _PREFIX), (rows[good], given.rows(good), _GUID)]
-    frames = Frames(status, groups, ids, starts, tuple(names))
+    frames = ParsedValues(status, groups, ids, starts, tuple(names))
     return _with_paths(frames, sources, indexed) if indexed is not False else frames
 
 
-def payloads(values: pa.BinaryArray, frames: Frames) -> pa.BinaryArray:
+def payloads(values: pa.BinaryArray, frames: ParsedValues) -> pa.BinaryArray:
     """Return what follows the frames; null where there is no frame."""
     framed = frames.status == FRAMED
     starts = np.unique(frames.starts[framed])
@@ -271,7 +271,7 @@ def prefix(schema_id: int, path: Sequence[int] | None = None) -> bytes:
     """Return the frame to put before a payload; `path` for Protobuf only. Raises ValueError for an impossible one."""
     if not 0 <= schema_id < 2**31:
         raise ValueError(f"a schema id is a number from 0 to 2147483647, not {schema_id}")
-    return struct.pack(">bI", 0, schema_id) + (b"" if path is None else encoded(path))
+    return struct.pack(">bI", 0, schema_id) + (b"" if path is None else encoded_index(path))
 
 
 def pack(schema_id: int, path: Sequence[int] | None, payload: bytes) -> bytes:
@@ -281,13 +281,13 @@ def pack(schema_id: int, path: Sequence[int] | None, payload: bytes) -> bytes:
 
 def guid_header(guid: UUID, path: Sequence[int] | None = None) -> bytes:
     """Return the value of the header that names a schema by its GUID; `path` for Protobuf only."""
-    return b"\x01" + guid.bytes + (b"" if path is None else encoded(path))
+    return b"\x01" + guid.bytes + (b"" if path is None else encoded_index(path))
 
 
-def frame_of(place: Place) -> bytes:
-    """Return the bytes by which values or headers name a schema of a registry, without an index path."""
-    assert place.schema is not None
-    return guid_header(place.schema) if isinstance(place.schema, UUID) else prefix(place.schema)
+def frame_of(writer: WriterSchema) -> bytes:
+    """Return the bytes by which values or headers name a schema of a registry, without a message index."""
+    assert writer.schema is not None
+    return guid_header(writer.schema) if isinstance(writer.schema, UUID) else prefix(writer.schema)
 
 
 def _prefixes(column: _Bytes) -> tuple[NDArray[np.uint8], Rows]:
@@ -301,27 +301,27 @@ def _prefixes(column: _Bytes) -> tuple[NDArray[np.uint8], Rows]:
     rows = np.flatnonzero(status == FRAMED)
     ids = np.full(len(sizes), -1, np.int64)
     found = np.zeros(len(rows), np.int64)
-    for place in range(1, _PREFIX):
-        found = found << 8 | column.data[column.begins[rows] + place]
+    for byte in range(1, _PREFIX):
+        found = found << 8 | column.data[column.begins[rows] + byte]
     ids[rows] = np.where(found < 2**31, found, -1)
     status[rows[found >= 2**31]] = ID
     return status, ids
 
 
-def _by_id(ids: Rows, framed: NDArray[np.bool_]) -> tuple[Rows, list[Key]]:
+def _by_id(ids: Rows, framed: NDArray[np.bool_]) -> tuple[Rows, list[SchemaKey]]:
     coded = pa.array(ids[framed]).dictionary_encode()
     groups = np.full(len(ids), -1, np.int64)
     groups[framed] = coded.indices.to_numpy(zero_copy_only=False)
-    return groups, [Key(number) for number in coded.dictionary.to_pylist()]
+    return groups, [SchemaKey(number) for number in coded.dictionary.to_pylist()]
 
 
-def _by_guid(given: _Bytes, names: list[Key]) -> Rows:
+def _by_guid(given: _Bytes, names: list[SchemaKey]) -> Rows:
     """Return the groups of rows by their GUID; `names` gains the keys."""
     guids = given.data[given.begins[:, None] + np.arange(1, _GUID)]
     flat = pa.py_buffer(np.ascontiguousarray(guids))
     coded = pa.Array.from_buffers(pa.binary(16), len(guids), [None, flat]).dictionary_encode()
     groups = np.asarray(coded.indices, np.int64) + len(names)
-    names += [Key(None, guid) for guid in coded.dictionary.to_pylist()]
+    names += [SchemaKey(None, guid) for guid in coded.dictionary.to_pylist()]
     return groups
 
 
@@ -342,17 +342,17 @@ def _headers(headers: pa.ListArray, header: str, status: NDArray[np.uint8]) -> t
 
 
 def _with_paths(
-    frames: Frames, sources: list[tuple[Rows, _Bytes, int]], indexed: bool | Collection[int | bytes]
-) -> Frames:
-    """Add the index paths: to the groups and keys, and to where the payloads of prefixed values start."""
+    frames: ParsedValues, sources: list[tuple[Rows, _Bytes, int]], indexed: bool | Collection[int | bytes]
+) -> ParsedValues:
+    """Add the message indexes: to the groups and keys, and to where the payloads of prefixed values start."""
     chosen = np.array([indexed is True or _is_one(key, indexed) for key in frames.keys] or [False])
     status, starts = frames.status.copy(), frames.starts.copy()
     paths = np.zeros(len(status), np.int64)
-    known: dict[Path, int] = {}
+    known: dict[MessageIndex, int] = {}
     for rows, given, skip in sources:
         mine = chosen[frames.groups[rows]]
-        places, at = given.rows(mine), rows[mine]
-        codes, sizes, problems = paths_at(places.data, places.begins + skip, places.ends, known)
+        chosen_rows, at = given.rows(mine), rows[mine]
+        codes, sizes, problems = indexes_at(chosen_rows.data, chosen_rows.begins + skip, chosen_rows.ends, known)
         paths[at] = codes + 1
         starts[at] += sizes if skip == _PREFIX else 0
         status[at] = np.where(problems, problems + HEADER, FRAMED)
@@ -362,9 +362,9 @@ def _with_paths(
     groups[framed] = coded.indices.to_numpy(zero_copy_only=False)
     found = [None, *known]
     pairs = [(frames.keys[code // both], found[code % both]) for code in coded.dictionary.to_pylist()]
-    keys = tuple(Key(key.id, key.guid, path) for key, path in pairs)
-    return Frames(status, groups, frames.ids, starts, keys)
+    keys = tuple(SchemaKey(key.id, key.guid, path) for key, path in pairs)
+    return ParsedValues(status, groups, frames.ids, starts, keys)
 
 
-def _is_one(key: Key, chosen: bool | Collection[int | bytes]) -> bool:
+def _is_one(key: SchemaKey, chosen: bool | Collection[int | bytes]) -> bool:
     return not isinstance(chosen, bool) and (key.id if key.guid is None else key.guid) in chosen

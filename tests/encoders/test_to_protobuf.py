@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from router_encoders.registry_encoder import framed
-from router_schemas.model import Closed, Registered
-from router_schemas.protobuf.decode import Reader, decode, reader
+from router_schemas.model import RegisteredSchema, ResolvedSchema
+from router_schemas.protobuf.decode import MessageReader, decode, reader
 from router_schemas.protobuf.derive import derived, known, text_of
 from router_schemas.protobuf.descriptors import descriptors
 from router_schemas.protobuf.encode import writer
-from router_schemas.protobuf.merge import Version, merge
+from router_schemas.protobuf.merge import MessageVersion, merge
 from tests.encoders.columns import OF_PROTOBUF, plain, rows_of, struct, tables
 from tests.schemas import proto_strategies as proto
 
@@ -28,7 +28,7 @@ BODY = "game.v1.Event"
 
 def compiled(text: str) -> bytes:
     """Return the descriptors of a text."""
-    return descriptors(Closed(Registered(0, "PROTOBUF", text)))
+    return descriptors(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", text)))
 
 
 def message(fields: str, more: str = "") -> bytes:
@@ -38,12 +38,12 @@ def message(fields: str, more: str = "") -> bytes:
     return compiled(f'syntax = "proto3"; package game.v1; {imports} message Event {{ {fields} }} {more}')
 
 
-def reading(files: bytes, name: str = BODY) -> Reader:
+def reading(files: bytes, name: str = BODY) -> MessageReader:
     """Return what reads a message."""
-    return reader(merge([Version.of("v1", files, name)])[0])
+    return reader(merge([MessageVersion.of("v1", files, name)])[0])
 
 
-def events(written: list[Any], read: Reader) -> list[Any]:
+def events(written: list[Any], read: MessageReader) -> list[Any]:
     """Return the events that the router's decoder makes of messages; google's parser has checked them."""
     found = decode(pa.array(written, pa.binary()), read)
     assert found.reasons.null_count == len(written), found.reasons
@@ -98,7 +98,7 @@ def test_a_field_keeps_its_number_for_ever(first: Any, second: Any) -> None:
     assert set(second[0].names) <= set(new)
     assert known(files, BODY) == after
     assert derived(second[0], BODY, after) == after
-    both = merge([Version.of("v1", compiled(text_of(before)), BODY), Version.of("v2", files, BODY)])
+    both = merge([MessageVersion.of("v1", compiled(text_of(before)), BODY), MessageVersion.of("v2", files, BODY)])
     assert len(both) == 1, "the versions cannot be read together"
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from router_schemas.avro.model import MAX_DEPTH, canonical_form, rabin, recursive, single_object_header, text_of
 from router_schemas.avro.parser import MAX_FIXED, parse, parse_text
-from router_schemas.model import Closed, Registered
+from router_schemas.model import RegisteredSchema, ResolvedSchema
 from tests.schemas import avro_strategies as avro
 
 Json = Any
@@ -133,8 +133,8 @@ def test_what_is_imported_and_not_used_is_dropped() -> None:
 
 def test_a_registered_schema_is_read_with_its_imports() -> None:
     """This is how the registry's client hands them over."""
-    registered = Registered(7, "AVRO", json.dumps(record(("at", "Point"))))
-    closed = Closed(registered, {"Point": json.dumps(record(("x", "int"), name="Point"))})
+    registered = RegisteredSchema(7, "AVRO", json.dumps(record(("at", "Point"))))
+    closed = ResolvedSchema(registered, {"Point": json.dumps(record(("x", "int"), name="Point"))})
 
     assert list(parse(closed).types) == ["Event", "Point"]
 

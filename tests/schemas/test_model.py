@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_schemas.model import Place, dotted
+from router_schemas.model import WriterSchema, dotted
 
 GUID = UUID("f3a1b8de-0f2a-4b8e-9d0b-7d5d7a1d7b11")
 SCHEMAS = st.none() | st.integers(0, 2**31 - 1) | st.uuids()
@@ -18,32 +18,32 @@ MESSAGES = st.just("") | st.from_regex(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){0,3}", ful
 @pytest.mark.parametrize(
     ("place", "text"),
     [
-        (Place(2147483647), "schema 2147483647"),
-        (Place(17, "0.1"), "message 0.1 of schema 17"),
-        (Place(17, "games.Bet"), "message games.Bet of schema 17"),
-        (Place(GUID), f"schema {GUID}"),
-        (Place(GUID, "1"), f"message 1 of schema {GUID}"),
-        (Place(None, "games.Bet"), "message games.Bet"),
+        (WriterSchema(2147483647), "schema 2147483647"),
+        (WriterSchema(17, "0.1"), "message 0.1 of schema 17"),
+        (WriterSchema(17, "games.Bet"), "message games.Bet of schema 17"),
+        (WriterSchema(GUID), f"schema {GUID}"),
+        (WriterSchema(GUID, "1"), f"message 1 of schema {GUID}"),
+        (WriterSchema(None, "games.Bet"), "message games.Bet"),
     ],
     ids=str,
 )
-def test_a_place_is_called_so_that_people_understand_it(place: Place, text: str) -> None:
+def test_a_place_is_called_so_that_people_understand_it(place: WriterSchema, text: str) -> None:
     assert str(place) == text
-    assert Place.of(text) == place
+    assert WriterSchema.of(text) == place
 
 
 @given(schema=SCHEMAS, message=MESSAGES)
 def test_what_is_written_is_read(schema: int | UUID | None, message: str) -> None:
     """A place that cannot be read is forgotten by a restart."""
-    place = Place(schema, message)
+    place = WriterSchema(schema, message)
     if schema is not None or message:
-        assert Place.of(str(place)) == place
+        assert WriterSchema.of(str(place)) == place
 
 
 @given(st.text() | st.sampled_from(["17/0.1", "schema", "schema -1", "message a b of schema 1", "schema 1 ", ""]))
 def test_any_other_text_is_refused(text: str) -> None:
     try:
-        place = Place.of(text)
+        place = WriterSchema.of(text)
     except ValueError:
         return
     assert str(place) == text
@@ -53,5 +53,5 @@ def test_any_other_text_is_refused(text: str) -> None:
     ("message", "path"), [("", (0,)), ("0.1", (0, 1)), ("1", (1,)), ("games.Bet", None), ("a", None)]
 )
 def test_an_index_path_is_told_from_a_name(message: str, path: tuple[int, ...] | None) -> None:
-    assert Place(1, message).path == path
+    assert WriterSchema(1, message).path == path
     assert path is None or dotted(path) == message

@@ -8,8 +8,8 @@ from uuid import UUID
 import pytest
 
 from router import StartError
-from router_schemas.model import Closed
-from router_schemas.offline_registry import OnDisk
+from router_schemas.model import ResolvedSchema
+from router_schemas.offline_registry import OfflineRegistry
 from router_schemas.protobuf.descriptors import descriptors, imports_below
 from router_schemas.registry_options import NotFound
 from router_schemas.resolver import References
@@ -28,23 +28,23 @@ def files(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_versions_have_ids_in_their_order_and_bring_what_they_import(files: dict[str, Path]) -> None:
-    disk = OnDisk("PROTOBUF", {"bets": [files["bet.proto"], files["bet_2.proto"]]}, imports_below)
+    disk = OfflineRegistry("PROTOBUF", {"bets": [files["bet.proto"], files["bet_2.proto"]]}, imports_below)
 
     assert disk.versions("bets") == (1, 2)
     assert disk.version("bets", 2) == disk.by_id(2)
     assert disk.subjects_of(2) == (("bets", 2),)
-    closed = Closed(disk.by_id(1), References(disk).imports(disk.by_id(1)))
+    closed = ResolvedSchema(disk.by_id(1), References(disk).imports(disk.by_id(1)))
     assert closed.imports == {"money.proto": MONEY}
     assert descriptors(closed)
 
 
 def test_the_newest_version_writes_unless_a_file_is_named(files: dict[str, Path]) -> None:
     old, new = files["bet.proto"], files["bet_2.proto"]
-    disk = OnDisk("PROTOBUF", {"bets": [old, new]})
+    disk = OfflineRegistry("PROTOBUF", {"bets": [old, new]})
 
     assert disk.chosen(None) == (2, new)
     assert disk.chosen(old) == (1, old)
-    for wrong in (OnDisk("PROTOBUF", {"bets": [old], "others": [new]}), OnDisk("PROTOBUF", {})):
+    for wrong in (OfflineRegistry("PROTOBUF", {"bets": [old], "others": [new]}), OfflineRegistry("PROTOBUF", {})):
         with pytest.raises(ValueError, match="several subjects"):
             wrong.chosen(None)
     with pytest.raises(ValueError, match="money"):
@@ -52,7 +52,7 @@ def test_the_newest_version_writes_unless_a_file_is_named(files: dict[str, Path]
 
 
 def test_what_is_not_there_is_not_found(files: dict[str, Path]) -> None:
-    disk = OnDisk("PROTOBUF", {"bets": [files["bet.proto"]]})
+    disk = OfflineRegistry("PROTOBUF", {"bets": [files["bet.proto"]]})
 
     for ask in (
         lambda: disk.by_id(7),
@@ -63,4 +63,4 @@ def test_what_is_not_there_is_not_found(files: dict[str, Path]) -> None:
         with pytest.raises(NotFound):
             ask()
     with pytest.raises(StartError, match=r"gone\.proto"):
-        OnDisk("PROTOBUF", {"bets": [Path("gone.proto")]})
+        OfflineRegistry("PROTOBUF", {"bets": [Path("gone.proto")]})

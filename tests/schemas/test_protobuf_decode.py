@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_schemas.protobuf.decode import Reader, decode, handler_of, read_natively, reader
-from router_schemas.protobuf.merge import Version, merge
+from router_schemas.protobuf.decode import MessageReader, decode, handler_of, read_natively, reader
+from router_schemas.protobuf.merge import MessageVersion, merge
 from router_schemas.protobuf.model import Column
 from tests.schemas.proto_strategies import Schema, Spec, class_of, descriptors_of, messages, row_of, same, schemas
 
 EVENT = "game.v1.Event"
 
 
-def reader_of(descriptors: bytes) -> Reader:
+def reader_of(descriptors: bytes) -> MessageReader:
     """Return the reader of one version."""
-    return reader(merge([Version.of("v1", descriptors, EVENT)])[0])
+    return reader(merge([MessageVersion.of("v1", descriptors, EVENT)])[0])
 
 
-def simple(*fields: Spec, syntax: str = "proto3") -> tuple[Any, Reader]:
+def simple(*fields: Spec, syntax: str = "proto3") -> tuple[Any, MessageReader]:
     """Return google's class and the reader of a message with these fields."""
     descriptors = descriptors_of({"Event": list(fields), "Leaf": [Spec("x", 1, "int32")], "Nothing": []}, syntax)
     return class_of(descriptors), reader_of(descriptors)
@@ -34,7 +34,7 @@ def array(*payloads: bytes | None) -> pa.BinaryArray:
     return pa.array(payloads, pa.binary())
 
 
-def one(payload: bytes, read: Reader) -> Any:
+def one(payload: bytes, read: MessageReader) -> Any:
     """Return the event of one payload."""
     found = decode(array(payload), read)
     assert found.reasons.to_pylist() == [None]

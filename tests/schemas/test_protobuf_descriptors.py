@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 from google.protobuf import descriptor_pb2
 
-from router_schemas.model import Closed, Registered
-from router_schemas.protobuf.descriptors import CompilerError, descriptors, from_file, message_of, name_at, path_of
-from router_schemas.protobuf.descriptors import names as message_names
+from router_schemas.model import RegisteredSchema, ResolvedSchema
+from router_schemas.protobuf.descriptors import (
+    CompilerError,
+    descriptors,
+    from_file,
+    message_names,
+    message_of,
+    name_at,
+    path_of,
+)
 from tests.schemas.proto_strategies import Spec, descriptors_of
 
 if TYPE_CHECKING:
@@ -46,9 +53,9 @@ def ids() -> str:
     return base64.b64encode(file.SerializeToString()).decode()
 
 
-def closed(text: str, **imports: str) -> Closed:
+def closed(text: str, **imports: str) -> ResolvedSchema:
     """Return a registered schema with its imports."""
-    return Closed(Registered(1, "PROTOBUF", text), imports)
+    return ResolvedSchema(RegisteredSchema(1, "PROTOBUF", text), imports)
 
 
 def names(made: bytes) -> list[str]:
@@ -215,5 +222,5 @@ def test_messages_are_found_by_index_path_with_map_entries_counted_or_not() -> N
 @pytest.mark.parametrize("path", [(), (2,), (-1,), (0, 3), (0, -1), (0, 0, 0, 0), (2**31 - 1,)])
 def test_an_index_path_that_leads_nowhere_is_refused(path: tuple[int, ...]) -> None:
     """Negative positions must not count from the end."""
-    with pytest.raises(ValueError, match="no message at index path"):
+    with pytest.raises(ValueError, match="no message at the message index"):
         name_at(descriptors(closed(TEXT, **{"ids": ids(), "lib/player.proto": PLAYER})), path)

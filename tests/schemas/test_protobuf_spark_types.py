@@ -7,16 +7,16 @@ import pytest
 from google.protobuf import descriptor_pb2
 from pyspark.sql.pandas.types import to_arrow_type
 
-from router_schemas.protobuf.decode import Reader, decode, reader
-from router_schemas.protobuf.merge import Version, merge
+from router_schemas.protobuf.decode import MessageReader, decode, reader
+from router_schemas.protobuf.merge import MessageVersion, merge
 from router_schemas.protobuf.model import MOST
 from tests.schemas.proto_strategies import EVENT, Spec, class_of, described, descriptors_of
 
 
-def read(*fields: Spec, **messages: list[Spec]) -> Reader:
+def read(*fields: Spec, **messages: list[Spec]) -> MessageReader:
     """Return the reader of an event with these fields."""
     descriptors = descriptors_of({"Event": list(fields), "Part": [], "Leaf": [], "Nothing": [], **messages})
-    return reader(merge([Version.of("v1", descriptors, EVENT)])[0])
+    return reader(merge([MessageVersion.of("v1", descriptors, EVENT)])[0])
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_message_deeper_than_arrow_can_carry_ends_in_bytes() -> None:
         message.field.add(name="x", number=1, label=3, type=11, type_name=f".game.v1.M{number + 1}")
     file.message_type.add(name="M40").field.add(name="y", number=1, label=1, type=5)
 
-    found = reader(merge([Version.of("v1", described(file), EVENT)])[0])
+    found = reader(merge([MessageVersion.of("v1", described(file), EVENT)])[0])
 
     assert found.spark_type.simpleString().count("struct") == 16
     assert found.spark_type.simpleString().count("binary") == 1
@@ -124,4 +124,4 @@ def test_a_message_that_multiplies_is_refused_before_it_fills_the_memory() -> No
     file.message_type.add(name="M15").field.add(name="x", number=1, label=1, type=5)
 
     with pytest.raises(ValueError, match=str(MOST)):
-        reader(merge([Version.of("v1", described(file), EVENT)])[0])
+        reader(merge([MessageVersion.of("v1", described(file), EVENT)])[0])

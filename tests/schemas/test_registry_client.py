@@ -21,11 +21,11 @@ from router_http import exchange
 from router_http.auth import ClientCredentialsAuth
 from router_http.logins import OAuth
 from router_http.tokens import Tokens
-from router_schemas.model import Closed, Reference, Registered
-from router_schemas.registry_client import FIRST_PAUSE, LONGEST_PAUSE, Client, _context
-from router_schemas.registry_options import NotFound, Registry, RegistryAway, RegistryError, RegistryRefuses
-from router_schemas.resolver import Schemas
-from router_schemas.schema_cache import Folder
+from router_schemas.model import Reference, RegisteredSchema, ResolvedSchema
+from router_schemas.registry_client import FIRST_PAUSE, LONGEST_PAUSE, RegistryClient, _context
+from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryOptions, RegistryRefuses
+from router_schemas.resolver import SchemaResolver
+from router_schemas.schema_cache import FolderMemory
 from tests.schemas.faulty import GUIDS, ID, VERSIONS_OF_ID, FaultyRegistry
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 HUSH = "hush-hush"
 OAUTH = {"client_id": "router", "client_secret": HUSH, "scope": "schemas"}
 PROTO = 'syntax = "proto3"; message Event { string game = 1; }'
-Ask = Callable[..., Client]
+Ask = Callable[..., RegistryClient]
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +47,12 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def ask(faulty: FaultyRegistry) -> Iterator[Ask]:
     """Make clients of the faulty registry; options are those of a configuration, and nobody really sleeps."""
-    made: list[Client] = []
+    made: list[RegistryClient] = []
 
-    def ask(**options: Any) -> Client:
-        client = Client(Registry(**{"url": faulty.url, "timeout": 30, **options}), sleep=lambda seconds: None)
+    def ask(**options: Any) -> RegistryClient:
+        client = RegistryClient(
+            RegistryOptions(**{"url": faulty.url, "timeout": 30, **options}), sleep=lambda seconds: None
+        )
         made.append(client)
         return client
 
@@ -63,7 +65,7 @@ def test_a_schema_is_read_with_its_references(faulty: FaultyRegistry, ask: Ask) 
     faulty.book.add("player", PROTO)
     number = faulty.book.add("event", "import", references=[("player.proto", "player", 1)])
 
-    expected = Registered(number, "PROTOBUF", "import", (Reference("player.proto", "player", 1),))
+    expected = RegisteredSchema(number, "PROTOBUF", "import", (Reference("player.proto", "player", 1),))
     assert ask().by_id(number) == ask().version("event", 1) == expected
     assert ask().versions("event") == (1,)
 
@@ -146,7 +148,7 @@ def test_a_version_of_a_deleted_subject_can_still_be_referred_to(faulty: FaultyR
     ids=["schema", "subject", "version"],
 )
 def test_what_is_not_there_is_not_asked_for_twice(
-    faulty: FaultyRegistry, ask: Ask, question: Callable[[Client], Any]
+    faulty: FaultyRegistry, ask: Ask, question: Callable[[RegistryClient], Any]
 ) -> None:
     faulty.book.add("event", PROTO)
 
@@ -193,7 +195,7 @@ def test_attempts_are_apart_by_chance_and_longer_each_time(faulty: FaultyRegistr
     faulty.fails("503")
     pauses: list[list[float]] = [[], []]
     for slept in pauses:
-        with Client(Registry(url=(faulty.url,), attempts=8), sleep=slept.append) as client:
+        with RegistryClient(RegistryOptions(url=(faulty.url,), attempts=8), sleep=slept.append) as client:
             with pytest.raises(RegistryAway):
                 client.by_id(1)
 
@@ -365,7 +367,7 @@ def test_a_token_is_renewed_before_it_expires(faulty: FaultyRegistry) -> None:
     auth = ClientCredentialsAuth(Tokens(options, seconds=30, verify=True, clock=lambda: now[0]))
     tokens = []
     for now[0] in (1000.0, 1079.0, 1081.0, 9999.0):
-        client = Client(Registry(url=(faulty.url,)))
+        client = RegistryClient(RegistryOptions(url=(faulty.url,)))
         client._session.auth = auth
         with client:
             client.set_compatibility("event", "NONE")
@@ -437,7 +439,7 @@ def test_a_schema_is_registered_and_has_its_id_again(faulty: FaultyRegistry, ask
     first = ask().register("event", "PROTOBUF", PROTO, references)
 
     assert ask().register("event", "PROTOBUF", PROTO, references) == first
-    assert ask().by_id(first) == Registered(first, "PROTOBUF", PROTO, references)
+    assert ask().by_id(first) == RegisteredSchema(first, "PROTOBUF", PROTO, references)
 
 
 def test_an_incompatible_schema_is_refused_with_the_registrys_reason(faulty: FaultyRegistry, ask: Ask) -> None:
@@ -499,8 +501,10 @@ def test_a_client_shows_its_certificate(certificate: Path, ask: Ask) -> None:
 
 
 @pytest.fixture
-def real(schema_registry: EmbeddedRegistry) -> Iterator[Client]:
-    with Client(Registry(url=(schema_registry.url,), timeout=120)) as client:  # it parses the 10 MB it is given
+def real(schema_registry: EmbeddedRegistry) -> Iterator[RegistryClient]:
+    with RegistryClient(
+        RegistryOptions(url=(schema_registry.url,), timeout=120)
+    ) as client:  # it parses the 10 MB it is given
         yield client
 
 
@@ -511,12 +515,12 @@ EVENT = (
 )
 
 
-def test_a_real_registry_gives_what_was_registered(real: Client) -> None:
+def test_a_real_registry_gives_what_was_registered(real: RegistryClient) -> None:
     real.register("real-player", "PROTOBUF", PLAYER)
     references = (Reference("player.proto", "real-player", 1),)
     number = real.register("real-event", "PROTOBUF", EVENT, references)
 
-    assert real.by_id(number) == Registered(number, "PROTOBUF", EVENT, references)
+    assert real.by_id(number) == RegisteredSchema(number, "PROTOBUF", EVENT, references)
     assert real.version("real-event", 1) == real.by_id(number)
     assert real.versions("real-event") == (1,)
     assert real.subjects_of(number) == (("real-event", 1),)
@@ -530,7 +534,7 @@ def test_a_real_registry_gives_what_was_registered(real: Client) -> None:
         ("JSON", '{"type":"object","properties":{"game":{"type":"string"}}}'),
     ],
 )
-def test_a_real_registry_tells_the_kind(real: Client, kind: Any, text: str) -> None:
+def test_a_real_registry_tells_the_kind(real: RegistryClient, kind: Any, text: str) -> None:
     number = real.register(f"real-{kind}", kind, text)
 
     found = real.by_id(number)
@@ -538,63 +542,68 @@ def test_a_real_registry_tells_the_kind(real: Client, kind: Any, text: str) -> N
 
 
 @pytest.mark.parametrize("number", [0, 1_000_000, 2**31 - 1])
-def test_a_real_registry_says_that_an_id_is_not_there(real: Client, number: int) -> None:
+def test_a_real_registry_says_that_an_id_is_not_there(real: RegistryClient, number: int) -> None:
     with pytest.raises(NotFound):
         real.by_id(number)
     assert real.subjects_of(number) == ()
 
 
 def test_a_real_registry_that_knows_no_guids_is_told_from_a_wrong_url(
-    real: Client, schema_registry: EmbeddedRegistry
+    real: RegistryClient, schema_registry: EmbeddedRegistry
 ) -> None:
     with pytest.raises(NotFound, match="does not know GUIDs"):
         real.id_of(UUID(int=1))
-    with Client(Registry(url=(f"{schema_registry.url}/elsewhere",))) as lost, pytest.raises(RegistryRefuses):
+    with (
+        RegistryClient(RegistryOptions(url=(f"{schema_registry.url}/elsewhere",))) as lost,
+        pytest.raises(RegistryRefuses),
+    ):
         lost.id_of(UUID(int=1))
 
 
 @pytest.mark.parametrize("subject", ["real-nobody", "../../x", "a/b", "ä b?#%", "x" * 3000])
-def test_a_real_registry_says_that_a_referent_is_not_there(real: Client, subject: str) -> None:
+def test_a_real_registry_says_that_a_referent_is_not_there(real: RegistryClient, subject: str) -> None:
     with pytest.raises(NotFound):
         real.version(subject, 1)
 
 
 @pytest.mark.parametrize("size", [1000, pytest.param(10_000_000, marks=pytest.mark.slow)])
-def test_a_real_registry_takes_hostile_names_and_large_schemas(real: Client, tmp_path: Path, size: int) -> None:
+def test_a_real_registry_takes_hostile_names_and_large_schemas(real: RegistryClient, tmp_path: Path, size: int) -> None:
     real.register("real-x", "PROTOBUF", PLAYER)
     text = f"{PROTO} // {'x' * size}"
     number = real.register("a/../b?", "PROTOBUF", text, [Reference("../../x", "real-x", 1)])
 
-    found = Schemas(real, Folder(tmp_path / "schemas")).closed([number])[number]
+    found = SchemaResolver(real, FolderMemory(tmp_path / "schemas")).resolved([number])[number]
 
     subjects = (("a/../b?", real.versions("a/../b?")[-1]),)
     references = (Reference("../../x", "real-x", 1),)
-    assert found == Closed(Registered(number, "PROTOBUF", text, references, subjects), {"../../x": PLAYER})
+    assert found == ResolvedSchema(
+        RegisteredSchema(number, "PROTOBUF", text, references, subjects), {"../../x": PLAYER}
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["schemas"]
 
 
 def test_ids_of_a_real_registry_outlive_it_and_its_subjects(
-    schema_registry: EmbeddedRegistry, real: Client, tmp_path: Path
+    schema_registry: EmbeddedRegistry, real: RegistryClient, tmp_path: Path
 ) -> None:
     """The first URL, the name of a registry, is one where nobody answers: alone, it is a registry that is down."""
     with FaultyRegistry() as gone:
         nobody = gone.url
     numbers = [real.register("real-outlived", "PROTOBUF", PLAYER.replace("id", f"id{index}")) for index in range(3)]
-    with Client(Registry(url=(nobody, schema_registry.url))) as client:
-        schemas = Schemas(client, Folder(tmp_path))
+    with RegistryClient(RegistryOptions(url=(nobody, schema_registry.url))) as client:
+        schemas = SchemaResolver(client, FolderMemory(tmp_path))
         assert schemas.poll(["real-outlived", "real-never"]) == set(numbers)
-        before = schemas.closed(numbers)
+        before = schemas.resolved(numbers)
         requests.delete(f"{schema_registry.url}/subjects/real-outlived", timeout=30).raise_for_status()
         assert schemas.poll(["real-outlived"]) == frozenset()
 
-    with Client(Registry(url=(nobody,), attempts=1)) as client:
-        schemas = Schemas(client, Folder(tmp_path))
-        assert schemas.closed(numbers) == before
+    with RegistryClient(RegistryOptions(url=(nobody,), attempts=1)) as client:
+        schemas = SchemaResolver(client, FolderMemory(tmp_path))
+        assert schemas.resolved(numbers) == before
         with pytest.raises(RegistryAway):
-            schemas.closed([max(numbers) + 1])
+            schemas.resolved([max(numbers) + 1])
 
 
-def test_a_real_registry_refuses_an_incompatible_schema_once_told_to(real: Client) -> None:
+def test_a_real_registry_refuses_an_incompatible_schema_once_told_to(real: RegistryClient) -> None:
     real.register("real-strict", "PROTOBUF", PROTO)
     real.set_compatibility("real-strict", "FULL_TRANSITIVE")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from router_schemas.registry_client import login
-from router_schemas.registry_options import Registry, RegistryAway, RegistryRefuses
+from router_schemas.registry_options import RegistryAway, RegistryOptions, RegistryRefuses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ WITH_SECRETS: list[dict[str, Any]] = [
 
 
 class Decoder(BaseModel):
-    registry: Registry | None = None
+    registry: RegistryOptions | None = None
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_bare_url_is_enough(given: Any, urls: tuple[str, ...]) -> None:
 )
 def test_options_that_cannot_work_are_refused_without_their_secrets(options: dict[str, Any], word: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        Registry(**{"url": URL, **options})
+        RegistryOptions(**{"url": URL, **options})
 
     assert word in str(caught.value)
     assert HUSH not in str(caught.value)
@@ -91,7 +91,7 @@ def test_options_that_cannot_work_are_refused_without_their_secrets(options: dic
 @pytest.mark.parametrize("options", WITH_SECRETS, ids=str)
 def test_no_secret_is_seen_or_travels(options: dict[str, Any]) -> None:
     """A plan, a log line, a manifest and a task must not carry what opens the registry."""
-    registry = Registry(url=(URL,), **options)
+    registry = RegistryOptions(url=(URL,), **options)
     travelled = pickle.dumps(registry)
 
     shown = f"{registry!r} {registry} {registry.model_dump()} {registry.model_dump_json()} {login(registry)!r}"
@@ -104,7 +104,7 @@ def test_no_secret_is_seen_or_travels(options: dict[str, Any]) -> None:
 
 @given(st.text(min_size=1))
 def test_any_password_is_taken_as_it_is(password: str) -> None:
-    registry = Registry(url=(URL,), basic={"user": "router", "password": password})
+    registry = RegistryOptions(url=(URL,), basic={"user": "router", "password": password})
 
     assert registry.basic is not None
     assert registry.basic.password.get_secret_value() == password
@@ -112,7 +112,7 @@ def test_any_password_is_taken_as_it_is(password: str) -> None:
 
 
 def test_files_are_looked_for_beside_the_configuration(tmp_path: Path) -> None:
-    registry = Registry(url=(URL,), certificate="me.pem", ca="/etc/ssl/ca.pem")
+    registry = RegistryOptions(url=(URL,), certificate="me.pem", ca="/etc/ssl/ca.pem")
 
     found = registry.beside(tmp_path)
 
@@ -120,14 +120,14 @@ def test_files_are_looked_for_beside_the_configuration(tmp_path: Path) -> None:
 
 
 def test_a_server_is_verified_unless_the_option_that_says_so_is_set() -> None:
-    assert Registry(url=(URL,)).verify is True
-    assert Registry(url=(URL,), ca="ca.pem").verify == "ca.pem"
-    assert Registry(url=(URL,), insecure_skip_tls_verification=True).verify is False
+    assert RegistryOptions(url=(URL,)).verify is True
+    assert RegistryOptions(url=(URL,), ca="ca.pem").verify == "ca.pem"
+    assert RegistryOptions(url=(URL,), insecure_skip_tls_verification=True).verify is False
 
 
 def test_editors_offer_the_options_with_their_meaning() -> None:
     definitions = Decoder.model_json_schema()["$defs"]
-    text, several, options = definitions["Registry"]["anyOf"]
+    text, several, options = definitions["RegistryOptions"]["anyOf"]
 
     assert (text["type"], several["type"]) == ("string", "array")
     assert {"type": "string"} in options["properties"]["url"]["anyOf"]

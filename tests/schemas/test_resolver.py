@@ -7,18 +7,22 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router_schemas.model import Closed, Registered
-from router_schemas.registry_client import Client
-from router_schemas.registry_options import Registry, RegistryAway, RegistryRefuses
-from router_schemas.resolver import DEEPEST, MOST_IMPORTS, Schemas
-from router_schemas.schema_cache import AT_ONCE, HOLD, PAUSES, Folder, Memory, Unknown
+from router_schemas.model import RegisteredSchema, ResolvedSchema
+from router_schemas.registry_client import RegistryClient
+from router_schemas.registry_options import RegistryAway, RegistryOptions, RegistryRefuses
+from router_schemas.resolver import DEEPEST, MOST_IMPORTS, SchemaResolver
+from router_schemas.schema_cache import AT_ONCE, HOLD, PAUSES, FolderMemory, Unknown
 from tests.schemas.faulty import FaultyRegistry
+
+if TYPE_CHECKING:
+    from router import Memory
 
 QUICK = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
@@ -46,38 +50,38 @@ def time() -> Time:
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Folder:
-    return Folder(tmp_path / "schemas")
+def memory(tmp_path: Path) -> FolderMemory:
+    return FolderMemory(tmp_path / "schemas")
 
 
-Start = Callable[..., Schemas]
+Start = Callable[..., SchemaResolver]
 
 
 @pytest.fixture
-def start(faulty: FaultyRegistry, time: Time, memory: Folder) -> Iterator[Start]:
+def start(faulty: FaultyRegistry, time: Time, memory: FolderMemory) -> Iterator[Start]:
     """Start as a new process would, with the memory that the last one left."""
-    made: list[Client] = []
+    made: list[RegistryClient] = []
 
-    def start(memory: Memory = memory, url: str = faulty.url) -> Schemas:
-        client = Client(Registry(url=(url,), attempts=2, timeout=30), sleep=lambda seconds: None)
+    def start(memory: Memory = memory, url: str = faulty.url) -> SchemaResolver:
+        client = RegistryClient(RegistryOptions(url=(url,), attempts=2, timeout=30), sleep=lambda seconds: None)
         made.append(client)
-        return Schemas(client, memory, clock=time.clock, sleep=time.sleep)
+        return SchemaResolver(client, memory, clock=time.clock, sleep=time.sleep)
 
     yield start
     for client in made:
         client.close()
 
 
-def closed(schemas: Schemas, number: int) -> Closed:
+def closed(schemas: SchemaResolver, number: int) -> ResolvedSchema:
     """Return a schema that is known."""
-    found = schemas.closed([number])[number]
-    assert isinstance(found, Closed), found
+    found = schemas.resolved([number])[number]
+    assert isinstance(found, ResolvedSchema), found
     return found
 
 
-def unknown(schemas: Schemas, number: int) -> Unknown:
+def unknown(schemas: SchemaResolver, number: int) -> Unknown:
     """Return an id that is of no use."""
-    found = schemas.closed([number])[number]
+    found = schemas.resolved([number])[number]
     assert isinstance(found, Unknown), found
     return found
 
@@ -111,7 +115,7 @@ def test_threads_that_ask_at_once_share_one_answer(faulty: FaultyRegistry, start
 
     def work() -> None:
         gate.wait()
-        found.append(schemas.closed(numbers))
+        found.append(schemas.resolved(numbers))
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
@@ -135,7 +139,7 @@ def test_a_restart_with_the_registry_down_knows_every_id_it_has_seen(faulty: Fau
 
     again = start()
 
-    assert again.closed([number]) == {number: before}
+    assert again.resolved([number]) == {number: before}
     assert list(closed(again, number).imports) == ["../../x", "player.proto"]
     assert again.poll(["event", "player"]) == ids
 
@@ -148,7 +152,7 @@ def test_an_id_never_seen_waits_for_a_registry_that_is_away(faulty: FaultyRegist
     faulty.fails("503")
 
     with pytest.raises(RegistryAway):
-        schemas.closed([known, new])
+        schemas.resolved([known, new])
     assert closed(schemas, known).schema.text == "the event"
     faulty.fails("")
     assert closed(schemas, new).schema.text == "the next event"
@@ -158,7 +162,7 @@ def test_a_registry_that_refuses_stops_the_stream(faulty: FaultyRegistry, start:
     faulty.fails("401")
 
     with pytest.raises(RegistryRefuses):
-        start().closed([1])
+        start().resolved([1])
     with pytest.raises(RegistryRefuses):
         start().poll(["event"])
 
@@ -195,25 +199,25 @@ def test_a_guid_is_resolved_once_and_remembered(faulty: FaultyRegistry, start: S
     number = faulty.book.add("event", "the next event")
     guid = faulty.book.guid(number)
     schemas = start()
-    before = schemas.closed([guid, number])
+    before = schemas.resolved([guid, number])
 
     assert before[guid] == before[number] == closed(schemas, number)
-    schemas.closed([guid])
+    schemas.resolved([guid])
     assert faulty.paths.count(f"/schemas/guids/{guid}/ids") == faulty.paths.count(f"/schemas/ids/{number}") == 1
     faulty.stop()
-    assert start().closed([guid, number]) == before
+    assert start().resolved([guid, number]) == before
 
 
 def test_a_guid_that_is_not_there_is_unknown_for_a_while(faulty: FaultyRegistry, start: Start, time: Time) -> None:
     guid, schemas = UUID(int=7), start()
 
-    found = schemas.closed([guid])[guid]
+    found = schemas.resolved([guid])[guid]
 
     assert isinstance(found, Unknown)
     assert found.reason.startswith(f"the registry does not give schema {guid}: there is none in the context .")
     assert time.pauses == list(PAUSES)
     asked = len(faulty.seen)
-    schemas.closed([guid])
+    schemas.resolved([guid])
     assert len(faulty.seen) == asked
 
 
@@ -223,9 +227,9 @@ def test_a_guid_never_seen_waits_for_a_registry_that_is_away(faulty: FaultyRegis
     faulty.fails("503")
 
     with pytest.raises(RegistryAway):
-        schemas.closed([guid])
+        schemas.resolved([guid])
     faulty.fails("")
-    assert isinstance(schemas.closed([guid])[guid], Closed)
+    assert isinstance(schemas.resolved([guid])[guid], ResolvedSchema)
 
 
 def test_a_poll_that_is_to_wait_says_that_the_registry_is_away(faulty: FaultyRegistry, start: Start) -> None:
@@ -246,7 +250,7 @@ def test_a_schema_registered_just_now_is_found(faulty: FaultyRegistry, start: St
 
 def test_many_unknown_ids_share_one_wait(start: Start, time: Time) -> None:
     """Garbage can look like frames with as many ids as there are rows."""
-    found = start().closed(range(1, 101))
+    found = start().resolved(range(1, 101))
 
     assert all(isinstance(one, Unknown) for one in found.values())
     assert time.pauses == list(PAUSES)
@@ -257,9 +261,11 @@ def test_many_ids_are_asked_for_at_once_but_not_all(faulty: FaultyRegistry, star
     numbers = [faulty.book.add("event", f"event {index}") for index in range(4 * AT_ONCE)]
     faulty.gathering = threading.Barrier(AT_ONCE)  # asked one by one, nobody would be answered
 
-    found = start().closed(numbers)
+    found = start().resolved(numbers)
 
-    assert [one.schema.text for one in found.values() if isinstance(one, Closed)] == [f"event {n}" for n in range(32)]
+    assert [one.schema.text for one in found.values() if isinstance(one, ResolvedSchema)] == [
+        f"event {n}" for n in range(32)
+    ]
     assert max(faulty.at_once) == AT_ONCE
     faulty.gathering = None
     assert start().poll(["event"]) == set(numbers)
@@ -272,9 +278,11 @@ def test_a_shared_referent_is_fetched_once(faulty: FaultyRegistry, start: Start)
     refers = [("player.proto", "player", 1)]
     numbers = [faulty.book.add("event", f"event {index}", references=refers) for index in range(20)]
 
-    found = start().closed(numbers)
+    found = start().resolved(numbers)
 
-    assert all(isinstance(one, Closed) and one.imports == {"player.proto": "the player"} for one in found.values())
+    assert all(
+        isinstance(one, ResolvedSchema) and one.imports == {"player.proto": "the player"} for one in found.values()
+    )
     assert sorted(faulty.paths) == sorted(set(faulty.paths))
 
 
@@ -283,7 +291,7 @@ def test_a_registry_that_goes_away_is_not_asked_for_the_rest(faulty: FaultyRegis
     faulty.fails("503")
 
     with pytest.raises(RegistryAway):
-        start().closed(range(1, 1001))
+        start().resolved(range(1, 1001))
     assert len(faulty.seen) <= 2 * AT_ONCE  # the attempts of those under way
 
 
@@ -297,7 +305,7 @@ def test_the_answer_is_in_the_order_of_the_question(faulty: FaultyRegistry, star
     for index in range(3):
         faulty.book.add("event", f"event {index}")
 
-    assert list(start().closed([3, 9, 1, 3, 2])) == [3, 9, 1, 2]
+    assert list(start().resolved([3, 9, 1, 3, 2])) == [3, 9, 1, 2]
 
 
 def test_a_circle_of_references_is_refused(faulty: FaultyRegistry, start: Start) -> None:
@@ -349,19 +357,19 @@ def test_a_referent_of_a_deleted_subject_is_found(faulty: FaultyRegistry, start:
 
 @pytest.mark.parametrize("subject", ["../../x", "..", "a/b", ""])
 def test_a_name_that_looks_like_a_path_is_only_a_name(
-    faulty: FaultyRegistry, start: Start, memory: Folder, tmp_path: Path, subject: str
+    faulty: FaultyRegistry, start: Start, memory: FolderMemory, tmp_path: Path, subject: str
 ) -> None:
     faulty.book.add("../../x", "x")
     faulty.book.add("a/b", "x")
     number = faulty.book.add("event", "event", references=[("../../x", subject, 1)])
     schemas = start()
 
-    found = schemas.closed([number])[number]
+    found = schemas.resolved([number])[number]
 
     if subject in {"..", ""}:  # no URL can hold them
         assert isinstance(found, Unknown)
     else:
-        assert isinstance(found, Closed)
+        assert isinstance(found, ResolvedSchema)
         assert found.imports == {"../../x": "x"}
         schemas.poll([subject])
         assert all(re.fullmatch(r"(id|subject|guid)-[0-9a-f]{32}\.json", one.name) for one in memory.path.iterdir())
@@ -419,7 +427,9 @@ def test_whatever_refers_to_what_dependencies_come_first(
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff\x00", b"{}", b'{"schema": {"id": 99, "kind": "AVRO", "text": ""}}'])
-def test_a_damaged_file_is_fetched_again(faulty: FaultyRegistry, start: Start, memory: Folder, damage: bytes) -> None:
+def test_a_damaged_file_is_fetched_again(
+    faulty: FaultyRegistry, start: Start, memory: FolderMemory, damage: bytes
+) -> None:
     number = faulty.book.add("event", "the event")
     before = closed(start(), number)
     (file,) = memory.path.iterdir()
@@ -533,10 +543,10 @@ def test_what_is_known_cannot_be_changed(faulty: FaultyRegistry, start: Start) -
     found = closed(start(), faulty.book.add("event", "the event"))
 
     with pytest.raises(AttributeError):
-        found.schema = Registered(1, "AVRO", "other")  # type: ignore[misc]
+        found.schema = RegisteredSchema(1, "AVRO", "other")  # type: ignore[misc]
 
 
-def test_a_crash_while_writing_leaves_no_half_file(memory: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_while_writing_leaves_no_half_file(memory: FolderMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     memory.write("id-1.json", b"old")
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
 

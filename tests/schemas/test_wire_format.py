@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router_schemas.model import KEY_HEADER, VALUE_HEADER
-from router_schemas.wire_format import DEEPEST, FRAMED, NULL, Frames, Key, pack, parse, payloads, prefix
+from router_schemas.wire_format import DEEPEST, FRAMED, NULL, ParsedValues, SchemaKey, pack, parse, payloads, prefix
 
 GUID = uuid.UUID("f3a1b8de-0f2a-4b8e-9d0b-7d5d7a1d7b11").bytes
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -24,7 +24,7 @@ def array(*values: bytes | None) -> pa.BinaryArray:
     return pa.array(values, pa.binary())
 
 
-def key_of(frames: Frames, row: int) -> Key | None:
+def key_of(frames: ParsedValues, row: int) -> SchemaKey | None:
     """Return the key of a row."""
     return frames.keys[frames.groups[row]] if frames.groups[row] >= 0 else None
 
@@ -46,7 +46,7 @@ def test_index_paths_are_those_of_confluents_clients(after: str, path: tuple[int
     """A message read as another one gives wrong values without an error."""
     frames = parse(array(ID + bytes.fromhex(after) + b"payload"), True)
 
-    assert key_of(frames, 0) == Key(7, None, path)
+    assert key_of(frames, 0) == SchemaKey(7, None, path)
     assert payloads(array(ID + bytes.fromhex(after) + b"payload"), frames).to_pylist() == [b"payload"]
 
 
@@ -57,9 +57,9 @@ def test_index_paths_are_those_of_confluents_clients(after: str, path: tuple[int
         (b"\0\0\0\0", "5 bytes"),
         (b"{}{}{}", "magic"),
         (b"\0\xff\xff\xff\xff\0", "negative"),
-        (ID, "within the index path"),
-        (ID + b"\x04\x00", "within the index path"),
-        (ID + b"\x80", "within the index path"),
+        (ID, "within the message index"),
+        (ID + b"\x04\x00", "within the message index"),
+        (ID + b"\x80", "within the message index"),
         (ID + b"\x01\x00", "negative or too large"),
         (ID + b"\x02\x01", "negative or too large"),
         (ID + b"\x02\xff\xff\xff\xff\xff\x01", "negative or too large"),
@@ -89,7 +89,7 @@ def test_avro_and_json_have_no_index_path() -> None:
 
     frames = parse(values, {8})
 
-    assert [key_of(frames, row) for row in range(3)] == [Key(7), Key(8, None, (1,)), Key(7)]
+    assert [key_of(frames, row) for row in range(3)] == [SchemaKey(7), SchemaKey(8, None, (1,)), SchemaKey(7)]
     assert payloads(values, frames).to_pylist() == [b"\x02abc", b"xyz", b""]
     assert payloads(values, parse(values, False)).to_pylist() == [b"\x02abc", b"\x02\x02xyz", b""]
 
@@ -122,7 +122,14 @@ def test_the_guid_in_a_header_goes_before_the_prefix() -> None:
     frames = parse(values, True, headers)
 
     found = [key_of(frames, row) for row in range(6)]
-    assert found == [Key(None, GUID, (0,)), Key(7, None, (0,)), Key(7, None, (0,)), Key(None, GUID, (0, 1)), None, None]
+    assert found == [
+        SchemaKey(None, GUID, (0,)),
+        SchemaKey(7, None, (0,)),
+        SchemaKey(7, None, (0,)),
+        SchemaKey(None, GUID, (0, 1)),
+        None,
+        None,
+    ]
     assert payloads(values, frames).to_pylist() == [b"\0\0\0\0\x07\0a", b"a", b"a", b"", None, None]
     assert frames.status[4] == NULL
 
@@ -144,10 +151,10 @@ def test_an_index_path_in_a_header_can_be_cut_off_too() -> None:
 
     frames = parse(array(b"a", b"b"), True, headers)
 
-    assert frames.reasons.to_pylist()[0] == "frame: the bytes end within the index path of the message"
-    assert key_of(frames, 1) == Key(None, GUID, (0,))
-    assert key_of(parse(array(b"a", b"b"), {GUID}, headers), 1) == Key(None, GUID, (0,))
-    assert key_of(parse(array(b"a", b"b"), {7}, headers), 1) == Key(None, GUID)
+    assert frames.reasons.to_pylist()[0] == "frame: the bytes end within the message index of the message"
+    assert key_of(frames, 1) == SchemaKey(None, GUID, (0,))
+    assert key_of(parse(array(b"a", b"b"), {GUID}, headers), 1) == SchemaKey(None, GUID, (0,))
+    assert key_of(parse(array(b"a", b"b"), {7}, headers), 1) == SchemaKey(None, GUID)
 
 
 ROWS = (
@@ -193,7 +200,7 @@ def test_what_is_packed_is_parsed(number: int, path: tuple[int, ...] | None, pay
 
     frames = parse(value, path is not None)
 
-    assert key_of(frames, 0) == Key(number, None, path)
+    assert key_of(frames, 0) == SchemaKey(number, None, path)
     assert payloads(value, frames).to_pylist() == [payload]
 
 

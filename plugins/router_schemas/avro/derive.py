@@ -41,7 +41,7 @@ from router_schemas.avro.parser import parse
 from router_schemas.avro.spark_types import mapped
 
 if TYPE_CHECKING:
-    from router_schemas.model import Closed
+    from router_schemas.model import ResolvedSchema
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN: dict[type[T.DataType], Primitive] = {
@@ -69,7 +69,7 @@ def derived(columns: T.StructType, name: str) -> AvroSchema:
     return AvroSchema(_record(columns, name, "", types), types)
 
 
-def known(closed: Closed) -> AvroSchema | None:
+def known(closed: ResolvedSchema) -> AvroSchema | None:
     """Return the schema of a version that this module could have written; None for one that it could not.
 
     Whatever else somebody declared (a field without null, a default, a text for people) would be lost on the way.

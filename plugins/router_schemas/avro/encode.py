@@ -113,9 +113,9 @@ def _encoder(schema: AvroSchema) -> Callable[[Any], bytes]:
     return encode
 
 
-def _symbol(place: int) -> str:
-    """Return how fastavro is told the symbol at a place: it refuses letters that Avro's Java library takes."""
-    return f"s{place}"
+def _symbol(position: int) -> str:
+    """Return the name of a symbol for fastavro, by its position: it refuses letters that Avro's Java library takes."""
+    return f"s{position}"
 
 
 class _Columns:
@@ -306,7 +306,7 @@ def _decimal_or_bytes(logical: Logical, column: T.DataType, blobs: Values) -> Va
 
 
 def _holds(logical: Logical, column: T.DecimalType) -> bool:
-    """Say whether a decimal of the schema has no fewer digits before and after the point than a column."""
+    """Return whether a decimal of the schema has no fewer digits before and after the point than a column."""
     more = logical.scale - column.scale
     return more >= 0 and logical.precision - column.precision >= more
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pyspark.sql import types as T
 
 from router import StartError
-from router_schemas.avro.merge import Writer, merge
+from router_schemas.avro.merge import RecordVersion, merge
 from router_schemas.avro.model import (
     MARKER,
     AvroField,
@@ -49,39 +49,39 @@ from router_schemas.avro.model import (
 from router_schemas.avro.parser import parse, parse_text
 from router_schemas.avro.spark_types import mapped
 from router_schemas.library import HOLD, Library, RegistryLibrary
-from router_schemas.model import VALUE_HEADER, Origin, Place, Written, check_free, refusals
+from router_schemas.model import VALUE_HEADER, SchemaInfo, SchemaOrigin, WriterSchema, check_free, refusals
 from router_schemas.wire_format import frame_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
-    from router_schemas.avro.merge import Merged
-    from router_schemas.model import Closed, Kind, Taken
+    from router_schemas.avro.merge import MergedRecord
+    from router_schemas.model import Kind, ResolvedSchema, Taken
 
 
 Frame = Literal["confluent", "none", "single_object"]
 
 
 @dataclass(frozen=True)
-class Use:
-    """Be one schema that records were written with; `name` is the full name of its record."""
+class RecordUse:
+    """A schema that records were written with; `name` is the full name of its record."""
 
-    origin: Origin
+    origin: SchemaOrigin
     schema: AvroSchema
     name: str
 
     @staticmethod
-    def of(origin: Origin, schema: AvroSchema) -> Use:
+    def of(origin: SchemaOrigin, schema: AvroSchema) -> RecordUse:
         """Return the use of a schema; raise ValueError for one that is no record."""
         if not isinstance(schema.root, Ref):
             raise ValueError("it is no record, and an event has fields; wrap it in one")
-        return Use(origin, schema, schema.root.name)
+        return RecordUse(origin, schema, schema.root.name)
 
 
 @dataclass(frozen=True)
-class Record:
-    """Be one record: `reader` is the text of its reader's schema, `writers` those by frame, `struct` what is read."""
+class RecordReader:
+    """How one record is read: the text of its reader's schema, those of its writers by frame, and the columns."""
 
     reader: str
     writers: dict[bytes, str]
@@ -90,15 +90,15 @@ class Record:
 
 @dataclass(frozen=True)
 class Records:
-    """Say how values are read. `written` is by frame: the bytes before a value, or those in its `header`.
+    """How values are read. `written` is by frame: the bytes before a value, or those in its `header`.
 
     `only` names the file whose schema reads all values, whatever their ids and GUIDs (the frame is then b""); it is
     empty where these count, and a frame that is not known is wanted.
     """
 
     event: T.StructType
-    records: tuple[Record, ...] = ()
-    written: dict[bytes, Written] = field(default_factory=dict)
+    records: tuple[RecordReader, ...] = ()
+    written: dict[bytes, SchemaInfo] = field(default_factory=dict)
     frame: Frame = "confluent"
     header: str = VALUE_HEADER
     only: str = ""
@@ -106,10 +106,10 @@ class Records:
     """Field of the event -> the record and version that brought it."""
 
 
-def records_of(uses: Mapping[bytes, Use], reasons: Mapping[bytes, str], taken: Taken | None = None) -> Records:
+def records_of(uses: Mapping[bytes, RecordUse], reasons: Mapping[bytes, str], taken: Taken | None = None) -> Records:
     """Return one reader's schema per record; versions that do not fit the oldest, or what is `taken`, are refused."""
-    made = _Making({frame: Written(reason=reason) for frame, reason in reasons.items()}, taken or {})
-    names: dict[str, dict[bytes, Use]] = {}
+    made = _Making({frame: SchemaInfo(reason=reason) for frame, reason in reasons.items()}, taken or {})
+    names: dict[str, dict[bytes, RecordUse]] = {}
     for frame in sorted(uses, key=lambda frame: uses[frame].origin.age):
         names.setdefault(uses[frame].name, {})[frame] = uses[frame]
     for name, found in names.items():
@@ -121,18 +121,18 @@ def records_of(uses: Mapping[bytes, Use], reasons: Mapping[bytes, str], taken: T
 
 @dataclass
 class _Making:
-    """Collect records. `types`: field -> its type and what brought it; `taken` are those of other formats."""
+    """Records in the making. `types`: field -> its type and what brought it; `taken` are those of other formats."""
 
-    written: dict[bytes, Written]
+    written: dict[bytes, SchemaInfo]
     taken: Taken
-    records: list[Record] = field(default_factory=list)
+    records: list[RecordReader] = field(default_factory=list)
     types: dict[str, tuple[T.DataType, str]] = field(default_factory=dict)
 
-    def add(self, name: str, uses: dict[bytes, Use]) -> None:
+    def add(self, name: str, uses: dict[bytes, RecordUse]) -> None:
         """Add the versions of a record."""
         versions = {use.origin.label: use.schema for use in uses.values()}
-        merged = merge([Writer(label, schema) for label, schema in versions.items()])
-        refused = refusals(merged.findings)
+        merged = merge([RecordVersion(label, schema) for label, schema in versions.items()])
+        refused = refusals(merged.conflicts)
         reasons = {frame: self.written[frame].reason for frame in uses if frame in self.written}
         reasons |= {frame: refused[use.origin.label] for frame, use in uses.items() if use.origin.label in refused}
         fits = {frame: use.schema for frame, use in uses.items() if frame not in reasons}
@@ -142,9 +142,9 @@ class _Making:
         except ValueError as fault:
             reasons |= {frame: f"{name} of {uses[frame].origin.label} cannot be decoded: {fault}" for frame in fits}
         for frame, use in uses.items():
-            self.written[frame] = Written.of(use.origin, name, reasons.get(frame))
+            self.written[frame] = SchemaInfo.of(use.origin, name, reasons.get(frame))
 
-    def take(self, name: str, merged: Merged, writers: dict[bytes, AvroSchema], newest: str) -> None:
+    def take(self, name: str, merged: MergedRecord, writers: dict[bytes, AvroSchema], newest: str) -> None:
         """Add a record; raise ValueError where Spark cannot read it, or a field has another type in another record."""
         found = mapped(merged.reader)
         for one in found.struct:
@@ -154,7 +154,7 @@ class _Making:
                 raise ValueError(f"its field {one.name} is {types}; no column holds both")
         check_free(found.struct, self.taken)
         texts = {frame: writer_text(schema, found.reader) for frame, schema in writers.items()}
-        self.records.append(Record(reader_text(found.reader), texts, found.struct))
+        self.records.append(RecordReader(reader_text(found.reader), texts, found.struct))
         label = f"{name} of {newest}"
         self.types.update({one.name: (one.dataType, label) for one in found.struct if one.name not in self.types})
 
@@ -164,27 +164,27 @@ FINGERPRINT = "fingerprint "
 
 
 @dataclass
-class Writers(RegistryLibrary[Use, Records]):
-    """Know schemas of a registry, by ids and GUIDs."""
+class Writers(RegistryLibrary[RecordUse, Records]):
+    """Avro schemas of a registry that records were written with, by ids and GUIDs."""
 
     kind: ClassVar[Kind] = "AVRO"
 
     header: str = VALUE_HEADER
 
-    def use(self, place: Place, closed: Closed) -> Use:
-        """Return the schema at a place."""
-        return Use.of(Origin.of(closed), parse(closed))
+    def use(self, writer: WriterSchema, closed: ResolvedSchema) -> RecordUse:
+        """Return the use of a writer's schema."""
+        return RecordUse.of(SchemaOrigin.of(closed), parse(closed))
 
     def make(self) -> Records:
         """Return one reader's schema per record, and the schema of every frame."""
-        uses = {frame_of(Place.of(place)): use for place, use in self.uses.items()}
-        reasons = {frame_of(Place.of(place)): reason for place, reason in self.reasons.items()}
+        uses = {frame_of(WriterSchema.of(writer)): use for writer, use in self.uses.items()}
+        reasons = {frame_of(WriterSchema.of(writer)): reason for writer, reason in self.reasons.items()}
         return replace(records_of(uses, reasons, self.taken), header=self.header)
 
 
 @dataclass
 class SingleObjects(Writers):
-    """Know schemas of subjects by their fingerprints, which a registry cannot be asked for."""
+    """Avro schemas of subjects by their fingerprints, which a registry cannot be asked for."""
 
     keep: str = "objects"
 
@@ -200,25 +200,25 @@ class SingleObjects(Writers):
 
     def make(self) -> Records:
         """Return one reader's schema per record, and the schema of every fingerprint."""
-        uses: dict[bytes, Use] = {}
+        uses: dict[bytes, RecordUse] = {}
         unknown = {text: reason for text, (reason, _) in self.unknown.items() if text.startswith(FINGERPRINT)}
         reasons = {_fingerprinted(text): reason for text, reason in unknown.items()}
         for use in sorted(self.uses.values(), key=lambda use: use.origin.age):
             header = single_object_header(use.schema)
             older = uses.setdefault(header, use)
             # a fingerprint does not tell logical types, so it may be that of two schemas that mean different things
-            both = merge([Writer(one.origin.label, one.schema) for one in (older, use)])
-            if both.findings:
-                reasons[header] = f"{both.findings[0]}; both have one fingerprint"
+            both = merge([RecordVersion(one.origin.label, one.schema) for one in (older, use)])
+            if both.conflicts:
+                reasons[header] = f"{both.conflicts[0]}; both have one fingerprint"
         return replace(records_of(uses, reasons), frame="single_object")
 
 
 class OneSchema(Library[Records]):
-    """Know the schema of a file, whatever the schema that a frame names."""
+    """The schema of a file, which reads all values, whatever schema a value names."""
 
     def __init__(self, path: Path, frame: Frame, header: str = VALUE_HEADER) -> None:
         try:
-            use = Use.of(Origin(path.name), parse_text(path.read_text(encoding="utf-8")))
+            use = RecordUse.of(SchemaOrigin(path.name), parse_text(path.read_text(encoding="utf-8")))
         except OSError as error:
             what = f"{error.strerror}; it is looked for in the configuration's folder"
             raise StartError(f"schema file {path}: {what}") from error
@@ -232,7 +232,7 @@ class OneSchema(Library[Records]):
 
     @property
     def empty(self) -> bool:
-        """Say that the schema is known."""
+        """Return that the schema is known."""
         return False
 
     def refreshed(self, wanted: Iterable[str] = ()) -> Records:

@@ -18,7 +18,7 @@
 
 A type is the same in two versions when the full name is, the name without namespace in the same place, or an alias
 says so (specification, "Schema Resolution" and "Aliases"). The result holds every former name as alias, so it reads
-the writers' schemas as they are. A column is never decoded into a wrong value: what cannot be merged is a finding."""
+the writers' schemas as they are. A column is never decoded into a wrong value: what cannot be merged is a conflict."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from router_schemas.avro.model import (
     renamed,
     words,
 )
-from router_schemas.model import Incompatible
+from router_schemas.model import SchemaConflict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,45 +57,45 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class Writer:
-    """Be one version: its schema, and the label that findings call it by, such as "id 7 version 2"."""
+class RecordVersion:
+    """A version of a record: its schema, and the label that conflicts call it by, such as "id 7 version 2"."""
 
     label: str
     schema: AvroSchema
 
 
 @dataclass(frozen=True)
-class Merged:
-    """Be the reader's schema of the versions in `labels`; `findings` say why the other versions are not among them."""
+class MergedRecord:
+    """The reader's schema of the versions in `labels`; `conflicts` say why the other versions are not among them."""
 
     reader: AvroSchema
     labels: tuple[str, ...]
-    findings: tuple[Incompatible, ...] = ()
+    conflicts: tuple[SchemaConflict, ...] = ()
 
 
-def merge(writers: Sequence[Writer]) -> Merged:
+def merge(writers: Sequence[RecordVersion]) -> MergedRecord:
     """Merge the versions of one record, oldest first; raise ValueError when there is none.
 
-    A version that does not go with those before it is left out with all its findings. The versions left out can be
+    A version that does not go with those before it is left out with all its conflicts. The versions left out can be
     merged with each other: they are another class, and need another reader.
     """
     if not writers:
         raise ValueError("there is no schema to merge; give at least one version")
-    state, labels, findings = _State(), [], list[Incompatible]()
+    state, labels, conflicts = _State(), [], list[SchemaConflict]()
     for writer in writers:
         fold = _Fold(state, writer)
         after = fold.state()
-        if fold.findings:
-            findings += fold.findings
+        if fold.conflicts:
+            conflicts += fold.conflicts
         else:
             state = after
             labels.append(writer.label)
-    return Merged(state.published(), tuple(labels), tuple(findings))
+    return MergedRecord(state.published(), tuple(labels), tuple(conflicts))
 
 
 @dataclass(frozen=True)
 class _State:
-    """Be what was merged so far.
+    """The outcome of merging the versions so far.
 
     `types` are by keys that no renaming changes, and references are to these keys; `keys` has every name that a type
     ever had. `origins` names the version that last shaped a field.
@@ -117,7 +117,7 @@ class _State:
 
 @dataclass(frozen=True)
 class _Place:
-    """Be where two types meet, and which version shaped what is there."""
+    """A place where two types meet, and the version that shaped what is there."""
 
     path: str
     origin: str
@@ -127,15 +127,15 @@ class _Place:
 
 
 class _Fold:
-    """Merge one version into what there is; the outcome counts only without findings."""
+    """The merge of one version into the state; its outcome counts only without conflicts."""
 
-    def __init__(self, before: _State, writer: Writer) -> None:
+    def __init__(self, before: _State, writer: RecordVersion) -> None:
         self.before, self.label, self.come = before, writer.label, writer.schema
         self.types, self.keys = dict(before.types or {}), dict(before.keys or {})
         self.origins = dict(before.origins or {("", ""): writer.label})
         self.pairs: dict[str, str] = {}  # this version's names -> keys
         self.taken: set[str] = set()  # keys that a name of this version has
-        self.findings: list[Incompatible] = []
+        self.conflicts: list[SchemaConflict] = []
 
     def state(self) -> _State:
         """Return what there is afterwards."""
@@ -151,7 +151,7 @@ class _Fold:
 
     def refuse(self, at: _Place, what: str) -> None:
         """Note what keeps this version from being merged."""
-        self.findings.append(Incompatible(at.path.removeprefix("."), at.origin, self.label, what))
+        self.conflicts.append(SchemaConflict(at.path.removeprefix("."), at.origin, self.label, what))
 
     def merged(self, have: Type, come: Type, at: _Place) -> Type:
         """Return the type that reads what both wrote."""
@@ -198,7 +198,7 @@ class _Fold:
         return tuple(branches)
 
     def corresponds(self, have: Type, come: Type) -> bool:
-        """Say whether two branches of unions are the same branch."""
+        """Return whether two branches of unions are the same branch."""
         if isinstance(have, Primitive) and isinstance(come, Primitive):
             return have.name == come.name
         if isinstance(have, Ref) and isinstance(come, Ref):
@@ -302,7 +302,7 @@ def _renamed_inside(definition: Definition, names: dict[str, str]) -> Definition
 
 
 def _same_type(have: Definition, come: Definition) -> bool:
-    """Say whether a type under a name not seen before is another version of one that there is.
+    """Return whether a type under a name not seen before is another version of one that there is.
 
     Avro's rule ("Schema Resolution"): the name without its namespace, or an alias.
     """

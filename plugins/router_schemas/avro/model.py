@@ -24,7 +24,7 @@ MAX_DEPTH = 100
 
 @dataclass(frozen=True)
 class Logical:
-    """Be what a value means beyond its type; `precision` and `scale` are those of a decimal."""
+    """A logical type: what a value means beyond its type; `precision` and `scale` are those of a decimal."""
 
     name: str
     precision: int = 0
@@ -36,7 +36,7 @@ class Logical:
 
 @dataclass(frozen=True)
 class Primitive:
-    """Be one of the eight primitive types, under Avro's name for it."""
+    """One of the eight primitive types, under Avro's name for it."""
 
     name: str
     logical: Logical | None = None
@@ -44,28 +44,28 @@ class Primitive:
 
 @dataclass(frozen=True)
 class Array:
-    """Be an array."""
+    """An array."""
 
     items: Type
 
 
 @dataclass(frozen=True)
 class MapOf:
-    """Be a map; its keys are strings."""
+    """A map; its keys are strings."""
 
     values: Type
 
 
 @dataclass(frozen=True)
 class Union:
-    """Be a union."""
+    """A union."""
 
     branches: tuple[Type, ...]
 
 
 @dataclass(frozen=True)
 class Ref:
-    """Stand for the record, enum or fixed of that full name."""
+    """A reference to the record, enum or fixed of that full name."""
 
     name: str
 
@@ -75,7 +75,7 @@ Type: TypeAlias = Primitive | Array | MapOf | Union | Ref
 
 @dataclass(frozen=True)
 class AvroField:
-    """Be a field of a record. Defaults are not kept: they matter to readers, and the reader is made by merge."""
+    """A field of a record. Defaults are not kept: they matter to readers, and the reader is made by merge."""
 
     name: str
     type: Type
@@ -84,7 +84,7 @@ class AvroField:
 
 @dataclass(frozen=True)
 class AvroRecord:
-    """Be a record; `name` and `aliases` are full names."""
+    """A record; `name` and `aliases` are full names."""
 
     name: str
     fields: tuple[AvroField, ...]
@@ -93,7 +93,7 @@ class AvroRecord:
 
 @dataclass(frozen=True)
 class Enum:
-    """Be an enum; `name` and `aliases` are full names."""
+    """An enum; `name` and `aliases` are full names."""
 
     name: str
     symbols: tuple[str, ...]
@@ -102,7 +102,7 @@ class Enum:
 
 @dataclass(frozen=True)
 class Fixed:
-    """Be so many bytes; `name` and `aliases` are full names."""
+    """A fixed: so many bytes; `name` and `aliases` are full names."""
 
     name: str
     size: int
@@ -116,7 +116,7 @@ NULL = Primitive("null")
 
 @dataclass(frozen=True)
 class AvroSchema:
-    """Be a whole schema: `types` has every named type that `root` leads to, in the order of first use."""
+    """A whole schema: `types` has every named type that `root` leads to, in the order of first use."""
 
     root: Type
     types: Mapping[str, Definition] = field(default_factory=dict)
@@ -188,7 +188,7 @@ def canonical_form(schema: AvroSchema) -> str:
 
 
 class _Writing:
-    """Write one schema; the order of the attributes is that of the canonical form."""
+    """The JSON of one schema; the order of the attributes is that of the canonical form."""
 
     def __init__(self, schema: AvroSchema, canonical: bool = False) -> None:
         self.types = schema.types
@@ -214,7 +214,9 @@ class _Writing:
     def reference(self, name: str, space: str) -> str:
         """Return the name of a type that is defined already."""
         if not self.canonical and space and "." not in name and f"{space}.{name}" in self.types:
-            raise ValueError(f"type {name} has no namespace and cannot be told from {space}.{name}; give it one")
+            raise ValueError(
+                f"type {name} has no namespace and cannot be distinguished from {space}.{name}; give it one"
+            )
         return name
 
     def definition(self, named: Definition, space: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from router_schemas.avro.model import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from router_schemas.model import Closed
+    from router_schemas.model import ResolvedSchema
 
 
 PRIMITIVES = {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}
@@ -52,7 +52,7 @@ MAX_FIXED = 1 << 20
 """Bytes of a fixed: a reader allocates them before it looks at a value, so a larger one would take the memory."""
 
 
-def parse(closed: Closed) -> AvroSchema:
+def parse(closed: ResolvedSchema) -> AvroSchema:
     """Return the schema that a registered text and its imports make; raise ValueError saying where it is wrong."""
     return parse_text(closed.schema.text, closed.imports)
 
@@ -71,7 +71,7 @@ def parse_text(text: str, imports: Mapping[str, str] | None = None) -> AvroSchem
 
 @dataclass(frozen=True)
 class _Place:
-    """Be where a type stands: for messages, for names without a namespace, and to bound the nesting."""
+    """Where a type stands: for messages, for names without a namespace, and to bound the nesting."""
 
     path: str
     space: str = ""
@@ -82,7 +82,7 @@ class _Place:
 
 
 class _Parsing:
-    """Read types one after the other; `types` has what was defined so far."""
+    """A parser of types, one after the other; `types` has what was defined so far."""
 
     def __init__(self) -> None:
         self.types: dict[str, Definition] = {}
@@ -244,7 +244,7 @@ def _full_name(name: str, space: str) -> str:
 
 
 def _is_name(name: str) -> bool:
-    """Say whether Avro takes a name: letters (of any script, as its Java library does), digits, underscores."""
+    """Return whether Avro takes a name: letters (of any script, as its Java library does), digits, underscores."""
     if name.isascii():
         return name.isidentifier()
     letters = [character == "_" or unicodedata.category(character)[0] == "L" for character in name]

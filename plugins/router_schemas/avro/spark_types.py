@@ -74,7 +74,7 @@ MAX_COLUMNS = 20_000
 
 @dataclass(frozen=True)
 class Mapped:
-    """Be the columns of a schema.
+    """The columns of a schema.
 
     `reader` is the schema to give to `from_avro`: `struct` is exactly what it then makes of it. `renamed` has the
     fields whose column is called otherwise, as record.field -> column; `left_out` those without one.
@@ -101,7 +101,7 @@ def mapped(reader: AvroSchema) -> Mapped:
 
 @dataclass(frozen=True)
 class _Found:
-    """Be the type for the reader, its Spark type, how many fields that has at all levels, and how many levels."""
+    """A type for the reader, its Spark type, how many fields that has at all levels, and how many levels."""
 
     type: Type
     column: T.DataType
@@ -110,7 +110,7 @@ class _Found:
 
 
 class _Mapping:
-    """Map the types of one schema; a named type is mapped once, however often it is used."""
+    """The mapping of one schema's types; a named type is mapped once, however often it is used."""
 
     def __init__(self, reader: AvroSchema) -> None:
         self.reader = reader
@@ -197,7 +197,7 @@ class _Mapping:
 
 
 def _array(items: Type) -> Array:
-    """Return an array as Spark can be told to read it.
+    """Return an array in a form that Spark reads right.
 
     Avro 1.12.0, which Spark 4.0 comes with, keeps the items of an array of doubles as floats (AVRO-4108, run): 0.1
     comes out as 0.10000000149011612, 1e95 as infinity. Arrays of doubles that may be null are right, as all others.

@@ -7,7 +7,7 @@ A `$ref` is resolved as JSON Schema core, 8.2 says: against the `$id` of its doc
 known under the name it is registered with, under that name resolved against the schema's `$id`, and under its own
 `$id`. In other places than these a schema is not looked for.
 Every schema has columns, whatever it allows: what no column can hold is its JSON text.
-A schema file that is written for the router may be refused, and its author be told. A registered one is somebody
+A schema file that is written for the router may be refused: its author can change it. A registered one is somebody
 else's, and a refusal would make dead letters of all its records. So to the table of router_decoders.schema_mapping
 come:
 
@@ -36,22 +36,22 @@ from pyspark.sql import types as T
 
 from router_decoders.json_types import check_types
 from router_decoders.schema_mapping import UNIONS, TypeMapping, Untyped, is_null
-from router_schemas.json_schema.merge import Version, merge
+from router_schemas.json_schema.merge import ObjectVersion, merge
 
 if TYPE_CHECKING:
-    from router_schemas.model import Closed
+    from router_schemas.model import ResolvedSchema
 
 
 KEY = "$references"
 MAX_DEPTH = 200
 
 
-def struct_of_registered(closed: Closed) -> T.StructType:
+def struct_of_registered(closed: ResolvedSchema) -> T.StructType:
     """Return the Spark struct of a registered schema; raise ValueError naming the JSON pointer of what has none."""
     return struct_of_text(closed.schema.text, closed.imports)
 
 
-def title_of(closed: Closed) -> str | None:
+def title_of(closed: ResolvedSchema) -> str | None:
     """Return what a schema calls its records: Confluent's clients take its title for the name of a record."""
     document = json.loads(closed.schema.text)
     title = document.get("title") if isinstance(document, Mapping) else None
@@ -123,7 +123,7 @@ def _link(reference: str, base: str, own: str, places: Mapping[str, str]) -> str
 
 
 class _Size:
-    """Count what a document describes with its references written out, and refuse too much before it is built."""
+    """A count of what a document describes with its references written out; too much is refused before it is built."""
 
     def __init__(self, document: object) -> None:
         self.document = document
@@ -192,7 +192,7 @@ TELLING = {"type", "properties", "additionalProperties", "items", "prefixItems",
 
 
 class ColumnMapping(TypeMapping):
-    """Map the places of one document to types of columns."""
+    """The mapping of the places of one document to types of columns."""
 
     def __init__(self, document: object) -> None:
         super().__init__(document)
@@ -237,9 +237,9 @@ def _is_telling(node: Any) -> bool:
 def _one(kinds: list[T.DataType], pointer: str) -> T.DataType:
     """Return the type that holds the values of all."""
     structs = [T.StructType([T.StructField("it", kind)]) for kind in kinds]
-    merged = merge([Version("", struct) for struct in structs or [T.StructType()]])
-    for finding in merged.findings:
-        raise Untyped(f"{pointer}: a column has one type; {finding.field.removeprefix('it.')}: {finding.what}")
+    merged = merge([ObjectVersion("", struct) for struct in structs or [T.StructType()]])
+    for conflict in merged.conflicts:
+        raise Untyped(f"{pointer}: a column has one type; {conflict.field.removeprefix('it.')}: {conflict.what}")
     if not kinds:
         raise Untyped(f"{pointer}: it does not say what the value is")
     return merged.struct["it"].dataType

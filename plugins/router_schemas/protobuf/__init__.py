@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def needed(whose: str) -> Iterator[None]:
-    """Say what to install where an import finds no module, and for whom: raise StartError."""
+    """Raise StartError with what to install where an import finds no module, and for whom."""
     try:
         yield
     except ModuleNotFoundError as error:

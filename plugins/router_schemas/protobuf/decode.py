@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyspark.sql.types import StructType
 
-    from router_schemas.protobuf.merge import Merged
+    from router_schemas.protobuf.merge import MergedMessage
 
     Mask = NDArray[np.bool_] | None
 
@@ -51,8 +51,8 @@ _NATIVE = "the native decoder cannot read it"
 
 
 @dataclass(frozen=True)
-class Reader:
-    """Say how payloads become events: plain data that travels to the executors.
+class MessageReader:
+    """How payloads become events: plain data that travels to the executors.
 
     `message` is the full name for reasons, `descriptors` those of router_schemas.protobuf.merge, `type` the Arrow type
     of the events.
@@ -70,7 +70,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Hold the events of an array of payloads, row by row, and why there is none.
+    """The events of an array of payloads, row by row, and why there is none.
 
     A null payload has neither an event nor a reason. Below a null event the fields hold zeros: read them through the
     event's own nulls (`events.flatten()`). `unknown` counts the events with fields that the reader does not know, at
@@ -82,18 +82,18 @@ class Decoded:
     unknown: int
 
 
-def reader(merged: Merged) -> Reader:
+def reader(merged: MergedMessage) -> MessageReader:
     """Return the reader of merged versions. Runs on the driver.
 
     Raises ValueError where a message has no fields, too many of them, or cannot be read natively.
     """
     machine = _machine(merged.descriptors)
-    found = Reader(merged.message, merged.descriptors, arrow_struct(machine.columns))
+    found = MessageReader(merged.message, merged.descriptors, arrow_struct(machine.columns))
     decode(pa.array([b""], pa.binary()), found)  # what fails for every row shall fail here
     return found
 
 
-def decode(payloads: pa.BinaryArray, reader: Reader, count_unknown: bool = False) -> Decoded:
+def decode(payloads: pa.BinaryArray, reader: MessageReader, count_unknown: bool = False) -> Decoded:
     """Decode payloads into events. Runs on an executor; never raises for what a row holds.
 
     The same bytes always have the same outcome, whatever their neighbours.
@@ -117,7 +117,7 @@ def decode(payloads: pa.BinaryArray, reader: Reader, count_unknown: bool = False
 
 @dataclass(frozen=True)
 class _Machine:
-    """Hold what decodes one message in this process."""
+    """What decodes one message in this process."""
 
     columns: tuple[Column, ...]
     handler: Any

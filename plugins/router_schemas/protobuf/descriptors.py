@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf import descriptor_pb2, descriptor_pool  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from router_schemas.model import Closed, Registered
+from router_schemas.model import RegisteredSchema, ResolvedSchema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,10 +43,10 @@ Sources = dict[str, "str | descriptor_pb2.FileDescriptorProto"]
 
 
 class CompilerError(RuntimeError):
-    """Say that this machine cannot compile a schema, which says nothing about the schema."""
+    """A failure of this machine to compile a schema, which says nothing about the schema."""
 
 
-def descriptors(closed: Closed, timeout: float = 30) -> bytes:
+def descriptors(closed: ResolvedSchema, timeout: float = 30) -> bytes:
     """Return a FileDescriptorSet of a schema with all it imports, dependencies first and the schema last.
 
     Runs on the driver. Raises ValueError for a schema that is wrong, with what is, and CompilerError where this
@@ -74,7 +74,7 @@ def from_file(path: Path, timeout: float = 30) -> bytes:
     if path.suffix == ".proto":
         text = path.read_text(encoding="utf-8")
         imports = imports_below(path.parent, text)
-        return descriptors(Closed(Registered(0, "PROTOBUF", text), imports), timeout)
+        return descriptors(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", text), imports), timeout)
     try:
         given = descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()).file
     except DecodeError:
@@ -225,7 +225,7 @@ def imports_below(folder: Path, text: str) -> dict[str, str]:
 
 
 def name_at(descriptors: bytes, path: Sequence[int]) -> str:
-    """Return the full name of the message at an index path of the last file of a FileDescriptorSet.
+    """Return the full name of the message at a message index of the last file of a FileDescriptorSet.
 
     A map makes a nested message, its entry, which clients count that work on descriptors, and which those do not that
     work on the text. A path is read with entries counted, and without them where it leads nowhere or to an entry.
@@ -234,12 +234,14 @@ def name_at(descriptors: bytes, path: Sequence[int]) -> str:
     file = _main(descriptors)
     found = _walked(file, path, entries=True) or _walked(file, path, entries=False)
     if found is None:
-        raise ValueError(f"{file.name}: no message at index path {list(path)}; a frame names another schema's message")
+        raise ValueError(
+            f"{file.name}: no message at the message index {list(path)}; a frame names another schema's message"
+        )
     return found
 
 
 def path_of(descriptors: bytes, name: str) -> tuple[int, ...]:
-    """Return the index path of a message of the last file, entries counted; raise ValueError where there is none."""
+    """Return the message index of a message of the last file, entries counted; raise ValueError where there is none."""
     file = _main(descriptors)
     for path, found, _ in _nested(file.message_type, file.package):
         if found == name:
@@ -248,13 +250,13 @@ def path_of(descriptors: bytes, name: str) -> tuple[int, ...]:
 
 
 def paths_of(descriptors: bytes, name: str) -> tuple[tuple[int, ...], ...]:
-    """Return the index paths of a message in the file that holds it: with entries counted, and without them."""
+    """Return the message indexes of a message in the file that holds it: with entries counted, and without them."""
     files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
     both = ([*_nested(file.message_type, file.package, (), entries)] for file in files for entries in (True, False))
     return tuple(dict.fromkeys(path for found in both for path, one, _ in found if one == name))
 
 
-def names(descriptors: bytes) -> tuple[str, ...]:
+def message_names(descriptors: bytes) -> tuple[str, ...]:
     """Return the full names of the messages of the last file, the first message first."""
     return _names(_main(descriptors))
 
@@ -323,7 +325,7 @@ def _joined(scope: str, name: str) -> str:
 
 
 def _listed(descriptors: bytes) -> str:
-    known = names(descriptors)
+    known = message_names(descriptors)
     return ", ".join(known[:5]) + (f" and {len(known) - 5} more" if len(known) > 5 else "") or "none"
 
 

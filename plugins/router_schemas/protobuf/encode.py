@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from router_schemas.byte_columns import Pieces, Write
+    from router_schemas.byte_columns import ByteRows, Write
 
 
 _NO_NULL = "it has a null inside, which Protobuf cannot hold"
@@ -46,7 +46,7 @@ def writer(descriptors: bytes, message: str, columns: T.StructType) -> Write:
 
 
 class _Writers:
-    """Make the writers of one message and those inside of it; `path` is that of the column, for messages."""
+    """The writers of one message and those inside of it; `path` is that of the column, for messages."""
 
     def __init__(self, message: Any) -> None:
         self.shape = shape_of(message)
@@ -102,7 +102,7 @@ class _Writers:
     def inside(self, of: str, column: T.DataType, path: str, above: tuple[str, ...]) -> Write | None:
         """Return what writes messages inside of a message, without their length; None where the column is another."""
         if of not in self.shape.messages:
-            return _stand_in(SPECIAL[of], of, column, path)
+            return _special(SPECIAL[of], of, column, path)
         if of in above or len(above) >= DEEPEST:  # such ones are read as their bytes
             message = message_factory.GetMessageClass(self.pool.FindMessageTypeByName(of))
             return _raw(message, path) if isinstance(column, T.BinaryType) else None
@@ -133,7 +133,7 @@ def _oneofs(parts: list[tuple[MessageField, int, Write]]) -> list[list[int]]:
 
 
 def _message(parts: list[tuple[int, Write]], oneofs: list[list[int]], path: str) -> Write:
-    def write(array: pa.Array) -> Pieces:
+    def write(array: pa.Array) -> ByteRows:
         fields = array.flatten()
         for places in oneofs:
             if len(array) and (byte_columns.one_of([fields[place] for place in places]) > 1).any():
@@ -155,7 +155,7 @@ def _repeated(one: MessageField, value: Write, path: str) -> Write:
     wire = _wire_type(one.kind)
     tag = _tag(one.number, LEN)
 
-    def write(array: pa.Array) -> Pieces:
+    def write(array: pa.Array) -> ByteRows:
         written = value(byte_columns.full(byte_columns.elements(array), path, _NO_NULL))
         if wire == LEN:
             written = [tag + each for each in written]
@@ -172,7 +172,7 @@ def _map(one: MessageField, key: Write, value: Write, path: str) -> Write:
     tags = _tag(1, _wire_type(one.key)), _tag(2, _wire_type(one.kind))
     tag = _tag(one.number, LEN)
 
-    def write(array: pa.Array) -> Pieces:
+    def write(array: pa.Array) -> ByteRows:
         keys, items = byte_columns.entries(array)
         values = value(byte_columns.full(items, path, _NO_NULL))
         inside = [tags[0] + a + tags[1] + b for a, b in zip(key(keys), values, strict=True)]
@@ -185,7 +185,7 @@ def _map(one: MessageField, key: Write, value: Write, path: str) -> Write:
 def _raw(message: Any, path: str) -> Write:
     """Return what passes the bytes of a message on, if they are one."""
 
-    def write(array: pa.Array) -> Pieces:
+    def write(array: pa.Array) -> ByteRows:
         found = byte_columns.blobs(array)
         for one in found:
             try:
@@ -219,7 +219,7 @@ _FIXED = {"double": "<f8", "float": "<f4", "sfixed32": "<i4", "sfixed64": "<i8",
 
 
 def _takes(kind: str, column: T.DataType) -> bool:
-    """Say whether a column can be written as a kind: every value, but for those that have no place in it."""
+    """Return whether a column can be written as a kind: every value, but for those that have no place in it."""
     if isinstance(column, T.DecimalType):
         return T.DecimalType in _TAKES[kind] and column.scale == 0
     return isinstance(column, _TAKES[kind])
@@ -247,12 +247,12 @@ def _scalar(kind: str, path: str, names: dict[bytes, int]) -> Write:
     return lambda array: _integers(array, kind, path)
 
 
-def sized(written: Pieces) -> Pieces:
-    """Return pieces with their length in front."""
+def sized(written: ByteRows) -> ByteRows:
+    """Return the bytes of each row with their length in front."""
     return [byte_columns.varint(len(one)) + one for one in written]
 
 
-def _integers(array: pa.Array, kind: str, path: str) -> Pieces:
+def _integers(array: pa.Array, kind: str, path: str) -> ByteRows:
     numbers = _unsigned(array, _BITS[kind], path) if kind in _BITS else byte_columns.whole(array)
     if kind in _FIXED:
         raw, width = numbers.astype(_FIXED[kind]).tobytes(), np.dtype(_FIXED[kind]).itemsize
@@ -300,7 +300,7 @@ _DEEPEST = 90
 """Values within values; google's parsers end at 100 messages, of which a value takes one and an object two."""
 
 
-def _stand_in(kind: str, of: str, column: T.DataType, path: str) -> Write | None:
+def _special(kind: str, of: str, column: T.DataType, path: str) -> Write | None:
     """Return what writes a column as such a message, without its length; None where it does not go with it.
 
     `kind` is what router_schemas.protobuf.model.SPECIAL calls it, `of` the message's full name.
@@ -317,18 +317,18 @@ def _stand_in(kind: str, of: str, column: T.DataType, path: str) -> Write | None
     return lambda array: [b"" if one == zero else tag + one for one in write(array)]
 
 
-def _timestamps(micros: NDArray[np.int64], path: str) -> Pieces:
+def _timestamps(micros: NDArray[np.int64], path: str) -> ByteRows:
     byte_columns.within(micros, *_YEARS_1_TO_9999, path, "the time is outside the years 1 to 9999")
     return _seconds(micros // _SECOND, micros % _SECOND)
 
 
-def _durations(micros: NDArray[np.int64], path: str) -> Pieces:
+def _durations(micros: NDArray[np.int64], path: str) -> ByteRows:
     byte_columns.within(micros, *_TEN_THOUSAND_YEARS, path, "the duration is longer than 10 000 years")
     seconds = np.where(micros < 0, -(-micros // _SECOND), micros // _SECOND)  # both parts have the sign
     return _seconds(seconds, micros - seconds * _SECOND)
 
 
-def _seconds(seconds: NDArray[np.int64], micros: NDArray[np.int64]) -> Pieces:
+def _seconds(seconds: NDArray[np.int64], micros: NDArray[np.int64]) -> ByteRows:
     whole, rest = byte_columns.varints(seconds.view(np.uint64)), byte_columns.varints((micros * 1000).view(np.uint64))
     return [
         (b"" if one == b"\0" else b"\x08" + one) + (b"" if more == b"\0" else b"\x10" + more)

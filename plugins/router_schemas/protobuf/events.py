@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router_schemas.framed_rows import ADDED, Addressed, about, addressed, wanted, why
-from router_schemas.model import LARGEST_ID, VALUE_HEADER, Place
-from router_schemas.protobuf.decode import Reader, decode
+from router_schemas.framed_rows import ADDED, FramedRows, about, framed_rows, wanted, why
+from router_schemas.model import LARGEST_ID, VALUE_HEADER, WriterSchema
+from router_schemas.protobuf.decode import MessageReader, decode
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Written:
-    """Be what a record was written with: a schema and a message in it.
+class MessageInfo:
+    """What a record was written with: a schema and a message in it.
 
     `reader` is the position of what reads it; -1 when nothing does, for the `reason`.
     """
@@ -48,21 +48,21 @@ class Written:
 
 @dataclass(frozen=True)
 class Events:
-    """Say how records become events: plain data that travels to the executors.
+    """How records become events: plain data that travels to the executors.
 
-    `event` is the type of all events; `written` is by place. `header` is the name of the one that may hold a GUID.
-    `only` names the message that is read where ids and GUIDs do not count; empty where they do, and a place that is
-    not known is wanted.
+    `event` is the type of all events; `written` is by the writer's schema. `header` is the name of the record header that
+    may hold a GUID. `only` names the message that is read where ids and GUIDs do not count; empty where they do, and a
+    writer's schema that is not known is wanted.
     """
 
     event: pa.StructType
-    readers: tuple[Reader, ...] = ()
-    written: dict[str, Written] = field(default_factory=dict)
+    readers: tuple[MessageReader, ...] = ()
+    written: dict[str, MessageInfo] = field(default_factory=dict)
     frame: Frame = "confluent"
     header: str = VALUE_HEADER
     only: str = ""
     indexed: bool | frozenset[int | bytes] = True
-    """Which schemas have an index path in their frames: all, or these ids and GUIDs."""
+    """Which schemas have a message index in their frames: all, or these ids and GUIDs."""
     origins: dict[str, str] = field(default_factory=dict)
     """Field of the event -> the message and version that brought it."""
 
@@ -75,29 +75,31 @@ def events(records: pa.RecordBatch, known: Events) -> pa.RecordBatch:
     return read(found_in(records, known), known)
 
 
-def found_in(records: pa.RecordBatch, known: Events) -> Addressed:
+def found_in(records: pa.RecordBatch, known: Events) -> FramedRows:
     """Return what records were written with."""
-    return addressed(records, known.frame, known.header, not known.only, known.indexed)
+    return framed_rows(records, known.frame, known.header, not known.only, known.indexed)
 
 
-def read(found: Addressed, known: Events) -> pa.RecordBatch:
-    """Return what `events` does for records whose places and payloads are found."""
-    places = [known.written.get(place) for place in found.places]
-    made = _read(found, known, places)
-    columns = [made.events, _reasons(found, known, places, made.reasons), wanted(found, places, known.only)]
-    return pa.RecordBatch.from_arrays([*columns, *about(found, places)], names=["event", *ADDED.names])
+def read(found: FramedRows, known: Events) -> pa.RecordBatch:
+    """Return what `events` does for records whose schemas and payloads are found."""
+    infos = [known.written.get(writer) for writer in found.writers]
+    made = _read(found, known, infos)
+    columns = [made.events, _reasons(found, known, infos, made.reasons), wanted(found, infos, known.only)]
+    return pa.RecordBatch.from_arrays([*columns, *about(found, infos)], names=["event", *ADDED.names])
 
 
 @dataclass(frozen=True)
 class _Read:
+    """Decoded events of all rows, and why rows have none."""
+
     events: pa.StructArray
     reasons: dict[int, str]
 
 
-def _read(found: Addressed, known: Events, places: list[Written | None]) -> _Read:
+def _read(found: FramedRows, known: Events, infos: list[MessageInfo | None]) -> _Read:
     """Decode the rows of each reader together, and put them where they were."""
-    readers = np.array([-1 if one is None else one.reader for one in places] + [-1], np.int64)
-    of_row = readers[found.groups]  # a row without a place has the group -1, which is the last of these
+    readers = np.array([-1 if one is None else one.reader for one in infos] + [-1], np.int64)
+    of_row = readers[found.groups]  # a row without a schema has the group -1, which is the last of these
     bodies = found.payloads
     parts: list[pa.StructArray] = []
     order: list[NDArray[np.int64]] = []
@@ -135,9 +137,9 @@ def _widened(part: pa.StructArray, event: pa.StructType) -> pa.StructArray:
     return pa.StructArray.from_arrays(columns, fields=list(event), mask=part.is_null() if part.null_count else None)
 
 
-def _reasons(found: Addressed, known: Events, places: list[Written | None], read: dict[int, str]) -> pa.StringArray:
+def _reasons(found: FramedRows, known: Events, infos: list[MessageInfo | None], read: dict[int, str]) -> pa.StringArray:
     """Return why rows have no event: their frame, their schema, their payload."""
-    reasons = why(found, places, known.only)
+    reasons = why(found, infos, known.only)
     if not read:
         return reasons
     rows = np.array([*read], np.int64)
@@ -148,7 +150,7 @@ def _reasons(found: Addressed, known: Events, places: list[Written | None], read
 
 
 WRAPPED = "wrapped"
-"""What stands before the place of a payload that is wanted, to tell it from that of an outer message."""
+"""What stands before the schema of a payload that is wanted, to tell it from that of an outer message."""
 ANY = pa.struct([("type_url", pa.string()), ("value", pa.binary())])
 _NO_PAYLOAD = "wrapper: there is no payload"
 _NO_NAME = "wrapper: the payload's message is not named"
@@ -157,7 +159,7 @@ _NO_ID = f"wrapper: the payload's schema id is not a number from 0 to {LARGEST_I
 
 @dataclass(frozen=True)
 class Fields:
-    """Say where an outer message has its payload and what tells the message inside: paths of columns, or nothing."""
+    """Where an outer message has its payload, and what names the message inside: paths of columns, or nothing."""
 
     payload: tuple[str, ...]
     name: tuple[str, ...] = ()
@@ -171,7 +173,7 @@ class Fields:
 
 @dataclass(frozen=True)
 class Wrapped:
-    """Say how wrapped records become events: plain data that travels to the executors.
+    """How wrapped records become events: plain data that travels to the executors.
 
     `messages`: for the schema of an outer message, what payloads may call a message -> its full name.
     """
@@ -209,14 +211,14 @@ def type_at(event: pa.DataType, path: tuple[str, ...]) -> pa.DataType | None:
     return event
 
 
-def _inside(found: Addressed, outer: pa.RecordBatch, known: Wrapped) -> Addressed:
+def _inside(found: FramedRows, outer: pa.RecordBatch, known: Wrapped) -> FramedRows:
     """Return the payloads and what they were written with."""
     event, fields = outer.column("event"), known.fields
     missing = [path for path in (fields.payload, fields.name, fields.schema_id) if type_at(event.type, path) is None]
     if missing:
         reasons = pc.coalesce(outer.column("_error"), f"wrapper: the message has no field {'.'.join(missing[0])}")
         none = np.full(len(event), -1, np.int64)
-        return Addressed(pa.nulls(len(event), pa.binary()), none, (), reasons, found.ids)
+        return FramedRows(pa.nulls(len(event), pa.binary()), none, (), reasons, found.ids)
     payload = column_at(event, fields.payload)
     if fields.schema_id:
         named = _by_id(payload, column_at(event, fields.schema_id))
@@ -228,39 +230,39 @@ def _inside(found: Addressed, outer: pa.RecordBatch, known: Wrapped) -> Addresse
     absent = pc.if_else(payload.is_null(), _NO_PAYLOAD, pa.scalar(None, pa.string()))
     reasons = pc.coalesce(outer.column("_error"), absent, named.reasons)
     groups = np.where(np.asarray(reasons.is_null()), named.groups, -1)
-    return Addressed(payload, groups, named.places, reasons, named.ids)
+    return FramedRows(payload, groups, named.writers, reasons, named.ids)
 
 
-def _by_id(payloads: pa.BinaryArray, column: pa.Array) -> Addressed:
+def _by_id(payloads: pa.BinaryArray, column: pa.Array) -> FramedRows:
     """Name payloads by the ids of their schemas."""
     numbers = column.cast(pa.int64())
     fits = pc.and_(pc.greater_equal(numbers, 0), pc.less_equal(numbers, LARGEST_ID)).fill_null(False)
     ids = pc.if_else(fits, numbers, pa.scalar(None, pa.int64())).cast(pa.int32())
     groups, distinct = _coded(ids)
     reasons = pc.if_else(fits, pa.scalar(None, pa.string()), _NO_ID)
-    return Addressed(payloads, groups, tuple(str(Place(number)) for number in distinct), reasons, ids)
+    return FramedRows(payloads, groups, tuple(str(WriterSchema(number)) for number in distinct), reasons, ids)
 
 
-def _by_name(payloads: pa.BinaryArray, names: pa.StringArray, found: Addressed, known: Wrapped) -> Addressed:
+def _by_name(payloads: pa.BinaryArray, names: pa.StringArray, found: FramedRows, known: Wrapped) -> FramedRows:
     """Name payloads by messages of the schema that their outer message is of."""
     codes, distinct = _coded(names)
     known_ones = (codes >= 0) & (found.groups >= 0)
     pairs = np.where(known_ones, found.groups * len(distinct) + codes, -1)
     groups, both = _coded(pa.array(pairs, mask=pairs < 0))
-    schemas = [None if known.outer.only else Place.of(place).schema for place in found.places]
-    told = [_resolved(schemas[pair // len(distinct)], distinct[pair % len(distinct)], known) for pair in both]
-    places = tuple(place for place, _ in told)
-    reasons = pa.array([*(why for _, why in told), _NO_NAME], pa.string()).take(pa.array(groups % (len(told) + 1)))
-    return Addressed(payloads, groups, places, reasons, found.ids)
+    schemas = [None if known.outer.only else WriterSchema.of(writer).schema for writer in found.writers]
+    named = [_resolved(schemas[pair // len(distinct)], distinct[pair % len(distinct)], known) for pair in both]
+    writers = tuple(writer for writer, _ in named)
+    reasons = pa.array([*(why for _, why in named), _NO_NAME], pa.string()).take(pa.array(groups % (len(named) + 1)))
+    return FramedRows(payloads, groups, writers, reasons, found.ids)
 
 
 def _resolved(schema: int | UUID | None, name: str, known: Wrapped) -> tuple[str, str | None]:
-    """Return the place of a message that a payload names, or why there is none."""
+    """Return what a message that a payload names is called, or why there is none."""
     called = name.rpartition("/")[2].removeprefix(".")  # a type URL ends with the name
     message = known.messages.get(schema, {}).get(called)
     if message is not None:
-        return str(Place(schema, message)), None
-    where = "the file" if schema is None else str(Place(schema))
+        return str(WriterSchema(schema, message)), None
+    where = "the file" if schema is None else str(WriterSchema(schema))
     return "", f"wrapper: {where} has no message {called[:100]!r}" if called else _NO_NAME
 
 

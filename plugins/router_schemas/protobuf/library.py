@@ -14,52 +14,52 @@ from uuid import UUID
 import pyarrow as pa
 
 from router import StartError
-from router_schemas.framed_rows import WHOLE, at_path
+from router_schemas.framed_rows import WHOLE, at_index
 from router_schemas.library import Library, RegistryLibrary, keep, remembered
-from router_schemas.model import VALUE_HEADER, Origin, Place, check_free, refusals
-from router_schemas.protobuf.decode import Reader, reader
+from router_schemas.model import VALUE_HEADER, SchemaOrigin, WriterSchema, check_free, refusals
+from router_schemas.protobuf.decode import MessageReader, reader
 from router_schemas.protobuf.descriptors import CompilerError, all_names, descriptors, from_file, name_at, paths_of
-from router_schemas.protobuf.events import ANY, WRAPPED, Events, Wrapped, Written, type_at
-from router_schemas.protobuf.merge import Version, merge
+from router_schemas.protobuf.events import ANY, WRAPPED, Events, MessageInfo, Wrapped, type_at
+from router_schemas.protobuf.merge import MessageVersion, merge
 from router_schemas.protobuf.spark_types import spark_struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from router import Memory
     from router_schemas.framed_rows import Frame
-    from router_schemas.model import Closed, Kind, Taken
+    from router_schemas.model import Kind, ResolvedSchema, Taken
     from router_schemas.protobuf.events import Fields
-    from router_schemas.schema_cache import Memory
 
 
 @dataclass(frozen=True)
-class Use:
-    """Be one message of one schema; `files` is a FileDescriptorSet of the schema with all that it imports."""
+class MessageUse:
+    """A message of one schema; `files` is a FileDescriptorSet of the schema with all that it imports."""
 
-    origin: Origin
+    origin: SchemaOrigin
     files: bytes
     message: str
-    version: Version
+    version: MessageVersion
 
     @staticmethod
-    def of(origin: Origin, files: bytes, message: str) -> Use:
+    def of(origin: SchemaOrigin, files: bytes, message: str) -> MessageUse:
         """Return a message by its full name; raise ValueError for one that is not there or cannot be decoded."""
-        return Use(origin, files, message, Version.of(origin.label, files, message))
+        return MessageUse(origin, files, message, MessageVersion.of(origin.label, files, message))
 
-    def written(self, reader: int, reason: str | None = None) -> Written:
+    def written(self, reader: int, reason: str | None = None) -> MessageInfo:
         """Return what is known of the records of this use."""
-        return Written(reader, self.origin.id, self.origin.version, self.origin.subject, self.message, reason)
+        return MessageInfo(reader, self.origin.id, self.origin.version, self.origin.subject, self.message, reason)
 
 
-def events_of(uses: Mapping[str, Use], reasons: Mapping[str, str], taken: Taken | None = None) -> Events:
-    """Return how the records of places are read, and why those of other places are not; `taken`: by other formats."""
-    made = _Making({place: Written(-1, reason=reason) for place, reason in reasons.items()}, taken or {})
+def events_of(uses: Mapping[str, MessageUse], reasons: Mapping[str, str], taken: Taken | None = None) -> Events:
+    """Return how the records of these schemas are read, and why those of others are not; `taken`: by other formats."""
+    made = _Making({writer: MessageInfo(-1, reason=reason) for writer, reason in reasons.items()}, taken or {})
     messages: dict[str, list[str]] = {}
-    for place in sorted(uses, key=lambda place: uses[place].origin.age):
-        messages.setdefault(uses[place].message, []).append(place)
-    for message, places in messages.items():
-        made.add(message, {place: uses[place] for place in places})
+    for writer in sorted(uses, key=lambda writer: uses[writer].origin.age):
+        messages.setdefault(uses[writer].message, []).append(writer)
+    for message, writers in messages.items():
+        made.add(message, {writer: uses[writer] for writer in writers})
     event = pa.struct([pa.field(name, kind) for name, (kind, _) in made.types.items()])
     origins = {name: label for name, (_, label) in made.types.items()}
     return Events(event, tuple(made.readers), made.written, origins=origins)
@@ -67,14 +67,14 @@ def events_of(uses: Mapping[str, Use], reasons: Mapping[str, str], taken: Taken 
 
 @dataclass
 class _Making:
-    """Collect readers. `types`: field -> its type and what brought it; `taken` are those of other formats."""
+    """Readers in the making. `types`: field -> its type and what brought it; `taken` are those of other formats."""
 
-    written: dict[str, Written]
+    written: dict[str, MessageInfo]
     taken: Taken
-    readers: list[Reader] = field(default_factory=list)
+    readers: list[MessageReader] = field(default_factory=list)
     types: dict[str, tuple[pa.DataType, str]] = field(default_factory=dict)
 
-    def add(self, message: str, uses: dict[str, Use]) -> None:
+    def add(self, message: str, uses: dict[str, MessageUse]) -> None:
         """Merge the versions of a message; those that do not fit the oldest are refused."""
         versions = {use.version.label: use.version for use in uses.values()}
         first, *_ = merge([*versions.values()])
@@ -82,18 +82,18 @@ class _Making:
             self.take(message, reader(first), first.labels[-1])
         except ValueError as fault:
             self.written |= {
-                place: use.written(-1, f"{message} of {use.origin.label} cannot be decoded: {fault}")
-                for place, use in uses.items()
+                writer: use.written(-1, f"{message} of {use.origin.label} cannot be decoded: {fault}")
+                for writer, use in uses.items()
             }
             return
         refused = refusals(first.refused)
-        for place, use in uses.items():
+        for writer, use in uses.items():
             label = use.version.label
             fits = label in first.labels
             why = None if fits else refused.get(label, f"{label} does not fit")
-            self.written[place] = use.written(len(self.readers) - 1 if fits else -1, why)
+            self.written[writer] = use.written(len(self.readers) - 1 if fits else -1, why)
 
-    def take(self, message: str, made: Reader, newest: str) -> None:
+    def take(self, message: str, made: MessageReader, newest: str) -> None:
         """Add a reader; raise ValueError where a field of it has another type in another message."""
         for one in made.type:
             kind, other = self.types.get(one.name, (one.type, message))
@@ -106,37 +106,37 @@ class _Making:
 
 
 @dataclass
-class Messages(RegistryLibrary[Use, Events]):
-    """Know messages of a registry."""
+class Messages(RegistryLibrary[MessageUse, Events]):
+    """Messages of a registry that records were written with."""
 
     kind: ClassVar[Kind] = "PROTOBUF"
 
     header: str = VALUE_HEADER
     among_others: bool = False
-    """Whether the registry's records are of other formats, too: those of unknown schemas then have no index path."""
+    """Whether the registry's records are of other formats, too: those of unknown schemas then have no message index."""
     compiled: dict[int, bytes] = field(default_factory=dict)
 
-    def use(self, place: Place, closed: Closed) -> Use:
-        """Return the message at a place."""
+    def use(self, writer: WriterSchema, closed: ResolvedSchema) -> MessageUse:
+        """Return the message of a writer's schema."""
         number = closed.schema.id
-        origin = Origin.of(closed)
+        origin = SchemaOrigin.of(closed)
         try:
             files = self.compiled[number] = self.compiled.get(number) or descriptors(closed)
         except CompilerError as error:  # the schema may be good: no record may become a dead letter for this
             raise StartError(f"{origin.label} cannot be compiled here: {error}") from error
-        return Use.of(origin, files, place.message if place.path is None else name_at(files, place.path))
+        return MessageUse.of(origin, files, writer.message if writer.path is None else name_at(files, writer.path))
 
     def make(self) -> Events:
-        """Return one reader per message, and what every place is read with."""
+        """Return one reader per message, and what the records of every schema are read with."""
         made = events_of(self.uses, self.reasons, self.taken)
-        schemas = (Place.of(text).schema for text in (*self.uses, *self.faults)) if self.among_others else ()
+        schemas = (WriterSchema.of(text).schema for text in (*self.uses, *self.faults)) if self.among_others else ()
         keys = frozenset(one.bytes if isinstance(one, UUID) else one for one in schemas if one is not None)
         return replace(made, header=self.header, indexed=keys if self.among_others else True)
 
 
 @dataclass(frozen=True)
 class Files:
-    """Be the messages of a file: `descriptors` is a FileDescriptorSet, `label` what findings call it."""
+    """The messages of a file: `descriptors` is a FileDescriptorSet, `label` what conflicts call it."""
 
     label: str
     descriptors: bytes
@@ -152,31 +152,31 @@ class Files:
         except (ValueError, CompilerError) as error:
             raise StartError(f"schema file {path}: {error}") from error
 
-    def use(self, message: str) -> Use:
+    def use(self, message: str) -> MessageUse:
         """Return a message by its full name; raise StartError."""
         try:
-            return Use.of(Origin(self.label), self.descriptors, message)
+            return MessageUse.of(SchemaOrigin(self.label), self.descriptors, message)
         except ValueError as error:
             raise StartError(f"schema file {self.label}: {error}") from error
 
 
 class OneMessage(Library[Events]):
-    """Know one message, whatever the schema that a frame names."""
+    """The message of a file that reads all values, whatever schema a value names."""
 
     settled: ClassVar[bool] = True
 
     def __init__(self, files: Files, message: str, frame: Frame, header: str = VALUE_HEADER) -> None:
         use = files.use(message)
-        places = [WHOLE] if frame == "none" else [at_path(path) for path in paths_of(files.descriptors, message)]
-        made = events_of(dict.fromkeys(places, use), {})
+        writers = [WHOLE] if frame == "none" else [at_index(path) for path in paths_of(files.descriptors, message)]
+        made = events_of(dict.fromkeys(writers, use), {})
         if not made.readers:
-            raise StartError(f"schema file {files.label}: {made.written[places[0]].reason}")
-        self.uses = dict.fromkeys(places, use)
+            raise StartError(f"schema file {files.label}: {made.written[writers[0]].reason}")
+        self.uses = dict.fromkeys(writers, use)
         self._made = replace(made, frame=frame, header=header, only=message)
 
     @property
     def empty(self) -> bool:
-        """Say that the message is known."""
+        """Return that the message is known."""
         return False
 
     def refreshed(self, wanted: Iterable[str] = ()) -> Events:
@@ -185,12 +185,12 @@ class OneMessage(Library[Events]):
 
 
 class FileMessages(Library[Events]):
-    """Know messages of a file as they are wanted: `message games.Bet`."""
+    """Messages of a file as they are wanted: `message games.Bet`."""
 
     KEPT: ClassVar[str] = "file-payloads.json"
 
     def __init__(self, files: Files, memory: Memory) -> None:
-        self.uses: dict[str, Use] = {}
+        self.uses: dict[str, MessageUse] = {}
         self._files = files
         self._memory = memory
         self._faults: dict[str, str] = {}
@@ -200,7 +200,7 @@ class FileMessages(Library[Events]):
 
     @property
     def empty(self) -> bool:
-        """Say whether no message was wanted yet."""
+        """Return whether no message was wanted yet."""
         return not self.uses
 
     def refreshed(self, wanted: Iterable[str] = ()) -> Events:
@@ -210,14 +210,14 @@ class FileMessages(Library[Events]):
             keep(self._memory, self.KEPT, self.uses)
         return self._made
 
-    def _learn(self, places: Iterable[str]) -> bool:
-        new = [place for place in dict.fromkeys(places) if place not in self.uses and place not in self._faults]
-        for place in new:
+    def _learn(self, writers: Iterable[str]) -> bool:
+        new = [writer for writer in dict.fromkeys(writers) if writer not in self.uses and writer not in self._faults]
+        for writer in new:
             try:
-                origin = Origin(self._files.label)
-                self.uses[place] = Use.of(origin, self._files.descriptors, Place.of(place).message)
+                origin = SchemaOrigin(self._files.label)
+                self.uses[writer] = MessageUse.of(origin, self._files.descriptors, WriterSchema.of(writer).message)
             except ValueError as fault:
-                self._faults[place] = f"{place} cannot be used: {fault}"
+                self._faults[writer] = f"{writer} cannot be used: {fault}"
         return bool(new)
 
 
@@ -226,7 +226,7 @@ _WORDS = {"payload": "bytes or a google.protobuf.Any", "name": "a string or an e
 
 
 class Payloads(Library[Wrapped]):
-    """Know outer messages and those inside. `messages` are full names known before their first record."""
+    """Outer messages and those inside. `messages` are full names known before their first record."""
 
     def __init__(
         self, outer: Messages | OneMessage, inner: Messages | FileMessages, fields: Fields, messages: tuple[str, ...]
@@ -240,28 +240,30 @@ class Payloads(Library[Wrapped]):
 
     @property
     def empty(self) -> bool:
-        """Say whether no message inside is known yet."""
+        """Return whether no message inside is known yet."""
         return self._inner.empty
 
     @property
     def advice(self) -> str:
-        """Say how a configuration announces messages inside, or which outer messages there are."""
+        """Return how a configuration announces messages inside, or which outer messages there are."""
         return self._fault or "name the wrapper's `messages`, or its `subjects`"
 
     @property
     def announced(self) -> bool:
-        """Say whether messages inside are known before their first record."""
+        """Return whether messages inside are known before their first record."""
         outer = self._outer.announced or not self._outer.empty
         return self._inner.announced or bool(self._messages and outer)
 
     def refreshed(self, wanted: Iterable[str] = ()) -> Wrapped:
         """Return how to read all that is known and what is wanted."""
         wanted = set(wanted)
-        inside = {place for place in wanted if place.startswith(WRAPPED)}
+        inside = {writer for writer in wanted if writer.startswith(WRAPPED)}
         outer = self._outer.refreshed(wanted - inside)
         named = {} if self._fields.schema_id else self._named()
-        first = {str(Place(schema, one)) for schema, known in named.items() for one in self._messages if one in known}
-        inner = self._inner.refreshed({place.removeprefix(f"{WRAPPED} ") for place in inside} | first)
+        first = {
+            str(WriterSchema(schema, one)) for schema, known in named.items() for one in self._messages if one in known
+        }
+        inner = self._inner.refreshed({writer.removeprefix(f"{WRAPPED} ") for writer in inside} | first)
         if self._made is None or self._made.outer is not outer or self._made.inner is not inner:
             self._fault = self._missing(outer.event)
             if self._fault and self._outer.settled:
@@ -272,13 +274,13 @@ class Payloads(Library[Wrapped]):
     def _named(self) -> dict[int | UUID | None, dict[str, str]]:
         """Return for the schemas of outer messages how payloads may call the messages of their files."""
         found: dict[int | UUID | None, dict[str, str]] = {}
-        for place, use in self._outer.uses.items():
-            schema = None if use.origin.id is None else Place.of(place).schema
+        for writer, use in self._outer.uses.items():
+            schema = None if use.origin.id is None else WriterSchema.of(writer).schema
             found[schema] = _called(use.files)
         return found
 
     def _missing(self, event: pa.StructType) -> str:
-        """Say which field of the configuration no outer message has so far; raise StartError for one of no use."""
+        """Return which field of the configuration no outer message has so far; raise StartError for one of no use."""
         for option, kinds in _TYPES.items():
             path = getattr(self._fields, option)
             kind = type_at(event, path)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from router_schemas.model import Incompatible
+from router_schemas.model import SchemaConflict
 from router_schemas.protobuf.descriptors import message_of
 from router_schemas.protobuf.model import MessageField, MessageShape, descriptors_of, shape_of
 
@@ -37,24 +37,24 @@ _WIDER = {
 
 
 @dataclass(frozen=True)
-class Version:
-    """Be one version of a message: what findings call it, and its shape."""
+class MessageVersion:
+    """A version of a message: its shape, and the label that conflicts call it by."""
 
     label: str
     shape: MessageShape
 
     @staticmethod
-    def of(label: str, descriptors: bytes, message: str) -> Version:
+    def of(label: str, descriptors: bytes, message: str) -> MessageVersion:
         """Return a version by the full name of its message.
 
         Raises ValueError for a message that is not there or cannot be decoded (groups, message sets).
         """
-        return Version(label, shape_of(message_of(descriptors, message), label))
+        return MessageVersion(label, shape_of(message_of(descriptors, message), label))
 
 
 @dataclass(frozen=True)
-class Merged:
-    """Be versions that one message reads.
+class MergedMessage:
+    """Versions that one message reads.
 
     `message` is the full name in the first of them; `labels` those that were merged; `descriptors` a
     FileDescriptorSet whose last file has the merged message first, for `decode.reader`; `refused` says why other
@@ -64,40 +64,40 @@ class Merged:
     message: str
     labels: tuple[str, ...]
     descriptors: bytes
-    refused: tuple[Incompatible, ...] = ()
+    refused: tuple[SchemaConflict, ...] = ()
 
 
-def merge(versions: Sequence[Version]) -> tuple[Merged, ...]:
+def merge(versions: Sequence[MessageVersion]) -> tuple[MergedMessage, ...]:
     """Return the compatible classes of versions, oldest version first. Runs on the driver.
 
     The first class has the first version and all that fit with it, taken in turn; the versions that it refuses make
     further classes in the same way.
     """
-    classes: list[Merged] = []
+    classes: list[MergedMessage] = []
     left = list(versions)
     while left:
-        merged, taken, findings, again = left[0].shape, [left[0].label], [], []
+        merged, taken, conflicts, again = left[0].shape, [left[0].label], [], []
         for version in left[1:]:
             grown = _Merge(merged, version)
-            if grown.findings:
-                findings += grown.findings
+            if grown.conflicts:
+                conflicts += grown.conflicts
                 again.append(version)
             else:
                 merged = grown.result
                 taken.append(version.label)
-        classes.append(Merged(merged.root, tuple(taken), descriptors_of(merged), tuple(findings)))
+        classes.append(MergedMessage(merged.root, tuple(taken), descriptors_of(merged), tuple(conflicts)))
         left = again
     return tuple(classes)
 
 
 class _Merge:
-    """Merge a version into a shape; `result` is right when there are no findings."""
+    """The merge of a version into a shape; `result` is right when there are no conflicts."""
 
-    def __init__(self, old: MessageShape, version: Version) -> None:
+    def __init__(self, old: MessageShape, version: MessageVersion) -> None:
         new = version.shape
         self.root, self.label = old.root, version.label
         self.same = _same(old, new)
-        self.findings: list[Incompatible] = []
+        self.conflicts: list[SchemaConflict] = []
         fields: dict[str, list[MessageField]] = {}
         for name, members in (*old.messages.items(), *new.messages.items()):
             fields.setdefault(self.same[name], []).extend(members)
@@ -143,9 +143,9 @@ class _Merge:
         return tuple(found.items())
 
     def report(self, owner: str, name: str, before: str, what: str) -> None:
-        """Add a finding about a field of a merged message; the version that is refused is always the new one."""
+        """Add a conflict about a field of a merged message; the version that is refused is always the new one."""
         path = f"{self.paths[owner]}.{name}".removeprefix(".")
-        self.findings.append(Incompatible(path, before, self.label, what))
+        self.conflicts.append(SchemaConflict(path, before, self.label, what))
 
     def reached(self) -> Iterator[tuple[str, str]]:
         """Yield every merged message with the path of the first field that leads to it."""
@@ -180,7 +180,7 @@ def _join(same: dict[str, str], one: str, other: str) -> None:
 
 
 def _difference(old: MessageField, new: MessageField) -> str:
-    """Say what no single column can hold of both, or nothing."""
+    """Return what no single column can hold of both, or nothing."""
     for kind in ("repeated", "a map", "single"):
         if (_form(old) == kind) != (_form(new) == kind):
             return f"it was {_form(old)} and is {_form(new)}"

@@ -50,11 +50,11 @@ SPECIAL = {
 
 @dataclass(frozen=True)
 class MessageField:
-    """Be one field of a message.
+    """A field of a message.
 
     `kind` is a scalar as .proto files name it, "enum" or "message", and `of` the full name of the latter two. `key`
     is the kind of a map's keys, with `kind` and `of` for its values; "" where there is no map. `presence`: absent
-    differs from zero. `version` is the label of the version that declared it last, for findings only.
+    differs from zero. `version` is the label of the version that declared it last, for conflicts only.
     """
 
     name: str
@@ -70,7 +70,7 @@ class MessageField:
 
 @dataclass(frozen=True)
 class MessageShape:
-    """Be a message with all that it reaches: full name -> fields, and full name -> (name, number) of enums."""
+    """A message with all that it reaches: full name -> fields, and full name -> (name, number) of enums."""
 
     root: str
     messages: dict[str, tuple[MessageField, ...]]
@@ -235,7 +235,7 @@ MOST = 10_000
 
 @dataclass(frozen=True)
 class Column:
-    """Be one column.
+    """A column.
 
     `kind` is a scalar as .proto files name it, or enum, timestamp, duration, json, struct, empty (a message without
     fields) or raw (the bytes of a message). `of` is the full name of a special message or enum, `key` the kind of a
@@ -261,7 +261,7 @@ def columns_of(shape: MessageShape) -> tuple[Column, ...]:
 
 
 class _Layout:
-    """Lay out one message, counting its columns."""
+    """The layout of one message as columns, which are counted."""
 
     def __init__(self, shape: MessageShape) -> None:
         self.shape = shape
