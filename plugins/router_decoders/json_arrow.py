@@ -30,17 +30,16 @@ from pyspark.sql.types import VariantVal
 from router_decoders.json_rows import DecodedRow, RowDecoder, json_text_of
 from router_decoders.json_scalars import read_decimal, read_time
 from router_decoders.json_types import TIMES, Shape, arrow_type, map_parser, parsers, struct_class
-from router_schemas.addresses import addressed
-from router_schemas.frames import frame_of
-from router_schemas.places import Place
-from router_schemas.told import ADDED, about, wanted, why
+from router_schemas.framed_rows import ADDED, about, framed_rows, wanted, why
+from router_schemas.model import WriterSchema
+from router_schemas.wire_format import frame_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from router_schemas.written import Written
+    from router_schemas.model import SchemaInfo
 
     Places = NDArray[np.intp]
 
@@ -395,14 +394,14 @@ class FramedObjects:
     """How framed objects are read. `written` is by frame; `header` is the one that may hold a GUID."""
 
     asked: JsonEvents
-    written: dict[bytes, Written]
+    written: dict[bytes, SchemaInfo]
     header: str
 
 
 def framed_events(records: pa.RecordBatch, known: FramedObjects) -> pa.RecordBatch:
     """Return `event` and the columns of ADDED for records with the columns of `RAW_SCHEMA`, as `events` does."""
-    found = addressed(records, "confluent", known.header, indexed=False)
-    written = [known.written.get(frame_of(Place.of(place))) for place in found.places]
+    found = framed_rows(records, "confluent", known.header, indexed=False)
+    written = [known.written.get(frame_of(WriterSchema.of(writer))) for writer in found.writers]
     unread = why(found, written)
     failed = unread.is_valid()
     payloads = pc.if_else(failed, pa.scalar(None, found.payloads.type), found.payloads)
