@@ -203,7 +203,8 @@ def _day(text: str) -> int | None:
     if not 1 <= month <= 12 or not 1 <= day <= (31, 28 + leap, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)[month - 1]:
         return None
     year, month = (year - 1, month + 9) if month < 3 else (year, month - 3)  # years from March on
-    return year * 365 + year // 4 - year // 100 + year // 400 + (month * 153 + 2) // 5 + day - 719469
+    days = year * 365 + year // 4 - year // 100 + year // 400 + (month * 153 + 2) // 5 + day - 719469
+    return days if abs(days) < 2**31 else None
 
 
 def _written(value: pa.Array, to: pa.DataType) -> pa.Array:
@@ -215,7 +216,7 @@ def _written(value: pa.Array, to: pa.DataType) -> pa.Array:
 def _of_decimals(have: str, kind: str) -> Callable[[pa.Array, pa.DataType], Any] | None:
     old, new = precision(have), precision(kind)
     if old and new:
-        return _rescaled
+        return rescaled
     if new:
         return _decimal if have in INTEGERS else None
     assert old is not None
@@ -226,23 +227,18 @@ def _of_decimals(have: str, kind: str) -> Callable[[pa.Array, pa.DataType], Any]
     return None
 
 
-def fitted(value: pa.Array, to: pa.DataType) -> Any:
-    """Return decimals as another decimal type of at least their scale, and where they have too many digits."""
-    limit = pa.scalar(Decimal(10) ** (to.precision - to.scale), pa.decimal256(76, 0))
-    wide = pc.cast(value, pa.decimal256(76, to.scale))
-    failed = pc.greater_equal(pc.abs(wide), limit)
+def rescaled(value: pa.Array, to: pa.DataType) -> Any:
+    """Return decimals as another decimal type, rounded half up, and where they have too many digits."""
+    wide = pc.cast(value, pa.decimal256(60, value.type.scale))
+    if to.scale < value.type.scale:
+        wide = pc.round(wide, to.scale, "half_towards_infinity")
+    limit = pa.scalar(Decimal(10) ** (to.precision - to.scale), wide.type)
+    failed = pc.or_(pc.greater_equal(wide, limit), pc.less_equal(wide, pc.negate(limit)))
     return pc.cast(pc.if_else(failed, pa.scalar(None, wide.type), wide), to), failed
 
 
-def _rescaled(value: pa.Array, to: pa.DataType) -> Any:
-    if to.scale < value.type.scale:
-        wide = pc.cast(value, pa.decimal256(76, value.type.scale))
-        value = pc.cast(pc.round(wide, to.scale, "half_towards_infinity"), pa.decimal256(76, to.scale))
-    return fitted(value, to)
-
-
 def _decimal(value: pa.Array, to: pa.DataType) -> Any:
-    return fitted(pc.cast(pc.cast(value, pa.int64()), pa.decimal256(19, 0)), to)
+    return rescaled(pc.cast(pc.cast(value, pa.int64()), pa.decimal128(19, 0)), to)
 
 
 def _double(value: pa.Array, _: pa.DataType) -> pa.Array:

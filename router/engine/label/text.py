@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.engine.label.tree import Node, Untranslatable, by_value, given, shown
+from router.engine.label.tree import Node, Untranslatable, arrays, by_value, given, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +48,11 @@ def _constant(name: str, entry: Any, of: Nodes) -> Node:
         raise Untranslatable(f"{_named(name)} with other than constants")
     kind = "boolean" if name in ("StartsWith", "EndsWith", "Contains") else _KINDS.get(name, "string")
     return Node(name, kind, (value,), tuple(node.with_ for node in rest))
+
+
+def _joined(node: Node, by: Any, *values: Any) -> pa.Array:
+    *values, by = arrays(*values, by)
+    return pc.binary_join_element_wise(*values, by, null_handling="skip")
 
 
 def _substring(name: str, entry: Any, of: Nodes) -> Node:
@@ -392,7 +397,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "Length": lambda node, value: pc.utf8_length(value),
     "OctetLength": lambda node, value: pc.binary_length(value),
     "Concat": lambda node, *values: pc.binary_join_element_wise(*values, ""),
-    "ConcatWs": lambda node, by, *values: pc.binary_join_element_wise(*values, by, null_handling="skip"),
+    "ConcatWs": _joined,
     "Reverse": lambda node, value: pc.utf8_reverse(value),
     "StartsWith": lambda node, value: pc.starts_with(value, node.with_[0]),
     "EndsWith": lambda node, value: pc.ends_with(value, node.with_[0]),
