@@ -331,6 +331,8 @@ def _if(holds: Mask, then: Any, other: Any) -> Any:
 def _is_in(node: Node, of: list[_Found]) -> _Found:
     """Compare with one value after the other, until one is equal."""
     value, *wanted = of
+    if all(isinstance(item.value, pa.Scalar) and not item.value.is_valid for item in wanted):
+        return _Found(pa.scalar(None, pa.bool_()))  # Spark's optimiser leaves off the value then
     if value.value.type not in (pa.float32(), pa.float64()) and all(map(given, node.of[1:])):
         listed = pa.concat_arrays([repeated(item.value, 1) for item in wanted])
         found = pc.and_(pc.is_in(value.value, listed), pa.scalar(True))

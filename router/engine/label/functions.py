@@ -180,7 +180,8 @@ def _remainder(node: Node, one: Any, other: Any) -> Any:
 
 def _numbers(value: pa.Array) -> np.ndarray[Any, Any]:
     some = pa.scalar(1).cast(value.type)  # stands where there is none
-    return pc.fill_null(value, some).to_numpy(zero_copy_only=False)
+    found: np.ndarray[Any, Any] = pc.fill_null(value, some).to_numpy(zero_copy_only=False)
+    return found
 
 
 def _signed(name: str, entry: Any, of: Nodes) -> Node:
@@ -368,6 +369,8 @@ def _read_date(name: str, entry: Any, of: Nodes) -> Node:
 
 
 def _field(_: str, entry: Any, of: Nodes) -> Node:
+    if of[0].op == "CreateNamedStruct":  # Spark makes no struct for it, and evaluates none of the other fields
+        return of[0].of[entry["ordinal"]]
     return Node("field", of[0].kind["fields"][entry["ordinal"]]["type"], of, entry["ordinal"])
 
 
