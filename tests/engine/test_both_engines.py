@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
+from router.engine.land.parquet_writer import Staging
 from router.engine.merge.delta_rs import Job, Outcomes
 from router.engine.merge.delta_spark import SparkMerger, Table
-from router.engine.land.parquet_writer import Staging
 from tests.delta.test_keyed_tables import APP, KINDS, TABLE, Histories, Killed, killed
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from deltalake.transaction import AddAction
 from router.config.models import Maintenance
 from router.delta.maintenance import Care, maintain
 from router.delta.upsert import Upsert, upsert
-from router.engine.maintenance import Caretaker
+from router.engine.maintenance import TableMaintenance
 from router.merging import Keyed
 from tests.delta.model import Record, lane
 
@@ -45,7 +45,7 @@ def files(lake: Lake, table: str) -> int:
 
 def test_a_table_is_maintained_after_so_many_batches(lake: Lake) -> None:
     """Without it small files pile up, or every batch waits for maintenance."""
-    care = Caretaker(lake, no_session, (Maintenance(tables="silver.*", commits=3),))
+    care = TableMaintenance(lake, no_session, (Maintenance(tables="silver.*", commits=3),))
     seen = []
     for number in range(4):
         care.after_batch(batch(lake, "silver.a", "bronze.a", *(["silver.b"] if number else [])))
@@ -57,7 +57,7 @@ def test_a_table_is_maintained_after_so_many_batches(lake: Lake) -> None:
 
 def test_the_budget_leaves_tables_for_the_next_batch(lake: Lake) -> None:
     """Without it a stream stands still while hundreds of tables are maintained at once."""
-    care = Caretaker(lake, no_session, (Maintenance(tables="*.*", commits=2, budget="1 ms"),))
+    care = TableMaintenance(lake, no_session, (Maintenance(tables="*.*", commits=2, budget="1 ms"),))
     tables = [f"silver.t{number}" for number in range(5)]
     care.after_batch(batch(lake, *tables))
     care.after_batch(batch(lake, *tables))
@@ -71,7 +71,7 @@ def test_the_budget_leaves_tables_for_the_next_batch(lake: Lake) -> None:
 
 def test_a_table_that_fails_stops_nothing(lake: Lake, caplog: pytest.LogCaptureFixture) -> None:
     """Without it a dropped table ends the stream that filled it."""
-    care = Caretaker(lake, no_session, (Maintenance(tables="*.*", commits=1),))
+    care = TableMaintenance(lake, no_session, (Maintenance(tables="*.*", commits=1),))
     care.after_batch(["silver.gone"])
 
     assert "silver.gone" in caplog.text
@@ -88,7 +88,7 @@ def delete(lake: Lake, table: str) -> None:
 def test_what_is_remembered_of_deletions_is_compacted_too(lake: Lake) -> None:
     """Without it each batch with a deletion leaves a small file for ever."""
     delete(lake, "silver.p")
-    Caretaker(lake, no_session, (Maintenance(tables="*.*", commits=1),)).after_batch(["silver.p"])
+    TableMaintenance(lake, no_session, (Maintenance(tables="*.*", commits=1),)).after_batch(["silver.p"])
 
     assert files(lake, "silver.p._deletions") == 1
 
@@ -114,7 +114,7 @@ def test_spark_maintains_what_only_it_may_write(
     assert handle is not None
     handle.alter.add_constraint({"small": "k < 100"})
     caplog.set_level(logging.INFO, "router")
-    care = Caretaker(lake, lambda: spark, (Maintenance(tables="silver.a", commits=1, zorder=("k",)),))
+    care = TableMaintenance(lake, lambda: spark, (Maintenance(tables="silver.a", commits=1, zorder=("k",)),))
 
     dry = care.maintain("silver.a", care.plans[0], dry=True)
     care.after_batch(["silver.a"])
@@ -134,7 +134,7 @@ def test_files_without_statistics_get_them(lake: Lake, spark: SparkSession) -> N
     theirs = AddAction("theirs.parquet", size, {}, 0, data_change=True, stats="{}")
     handle.create_write_transaction([theirs], mode="append", schema=handle.schema(), partition_by=[])
     plan = Maintenance(tables="silver.a", file_bytes=1024)
-    care = Caretaker(lake, lambda: spark, (plan,))
+    care = TableMaintenance(lake, lambda: spark, (plan,))
 
     assert care.maintain("silver.a", plan, dry=True).bare == 1
     assert care.maintain("silver.a", plan).bare == 1

@@ -42,8 +42,8 @@ def rows(*records: tuple[str, Record]) -> pa.Table:
 @pytest.fixture
 def job(lake: Lake) -> Job:
     """Return the job of a batch."""
-    landing = Staging(lake, file_bytes=1 << 30, buffer_bytes=1 << 30)
-    return Job(landing, KEYED, "games:run/route/upsert", 0, "route", "upsert", "ops.dead", {"router.batch": "0"})
+    staging = Staging(lake, file_bytes=1 << 30, buffer_bytes=1 << 30)
+    return Job(staging, KEYED, "games:run/route/upsert", 0, "route", "upsert", "ops.dead", {"router.batch": "0"})
 
 
 def done(job: Job, given: pa.Table) -> Outcomes:

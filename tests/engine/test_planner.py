@@ -8,7 +8,8 @@ import pytest
 
 from router import RAW_SCHEMA, StartError
 from router.config.models import Config, Expectation, Route
-from router.engine.plan import Plan, Planner, plan
+from router.engine.label.labels import labelled
+from router.engine.label.planner import Plan, Planner
 from tests.engine.parts import Copy, Events, Fixed, Named, Where
 from tests.engine.query import SOURCE, records
 
@@ -39,9 +40,17 @@ def route(sql: str = "true", name: str = "r", sinks: tuple[Sink, ...] = (), **mo
 
 
 def labels(planned: Plan, *columns: str) -> list[Any]:
-    """Return label columns in the order of the offsets."""
-    rows = planned.frame.orderBy("offset").select(*columns).collect()
-    return [tuple(row) if len(columns) > 1 else row[0] for row in rows]
+    """Return label columns in the order of the offsets; `row.field` is a field of a struct."""
+    frame, labelling = planned.frame(planned.raw)
+    (batch,) = frame.orderBy("offset").toArrow().combine_chunks().to_batches()
+    rows = labelled(batch, labelling).to_pylist()
+    found = [tuple(_at(row, column) for column in columns) for row in rows]
+    return found if len(columns) > 1 else [value for (value,) in found]
+
+
+def _at(row: dict[str, Any], column: str) -> Any:
+    name, _, field = column.partition(".")
+    return row[name] and row[name][field] if field else row[name]
 
 
 def letters(planned: Plan) -> list[list[tuple[str, str | None]]]:
@@ -53,7 +62,12 @@ def letters(planned: Plan) -> list[list[tuple[str, str | None]]]:
 def planned(spark: SparkSession) -> Callable[..., Plan]:
     """Plan the values above."""
     raw = spark.createDataFrame(records(VALUES)).cache()
-    return lambda *routes, **settings: plan(config(*routes, **settings), raw)
+
+    def planned(*routes: Route, **settings: Any) -> Plan:
+        made = config(*routes, **settings)
+        return Planner(made, made.decode).plan(raw)
+
+    return planned
 
 
 RULES = {
@@ -74,7 +88,7 @@ def test_rules_that_raise_on_a_row_do_not_match_it(planned: Callable[..., Plan])
     """Without it one odd value in one rule stops every route."""
     found = planned(*[route(sql, name=f"r{i}") for i, (sql, _) in enumerate(RULES.values())])
 
-    matched = zip(*labels(found, *[labelled.matched for labelled in found.layout.routes]), strict=True)
+    matched = zip(*labels(found, *[route.matched for route in found.layout.routes]), strict=True)
 
     assert dict(zip(RULES, map(list, matched), strict=True)) == {name: wanted for name, (_, wanted) in RULES.items()}
 
@@ -89,8 +103,8 @@ def test_a_projection_that_raises_is_a_dead_letter(planned: Callable[..., Plan])
     found = planned(route(select=("event.*", "10 div event.n AS share")), route(name="whole"))
 
     assert letters(found) == [[], [("select", "r")], [], [], [("decode", None)]]
-    assert labels(found, "_t0_0") == [True, False, True, True, False]
-    assert labels(found, "_t1_0") == [True, True, True, True, False]
+    assert labels(found, "_to0_0") == [True, False, True, True, False]
+    assert labels(found, "_to1_0") == [True, True, True, True, False]
     assert labels(found, "_row0.share") == [10, None, 5, None, None]
 
 
@@ -103,8 +117,8 @@ def test_expectations_decide_what_becomes_of_a_row(planned: Callable[..., Plan])
         Expectation(name="known", sql="event.game = 'uno'", otherwise="fail"),
     )
     found = planned(route(expect=checks))
-    (labelled,) = found.layout.routes
-    columns = (labelled.refused, labelled.dropped, labelled.warned["small"], labelled.failing["known"], "_t0_0")
+    (names,) = found.layout.routes
+    columns = (names.refused, names.dropped, names.warned["small"], names.failing["known"], "_to0_0")
 
     assert letters(found) == [[], [], [], [("expect", "r")], [("decode", None)]]
     assert labels(found, *columns) == [
@@ -121,7 +135,7 @@ def test_every_matching_route_gets_the_event(planned: Callable[..., Plan]) -> No
     """Without it the order of routes decides who gets what."""
     found = planned(route("event.n >= 0", "one"), route("event.n >= 1", "two"), route("event.game = 'none'", "three"))
 
-    assert labels(found, "_t0_0", "_t1_0", "_t2_0") == [
+    assert labels(found, "_to0_0", "_to1_0", "_to2_0") == [
         *[(True, True, False), (True, False, False), (True, True, False)],
         *[(False, False, False), (False, False, False)],
     ]
@@ -149,7 +163,7 @@ def test_names_from_data_are_folded_or_refused(planned: Callable[..., Plan]) -> 
     )
     found = planned(route(sinks=(Named(sql=name), Fixed(name="silver.t"))))
 
-    assert labels(found, "_t0_0", "_b0_0") == [
+    assert labels(found, "_to0_0", "_bad_name0_0") == [
         ("silver.uno", False),
         (None, True),
         (None, True),
@@ -157,7 +171,7 @@ def test_names_from_data_are_folded_or_refused(planned: Callable[..., Plan]) -> 
         (None, False),
     ]
     assert letters(found) == [[], [("name", "r")], [("name", "r")], [("name", "r")], [("decode", None)]]
-    assert labels(found, "_t0_1") == [True, True, True, True, False]
+    assert labels(found, "_to0_1") == [True, True, True, True, False]
     assert {why["sink"] for dead in labels(found, "_dead")[1:4] for why in dead} == {"named"}
 
 
@@ -166,9 +180,9 @@ def test_sinks_of_one_kind_have_names_of_their_own(planned: Callable[..., Plan])
     found = planned(route(sinks=(Fixed(name="silver.a"), Copy(to="x"), Fixed(name="silver.b"), Copy(to="y"))))
 
     assert [target.key for target in found.layout.targets] == ["r/fixed", "r/copy", "r/fixed_2", "r/copy_2"]
-    assert [target.table for target in found.layout.targets if target.lane] == [
-        "lanes.games__r__copy",
-        "lanes.games__r__copy_2",
+    assert [target.table for target in found.layout.targets if target.outbox] == [
+        "outbox.games__r__copy",
+        "outbox.games__r__copy_2",
     ]
 
 
@@ -179,7 +193,7 @@ def test_a_record_is_decoded_once(planned: Callable[..., Plan], routes: int) -> 
         *[route(f"event.n > {i}", f"r{i}", select=("event.*", "event.n + 1 AS more")) for i in range(routes)]
     )
 
-    optimised = found.frame._jdf.queryExecution().optimizedPlan().toString()
+    optimised = found.frame(found.raw)[0]._jdf.queryExecution().optimizedPlan().toString()
 
     assert optimised.count("from_json(") == 1
 
@@ -211,8 +225,8 @@ def test_types_that_delta_cannot_keep_stop_the_start(planned: Callable[..., Plan
         planned(route(select=select))
 
 
-def test_columns_that_a_lane_adds_are_taken(planned: Callable[..., Plan]) -> None:
-    """Without it a column called _offset is written twice, and the lane cannot be read."""
+def test_columns_that_an_outbox_adds_are_taken(planned: Callable[..., Plan]) -> None:
+    """Without it a column called _offset is written twice, and the outbox cannot be read."""
     with pytest.raises(StartError):
         planned(route(select=("event.n AS _offset",), sinks=(Copy(to="x"),)))
 

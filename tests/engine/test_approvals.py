@@ -13,7 +13,8 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 import router.cli
 from router.config.loader import load
 from router.delta.lake import Lake
-from router.engine.waiting import Place, approvals, waiting
+from router.engine.checkpoint_store import CheckpointStore
+from router.engine.quarantine import Place, approvals, waiting
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ routes:
     sinks: [{{tables: {{table: "silver.{{event.game}}", evolution: quarantine}}}}]
 dead_letters: ops.dead
 """
-LANE = "lanes.games__all__tables"
+QUARANTINE = "quarantine.games__all__tables"
 UNO = Place("all", "tables", "silver.uno")
 RUN = "games:run-1"
 TIME = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -48,12 +49,12 @@ def config(tmp_path: Path) -> Config:
 
 @pytest.fixture
 def wait(config: Config) -> Callable[..., None]:
-    """Append rows to the lane, as a batch does; the columns are those of the first row."""
+    """Append rows to the quarantine, as a batch does; the columns are those of the first row."""
 
     def wait(batch: int, *rows: dict[str, Any], table: str = "silver.uno", query: str = RUN) -> None:
         about = {"_table": table, "_query": query, "_batch_id": batch, "_timestamp": TIME.replace(day=batch + 1)}
         content = pa.Table.from_pylist([{**about, **row} for row in rows])
-        write_deltalake(Lake.at(config.lake).address(LANE), content, mode="append", schema_mode="merge")
+        write_deltalake(Lake.at(config.lake).address(QUARANTINE), content, mode="append", schema_mode="merge")
 
     return wait
 
@@ -94,7 +95,7 @@ def test_each_table_is_told_with_what_its_own_rows_bring(config: Config, wait: C
 
 
 def test_what_was_released_waits_no_more(config: Config, wait: Callable[..., None]) -> None:
-    """Without it rows are approved a second time; or, in a lane of two runs, those of the other are forgotten."""
+    """Without it rows are approved a second time; or, in a quarantine of two runs, those of the other are forgotten."""
     wait(1, {"n": 1, "bonus": 0.5})
     wait(2, {"n": 2, "more": "a"})
     wait(1, {"n": 3, "bonus": 0.5}, query="games:run-2")
@@ -106,7 +107,7 @@ def test_what_was_released_waits_no_more(config: Config, wait: Callable[..., Non
 
 
 def test_fields_that_come_later_are_told(config: Config, wait: Callable[..., None]) -> None:
-    """Without it a lane that has grown inside of a column cannot be looked at."""
+    """Without it a quarantine that has grown inside of a column cannot be looked at."""
     have(config, inner={"x": 1}, list=[{"a": 1}])
     wait(1, {"inner": {"x": 1, "y": 1}, "list": [{"a": 1}]})
     wait(2, {"inner": {"x": 1, "y": 2, "z": "new"}, "list": [{"a": 1, "b": 2}, None]})
@@ -128,17 +129,17 @@ def test_the_command_shows_and_approves(config: Config, wait: Callable[..., None
     have(config, n=1)
     wait(1, {"n": 1, "bonus": 0.5, "_message": "Bet", "_schema_id": 9, "_schema_version": 2})
     wait(2, {"n": 1, "cost": 1}, table="silver.chess")
-    checkpoint, file = Lake.at(config.checkpoint_path()), tmp_path / "games.yaml"
+    store, file = CheckpointStore(Lake.at(config.checkpoint_path())), tmp_path / "games.yaml"
 
     shown = run(file, "--show")
-    assert (shown.exit_code, approvals(checkpoint)) == (0, [])
+    assert (shown.exit_code, approvals(store)) == (0, [])
     for text in ("silver.uno", "bonus double", "2026-01-02", "silver.chess"):
         assert text in shown.output
     assert "Bet version 2" in " ".join(shown.output.split())
 
     done = run(file, "--table", "silver.uno")
     assert done.exit_code == 0
-    assert [(approval.place, approval.upto) for approval in approvals(checkpoint)] == [(UNO, {RUN: 1})]
+    assert [(approval.place, approval.upto) for approval in approvals(store)] == [(UNO, {RUN: 1})]
     assert "chess" not in done.output
     assert run(file, "--route", "none").output == "no rows of games wait on route none\n"
 
@@ -154,4 +155,4 @@ def test_what_cannot_go_into_its_table_is_not_approved(
 
     assert result.exit_code == 1
     assert "silver.uno: what waits cannot go into it" in result.output
-    assert approvals(Lake.at(config.checkpoint_path())) == []
+    assert approvals(CheckpointStore(Lake.at(config.checkpoint_path()))) == []

@@ -1,29 +1,28 @@
-"""Decoding, labelling and landing in one stage makes what the two stages make."""
+"""Labels: what Arrow evaluates in the task means what Spark would have made of it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
-from pyspark.sql.types import StructType
 
 from router import ArrowDecoding
-from router.config.models import Expectation, Landing, Route
-from router.engine import arrow
-from router.engine.fuse import Fused
+from router.config.models import Expectation, Route
+from router.engine.label.expressions import Untranslatable
+from router.engine.label.route import RoutePlanner
 from router_decoders import Json
 from router_rules import All, Field, Not, Sql
 from router_rules import Any as AnyOf
 from router_sinks import Delta, Tables
-from tests.engine.parts import Copy, Shouted
+from tests.engine.parts import Copy, Shouted, shouted
 from tests.engine.query import Query, records
 from tests.engine.scenarios import GARBAGE, NAMES, any_bytes
 from tests.engine.test_engines import multiset, shape
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pyarrow as pa
 
     from tests.engine.conftest import MakeQuery
 
@@ -53,12 +52,17 @@ ROUTES = (
 )
 
 
-def broken(decoder: Json) -> ArrowDecoding:
-    return ArrowDecoding(fails, "why", StructType.fromDDL("event struct<game: string>, _error string"))
+class Fragile(Shouted):
+    """A decoder that raises on some texts."""
+
+    def decoding(self) -> ArrowDecoding:
+        return replace(super().decoding(), function=fragile)
 
 
-def fails(batch: pa.RecordBatch, why: str) -> pa.RecordBatch:
-    raise RuntimeError(why)
+def fragile(batch: pa.RecordBatch, end: str) -> pa.RecordBatch:
+    if b"boom" in batch.column("value").to_pylist():
+        raise RuntimeError("why")
+    return shouted(batch, end)
 
 
 def event(i: int) -> dict[str, Any]:
@@ -83,13 +87,11 @@ def event(i: int) -> dict[str, Any]:
     return found
 
 
-def played(make_query: MakeQuery, folder: Path, *, fuse: bool) -> Query:
+def played(make_query: MakeQuery, folder: Path) -> Query:
     """Take good events among all kinds of bad ones."""
-    lane = Copy(to=str(folder / "copy"), refuses="amount % 2 = 1")
-    routes = (ROUTES[0], ROUTES[1].model_copy(update={"sinks": (ROUTES[1].sinks[0], lane, ROUTES[1].sinks[2])}))
-    query = make_query(
-        folder, decode=Json(schema=SCHEMA), bronze="bronze.all", routes=routes, landing=Landing(fuse=fuse)
-    )
+    copy = Copy(to=str(folder / "copy"), refuses="amount % 2 = 1")
+    routes = (ROUTES[0], ROUTES[1].model_copy(update={"sinks": (ROUTES[1].sinks[0], copy, ROUTES[1].sinks[2])}))
+    query = make_query(folder, decode=Json(schema=SCHEMA), bronze="bronze.all", routes=routes)
     named = [{"game": name, "gamer": "g", "amount": 1, "small": k % 2} for k, name in enumerate(NAMES)]
     query.take(records([*map(event, range(60)), *GARBAGE, *named], partitions=3))
     query.take(records(map(event, range(60, 75)), first=100))
@@ -99,23 +101,28 @@ def played(make_query: MakeQuery, folder: Path, *, fuse: bool) -> Query:
     return query
 
 
-def fuses(query: Query) -> bool:
-    planned = query.batches.planner.plan(query.spark.createDataFrame(query.taken[0]))
-    return isinstance(planned.fused, Fused)
+def left_to_spark(query: Query) -> dict[str, str]:
+    return query.batches.planner.plan(query.spark.createDataFrame(query.taken[0])).stages.left
 
 
 @pytest.fixture(scope="module")
 def both(make_query: MakeQuery, tmp_path_factory: pytest.TempPathFactory) -> tuple[Query, Query]:
-    """Play the same records in one stage and in two."""
-    one = played(make_query, tmp_path_factory.mktemp("one"), fuse=True)
-    return one, played(make_query, tmp_path_factory.mktemp("two"), fuse=False)
+    """Play the same records with expressions evaluated by Arrow, and with all routes left to Spark."""
+    one = played(make_query, tmp_path_factory.mktemp("arrow"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RoutePlanner, "in_tasks", untranslatable)
+        return one, played(make_query, tmp_path_factory.mktemp("spark"))
 
 
-def test_one_stage_makes_the_tables_that_two_make(both: tuple[Query, Query]) -> None:
-    """Without it a faster way is another result."""
+def untranslatable(*_: Any) -> Any:
+    raise Untranslatable("everything")
+
+
+def test_arrow_makes_the_tables_that_spark_makes(both: tuple[Query, Query]) -> None:
+    """Without it a rule means something else with the next function that somebody writes into it."""
     one, two = both
-    assert fuses(one)
-    assert not fuses(two)
+    assert left_to_spark(one) == {}
+    assert [*two.batches.planner.stages.left] == ["games", "wins"]
     assert one.tables() == two.tables()
     assert "silver.rummy" in one.tables()
     for table in one.tables():
@@ -123,49 +130,33 @@ def test_one_stage_makes_the_tables_that_two_make(both: tuple[Query, Query]) -> 
         assert multiset(one, table) == multiset(two, table), table
 
 
-def test_one_stage_reports_what_two_report(both: tuple[Query, Query]) -> None:
-    """Without it the ledger depends on the way a batch landed."""
+def test_arrow_reports_what_spark_reports(both: tuple[Query, Query]) -> None:
+    """Without it the ledger depends on who evaluates a rule."""
     one, two = ([{**vars(report), "seconds": None, "files": None} for report in query.reports] for query in both)
     assert one == two
 
 
-def test_what_a_task_cannot_decide_lands_from_spark(both: tuple[Query, Query]) -> None:
+def test_arrow_finds_the_dead_letters_that_spark_finds(both: tuple[Query, Query]) -> None:
     """Without it the odd rows are lost, or have reasons of their own."""
     one, two = (query.letters("stage", "reason", "route", "sink") for query in both)
     assert one == two
     assert {stage for stage, *_ in one} == {"decode", "match", "expect", "name", "apply"}
 
 
-def test_more_undecided_records_than_a_task_hands_over_land_from_spark(
-    make_query: MakeQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("rule", ["true", "soundex(event.game) IS NOT NULL"], ids=["arrow", "spark"])
+def test_a_record_on_which_the_decoder_raises_is_the_only_dead_letter(
+    make_query: MakeQuery, tmp_path: Path, rule: str
 ) -> None:
-    """Without it a topic of records that only Spark reads fills the driver's memory."""
-    monkeypatch.setattr(arrow, "HANDED_OVER", 1000)
-    route = Route(name="all", match=Sql(where="event.game IS NOT NULL"), sinks=(Tables(table="silver.{event.game}"),))
-    query = make_query(tmp_path, decode=Json(schema="game string"), routes=(route,))
-    odd = [{"game": 5}] * 300  # a text field that is given a number
-    for first in (0, 1000):
-        query.take(records([*odd, {"game": "uno"}], first=first))
+    """Without it one record that a decoder's author did not think of stops the stream."""
+    route = Route(name="all", match=Sql(where=rule), sinks=(Tables(table="silver.{event.game}"),))
+    query = make_query(tmp_path, decode=Fragile(), routes=(route,))
+    query.take(records([b"a", b"boom", b"b", b"\xff"]))
 
-    assert len(query.rows("silver.5")) == 600
-    assert len(query.rows("silver.uno")) == 2
-    assert len(query.open("silver.uno").file_uris()) == 2  # no file of the stage that was in vain
-
-
-def test_a_stage_that_fails_leaves_the_batch_to_two(
-    make_query: MakeQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Without it a fault in the faster way stops a stream that the other one would not."""
-    route = Route(name="all", match=Sql(where="true"), sinks=(Tables(table="silver.{event.game}"),))
-    query = make_query(tmp_path, decode=Json(schema="game string"), routes=(route,))
-    monkeypatch.setattr(Json, "decoding", broken)
-    query.take(records([{"game": "uno"}]))
-    query.take(records([{"game": "uno"}], first=100))
-
-    assert len(query.rows("silver.uno")) == 2
-    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "landing in two stages, one stage failed: RuntimeError: why"
-    ]
+    assert [row["text"] for row in query.rows("silver.shouts")] == ["A!", "B!"]
+    assert query.letters("stage", "reason") == {
+        ("decode", "the decoder raises RuntimeError: why"): 1,
+        ("decode", "no text"): 1,
+    }
 
 
 def test_an_arrow_decoder_works_in_the_stage_that_lands(make_query: MakeQuery, tmp_path: Path) -> None:
@@ -174,27 +165,30 @@ def test_an_arrow_decoder_works_in_the_stage_that_lands(make_query: MakeQuery, t
     query = make_query(tmp_path, decode=Shouted(), routes=(route,))
     query.take(records([b"a", b"b", b"\xff", b"c"]))
 
-    assert fuses(query)
+    assert left_to_spark(query) == {}
     assert [row["text"] for row in query.rows("silver.shouts")] == ["A!", "C!"]
     assert query.letters("stage") == {"decode": 1, "match": 1}
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "what"),
     [
-        {"match": Sql(where="event.text RLIKE '[AB]!'")},
-        {"select": ("event.*", "upper(event.text) AS loud")},
-        {"expect": (Expectation(name="short", sql="length(event.text) < 9"),)},
+        ({"match": Sql(where="soundex(event.text) IS NOT NULL")}, "soundex"),
+        ({"select": ("event.*", "soundex(event.text) AS loud")}, "soundex"),
+        ({"expect": (Expectation(name="short", sql="length(soundex(event.text)) < 9"),)}, "soundex"),
     ],
     ids=["rule", "select", "expect"],
 )
-def test_one_expression_for_spark_leaves_the_labels_to_spark(
-    make_query: MakeQuery, tmp_path: Path, changes: dict[str, Any]
+def test_one_expression_for_spark_leaves_its_route_to_spark(
+    make_query: MakeQuery, tmp_path: Path, changes: dict[str, Any], what: str
 ) -> None:
-    """Without it a rule that Arrow has no twin for does something else."""
+    """Without it a rule that Arrow has no twin for does something else, or makes all other routes slower."""
     route = Route(name="all", match=Sql(where="true"), sinks=(Tables(table="silver.{event.game}"),))
-    query = make_query(tmp_path, decode=Shouted(), routes=(route.model_copy(update=changes),))
+    other = Route(name="other", match=Sql(where="upper(event.text) = 'A!'"), sinks=(Delta(table="gold.a"),))
+    query = make_query(tmp_path, decode=Shouted(), routes=(route.model_copy(update=changes), other))
     query.take(records([b"a", b"b"]))
 
-    assert not fuses(query)
+    assert [*left_to_spark(query)] == ["all"]
+    assert what in left_to_spark(query)["all"].lower()
     assert [row["text"] for row in query.rows("silver.shouts")] == ["A!", "B!"]
+    assert [row["text"] for row in query.rows("gold.a")] == ["A!"]
