@@ -35,7 +35,7 @@ OPENING = f"""\
 
 `{MAIN}` is saved. Lines with `-` are what it has and the other way lacks, lines with `+` the other way round; each line
 begins with its table. Not compared is `delta.checkpointInterval`, which is 20 in tables of `arrow` and `stages`, and
-absent in those of `spark`.
+absent in those of `spark`. A scenario whose `ways` lack one, and that is not named here, was not compared with it.
 """
 MOST = 40
 """Lines of a difference that are told."""
