@@ -13,22 +13,17 @@ from router import Preparation, RouterError
 from router.config.loader import load
 from router.config.route_tests import Record
 from router.delta.lake import Lake
-from router.engine import waiting
+from router.engine import quarantine
 from router.engine.batch import Batches
-from router.engine.manifest import Shelf
-from router.engine.memory import Forgotten
+from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
 from router.registry import load_registry
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-WAYS = {
-    "arrow": ("engine: arrow\n", "fuse: true"),
-    "stages": ("engine: arrow\n", "fuse: false"),
-    "spark": ("engine: spark\n", "fuse: true"),
-}
-"""What each way through the engine adds to a configuration, and to its `landing`. The first is what is saved."""
+WAYS = {"auto": "commit: auto\n", "spark": "commit: spark\n"}
+"""What each way through the engine adds to a configuration. The first is what is saved."""
 PLUGINS = (Path(__file__).with_name("plugin.py"),)
 RUN = "run-1"
 
@@ -41,20 +36,20 @@ class Player:
     folder: Path
     way: str
     finished: int = 0
-    memory: Forgotten = field(default_factory=Forgotten)
+    memory: LearntSchemas = field(default_factory=LearntSchemas)
 
     def start(self, text: str, beside: Path, schemas: dict[str, tuple[str, ...]]) -> None:
         """Start a configuration, or the next one. `schemas`: files below `beside` in place of a registry."""
         registry, environ = load_registry(PLUGINS), {"LAKE": str(self.folder / "lake"), "FOLDER": str(self.folder)}
-        loaded = load(beside / "router.yaml", registry, environ=environ, text=_in_way(text, self.way))
+        loaded = load(beside / "router.yaml", registry, environ=environ, text=text + WAYS[self.way])
         self.beside = beside
         files = {subject: tuple(beside / file for file in named) for subject, named in schemas.items()}
         decoder = loaded.config.decode.tested(files) if files else loaded.config.decode
         decoder = decoder.prepare(Preparation(beside, False, _no_sample, self.memory))
         self.config = loaded.config.model_copy(update={"decode": decoder})
         self.lake = Lake.at(self.config.lake)
-        self.shelf = Shelf.beside(Lake.at(self.config.checkpoint_path()), RUN)
-        self.batches = Batches(self.config, loaded.fingerprint, RUN, self.spark, self.lake, self.shelf)
+        self.store = CheckpointStore(Lake.at(self.config.checkpoint_path()), RUN)
+        self.batches = Batches(self.config, loaded.fingerprint, self.spark, self.lake, self.store)
 
     def value(self, record: dict[str, Any]) -> bytes | None:
         """Return the bytes of a record as a route test gives it: value, base64, or an event to be written."""
@@ -75,19 +70,13 @@ class Player:
 
     def approve(self) -> None:
         """Approve all that waits for an approval."""
-        for found in waiting.waiting(self.config, self.lake):
-            waiting.approve(self.shelf.place, found)
+        for found in quarantine.waiting(self.config, self.lake):
+            quarantine.approve(self.store, found)
 
     @property
     def root(self) -> Path:
         """Return the folder of the lake, which is another one with `debug: true`."""
         return Path(self.lake.root)
-
-
-def _in_way(text: str, way: str) -> str:
-    top, landing = WAYS[way]
-    here = "landing: {"
-    return top + (text.replace(here, f"{here}{landing}, ") if here in text else f"{text}{here}{landing}}}\n")
 
 
 def _no_sample(rows: int) -> DataFrame:

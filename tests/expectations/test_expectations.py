@@ -56,7 +56,7 @@ def expected(scenario: str) -> Counter[str]:
 @pytest.mark.parametrize(("scenario", "way"), CASES)
 def test_records_become_what_they_became(spark: SparkSession, scenario: str, way: str) -> None:
     """Without it a change of the code changes tables, dead letters or counts that nobody meant to change."""
-    if way not in saved.load(scenario)["ways"]:
+    if way != MAIN and way not in saved.load(scenario)["ways"]:
         pytest.skip("this way made it differently, or was not compared: see saved/DIFFERENCES.md")
 
     found = saved.differences(expected(scenario), saved.lines(played(SCENARIOS[scenario], way, spark)))
