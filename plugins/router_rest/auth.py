@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, field_validator, model_validator
 
 from router_encoders.templates import Placeholder, parse
-from router_http.addresses import is_header_name, is_header_text
-from router_http.logins import Basic, OAuth, checked_token
-from router_http.secret import Secret, SecretOptions
+from router_http.options import Basic, OAuth, Secret, SecretOptions, checked_token, is_header_name, is_header_text
 
 if TYPE_CHECKING:
     from typing_extensions import Self

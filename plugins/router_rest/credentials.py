@@ -21,9 +21,9 @@ from requests.auth import AuthBase
 
 from router import StartError
 from router_encoders.templates import Placeholder, parse
-from router_http.exchange import Away, Refuses
-from router_http.secret import Secret
-from router_http.tokens import Tokens
+from router_http.auth import Tokens
+from router_http.client import Away, Refuses
+from router_http.options import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,9 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSche
 from router import ApplyingSink, Encoder
 from router_encoders import ToAvro, ToJson, ToProtobuf
 from router_encoders.templates import check_name
-from router_http.addresses import checked_url, is_header_name, is_header_text
-from router_http.secret import Secret, SecretOptions
-from router_http.tls import Tls
+from router_http.options import Secret, SecretOptions, Tls, checked_url, is_header_name, is_header_text
 from router_rest.auth import Auth
 from router_rest.delivery.body import MEDIA_TYPES, Body, BodyForm, body_of, check_wrap
 from router_rest.templates import JsonPiece, parse_json, parse_url

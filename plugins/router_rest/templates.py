@@ -18,7 +18,7 @@ from pyspark.sql import types as T
 from router import StartError, tried
 from router_encoders.templates import Placeholder, parse
 from router_encoders.to_json import OPTIONS
-from router_http.addresses import checked_url
+from router_http.options import checked_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

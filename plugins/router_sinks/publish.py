@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from router import keep_archives
-from router_sinks.sender import Away, Denied, Sender
+from router_sinks.sender import BrokerAway, Denied, Sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -60,7 +60,7 @@ def task(job: Job) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBat
                 continue  # to the end all the same: Spark is writing to this process
             try:
                 yield _reported(_sent(rows, job, sender))
-            except (Away, Denied) as error:
+            except (BrokerAway, Denied) as error:
                 trouble.append({"kind": type(error).__name__.lower(), "text": str(error)})
         yield _reported([*trouble, {"kind": "alone", "rows": sender.alone}])
 

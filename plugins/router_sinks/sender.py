@@ -54,7 +54,7 @@ VERDICTS = {
 _POLL = 0.1
 
 
-class Away(Exception):  # noqa: N818 - it says what happened
+class BrokerAway(Exception):  # noqa: N818 - it says what happened
     """Say why records cannot be sent now."""
 
 
@@ -80,7 +80,7 @@ class Sender:
     def send(self, records: Sequence[Record]) -> dict[int, str]:
         """Return why records are refused for good, by their positions; all others are there.
 
-        Raises Away and Denied; what was sent before may be there, then, and is always a beginning.
+        Raises BrokerAway and Denied; what was sent before may be there, then, and is always a beginning.
         """
         refused: dict[int, str] = {}
         if self.producer is None:
@@ -99,9 +99,9 @@ class Sender:
         """Raise StartError where a setting is wrong; sends nothing."""
         self._producer(ALONE)
 
-    def away(self, otherwise: str) -> Away | Denied:
+    def away(self, otherwise: str) -> BrokerAway | Denied:
         """Return why nothing can be sent."""
-        return (Denied if self.trouble.refused else Away)(self.trouble.text or otherwise)
+        return (Denied if self.trouble.refused else BrokerAway)(self.trouble.text or otherwise)
 
     def _producer(self, more: Mapping[str, str]) -> Any:
         return errors_into(Producer, {**DEFAULTS, **self.settings, **SETTINGS, **more}, self.trouble)

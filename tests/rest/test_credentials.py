@@ -15,7 +15,7 @@ import requests
 from requests.auth import AuthBase
 
 from router import StartError
-from router_http.secret import Secret
+from router_http.options import Secret
 from router_rest.auth import Auth
 from router_rest.credentials import Credentials, apply
 from router_sinks import Rest
