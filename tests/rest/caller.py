@@ -1,4 +1,4 @@
-"""Be a task in a process of its own: hold a lease, and print the time of each call.
+"""Run a task in a process of its own: hold a lease, and print the time of each call.
 
 Run as `python -m tests.rest.caller SINK WORKERS`; the address, pickled, comes on stdin. The last line is the name of
 what ended the lease.

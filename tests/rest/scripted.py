@@ -19,7 +19,7 @@ PATIENCE = 30.0
 
 @dataclass(frozen=True)
 class Seen:
-    """Be a request that arrived; names of headers are in lower case, values of one name joined."""
+    """A request that arrived; names of headers are in lower case, values of one name joined."""
 
     connection: int
     line: str
@@ -29,7 +29,7 @@ class Seen:
 
 @dataclass
 class Talk:
-    """Be the server's side of one connection. `number` counts them from 0."""
+    """The server's side of one connection. `number` counts them from 0."""
 
     server: Scripted
     socket: socket.socket

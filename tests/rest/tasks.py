@@ -64,7 +64,7 @@ def _more(more: dict[str, Any], at: int) -> bytes:
 
 @dataclass
 class Sent:
-    """Be what a task reported and left behind."""
+    """What a task reported and left behind."""
 
     counts: Counter[str] = field(default_factory=Counter)
     texts: dict[str, str] = field(default_factory=dict)

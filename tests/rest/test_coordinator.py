@@ -1,4 +1,4 @@
-"""The parts of an coordinator, each on a clock of its own: circuit, budget, permits, throttle, and the whole."""
+"""The parts of a coordinator, each on a clock of its own: circuit breaker, budget, calls in flight, adaptive rate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def clock() -> Clock:
 
 
 class Tasks:
-    """Be tasks of an coordinator that want tokens and say what they saw; `told` is what each was told last."""
+    """Tasks of a coordinator that want tokens and say what they saw; `told` is what each was told last."""
 
     def __init__(self, coordinator: Coordinator, *names: str) -> None:
         self.coordinator = coordinator
@@ -265,7 +265,7 @@ def test_refusals_without_a_success_say_nothing_about_a_rate() -> None:
 # ---- all together
 
 
-def test_slots_are_dealt_ahead_but_not_far(clock: Clock) -> None:
+def test_tokens_are_dealt_ahead_but_not_far(clock: Clock) -> None:
     """What is dealt to a task that dies is lost to the others."""
     tasks = Tasks(Coordinator(limited(1000), clock), "a")
     tasks.say("a", wants=5000)
@@ -461,7 +461,7 @@ def test_a_task_holds_few_retries_at_a_time(clock: Clock) -> None:
     assert [sum(grant.retries for grant in tasks.told[who]) for who in ("a", "b")] == [16, 16]
 
 
-def test_messages_survive_the_wire() -> None:
+def test_messages_survive_json() -> None:
     told = TaskReport(sent=3, ok=2, pause=1.5, left=(3.0, 4.0), received=7, out=1, wants=((1, 5), (3, 1)), seconds=0.5)
     grant = Grant("probe", (Run(1.0, 0.5, 3, 1, 0.1),), 2, 3, 4, 0.5)
 

@@ -30,7 +30,7 @@ NOON = 1_767_268_800.25
 
 
 class Stamp(AuthBase):
-    """Be the login of somebody's plugin."""
+    """The login of somebody's plugin."""
 
     def __init__(self, key: str, rounds: int = 1) -> None:
         self.text = key[::-1] * rounds

@@ -56,7 +56,7 @@ def sending(api: Api, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Iterator[T
     ids=["before it is processed", "after it is processed", "after it is processed, with keys"],
 )
 def test_connections_that_are_reset_double_nothing_unseen(sending: Tasks, processed: bool, keyed: bool) -> None:
-    """Without it rows arrive twice and nobody knows; and calls that the wire repeats are above the limit."""
+    """Without it rows arrive twice and nobody knows; and calls that the client repeats are above the limit."""
     failure = Failure(how="reset", share=0.3, processed=processed)
     sending.api.play(failures=[failure], idempotency=KEYED if keyed else "")
 
@@ -193,7 +193,7 @@ def test_a_token_server_that_is_away_for_a_while_makes_rows_wait(sending: Tasks)
     assert "hush" not in str(jobs)
 
 
-def test_a_wire_that_sends_again_takes_a_slot(sending: Tasks) -> None:
+def test_a_call_that_is_sent_again_takes_a_token(sending: Tasks) -> None:
     """Without it a server that closes its connections gets more calls than its limit: a token is for one of them."""
     sending.api.play(failures=[Failure(how="hangup", share=0.5)])
     job = sending.job(policy=replace(sending.job().policy, attempts=100))

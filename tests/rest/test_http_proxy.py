@@ -21,7 +21,7 @@ HUSH = "hush-hush"
 
 
 def forward(talk: Talk) -> None:
-    """Be a proxy: a tunnel where one is asked for, else a server that answers for others."""
+    """Serve as a proxy: a tunnel where one is asked for, else a server that answers for others."""
     seen = talk.request()
     if seen is None:
         return

@@ -229,7 +229,7 @@ def test_a_call_that_is_given_up_takes_no_place() -> None:
     assert simulate(story()) == 0
 
 
-def test_a_call_that_goes_out_twice_has_two_slots_and_one_place() -> None:
+def test_a_call_that_goes_out_twice_has_two_tokens_and_one_place() -> None:
     async def story() -> tuple[float, list[float], int]:
         world = World(Pace((RateLimit(2, None, 1.0),), 1), Api())
         lease, _ = world.lease()

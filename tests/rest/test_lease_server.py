@@ -44,7 +44,7 @@ def within(story: Coroutine[Any, Any, Any]) -> Any:
 
 
 class Caller:
-    """Be a task in a process of its own."""
+    """A task in a process of its own."""
 
     def __init__(self, address: ServerAddress, sink: str, workers: int = 8) -> None:
         command = [sys.executable, "-m", "tests.rest.caller", sink, str(workers)]

@@ -55,7 +55,7 @@ def api() -> Iterator[Api]:
 
 
 class Games:
-    """Be a lake that a REST sink sends from, and its API."""
+    """A lake that a REST sink sends from, and its API."""
 
     def __init__(self, folder: Path, api: Api, spark: SparkSession) -> None:
         self.folder, self.api, self.spark = folder, api, spark

@@ -51,7 +51,7 @@ class Open(AuthBase):
 
 @dataclass
 class Line:
-    """Be a wire to an API that gives one answer after the other, the last one for ever; it may be what is raised.
+    """An HTTP client whose API gives one answer after the other, the last one for ever; it may be what is raised.
 
     `act` is given a request in place of that.
     """
@@ -77,7 +77,7 @@ class Line:
 
 @dataclass
 class TaskReport:
-    """Be what became of a call."""
+    """What became of a call."""
 
     left: list[Call]
     settled: list[Settled]
@@ -115,8 +115,8 @@ def delivered(line: Line, policy: Policy, *, rows: int = 1, pace: Pace = ENOUGH)
 def _delivery(line: Line, policy: Policy, lease: LeaseClient, settled: list[Settled]) -> Delivery:
     login = TaskLogin(lease, lambda given: Open())
     login._take({"version": "1"})
-    wire: Any = line
-    return Delivery(policy, RequestBuilder(FORM), wire, lease, login, b"games/wins/rest", settled.append)
+    client: Any = line
+    return Delivery(policy, RequestBuilder(FORM), client, lease, login, b"games/wins/rest", settled.append)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_the_wait_for_the_retry_budget_ends(results: BulkResults | None) -> None
         ([answer(503), answer(200)], False),
         ([answer(429), answer(200)], False),
     ],
-    ids=["at once", "resent by the wire", "500", "reset", "late, then 429", "not sent", "503", "429"],
+    ids=["at once", "resent by the client", "500", "reset", "late, then 429", "not sent", "503", "429"],
 )
 def test_what_may_have_arrived_twice_is_in_doubt(answers: list[Response | OSError], doubt: bool) -> None:
     """Without it duplicates are not reported; or all that was ever tried again is."""
@@ -231,7 +231,7 @@ def test_the_parts_of_a_call_have_keys_of_their_own() -> None:
     assert str(dead.key).startswith("events/3/15-15/")
 
 
-def test_a_driver_that_goes_before_a_wire_sends_again_leaves_the_call_in_doubt() -> None:
+def test_a_driver_that_goes_before_a_call_is_sent_again_leaves_the_call_in_doubt() -> None:
     """Without it what may have arrived is sent by the next job as if it had not."""
 
     async def story() -> tuple[list[Call], int]:

@@ -118,7 +118,7 @@ def test_a_fraction_of_a_call_is_a_call_in_a_longer_time() -> None:
     assert len(all_of(SlidingWindows([RateLimit(0.2, None, 1.0)], SHARE), 26.0)) == 6
 
 
-def test_slots_may_be_late_only_while_there_is_room() -> None:
+def test_tokens_may_be_late_only_while_there_is_room() -> None:
     windows = SlidingWindows([RateLimit(100, None, 1.0)], SHARE)
 
     first, full = windows.deal(0.0, 0.1, calls=1, rows=1), all_of(windows, 2.0)

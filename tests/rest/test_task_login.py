@@ -11,7 +11,7 @@ from router_rest.credentials import TaskLogin, apply
 
 
 class Driver:
-    """Be the driver's side of a lease: give one version after the other, or none."""
+    """The driver's side of a lease: one version after the other, or none."""
 
     def __init__(self, *versions: str | None) -> None:
         self.versions = list(versions)

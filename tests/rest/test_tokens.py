@@ -15,7 +15,7 @@ def tokens() -> TaskTokens:
     return tokens
 
 
-def test_a_slot_is_not_used_before_its_time(tokens: TaskTokens) -> None:
+def test_a_token_is_not_used_before_its_time(tokens: TaskTokens) -> None:
     tokens.give([Run(10.0, 0.1, 3, 1, 0.05)], 0.0)
 
     assert not tokens.take(9.99)
@@ -31,7 +31,7 @@ def test_the_clocks_of_driver_and_task_differ(tokens: TaskTokens) -> None:
     assert tokens.take(5010.0)
 
 
-def test_slots_that_a_stall_made_late_lapse(tokens: TaskTokens) -> None:
+def test_tokens_that_a_stall_made_late_lapse(tokens: TaskTokens) -> None:
     """Used all at once when the task goes on, they would be more than a window holds."""
     tokens.give([Run(10.0, 0.01, 100, 1, 0.015)], 0.0)
 
@@ -65,7 +65,7 @@ def test_an_older_message_does_not_raise_what_a_newer_one_lowered(tokens: TaskTo
     assert tokens.cap == 5
 
 
-def test_a_call_takes_a_slot_of_its_size(tokens: TaskTokens) -> None:
+def test_a_call_takes_a_token_of_its_size(tokens: TaskTokens) -> None:
     tokens.give([Run(10.0, 0.0, 1, 2, 1.0), Run(10.0, 0.0, 1, 5, 1.0)], 0.0)
 
     assert tokens.take(10.0, 4)
@@ -73,14 +73,14 @@ def test_a_call_takes_a_slot_of_its_size(tokens: TaskTokens) -> None:
     assert tokens.take(10.0, 1)
 
 
-def test_slots_are_asked_for_by_size_and_only_for_those_without(tokens: TaskTokens) -> None:
+def test_tokens_are_asked_for_by_size_and_only_for_those_without(tokens: TaskTokens) -> None:
     tokens.give([Run(10.0, 0.0, 1, 2, 1.0)], 0.0)
 
     assert tokens.report(10.0, [2, 3, 3, 1], sized=True).wants == ((3, 2), (1, 1))
     assert tokens.report(10.0, [1, 1, 1], sized=False).wants == ((1, 2),)
 
 
-def test_slots_are_asked_for_before_they_are_missed(tokens: TaskTokens) -> None:
+def test_tokens_are_asked_for_before_they_are_missed(tokens: TaskTokens) -> None:
     """A call that waits for the driver each time would be a tenth slower."""
     tokens.tick(10.0)
     tokens.give([Run(10.0, 0.0, 10, 1, 0.1)], 0.0)

@@ -89,10 +89,10 @@ class Cable:
         return 0
 
     async def drain(self) -> None:
-        """Be empty at any time."""
+        """Do nothing: it is empty at any time."""
 
     async def wait_closed(self) -> None:
-        """Be closed at once."""
+        """Do nothing: it is closed at once."""
 
 
 @dataclass
@@ -147,7 +147,7 @@ class Api:
 
 
 class World:
-    """Be a driver, its network and an API; `late` is the longest delay of a message."""
+    """A driver, its network and an API; `late` is the longest delay of a message."""
 
     def __init__(self, pace: Pace, api: Api, *, seed: int = 0, late: float = 0.002) -> None:
         self.loop = asyncio.get_running_loop()
@@ -186,7 +186,7 @@ class World:
         stalls: float = 0.0,
         lease: LeaseClient | None = None,
     ) -> int:
-        """Be a task with calls of so many rows; return how many were taken before it had to end.
+        """Play a task with calls of so many rows; return how many were taken before it had to end.
 
         `stalls`: how long at most a call is late because the task does something else.
         """
