@@ -51,7 +51,7 @@ class Json(ArrowDecoder):
       last one alone); within a map such a key does not fit.
     - Half of a surrogate pair (`\\ud800` alone) becomes a question mark. Nesting deeper than 999 levels and a number
       of more than 1000 digits are not JSON here; a text of more than 20 million characters does not fit.
-    - Binary is base64. A variant takes any value. Types without a meaning in JSON (intervals, char, varchar) are refused.
+    - Binary is base64. A variant takes any value. Intervals, char and varchar are refused.
 
     Runs in Python, on record batches; what Spark's from_json would do in another way is in docs/formats.md.
     """
