@@ -21,9 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router_demo.api import Api, Failure, Items, Limit, Poison, Script, Token
-from router_demo.api_server.bodies import rows
-from router_demo.api_server.buckets import Bucket
-from router_demo.api_server.figures import highest, used
+from router_demo.api_server.checks import Bucket
+from router_demo.api_server.messages import rows
+from router_demo.api_server.record import highest, used
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,18 +108,18 @@ def test_connections_are_counted_as_they_are_accepted(api: Api, session: request
 @pytest.mark.parametrize(
     ("body", "encoding", "expected"),
     [
-        (b'{"id": 1}', b"", [{"id": 1}]),
-        (b'[{"id": 1}, {"id": 2}]', b"", [{"id": 1}, {"id": 2}]),
-        (b'{"events": [{"id": 1}]}', b"", [{"id": 1}]),
-        (b'{"events": 1}', b"", [{"events": 1}]),
-        (b'{"id": 1}\n{"id": 2}\n', b"", [{"id": 1}, {"id": 2}]),
-        (gzip.compress(b'[{"id": 1}]', mtime=0), b"gzip", [{"id": 1}]),
-        (b"no gzip", b"gzip", []),
-        (b"", b"", []),
-        (b"<xml/>", b"", []),
+        (b'{"id": 1}', "", [{"id": 1}]),
+        (b'[{"id": 1}, {"id": 2}]', "", [{"id": 1}, {"id": 2}]),
+        (b'{"events": [{"id": 1}]}', "", [{"id": 1}]),
+        (b'{"events": 1}', "", [{"events": 1}]),
+        (b'{"id": 1}\n{"id": 2}\n', "", [{"id": 1}, {"id": 2}]),
+        (gzip.compress(b'[{"id": 1}]', mtime=0), "gzip", [{"id": 1}]),
+        (b"no gzip", "gzip", []),
+        (b"", "", []),
+        (b"<xml/>", "", []),
     ],
 )
-def test_rows_are_found_in_every_wrapping(body: bytes, encoding: bytes, expected: list[Any]) -> None:
+def test_rows_are_found_in_every_wrapping(body: bytes, encoding: str, expected: list[Any]) -> None:
     assert rows(body, encoding, "events") == expected
 
 
@@ -613,7 +613,7 @@ def test_a_default_script_asks_for_nothing() -> None:
 @contextmanager
 def _sent(api: Api, key: bytes) -> Iterator[None]:
     with socket.create_connection(("127.0.0.1", api.port), timeout=20) as sent:
-        sent.sendall(b"POST /events HTTP/1.1\r\nIdempotency-Key: %b\r\nContent-Length: 2\r\n\r\n{}" % key)
+        sent.sendall(b"POST /events HTTP/1.1\r\nHost: x\r\nIdempotency-Key: %b\r\nContent-Length: 2\r\n\r\n{}" % key)
         yield
 
 

@@ -1,4 +1,4 @@
-"""Run the API: `python -m router_demo.api --help`."""
+"""Run the mock API: `python -m router_demo.api --help`."""
 
 from __future__ import annotations
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import time
 from collections import Counter
 from html import escape
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from router_demo.api_server.figures import highest, used
-from router_demo.api_server.messages import PHRASES, Reply
-from router_demo.api_server.record import THROTTLED
+from router_demo.api_server.messages import Reply
+from router_demo.api_server.record import THROTTLED, highest, used
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from router_demo.api_server.messages import Request
     from router_demo.api_server.record import Record
     from router_demo.api_server.script import Failure, Limit, Script
 
+PHRASES = {status.value: status.phrase for status in HTTPStatus}
 SPAN = 60
 """Seconds that are drawn."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -36,10 +36,10 @@ td + td + td, p + p { color: #888; text-align: left }
 """
 
 
-def page(request: Request, script: Script, record: Record) -> Reply:
-    """Answer a look at the API, which is no call: no check is made, and nothing is counted."""
+def page(accept: str, script: Script, record: Record) -> Reply:
+    """Answer a look at the API by what the Accept header asks for; a look is no call: no check, nothing is counted."""
     drawn = _drawn(record, time.monotonic())
-    if "text/html" in request.header("accept"):
+    if "text/html" in accept:
         body, kind = _html(script, _lines(script, record), *drawn), "text/html"
     else:
         body, kind = _text(script, _lines(script, record), drawn[0]), "text/plain"
