@@ -18,7 +18,7 @@ from google.protobuf import message_factory  # type: ignore[import-untyped]
 from benchmarks.feeds import Feed
 from benchmarks.feeds.json_events import JSON, SCHEMA
 from benchmarks.registries import registry
-from router_demo.subject import subject_in
+from router_demo.registry import subject_in
 from router_schemas.frames import prefix
 from router_schemas.protobuf.compile import descriptors
 from router_schemas.protobuf.messages import message_of

@@ -34,7 +34,7 @@ rm -rf "$1"
 
 
 class Embedded(ABC):
-    """Hold a server with its own ports and its own temporary folder.
+    """A server with its own ports and its own temporary folder.
 
     `stop()` or `kill()` and then `start()` keep data and port, so a test can take the server away and bring it back;
     `close()` ends it and removes the folder.

@@ -14,8 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from router import StartError
 from router_demo.embedded import HOST, Embedded, free_ports, is_open, tail
-from router_demo.jars import kafka_jars
-from router_demo.java import find_java
+from router_demo.jars import find_java, kafka_jars
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +52,7 @@ log = logging.getLogger(__name__)
 
 
 class EmbeddedKafka(Embedded):
-    """Hold a broker. `settings` are further broker properties."""
+    """A broker. `settings` are further broker properties."""
 
     what: ClassVar[str] = "Kafka"
     start_seconds: ClassVar[int] = 90

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Iterator
 
-    from router_demo.records import Chunk, Record
-    from router_demo.traffic import Traffic
-    from router_demo.values import Values
+    from router_demo.games import Record
+    from router_demo.records import Chunk
+    from router_demo.traffic import Traffic, Values
 
 ANSWER_SECONDS = 10
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sent:
-    """Report a run: what was handed to the producer, and what of it was not delivered.
+    """What a run sent: what was handed to the producer, and what of it was not delivered.
 
     `games` counts good events by game, `versions` the same by schema version, `garbage` the rest by kind. `errors`
     counts the records that Kafka did not take, by reason; they are not taken out of the other counts. `bytes` are those

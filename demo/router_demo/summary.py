@@ -1,4 +1,4 @@
-"""Show what landed in the demo's lake, and hold it against what was sent."""
+"""Show what landed in the demo's lake, compared with what was sent."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from router_demo import landed
+from router_demo.big_wins import PAUSE
 from router_demo.garbage import stage_of
 from router_demo.landed import BRONZE, DEAD, HISTORY, PROFILE_BRONZE
-from router_demo.posted import PAUSE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rich.console import Console
 
+    from router_demo.big_wins import Posted
+    from router_demo.games import Profiles
     from router_demo.landed import Landed
-    from router_demo.posted import Posted
-    from router_demo.profiles import Profiles
+    from router_demo.running import Version
     from router_demo.simulator import Sent
 
 LONGEST_REASON = 68
@@ -33,21 +34,8 @@ DETAIL = ": it answers"
 
 
 @dataclass(frozen=True)
-class Version:
-    """Be a schema version that was registered while the demo ran.
-
-    `column` is what it brought, `gained` says after how many seconds a reader saw it, by table.
-    """
-
-    number: int
-    id: int
-    column: str
-    gained: dict[str, float]
-
-
-@dataclass(frozen=True)
 class Speed:
-    """Hold how long the router took, the first batch included, and the rate of its fastest batch."""
+    """How long the router took, the first batch included, and the rate of its fastest batch."""
 
     seconds: float
     fastest: float
