@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from router import StartError
 from router_demo.json_values import JsonValues
+from router_demo.kafka import await_topic
 from router_demo.records import chunks
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ def ensure_topic(servers: str, topic: str, partitions: int) -> None:
     try:
         if topic not in admin.list_topics(timeout=ANSWER_SECONDS).topics:
             admin.create_topics([NewTopic(topic, partitions)])[topic].result(ANSWER_SECONDS)
+            await_topic(admin, topic, partitions)
     except KafkaException as error:
         reason = error.args[0]
         if reason.code() == KafkaError.TOPIC_ALREADY_EXISTS:
