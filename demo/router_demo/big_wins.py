@@ -294,7 +294,7 @@ class Posted:
 
 
 def _win(call: dict[str, Any]) -> Win:
-    """Return the win that a call told the API of: .../players/{gamer}/notes."""
+    """Return the win of a call: its path is .../players/{gamer}/notes."""
     body = json.loads(call["body"])
     return Win.read(unquote(call["path"].split("/")[2]), body["amount"], body["at"])
 

@@ -240,7 +240,7 @@ def _random_payload(event: bytes, random: Random, message: Any) -> bytes:
 
 
 def _json_text(event: bytes, random: Random, message: Any) -> bytes:
-    """Write the event as a producer does that was never told of the registry."""
+    """Write the event as a producer does that knows no registry."""
     text: str = MessageToJson(message.FromString(event[FRAME:]), preserving_proto_field_name=True, indent=None)
     return text.encode()
 

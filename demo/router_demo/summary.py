@@ -128,7 +128,7 @@ def _versions(versions: list[Version], read: Counter[int], sent: Sent) -> Table:
 
 
 def _posted(posted: Posted) -> Table:
-    """Hold the table of big wins and the API against each other."""
+    """Compare the table of big wins with the API."""
     title = f"Big wins in a table, and at an API that takes {posted.limit} calls a second"
     shown = _table(title, "", "table", "API")
     there = posted.table.total(), posted.taken.total()
@@ -145,10 +145,10 @@ def _posted(posted: Posted) -> Table:
 
 def _calls(posted: Posted) -> dict[str, str]:
     """Return what the API counted."""
-    told = {f"most calls in any second, of {posted.limit}": f"{posted.highest:,}"}
+    counted = {f"most calls in any second, of {posted.limit}": f"{posted.highest:,}"}
     if posted.highest > posted.limit:  # a busy machine: what waits to be read seems to come at once
-        told["the API itself was held up, at most"] = f"{posted.held_up:.2f} s"
-    return told | {
+        counted["the API itself was held up, at most"] = f"{posted.held_up:.2f} s"
+    return counted | {
         f"limit used, pauses of over {PAUSE} s left out": "" if posted.used is None else f"{posted.used:.0%}",
         "calls answered 429: too many": f"{posted.statuses.get(429, 0):,}",
         f"calls answered 503: {posted.course.outage:.1f} s out of order": f"{posted.refused:,}",

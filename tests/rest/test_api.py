@@ -248,7 +248,7 @@ def test_retry_after_can_be_a_date(api: Api, session: requests.Session) -> None:
     ],
 )
 def test_a_limit_is_told_in_headers(api: Api, session: requests.Session, told: Any, names: set[str]) -> None:
-    api.play(limits=[Limit(rate=5, window=3600, told=told)])
+    api.play(limits=[Limit(rate=5, window=3600, headers=told)])
     post(session, api)
     headers = post(session, api).headers
 
@@ -497,8 +497,8 @@ def test_redirects_go_round_in_circles(api: Api, session: requests.Session) -> N
 
 def test_a_connection_may_end_after_some_calls_or_when_idle(api: Api, session: requests.Session) -> None:
     api.play(calls_per_connection=2)
-    for _ in range(4):
-        post(session, api)
+    last = [post(session, api).headers.get("Connection") for _ in range(4)]
+    assert last == [None, "close", None, "close"], "a client must know, or it sends a call into a connection that ends"
     assert api.stats().connections >= 2
 
     api.play(idle_seconds=0.01)

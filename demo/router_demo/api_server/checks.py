@@ -105,7 +105,7 @@ class Limits:
             for limit in script.limits
         }
         self._wrapped = script.rows
-        self._told = any(limit.told for limit in script.limits)
+        self._has_headers = any(limit.headers for limit in script.limits)
 
     def __call__(self, call: Call) -> Reply | None:
         asked = [(bucket, self._units(bucket.limit, call)) for bucket in self.buckets.values()]
@@ -120,7 +120,7 @@ class Limits:
 
     def headers(self, now: float) -> list[tuple[str, str]]:
         """Return the headers in which every reply says what is left of the limits."""
-        if not self._told:
+        if not self._has_headers:
             return []
         return [header for bucket in self.buckets.values() for header in bucket.headers(now)]
 
@@ -177,13 +177,13 @@ class Bucket:
 
 
 def _limit_headers(limit: Limit, quota: int, left: int, reset: int, seconds: int) -> list[tuple[str, str]]:
-    if limit.told == "draft":
+    if limit.headers == "draft":
         policy = f'"{limit.name}";q={quota};w={seconds}'
         return [("RateLimit-Policy", policy), ("RateLimit", f'"{limit.name}";r={left};t={reset}')]
-    prefix = "RateLimit" if limit.told == "three" else "X-RateLimit"
-    last = reset + math.floor(time.time()) if limit.told == "x_epoch" else reset
+    prefix = "RateLimit" if limit.headers == "three" else "X-RateLimit"
+    last = reset + math.floor(time.time()) if limit.headers == "x_epoch" else reset
     named = (("Limit", quota), ("Remaining", left), ("Reset", last))
-    return [(f"{prefix}-{name}", str(number)) for name, number in named] if limit.told else []
+    return [(f"{prefix}-{name}", str(number)) for name, number in named] if limit.headers else []
 
 
 class Failures:

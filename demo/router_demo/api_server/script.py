@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 RetryAfter = Literal["none", "seconds", "date", "absurd", "malformed"]
 """The forms of a Retry-After header: `absurd` is a year, `malformed` is none of the two forms of HTTP."""
-Told = Literal["", "draft", "three", "x", "x_epoch"]
-"""Which headers tell the limit: those of the IETF's draft, of its older drafts, X- with seconds or with a time."""
+LimitHeaders = Literal["", "draft", "three", "x", "x_epoch"]
+"""Which headers say what is left: those of the IETF's draft, of its older drafts, X- with seconds or with a time."""
 How = Literal["answer", "huge", "endless", "drip", "cut", "garbage", "hangup", "reset", "silent"]
 
 
@@ -34,7 +34,7 @@ class Limit(Frozen):
     unit: Literal["calls", "rows"] = "calls"
     retry_after: RetryAfter = "seconds"
     wait: float | None = None
-    told: Told = ""
+    headers: LimitHeaders = ""
 
 
 class Failure(Frozen):
@@ -49,7 +49,7 @@ class Failure(Frozen):
     how: How = "answer"
     status: int = 500
     headers: dict[str, str] = {}
-    body: str = '{"error": "told to fail"}'
+    body: str = '{"error": "a failure of the script"}'
     size: int = 64 << 20
     share: float = Field(1, ge=0, le=1)
     times: int | None = None
