@@ -88,10 +88,10 @@ def _run(demo: Demo) -> int:
             return 1
         api = held.enter_context(crm(demo, kafka, environ))
         profiles = Profiles(options.games)
-        with routing(demo, PROFILES, environ) as keeper:
-            _change(demo, keeper, kafka, profiles)
-        if (code := keeper.stop()) or keeper.read < options.changes:
-            return failed(demo, keeper, options.changes, code)
+        with routing(demo, PROFILES, environ) as profile_router:
+            _change(demo, profile_router, kafka, profiles)
+        if (code := profile_router.stop()) or profile_router.read < options.changes:
+            return failed(demo, profile_router, options.changes, code)
         posted = api.post()
     if isinstance(posted, int):
         return posted

@@ -186,5 +186,5 @@ def is_open(port: int) -> bool:
 
 
 def tail(folder: Path, lines: int = 30) -> str:
-    """Return the end of what the server in a folder said."""
+    """Return the end of the log of the server in a folder."""
     return "\n".join((folder / "server.log").read_text(errors="replace").splitlines()[-lines:])

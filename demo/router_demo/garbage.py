@@ -1,4 +1,4 @@
-"""Make the records a real topic holds and nobody admits to have sent: what all formats share."""
+"""Make garbage, as every real topic holds some: what all formats share, and all that a registry frames."""
 
 from __future__ import annotations
 

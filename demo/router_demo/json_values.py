@@ -87,4 +87,4 @@ JSON_GARBAGE: dict[str, Maker] = {
     "null": null,
     "no_game": _no_game,
 } | {kind: _named(*names) for kind, names in BAD_NAMES.items()}
-"""A maker of each kind of garbage: from a good event to the value sent in its place (None is a tombstone)."""
+"""A maker of each kind: from a good event to the value sent in its place (None is a tombstone)."""

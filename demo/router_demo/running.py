@@ -143,10 +143,9 @@ def uninterrupted(*signals: int) -> Iterator[None]:
 class Router:
     """A router that runs continuously, as `router run` in a process of its own.
 
-    `tell` gets each of its log entries; its other output goes to a file.
-
-    `read` counts the records of its batches, `began` and `ended` are the monotonic times of the first and the last
-    one, `fastest` the records per second of the fastest. `over` is set when the process has ended.
+    `tell` gets each of its log entries; its other output goes to a file. `read` counts the records of its batches,
+    `began` and `ended` are the monotonic times of the first and the last one, `fastest` the records per second of the
+    fastest. `over` is set when the process has ended.
     """
 
     def __init__(self, routes: Path, environ: Mapping[str, str], log: Path, tell: Callable[[dict[str, Any]], None]):
