@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BRONZE, DEAD = "bronze.game_events", "ops.dead_letters"
+OWN_LAYERS = {"outbox", "quarantine"}
 PROFILE_BRONZE, HISTORY = "bronze.gamer_profiles", "silver.profile_history"
 
 
@@ -35,8 +36,8 @@ class Landed:
 
 
 def tables(lake: Path) -> dict[str, Landed]:
-    """Return the tables of a lake by name, without the outboxes that sinks work from."""
-    logs = [log for log in sorted(lake.glob("[!_]*/*/_delta_log")) if log.parts[-3] != "lanes"]
+    """Return the tables of a lake by name, without those that the router keeps for itself."""
+    logs = [log for log in sorted(lake.glob("[!_]*/*/_delta_log")) if log.parts[-3] not in OWN_LAYERS]
     found = (Landed(f"{log.parent.parent.name}.{log.parent.name}", log.parent) for log in logs)
     return {table.name: table for table in found}
 
