@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from router_decoders import json_batches
 from router_schemas.framed_rows import ADDED, about, framed_rows, wanted, why
 from router_schemas.model import WriterSchema
-from router_schemas.wire_format import frame_of
+from router_schemas.wire_format import schema_bytes
 
 if TYPE_CHECKING:
     from router_decoders.json_shapes import Shape
@@ -30,7 +30,7 @@ class Framed:
 def events(records: pa.RecordBatch, known: Framed) -> pa.RecordBatch:
     """Return `event`, what ADDED has, and `_undecided`, where only the native expressions can tell."""
     found = framed_rows(records, "confluent", known.header, indexed=False)
-    written = [known.written.get(frame_of(WriterSchema.of(place))) for place in found.writers]
+    written = [known.written.get(schema_bytes(WriterSchema.of(place))) for place in found.writers]
     reasons = why(found, written)
     objects = pa.RecordBatch.from_arrays([found.payloads], names=["value"])
     event = json_batches.events(objects, known.shape).column("event")

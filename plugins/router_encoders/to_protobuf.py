@@ -69,12 +69,12 @@ class ToProtobuf(RegistryEncoder):
 
     def written(self, closed: ResolvedSchema, columns: StructType) -> Encoding:
         """Return how rows are written with a message of a schema."""
-        from router_schemas.protobuf.descriptors import descriptors, message_names, path_of
+        from router_schemas.protobuf.descriptors import descriptors, message_index_of, message_names
         from router_schemas.wire_format import prefix
 
         files = descriptors(closed)
         message = self.message or next(iter(message_names(files)), "")
-        path = path_of(files, message)
+        path = message_index_of(files, message)
         frame = b"" if self.frame == "none" else prefix(closed.schema.id, path)
         argument = ProtobufTarget(frame, files, message, columns)
         _writer(argument)  # what does not go together shall be said here

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from router_schemas.model import VALUE_HEADER, ResolvedSchema, SchemaInfo, WriterSchema
-from router_schemas.wire_format import frame_of
+from router_schemas.wire_format import schema_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -284,13 +284,13 @@ class AnyFormat(Library[Formats]):
         written: dict[bytes, SchemaInfo] = {}
         for kind, library in self._libraries.items():
             for text, (reason, _) in library.unknown.items():
-                written[frame_of(WriterSchema.of(text))] = SchemaInfo(message=kind, reason=reason)
+                written[schema_bytes(WriterSchema.of(text))] = SchemaInfo(message=kind, reason=reason)
         for kind, library in self._libraries.items():
             readable = bool(self._fields[kind](made[kind]))
             for text, its_kind in self._kinds(_writers(library)).items():
                 if its_kind == kind:
                     why = None if readable else library.faults.get(text) or _why(kind, made[kind], text)
-                    written[frame_of(WriterSchema.of(text))] = SchemaInfo(message=kind, reason=why)
+                    written[schema_bytes(WriterSchema.of(text))] = SchemaInfo(message=kind, reason=why)
         return written
 
 
@@ -299,5 +299,5 @@ def _writers(library: RegistryLibrary[Any, Any]) -> list[str]:
 
 
 def _why(kind: Kind, made: Any, text: str) -> str | None:
-    reason: str | None = made.written[text if kind == "PROTOBUF" else frame_of(WriterSchema.of(text))].reason
+    reason: str | None = made.written[text if kind == "PROTOBUF" else schema_bytes(WriterSchema.of(text))].reason
     return reason

@@ -18,7 +18,14 @@ from router_schemas.framed_rows import WHOLE, at_index
 from router_schemas.library import Library, RegistryLibrary, keep, remembered
 from router_schemas.model import VALUE_HEADER, SchemaOrigin, WriterSchema, check_free, refusals
 from router_schemas.protobuf.decode import MessageReader, reader
-from router_schemas.protobuf.descriptors import CompilerError, all_names, descriptors, from_file, name_at, paths_of
+from router_schemas.protobuf.descriptors import (
+    CompilerError,
+    all_names,
+    descriptors,
+    from_file,
+    message_indexes_of,
+    name_at,
+)
 from router_schemas.protobuf.events import ANY, WRAPPED, Events, MessageInfo, Wrapped, type_at
 from router_schemas.protobuf.merge import MessageVersion, merge
 from router_schemas.protobuf.spark_types import spark_struct
@@ -167,7 +174,9 @@ class OneMessage(Library[Events]):
 
     def __init__(self, files: Files, message: str, frame: Frame, header: str = VALUE_HEADER) -> None:
         use = files.use(message)
-        writers = [WHOLE] if frame == "none" else [at_index(path) for path in paths_of(files.descriptors, message)]
+        writers = (
+            [WHOLE] if frame == "none" else [at_index(path) for path in message_indexes_of(files.descriptors, message)]
+        )
         made = events_of(dict.fromkeys(writers, use), {})
         if not made.readers:
             raise StartError(f"schema file {files.label}: {made.written[writers[0]].reason}")
