@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_CLOSED: TypeAdapter[ResolvedSchema] = TypeAdapter(ResolvedSchema)
+_RESOLVED: TypeAdapter[ResolvedSchema] = TypeAdapter(ResolvedSchema)
 _VERSIONS: TypeAdapter[dict[int, int]] = TypeAdapter(dict[int, int])
 _ID: TypeAdapter[int] = TypeAdapter(int)
 
@@ -50,12 +50,12 @@ class SchemaCache:
 
     def schema(self, schema_id: int) -> ResolvedSchema | None:
         """Return what was kept for an id."""
-        found = self._read(self._name("id", str(schema_id)), _CLOSED)
+        found = self._read(self._name("id", str(schema_id)), _RESOLVED)
         return found if found is not None and found.schema.id == schema_id else None
 
-    def keep_schema(self, closed: ResolvedSchema) -> None:
+    def keep_schema(self, resolved: ResolvedSchema) -> None:
         """Keep a schema under its id."""
-        self._memory.write(self._name("id", str(closed.schema.id)), _CLOSED.dump_json(closed))
+        self._memory.write(self._name("id", str(resolved.schema.id)), _RESOLVED.dump_json(resolved))
 
     def guid(self, guid: UUID) -> int | None:
         """Return the id that was kept for a GUID."""

@@ -60,7 +60,7 @@ REASONS = (
     "frame: the header with the schema's GUID is not 01 and 16 bytes",
     *PROBLEMS,
 )
-"""The reason of each status; FRAMED and NULL (a tombstone, which has no frame) have none."""
+"""The reason of each status; FRAMED and NULL (a tombstone, which names no schema) have none."""
 
 _PREFIX = 5
 _GUID = 17
@@ -99,7 +99,7 @@ class ParsedValues:
 
     @property
     def reasons(self) -> pa.StringArray:
-        """Return why a row has no frame; null where it has one, and for tombstones."""
+        """Return why a row names no schema; null where it does, and for tombstones."""
         return pa.array(REASONS, pa.string()).take(pa.array(self.status))
 
 
@@ -134,9 +134,9 @@ def parse(
     headers: pa.ListArray | None = None,
     header: str = VALUE_HEADER,
 ) -> ParsedValues:
-    """Find the frame of every value. Runs on an executor; never raises for what a row holds.
+    """Parse the prefix or header of every value. Runs on an executor; never raises for what a row holds.
 
-    `indexed` says which schemas are Protobuf, whose frames have a message index: all, none, or these ids and GUIDs.
+    `indexed` says which schemas are Protobuf, whose values have a message index: all, none, or these ids and GUIDs.
     `headers` is a column of list<struct<key: string, value: binary>>: a row that has the header named `header` (the
     last of them, as Java readers take it) is framed by it, any other row by its prefix.
     """
@@ -155,20 +155,20 @@ def parse(
         groups[rows[good]] = _by_guid(given.rows(good), names)
         left = ~np.isin(framed, rows)
         sources = [(framed[left], column.rows(framed[left]), _PREFIX), (rows[good], given.rows(good), _GUID)]
-    frames = ParsedValues(status, groups, ids, starts, tuple(names))
-    return _with_paths(frames, sources, indexed) if indexed is not False else frames
+    parsed = ParsedValues(status, groups, ids, starts, tuple(names))
+    return _with_paths(parsed, sources, indexed) if indexed is not False else parsed
 
 
-def payloads(values: pa.BinaryArray, frames: ParsedValues) -> pa.BinaryArray:
-    """Return what follows the frames; null where there is no frame."""
-    framed = frames.status == FRAMED
-    starts = np.unique(frames.starts[framed])
+def payloads(values: pa.BinaryArray, parsed: ParsedValues) -> pa.BinaryArray:
+    """Return what follows the prefixes; null where a row names no schema."""
+    framed = parsed.status == FRAMED
+    starts = np.unique(parsed.starts[framed])
     if len(starts) == 0:
         return pa.nulls(len(values), values.type)
     if len(starts) == 1:
         rest = pc.binary_slice(values, int(starts[0]), _TO_THE_END)
         return rest if framed.all() else pc.if_else(pa.array(framed), rest, pa.scalar(None, rest.type))
-    rows = [np.flatnonzero(framed & (frames.starts == start)) for start in starts]
+    rows = [np.flatnonzero(framed & (parsed.starts == start)) for start in starts]
     parts = [
         pc.binary_slice(values.take(pa.array(some)), int(start), _TO_THE_END)
         for some, start in zip(rows, starts, strict=True)
@@ -179,14 +179,14 @@ def payloads(values: pa.BinaryArray, frames: ParsedValues) -> pa.BinaryArray:
 
 
 def prefix(schema_id: int, path: Sequence[int] | None = None) -> bytes:
-    """Return the frame to put before a payload; `path` for Protobuf only. Raises ValueError for an impossible one."""
+    """Return the bytes to put before a payload; `path` for Protobuf only. Raises ValueError for an impossible id."""
     if not 0 <= schema_id < 2**31:
         raise ValueError(f"a schema id is a number from 0 to 2147483647, not {schema_id}")
     return struct.pack(">bI", 0, schema_id) + (b"" if path is None else encoded_index(path))
 
 
 def pack(schema_id: int, path: Sequence[int] | None, payload: bytes) -> bytes:
-    """Return a framed value; `path` for Protobuf only. Raises ValueError for an impossible frame."""
+    """Return a whole value; `path` for Protobuf only. Raises ValueError for an impossible id."""
     return prefix(schema_id, path) + payload
 
 
@@ -253,15 +253,15 @@ def _headers(headers: pa.ListArray, header: str, status: NDArray[np.uint8]) -> t
 
 
 def _with_paths(
-    frames: ParsedValues, sources: list[tuple[Rows, _Bytes, int]], indexed: bool | Collection[int | bytes]
+    parsed: ParsedValues, sources: list[tuple[Rows, _Bytes, int]], indexed: bool | Collection[int | bytes]
 ) -> ParsedValues:
     """Add the message indexes: to the groups and keys, and to where the payloads of prefixed values start."""
-    chosen = np.array([indexed is True or _is_one(key, indexed) for key in frames.keys] or [False])
-    status, starts = frames.status.copy(), frames.starts.copy()
+    chosen = np.array([indexed is True or _is_one(key, indexed) for key in parsed.keys] or [False])
+    status, starts = parsed.status.copy(), parsed.starts.copy()
     paths = np.zeros(len(status), np.int64)
     known: dict[MessageIndex, int] = {}
     for rows, given, skip in sources:
-        mine = chosen[frames.groups[rows]]
+        mine = chosen[parsed.groups[rows]]
         chosen_rows, at = given.rows(mine), rows[mine]
         codes, sizes, problems = indexes_at(chosen_rows.data, chosen_rows.begins + skip, chosen_rows.ends, known)
         paths[at] = codes + 1
@@ -269,12 +269,12 @@ def _with_paths(
         status[at] = np.where(problems, problems + HEADER, FRAMED)
     framed = status == FRAMED
     both, groups = len(known) + 1, np.full(len(status), -1, np.int64)
-    coded = pa.array(frames.groups[framed] * both + paths[framed]).dictionary_encode()
+    coded = pa.array(parsed.groups[framed] * both + paths[framed]).dictionary_encode()
     groups[framed] = coded.indices.to_numpy(zero_copy_only=False)
     found = [None, *known]
-    pairs = [(frames.keys[code // both], found[code % both]) for code in coded.dictionary.to_pylist()]
+    pairs = [(parsed.keys[code // both], found[code % both]) for code in coded.dictionary.to_pylist()]
     keys = tuple(SchemaKey(key.id, key.guid, path) for key, path in pairs)
-    return ParsedValues(status, groups, frames.ids, starts, keys)
+    return ParsedValues(status, groups, parsed.ids, starts, keys)
 
 
 def _is_one(key: SchemaKey, chosen: bool | Collection[int | bytes]) -> bool:

@@ -171,9 +171,9 @@ class Writers(RegistryLibrary[RecordUse, Records]):
 
     header: str = VALUE_HEADER
 
-    def use(self, writer: WriterSchema, closed: ResolvedSchema) -> RecordUse:
+    def use(self, writer: WriterSchema, resolved: ResolvedSchema) -> RecordUse:
         """Return the use of a writer's schema."""
-        return RecordUse.of(SchemaOrigin.of(closed), parse(closed))
+        return RecordUse.of(SchemaOrigin.of(resolved), parse(resolved))
 
     def make(self) -> Records:
         """Return one reader's schema per record, and the schema of every frame."""

@@ -50,9 +50,9 @@ class Documents(RegistryLibrary[ObjectUse, Objects]):
 
     header: str = VALUE_HEADER
 
-    def use(self, writer: WriterSchema, closed: ResolvedSchema) -> ObjectUse:
+    def use(self, writer: WriterSchema, resolved: ResolvedSchema) -> ObjectUse:
         """Return the use of a writer's schema."""
-        return ObjectUse(SchemaOrigin.of(closed), struct_of_registered(closed), title_of(closed))
+        return ObjectUse(SchemaOrigin.of(resolved), struct_of_registered(resolved), title_of(resolved))
 
     def make(self) -> Objects:
         """Return the one struct that all objects are read by; versions that do not fit the oldest are refused."""

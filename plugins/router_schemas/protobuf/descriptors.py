@@ -46,22 +46,22 @@ class CompilerError(RuntimeError):
     """A failure of this machine to compile a schema, which says nothing about the schema."""
 
 
-def descriptors(closed: ResolvedSchema, timeout: float = 30) -> bytes:
+def descriptors(resolved: ResolvedSchema, timeout: float = 30) -> bytes:
     """Return a FileDescriptorSet of a schema with all it imports, dependencies first and the schema last.
 
     Runs on the driver. Raises ValueError for a schema that is wrong, with what is, and CompilerError where this
     machine has no compiler for a text, or the compiler took more than `timeout` seconds.
     """
-    for name in closed.imports:
+    for name in resolved.imports:
         _check(name)
     sources: Sources = {
         name: _source(text)
-        for name, text in closed.imports.items()
+        for name, text in resolved.imports.items()
         # Python has these, and what reads messages knows them by heart
         if not (name.startswith(_GOOGLE) and well_known(name))
     }
     main = next(name for name in _free_names() if name not in sources)
-    sources[main] = _source(closed.schema.text)
+    sources[main] = _source(resolved.schema.text)
     return _linked(_compiled(sources, main, timeout), main)
 
 

@@ -123,12 +123,12 @@ class Messages(RegistryLibrary[MessageUse, Events]):
     """Whether the registry's records are of other formats, too: those of unknown schemas then have no message index."""
     compiled: dict[int, bytes] = field(default_factory=dict)
 
-    def use(self, writer: WriterSchema, closed: ResolvedSchema) -> MessageUse:
+    def use(self, writer: WriterSchema, resolved: ResolvedSchema) -> MessageUse:
         """Return the message of a writer's schema."""
-        number = closed.schema.id
-        origin = SchemaOrigin.of(closed)
+        number = resolved.schema.id
+        origin = SchemaOrigin.of(resolved)
         try:
-            files = self.compiled[number] = self.compiled.get(number) or descriptors(closed)
+            files = self.compiled[number] = self.compiled.get(number) or descriptors(resolved)
         except CompilerError as error:  # the schema may be good: no record may become a dead letter for this
             raise StartError(f"{origin.label} cannot be compiled here: {error}") from error
         return MessageUse.of(origin, files, writer.message if writer.path is None else name_at(files, writer.path))
