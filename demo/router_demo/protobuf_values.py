@@ -12,10 +12,9 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from router_demo.games import GAMES, game_names, gamer_names
 from router_demo.garbage import BAD_NAMES, FRAMED_GARBAGE
 from router_demo.traffic import draw_amounts, draw_ends
-from router_schemas.frames import prefix
-from router_schemas.protobuf.compile import descriptors
-from router_schemas.protobuf.messages import message_of
-from router_schemas.records import Closed, Registered
+from router_schemas.model import RegisteredSchema, ResolvedSchema
+from router_schemas.protobuf.descriptors import descriptors, message_of
+from router_schemas.wire_format import prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,7 +113,7 @@ message Poker {
 
 def message_class(version: int) -> Any:
     """Return google's class of the message of a version."""
-    files = descriptors(Closed(Registered(0, "PROTOBUF", schema_text(version))))
+    files = descriptors(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", schema_text(version))))
     return message_factory.GetMessageClass(message_of(files, MESSAGE))
 
 

@@ -13,14 +13,14 @@ import requests
 from router import StartError
 from router_demo.embedded import HOST, Embedded, free_ports
 from router_demo.jars import fetched_once, find_java, resolve
-from router_schemas.client import Client
-from router_schemas.connection import Registry
+from router_schemas.registry_client import RegistryClient
+from router_schemas.registry_options import RegistryOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from router_schemas.records import Kind
+    from router_schemas.model import Kind
 
 APICURIO = "3.0.9"
 """The newest release whose archive runs on Java 17."""
@@ -114,7 +114,7 @@ def unpack(archive: Path, into: Path) -> None:
 class Subject:
     """A subject of a registry. `on_register` gets the id of each schema that is registered through this."""
 
-    def __init__(self, client: Client, name: str, on_register: Callable[[int], None] | None = None) -> None:
+    def __init__(self, client: RegistryClient, name: str, on_register: Callable[[int], None] | None = None) -> None:
         self._client = client
         self._name = name
         self._on_register = on_register
@@ -131,8 +131,8 @@ class Subject:
 def subject_in(url: str, name: str, on_register: Callable[[int], None] | None = None) -> Iterator[Subject]:
     """Hold a connection to a registry. Raises StartError for what is not the URL of one."""
     try:
-        registry = Registry(url=(url,))
+        registry = RegistryOptions(url=(url,))
     except ValueError:
         raise StartError(f"{url!r} is not the URL of a registry: write http(s)://host[:port][/path]") from None
-    with Client(registry) as client:
+    with RegistryClient(registry) as client:
         yield Subject(client, name, on_register)

@@ -19,11 +19,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from router import ArrowDecoding, Preparation
-    from router_schemas.formats import Formats
-    from router_schemas.library import Library, RegistryLibrary
-    from router_schemas.on_disk import OnDisk
-    from router_schemas.records import Kind
-    from router_schemas.written import Taken
+    from router_schemas.library import Formats, Library, RegistryLibrary
+    from router_schemas.model import Kind, Taken
+    from router_schemas.offline_registry import OfflineRegistry
 
 DECODERS: dict[Kind, type[BySchema]] = {"AVRO": Avro, "PROTOBUF": Protobuf, "JSON": JsonSchema}
 
@@ -54,7 +52,7 @@ class Auto(BySchema):
 
     def library(self, preparation: Preparation) -> Library[Formats]:
         """Return where schemas of all formats come from."""
-        from router_schemas.formats import AnyFormat
+        from router_schemas.library import AnyFormat
 
         schemas, memory = self.schemas(preparation), preparation.memory
 
@@ -71,16 +69,16 @@ class Auto(BySchema):
 
         return AnyFormat(schemas, memory, self.subjects, self.header, opened, {kind: fields(kind) for kind in DECODERS})
 
-    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OnDisk:
+    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has files of all formats, told by their names."""
-        from router_schemas.on_disk import OnDisk
-        from router_schemas.protobuf.compile import imports_below
+        from router_schemas.offline_registry import OfflineRegistry
+        from router_schemas.protobuf.descriptors import imports_below
 
-        return OnDisk(None, schemas, imports_below)
+        return OfflineRegistry(None, schemas, imports_below)
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return an event as the decoder of its schema's format does."""
-        from router_schemas.on_disk import kind_of
+        from router_schemas.offline_registry import kind_of
 
         part = self._part(kind_of(self.chosen(schema)[1]), None)
         part._files = self._files
@@ -88,10 +86,10 @@ class Auto(BySchema):
 
     def wanted_by(self, records: pa.RecordBatch, known: Formats) -> frozenset[str]:
         """Return the schemas and messages that records name and that are not known."""
-        from router_schemas.frames import frame_of, parse
+        from router_schemas.wire_format import parse, schema_bytes
 
         keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
-        wanted = frozenset(str(key.place) for key in keys if frame_of(key.place) not in known.written)
+        wanted = frozenset(str(key.writer) for key in keys if schema_bytes(key.writer) not in known.written)
         for kind, made in known.made.items():
             if kind == "PROTOBUF":  # a schema that is known, and another message of it
                 found = self._part(kind, made).wanted_by(records, made)
@@ -131,11 +129,11 @@ def fields(kind: Kind) -> Any:
     """Return what tells the fields of a format's event with their types and what brought them."""
 
     def told(made: Any) -> Taken:
-        from router_schemas.avro.column_names import column_names
+        from router_schemas.column_names import column_names
         from router_schemas.json_schema.merge import table_type
 
         if kind == "PROTOBUF":
-            from router_schemas.protobuf.mapping import spark_struct
+            from router_schemas.protobuf.spark_types import spark_struct
 
             event = spark_struct(made.event)
         else:

@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from router_decoders import frame_columns
-from router_schemas.told import ABOUT, ADDED
+from router_schemas.framed_rows import ABOUT, ADDED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from router_decoders.by_schema import BySchema
-    from router_schemas.formats import Formats
-    from router_schemas.records import Kind
+    from router_schemas.library import Formats
+    from router_schemas.model import Kind
 
 NAMES = ("event", *ADDED.names)
 OWN = ("_any_format", "_any_value", "_any_why", "_any_wanted", "_any_id")

@@ -10,12 +10,12 @@ from pyspark.sql.avro.functions import from_avro
 
 from router_decoders.avro_texts import are_utf8
 from router_decoders.frame_columns import TEMPORARY, about, binary, framed, unframed, wanted
-from router_schemas.avro.envelope import END
+from router_schemas.avro.library import END
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from router_schemas.avro.reading import Record, Records
+    from router_schemas.avro.library import RecordReader, Records
 
 
 def decoded(raw: DataFrame, known: Records) -> DataFrame:
@@ -31,7 +31,7 @@ def decoded(raw: DataFrame, known: Records) -> DataFrame:
 class _Part:
     """Be one record of an event, decoded into a column of envelopes, which is null on the rows of others."""
 
-    def __init__(self, column: str, record: Record) -> None:
+    def __init__(self, column: str, record: RecordReader) -> None:
         self.is_mine = F.col(column).isNotNull()
         self.end = F.col(f"{column}.end")
         self.whole = F.coalesce(self.end == binary(END), F.lit(False))
@@ -40,7 +40,7 @@ class _Part:
         self.names = set(record.struct.fieldNames())
 
 
-def _read(record: Record, numbers: dict[bytes, int]) -> Column:
+def _read(record: RecordReader, numbers: dict[bytes, int]) -> Column:
     """Return the envelope of one record's values, null on other rows: a CASE, so that each row is decoded once."""
     options = {"avroSchema": record.reader, "mode": "PERMISSIVE"}
     writer, body = F.col("_known.writer"), F.concat("_body", binary(END))

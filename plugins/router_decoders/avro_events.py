@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from router import Preparation
-    from router_schemas.avro.reading import Records
+    from router_schemas.avro.library import Records
     from router_schemas.library import Library
-    from router_schemas.on_disk import OnDisk
+    from router_schemas.offline_registry import OfflineRegistry
 
 
 class Avro(BySchema):
@@ -73,32 +73,32 @@ class Avro(BySchema):
         kind = SingleObjects if self.frame == "single_object" else Writers
         return kind(schemas, preparation.memory, self.subjects, header=self.header)
 
-    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OnDisk:
+    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has .avsc files."""
-        from router_schemas.on_disk import OnDisk
+        from router_schemas.offline_registry import OfflineRegistry
 
-        return OnDisk("AVRO", schemas)
+        return OfflineRegistry("AVRO", schemas)
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return the record of an event, in its frame."""
-        from router_schemas.avro.fingerprint import single_object_header
-        from router_schemas.avro.parse import parse_text
-        from router_schemas.avro.writing import written
-        from router_schemas.frames import pack
+        from router_schemas.avro.encode import encoded_event
+        from router_schemas.avro.model import single_object_header
+        from router_schemas.avro.parser import parse_text
+        from router_schemas.wire_format import pack
 
         number, path = self.chosen(schema)
         read = parse_text(path.read_text(encoding="utf-8"))
-        record = written(event, read)
+        record = encoded_event(event, read)
         if self.frame == "single_object":
             return single_object_header(read) + record
         return record if self.frame == "none" else pack(number, None, record)
 
     def wanted_by(self, records: pa.RecordBatch, known: Records) -> frozenset[str]:
         """Return the schemas that records name by id or GUID and that are not known."""
-        from router_schemas.frames import frame_of, parse
+        from router_schemas.wire_format import parse, schema_bytes
 
         keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
-        return frozenset(str(key.place) for key in keys if frame_of(key.place) not in known.written)
+        return frozenset(str(key.writer) for key in keys if schema_bytes(key.writer) not in known.written)
 
     def decode(self, raw: DataFrame) -> DataFrame:
         """Add `event`, `_error`, `_wanted` and what is known of the schema."""

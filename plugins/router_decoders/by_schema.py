@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field, PrivateAttr, model_validator
 
 from router import Decoder, Preparation, StartError
-from router_schemas.connection import Registry, RegistryAway
-from router_schemas.places import KEY_HEADER, VALUE_HEADER
+from router_schemas.model import KEY_HEADER, VALUE_HEADER
+from router_schemas.registry_options import RegistryAway, RegistryOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from router_schemas.library import Library
-    from router_schemas.on_disk import OnDisk
-    from router_schemas.schemas import Schemas
+    from router_schemas.offline_registry import OfflineRegistry
+    from router_schemas.resolver import SchemaResolver
 
 SAMPLE = 1000
 """Records that are looked at where nothing else says which schemas there are."""
@@ -37,7 +37,7 @@ class BySchema(Decoder):
     main_option: ClassVar[str | None] = "registry"
     sources: ClassVar[tuple[str, ...]] = ("registry",)
 
-    registry: Registry | None = Field(
+    registry: RegistryOptions | None = Field(
         default=None, description="where the schemas of all records are: a schema registry; a bare URL is enough"
     )
     subjects: tuple[str, ...] = Field(
@@ -77,7 +77,7 @@ class BySchema(Decoder):
         """Return what raw records (their values and headers) want that is not known."""
 
     @abstractmethod
-    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OnDisk:
+    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has files of this format."""
 
     def tested(self, schemas: Mapping[str, Sequence[Path]]) -> Self:
@@ -92,14 +92,14 @@ class BySchema(Decoder):
         tested._files = self.on_disk(schemas)
         return tested
 
-    def schemas(self, preparation: Preparation) -> Schemas:
+    def schemas(self, preparation: Preparation) -> SchemaResolver:
         """Return the schemas of the registry, or of the files that stand for it."""
-        from router_schemas.schemas import Schemas
+        from router_schemas.resolver import SchemaResolver
 
         if self._files is not None:
-            return Schemas(self._files, preparation.memory)
+            return SchemaResolver(self._files, preparation.memory)
         assert self.registry is not None  # asked where there is one
-        return Schemas.opened(self.registry, preparation.folder, preparation.memory)
+        return SchemaResolver.opened(self.registry, preparation.folder, preparation.memory)
 
     def chosen(self, schema: Path | None) -> tuple[int, Path]:
         """Return the file that a route test writes an event with, and its id; raise ValueError."""

@@ -7,7 +7,7 @@
 | `_body` | what follows the frame |
 | `_known` | what is known of the key, a struct; null where it is not known |
 
-`router_schemas.frames.parse` does the same in Python and is what tests hold this to. The expressions are small on
+`router_schemas.wire_format.parse` does the same in Python and is what tests hold this to. The expressions are small on
 purpose: a method of more than 8000 bytes is not compiled by the JVM, and all of a plan's stage is one method.
 """
 
@@ -19,19 +19,19 @@ from typing import TYPE_CHECKING, Protocol
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from router_schemas.avro.fingerprint import MARKER
 from router_schemas.avro.library import FINGERPRINT
-from router_schemas.frames import EMPTY, HEADER, ID, MAGIC, REASONS, SHORT
-from router_schemas.told import ABOUT
+from router_schemas.avro.model import MARKER
+from router_schemas.framed_rows import ABOUT
+from router_schemas.wire_format import EMPTY, HEADER, ID, MAGIC, REASONS, SHORT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from router_schemas.written import Written
+    from router_schemas.model import SchemaInfo
 
 
 class Framed(Protocol):
-    """Say how values are framed. `written` is by frame; see router_schemas.avro.reading.Records."""
+    """Say how values are framed. `written` is by frame; see router_schemas.avro.library.Records."""
 
     @property
     def frame(self) -> str: ...
@@ -40,7 +40,7 @@ class Framed(Protocol):
     @property
     def only(self) -> str: ...
     @property
-    def written(self) -> dict[bytes, Written]: ...
+    def written(self) -> dict[bytes, SchemaInfo]: ...
 
 
 TEMPORARY = ("_header", "_key", "_body", "_known")

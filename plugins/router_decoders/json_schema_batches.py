@@ -9,14 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from router_decoders import json_batches
-from router_schemas.addresses import addressed
-from router_schemas.frames import frame_of
-from router_schemas.places import Place
-from router_schemas.told import ADDED, about, wanted, why
+from router_schemas.framed_rows import ADDED, about, framed_rows, wanted, why
+from router_schemas.model import WriterSchema
+from router_schemas.wire_format import schema_bytes
 
 if TYPE_CHECKING:
     from router_decoders.json_shapes import Shape
-    from router_schemas.written import Written
+    from router_schemas.model import SchemaInfo
 
 
 @dataclass(frozen=True)
@@ -24,14 +23,14 @@ class Framed:
     """Say how objects are read. `written` is by frame; `header` is the one that may hold a GUID."""
 
     shape: Shape
-    written: dict[bytes, Written]
+    written: dict[bytes, SchemaInfo]
     header: str
 
 
 def events(records: pa.RecordBatch, known: Framed) -> pa.RecordBatch:
     """Return `event`, what ADDED has, and `_undecided`, where only the native expressions can tell."""
-    found = addressed(records, "confluent", known.header, indexed=False)
-    written = [known.written.get(frame_of(Place.of(place))) for place in found.places]
+    found = framed_rows(records, "confluent", known.header, indexed=False)
+    written = [known.written.get(schema_bytes(WriterSchema.of(place))) for place in found.writers]
     reasons = why(found, written)
     objects = pa.RecordBatch.from_arrays([found.payloads], names=["value"])
     event = json_batches.events(objects, known.shape).column("event")

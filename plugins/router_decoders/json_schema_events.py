@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from router import Preparation
     from router_schemas.json_schema.library import Objects
     from router_schemas.library import Library
-    from router_schemas.on_disk import OnDisk
+    from router_schemas.offline_registry import OfflineRegistry
 
 
 class JsonSchema(BySchema):
@@ -52,24 +52,24 @@ class JsonSchema(BySchema):
 
         return Documents(self.schemas(preparation), preparation.memory, self.subjects, header=self.header)
 
-    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OnDisk:
+    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has files with JSON Schemas."""
-        from router_schemas.on_disk import OnDisk
+        from router_schemas.offline_registry import OfflineRegistry
 
-        return OnDisk("JSON", schemas)
+        return OfflineRegistry("JSON", schemas)
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return an event as an object in its frame. It is not held against the schema."""
-        from router_schemas.frames import pack
+        from router_schemas.wire_format import pack
 
         return pack(self.chosen(schema)[0], None, json.dumps(event, ensure_ascii=False).encode())
 
     def wanted_by(self, records: pa.RecordBatch, known: Objects) -> frozenset[str]:
         """Return the schemas that records name by id or GUID and that are not known."""
-        from router_schemas.frames import frame_of, parse
+        from router_schemas.wire_format import parse, schema_bytes
 
         keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
-        return frozenset(str(key.place) for key in keys if frame_of(key.place) not in known.written)
+        return frozenset(str(key.writer) for key in keys if schema_bytes(key.writer) not in known.written)
 
     def decoding(self) -> ArrowDecoding | None:
         """Return how tasks decode plain objects; None where a column leaves it to native expressions."""
@@ -78,9 +78,9 @@ class JsonSchema(BySchema):
 
         from router_decoders.json_schema_batches import Framed, events
         from router_decoders.json_shapes import nullable, shape
+        from router_schemas.framed_rows import ADDED
         from router_schemas.json_schema.merge import table_type
-        from router_schemas.protobuf.mapping import spark_struct
-        from router_schemas.told import ADDED
+        from router_schemas.protobuf.spark_types import spark_struct
 
         known: Objects = self.known
         found = shape(known.struct)

@@ -13,7 +13,7 @@ from typing_extensions import override
 from router import ArrowDecoding, Decoder, Preparation
 from router_decoders.by_schema import BySchema
 from router_decoders.key_names import KEY_NAMES, OF_A_KEY, SCHEMA
-from router_schemas.places import KEY_HEADER
+from router_schemas.model import KEY_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from router import ArrowDecoder, ArrowDecoding, Preparation
 from router_decoders.by_schema import BySchema
-from router_schemas.places import FULL_NAME
-from router_schemas.protobuf.extra import needed
+from router_schemas.model import FULL_NAME
+from router_schemas.protobuf import needed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from router import Memory
     from router_schemas.library import Library
-    from router_schemas.on_disk import OnDisk
+    from router_schemas.offline_registry import OfflineRegistry
     from router_schemas.protobuf.library import Messages
-    from router_schemas.schemas import Schemas
+    from router_schemas.resolver import SchemaResolver
 
 
 class Wrapper(BaseModel):
@@ -127,9 +127,8 @@ class Protobuf(BySchema, ArrowDecoder):
     def library(self, preparation: Preparation) -> Library[Any]:
         """Return where Protobuf schemas come from."""
         with needed("the decoder protobuf"):
-            from router_schemas.protobuf.library import FileMessages, Files, Messages, OneMessage
-            from router_schemas.protobuf.unwrapping import Fields
-            from router_schemas.protobuf.wrapper import Payloads
+            from router_schemas.protobuf.events import Fields
+            from router_schemas.protobuf.library import FileMessages, Files, Messages, OneMessage, Payloads
 
         memory, wrapper = preparation.memory, self.wrapper
         outer: Messages | OneMessage
@@ -150,32 +149,31 @@ class Protobuf(BySchema, ArrowDecoder):
         return Payloads(outer, inner, fields, wrapper.messages)
 
     @staticmethod
-    def messages(schemas: Schemas, memory: Memory, header: str) -> Messages:
+    def messages(schemas: SchemaResolver, memory: Memory, header: str) -> Messages:
         """Return the messages of a registry that has other formats, too."""
         with needed("the decoder protobuf"):
             from router_schemas.protobuf.library import Messages
 
         return Messages(schemas, memory, header=header, among_others=True)
 
-    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OnDisk:
+    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has .proto files."""
-        from router_schemas.on_disk import OnDisk
-        from router_schemas.protobuf.compile import imports_below
+        from router_schemas.offline_registry import OfflineRegistry
+        from router_schemas.protobuf.descriptors import imports_below
 
-        return OnDisk("PROTOBUF", schemas, imports_below)
+        return OfflineRegistry("PROTOBUF", schemas, imports_below)
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return the message of an event given as in ProtoJSON, in its frame: the outer message, with a wrapper."""
-        from router_schemas.frames import pack
-        from router_schemas.protobuf.compile import from_file
-        from router_schemas.protobuf.messages import names, path_of
-        from router_schemas.protobuf.writing import written
+        from router_schemas.protobuf.descriptors import from_file, message_index_of, message_names
+        from router_schemas.protobuf.encode import encoded_event
+        from router_schemas.wire_format import pack
 
         number, path = self.chosen(schema)
         files = from_file(path)
-        name = message or self.message or names(files)[0]
-        payload = written(event, files, name)
-        return payload if self.frame == "none" else pack(number, path_of(files, name), payload)
+        name = message or self.message or message_names(files)[0]
+        payload = encoded_event(event, files, name)
+        return payload if self.frame == "none" else pack(number, message_index_of(files, name), payload)
 
     def wanted_by(self, records: pa.RecordBatch, known: Any) -> frozenset[str]:
         """Return the schemas and messages that records name and that are not known."""
@@ -183,8 +181,7 @@ class Protobuf(BySchema, ArrowDecoder):
 
     @property
     def _function(self) -> Any:
-        from router_schemas.protobuf.events import events
-        from router_schemas.protobuf.unwrapping import unwrapped
+        from router_schemas.protobuf.events import events, unwrapped
 
         return events if self.wrapper is None else unwrapped
 
@@ -192,8 +189,8 @@ class Protobuf(BySchema, ArrowDecoder):
         """Return how tasks decode."""
         import pyarrow as pa
 
-        from router_schemas.protobuf.mapping import spark_struct
-        from router_schemas.told import ADDED
+        from router_schemas.framed_rows import ADDED
+        from router_schemas.protobuf.spark_types import spark_struct
 
         event = (self.known if self.wrapper is None else self.known.inner).event
         return ArrowDecoding(self._function, self.known, spark_struct(pa.struct([("event", event), *ADDED])))

@@ -9,7 +9,7 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from router_demo.landed import Growth, letters, schema_ids, tables
-from router_schemas.frames import pack
+from router_schemas.wire_format import pack
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,15 +16,13 @@ from pydantic import ValidationError
 from router import RAW_SCHEMA, Preparation, StartError
 from router.testing import check_decoder
 from router_decoders import Avro
-from router_schemas.avro.fingerprint import single_object_header
-from router_schemas.avro.library import OneSchema
-from router_schemas.avro.parse import parse_text
-from router_schemas.avro.reading import Records, Use, records_of
-from router_schemas.frames import ID, NULL, guid_header, pack, parse, prefix
-from router_schemas.memory import Folder
-from router_schemas.origin import Origin
-from router_schemas.places import KEY_HEADER, VALUE_HEADER
+from router_schemas.avro.library import OneSchema, Records, RecordUse, records_of
+from router_schemas.avro.model import single_object_header
+from router_schemas.avro.parser import parse_text
+from router_schemas.model import KEY_HEADER, VALUE_HEADER, SchemaOrigin
+from router_schemas.wire_format import ID, NULL, guid_header, pack, parse, prefix
 from tests.schemas.faulty import GUIDS, FaultyRegistry
+from tests.schemas.folder_memory import FolderMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,7 +68,7 @@ def open_(tmp_path: Path) -> Callable[..., Decoder]:
 
     def open_(**options: Any) -> Decoder:
         decoder = Avro.model_validate(options)
-        return decoder.prepare(Preparation(tmp_path, False, no_sample, Folder(tmp_path / "memory")))
+        return decoder.prepare(Preparation(tmp_path, False, no_sample, FolderMemory(tmp_path / "memory")))
 
     return open_
 
@@ -349,4 +347,4 @@ def test_every_frame_keeps_the_contract(spark: SparkSession, open_, written: str
 
 def test_a_use_is_a_record() -> None:
     with pytest.raises(ValueError, match="no record"):
-        Use.of(Origin("bets"), parse_text('"string"'))
+        RecordUse.of(SchemaOrigin("bets"), parse_text('"string"'))

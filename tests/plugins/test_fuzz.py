@@ -17,7 +17,7 @@ import pytest
 
 from router import RAW_SCHEMA
 from router_decoders import Auto, Avro, Json, JsonSchema, Protobuf
-from router_schemas.frames import pack
+from router_schemas.wire_format import pack
 from tests.plugins.mutations import FRAME, mutated
 from tests.plugins.protos import Proto
 from tests.schemas.raw import raw

@@ -13,7 +13,7 @@ from router.config.loader import load
 from router.registry import load_registry
 from router_decoders import Json, Keyed, Nothing
 from router_decoders.by_schema import BySchema
-from router_schemas.places import KEY_HEADER, VALUE_HEADER
+from router_schemas.model import KEY_HEADER, VALUE_HEADER
 from tests.engine.parts import Known, Shouted
 
 if TYPE_CHECKING:
