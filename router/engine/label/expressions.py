@@ -248,13 +248,18 @@ def _strict(node: Node, of: list[_Found]) -> _Found:
         raised = _either(raised, _where(reached, operand.raised))
         reached = pc.and_(reached, operand.value.is_valid() if isinstance(operand.value, pa.Array) else _valid(operand))
     value, failed = _applied(node, [operand.value for operand in of])
-    if any(isinstance(operand.value, pa.Scalar) and not operand.value.is_valid for operand in of):
+    if any(map(_null, of)):
         return _Found(value)  # with a constant null, Spark's optimiser leaves off the whole
     if failed is not None and not node.quiet:
         raised = _either(raised, pc.and_(reached, _true(failed)))
     if failed is not None:
         value = pc.if_else(_true(failed), pa.scalar(None, value.type), value)
     return _Found(value, raised)
+
+
+def _null(found: _Found) -> bool:
+    """Return whether this is the constant null."""
+    return found.raised is None and isinstance(found.value, pa.Scalar) and not found.value.is_valid
 
 
 def _valid(operand: _Found) -> pa.Scalar:
@@ -331,7 +336,7 @@ def _if(holds: Mask, then: Any, other: Any) -> Any:
 def _is_in(node: Node, of: list[_Found]) -> _Found:
     """Compare with one value after the other, until one is equal."""
     value, *wanted = of
-    if all(isinstance(item.value, pa.Scalar) and not item.value.is_valid for item in wanted):
+    if all(map(_null, wanted)):
         return _Found(pa.scalar(None, pa.bool_()))  # Spark's optimiser leaves off the value then
     if value.value.type not in (pa.float32(), pa.float64()) and all(map(given, node.of[1:])):
         listed = pa.concat_arrays([repeated(item.value, 1) for item in wanted])

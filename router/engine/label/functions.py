@@ -370,7 +370,8 @@ def _read_date(name: str, entry: Any, of: Nodes) -> Node:
 
 def _field(_: str, entry: Any, of: Nodes) -> Node:
     if of[0].op == "CreateNamedStruct":  # Spark makes no struct for it, and evaluates none of the other fields
-        return of[0].of[entry["ordinal"]]
+        field: Node = of[0].of[entry["ordinal"]]
+        return field
     return Node("field", of[0].kind["fields"][entry["ordinal"]]["type"], of, entry["ordinal"])
 
 

@@ -58,7 +58,7 @@ def microseconds(text: str) -> int | None:
     parts = found.groupdict() if found else _clock(text)
     if parts is None:
         return None
-    days = _day(int(parts["sign"] + parts["year"]), int(parts["month"] or 1), int(parts["day"] or 1))
+    days = _day(int(f"{parts['sign']}{parts['year']}"), int(parts["month"] or 1), int(parts["day"] or 1))
     hour, minute, second = (int(parts[name] or 0) for name in ("hour", "minute", "second"))
     if days is None or hour > 23 or minute > 59 or second > 59:
         return None
