@@ -34,12 +34,12 @@ from benchmarks.machine import Neighbours, machine
 from benchmarks.peak import Peak, is_driver, is_worker
 from router.config.models import Config
 from router.delta.lake import Lake
-from router.engine.merge import Job, Outcomes, outcomes
-from router.engine.merger import TASKS_PER_CORE
+from router.engine.merge.coordinator import TASKS_PER_CORE
+from router.engine.merge.delta_rs import Job, Outcomes, outcomes
+from router.engine.merge.delta_spark import SparkMerger
 from router.engine.session import build_session, stop_session
-from router.engine.spark_merge import SparkMerger
-from router.engine.write import Landing
-from router.keyed import Keyed
+from router.engine.land.parquet_writer import Landing
+from router.merging import Keyed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
