@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from router.engine.guard import tried
+from router.engine.label.safe_columns import tried
 from router.engine.label.expressions import Untranslatable, evaluate, translate
 
 if TYPE_CHECKING:
