@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from router.engine.label.safe_columns import tried
 from router.engine.label.expressions import Untranslatable, evaluate, translate
+from router.engine.label.safe_columns import tried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -343,14 +343,19 @@ def grammar() -> st.SearchStrategy[str]:
     return st.one_of(truths, ints, reals, texts, dates)
 
 
-EVENTS = st.fixed_dictionaries({name: st.sampled_from([*values, None]) for name, (_, values) in VALUES.items()})
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[list[str], pa.Table]:
+    """Return expressions and records for them; a strategy of its own, for what hypothesis prints would be huge."""
+    events = st.fixed_dictionaries({name: st.sampled_from([*values, None]) for name, (_, values) in VALUES.items()})
+    texts = draw(st.lists(grammar(), min_size=25, max_size=25, unique=True))
+    return texts, table(draw(st.lists(events, min_size=20, max_size=20)))
 
 
 @settings(max_examples=4, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-@given(st.lists(grammar(), min_size=25, max_size=25, unique=True), st.lists(EVENTS, min_size=20, max_size=20))
+@given(cases())
 def test_any_expression_has_the_value_that_spark_gives_it(
-    spark: SparkSession, texts: list[str], events: list[dict[str, Any]]
+    spark: SparkSession, case: tuple[list[str], pa.Table]
 ) -> None:
     """Without it two parts that are right by themselves differ where one holds the other."""
-    rows = table(events)
+    texts, rows = case
     assert differences(framed(spark, rows), rows, texts) == []
