@@ -87,7 +87,8 @@ SAME = {
         event.b > 1.5; event.t = 'uno'; event.t < event.u; event.t >= event.u; event.t <=> event.u; event.t != 'uno';
         event.t IN ('uno', ''); event.a IN (1, 9); event.a NOT IN (1, 9); event.t IS NULL; event IS NOT NULL;
         event.in.x > 0; event.in.x IS NULL; event.in; event.a; offset; event.a BETWEEN 0 AND 3; event.a = null; null;
-        event.d > event.g; event.f = event.d; event.y > false; event.y = true; event.y IS NOT TRUE; event.bin = X'01';
+        event.d > event.g; equal_null(event.a, event.c); event.f = event.d; event.y > false; event.y = true; event.y IS NOT TRUE;
+        event.bin = X'01';
         event.bin < X'02'; event.t IN ('uno', null); event.d IN (0.0D, 1.5D, double('nan')); event.t IN (event.u, 'a');
         event.day IN (date'2020-02-29'); event.dec IN (1.5, 1.00); event.dec > 1.5; event.dec > event.d;
         event.dec = event.a; event.ts > timestamp'2020-01-01 00:00:00'; event.day = date'2020-02-29';
@@ -142,7 +143,7 @@ SAME = {
     "patterns": r"""event.t LIKE 'a%'; event.t LIKE '%a'; event.t LIKE '%a%'; event.t LIKE 'a_b'; event.t LIKE 'a\\_b';
         event.t LIKE '%\\%%'; event.t LIKE '_'; event.t LIKE '%'; event.t LIKE ''; event.t LIKE 'a%b';
         event.t LIKE '%b%c%';
-        event.t LIKE 'x_y'; event.t ILIKE 'AB%'; event.t NOT LIKE 'a%';
+        event.t LIKE 'x_y'; event.t LIKE '\U0001f600%'; event.t ILIKE 'AB%'; event.t NOT LIKE 'a%';
         event.t LIKE 'a#_b' ESCAPE '#'; event.t RLIKE 'u.*'; event.t RLIKE '^a.*c$'; event.t RLIKE '^foo$';
         event.t RLIKE '^.$'; event.t RLIKE '[a-c]{2,3}'; event.t RLIKE '^\\s'; event.t RLIKE '^[^a]+$';
         event.t RLIKE '(foo|ab)c?'; event.t RLIKE '\\d+$'; event.t RLIKE '^(silver|gold)\\.'; event.t RLIKE '^\\r$';
@@ -156,7 +157,9 @@ SAME = {
         date_trunc('hour', event.ts); date_trunc('MINUTE', event.ts); date_trunc('millisecond', event.ts);
         trunc(event.day, 'month'); trunc(event.day, 'week'); trunc(event.day, 'quarter'); date_add(event.day, 1);
         date_sub(event.day, event.h); event.day + 1; datediff(event.day, date'2020-01-01'); to_date(event.ts);
-        event.ts + interval 1 day; unix_timestamp(event.ts); unix_seconds(event.ts); unix_millis(event.ts);
+        event.ts + interval 1 day; event.ts - interval 2 hours; timestamp_seconds(event.b);
+        timestamp_millis(event.b); timestamp_micros(event.b); unix_timestamp(event.ts); unix_seconds(event.ts);
+        unix_millis(event.ts);
         event.ts >= date'2020-01-01'; event.ts > timestamp_ntz'2020-01-01 00:00:00'""",
     "look-ups": """event.arr[0]; event.arr[event.h]; element_at(event.arr, 1); element_at(event.arr, -1);
         element_at(event.arr, event.h); try_element_at(event.arr, event.h); element_at(event.arr, 0);
@@ -164,7 +167,8 @@ SAME = {
         try_element_at(event.m, 'y'); size(event.arr); size(event.m); array_size(event.arr);
         array_contains(event.arr, 1); array_contains(event.arr, event.c); map_contains_key(event.m, 'x');
         map_keys(event.m); map_values(event.m); event.arrs.x; event.arrs[0].x; element_at(event.arrs, 1).x;
-        array_contains(event.arrs.x, 1); event.arr[10] IS NULL""",
+        array_contains(event.arrs.x, 1); event.arr[10] IS NULL;
+        get(event.arr, 1); get(event.arr, event.h)""",
 }
 OTHER = {
     "rand() > 0": "the function rand",
@@ -176,6 +180,7 @@ OTHER = {
     "soundex(event.t) = 'x'": "the function soundex",
     "exists(event.arr, x -> x > 1)": "the function exists",
     "event.t LIKE event.u": "LIKE with a pattern that is no constant",
+    "event.t LIKE '\U0001f600_'": "LIKE with the pattern \U0001f600_",
     "event.t RLIKE '(?i)uno'": "RLIKE with the pattern (?i)uno",
     "event.t RLIKE '(a*)*b'": "RLIKE with the pattern (a*)*b",
     "event.t COLLATE unicode = 'a'": "a collation",

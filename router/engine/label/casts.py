@@ -178,7 +178,7 @@ def _parsed(text: str) -> float | None:
             return float.fromhex(bare)
         except OverflowError:
             return float("-inf" if bare.startswith("-") else "inf")
-    return NAMED.get(text.lower())
+    return NAMED["nan"] if text in ("+NaN", "-NaN") else NAMED.get(text.lower())
 
 
 def _boolean(value: pa.Array, _: pa.DataType) -> Any:

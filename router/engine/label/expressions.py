@@ -6,7 +6,9 @@ else `Untranslatable` says what it is. `translate` runs on the driver, `evaluate
 
 Where Spark would raise on a row, the value is null and the row is marked. Spark evaluates only what it needs:
 `a = 0 OR 10 / a > 1` does not raise where `a` is 0. Here every operand is evaluated for all rows, and its marks count
-on the rows where Spark would have come to it.
+on the rows where Spark would have come to it. What Spark's optimiser leaves off because of a constant is left off here
+as well. One difference remains: where it drops a part that is written twice, as in `a AND (a OR 1 / b > 0)`, this part
+may raise here on a row where `a` is null.
 """
 
 from __future__ import annotations
@@ -179,7 +181,9 @@ def _part(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
 
 MAKERS: dict[str, Callable[[str, Any, tuple[Node, ...]], Node]] = {
     # all but the first have been rewritten: their only child is what they stand for
-    **dict.fromkeys(("Alias", "Nvl", "NullIf", "Nvl2", "Between", "Extract", "DatePart"), _same),
+    **dict.fromkeys(
+        ("Alias", "Nvl", "NullIf", "Nvl2", "Between", "Extract", "DatePart", "DatetimeSub", "EqualNull", "Get"), _same
+    ),
     **dict.fromkeys(("TryAdd", "TrySubtract", "TryMultiply", "TryDivide", "TryMod"), _quiet),
     "TryEval": _guarded,
     "With": _bound,

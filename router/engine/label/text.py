@@ -202,7 +202,15 @@ def _like(name: str, entry: Any, of: Nodes) -> Node:
     written = pattern.with_
     if name == "ILike":
         value, written = Node("Lower", "string", (value,)), lower(written)
-    return Node("Like", "boolean", (value,), _pieces(written, escape))
+    pieces = _pieces(written, escape)
+    if any(ord(character) > 0xFFFF for character in written) and (escape in written or not _simple(pieces)):
+        raise Untranslatable(f"LIKE with the pattern {written}")  # Spark cuts such characters in two: nothing matches
+    return Node("Like", "boolean", (value,), pieces)
+
+
+def _simple(pieces: tuple[str | int, ...]) -> bool:
+    """Return whether a pattern is one text with any others around it."""
+    return 1 not in pieces and sum(isinstance(piece, str) for piece in pieces) <= 1
 
 
 def _pieces(pattern: str, escape: str) -> tuple[str | int, ...]:
