@@ -160,6 +160,8 @@ def _chosen(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
     arrow_type(kind)
     if any(node.kind != kind for node in values):
         raise Untranslatable(f"{name.lower()} of {shown(kind)}")
+    if name != "Coalesce" and len(of) % 2 and all(node == values[0] for node in values):
+        return values[0]  # Spark's optimiser leaves off conditions that decide nothing
     return Node(name, kind, of)
 
 
