@@ -88,7 +88,8 @@ SAME = {
         event.t IN ('uno', ''); event.a IN (1, 9); event.a NOT IN (1, 9); event.t IS NULL; event IS NOT NULL;
         event.in.x > 0; event.in.x IS NULL; event.in; event.a; offset; event.a BETWEEN 0 AND 3; event.a = null; null;
         event.d > event.g; equal_null(event.a, event.c); event.f = event.d; event.y > false; event.y = true;
-        event.y IS NOT TRUE; event.bin = X'01'; event.bin < X'02'; event.t IN ('uno', null); event.d IN (0.0D, 1.5D, double('nan')); event.t IN (event.u, 'a');
+        event.y IS NOT TRUE; event.bin = X'01'; event.bin < X'02'; event.t IN ('uno', null);
+        event.d IN (0.0D, 1.5D, double('nan')); event.t IN (event.u, 'a');
         event.day IN (date'2020-02-29'); event.dec IN (1.5, 1.00); event.dec > 1.5; event.dec > event.d;
         event.dec = event.a; event.ts > timestamp'2020-01-01 00:00:00'; event.day = date'2020-02-29';
         event.ntz < timestamp_ntz'2020-01-01 00:00:00'; greatest(event.d, event.g); least(event.t, event.u);
