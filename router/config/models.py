@@ -76,7 +76,7 @@ Moment = Annotated[str, AfterValidator(_moment)]
 
 
 class Model(BaseModel):
-    """Be a frozen piece of configuration that refuses unknown keys and shows no value in an error."""
+    """A frozen piece of configuration that refuses unknown keys and shows no value in an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True)
 
@@ -190,7 +190,7 @@ class Maintenance(Model):
 
 
 class Config(Model):
-    """Be one router: a source, a decoder, routes and where everything goes."""
+    """One router: a source, a decoder, routes and where everything goes."""
 
     name: Name
     lake: str = Field(description="folder or URI; the table layer.table lives at lake/layer/table")

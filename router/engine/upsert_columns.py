@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from router.delta.row_order import DELETED, newest_names
-from router.delta.scd2 import COLUMNS
+from router.delta.scd2 import HISTORY_COLUMNS
 from router.errors import StartError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def check(sink: MergingSink, where: str, rows: StructType, more: StructType) -> 
     for field in more.fields[2:]:
         if not isinstance(field.dataType, ORDERED):
             raise StartError(f"{where}: `newest_by` has no order: it is {field.dataType.simpleString()}; cast it")
-    own = [*more.names, *(COLUMNS.names if keyed.history else []), *filter(None, (keyed.soft_delete,))]
+    own = [*more.names, *(HISTORY_COLUMNS.names if keyed.history else []), *filter(None, (keyed.soft_delete,))]
     if clash := sorted({name.lower() for name in own} & {name.lower() for name in kinds}):
         raise StartError(f"{where}: the sink keeps a column {clash[0]} itself; rename the event's in `select`")
 

@@ -15,7 +15,7 @@ from deltalake import DeltaTable, Field, Schema, write_deltalake
 
 from router.delta import row_versions
 from router.delta.scd1 import OP, UPDATE
-from router.delta.upsert import Merged, NeedsSpark, Upsert, condition, quoted, upsert
+from router.delta.upsert import NeedsSpark, Upsert, UpsertResult, merge_condition, quoted, upsert
 from router.errors import TableError
 from router.merging import Keyed
 from tests.delta.busy import Busy
@@ -45,10 +45,10 @@ class Table:
     columns: dict[str, pa.DataType] = field(default_factory=lambda: dict(COLUMNS))
     batches: int = 0
 
-    def take(self, *records: Record, batch: int | None = None, **options: Any) -> Merged:
+    def take(self, *records: Record, batch: int | None = None, **options: Any) -> UpsertResult:
         return self.merge(lane(records, self.keyed, self.columns), batch, **options)
 
-    def merge(self, rows: pa.Table, batch: int | None = None, **options: Any) -> Merged:
+    def merge(self, rows: pa.Table, batch: int | None = None, **options: Any) -> UpsertResult:
         self.batches += batch is None
         version = self.batches if batch is None else batch
         work = Upsert(TABLE, "query/route/upsert", version, self.keyed, {}, known=self.batches > 1)
@@ -576,7 +576,7 @@ def test_keys_with_signs_bound_the_files_that_are_read(make: Callable[..., Table
     for first in (0, 100):
         table.take(*[record(f"5f0c-{first + n:04}/a", first + n, 0) for n in range(100)])
     before = set(table.handle.file_uris())
-    found = condition(pa.table({"k": ["5f0c-0001/a", "5f0c-0003/a"], OP: [UPDATE, UPDATE]}), KEYED, quoted)
+    found = merge_condition(pa.table({"k": ["5f0c-0001/a", "5f0c-0003/a"], OP: [UPDATE, UPDATE]}), KEYED, quoted)
     table.take(record("5f0c-0001/a", 500, 1))
 
     assert found.endswith("""t."k" >= '5f0c-0001/a' AND t."k" <= '5f0c-0003/a'""")

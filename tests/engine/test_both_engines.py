@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from router.engine.land.parquet_writer import Staging
-from router.engine.merge.delta_rs import Job, Outcomes
-from router.engine.merge.delta_spark import SparkMerger, Table
+from router.engine.merge.delta_rs import MergeJob, MergeOutcomes
+from router.engine.merge.delta_spark import SparkMerger, TableMerge
 from tests.delta.test_keyed_tables import APP, KINDS, TABLE, Histories, Killed, killed
 
 if TYPE_CHECKING:
@@ -34,16 +34,16 @@ class Shared(Histories):
 
     def _cut_off(self, patch: pytest.MonkeyPatch) -> None:
         super()._cut_off(patch)
-        patch.setattr(Table, "_remember", killed)
+        patch.setattr(TableMerge, "_remember", killed)
 
     def _upsert(self, batch: int) -> Any:
         if not self.by_spark:
             return super()._upsert(batch)
         landing = Staging(self.lake, file_bytes=1 << 30, buffer_bytes=1 << 30)
-        job = Job(landing, self.keyed, APP, batch, "route", "upsert", "ops.dead", {})
+        job = MergeJob(landing, self.keyed, APP, batch, "route", "upsert", "ops.dead", {})
         rows = self.batches[batch]
         events = self.spark.createDataFrame(rows.append_column("_table", pa.array([TABLE] * len(rows))))
-        found = Outcomes()
+        found = MergeOutcomes()
         SparkMerger(self.spark, self.lake, job).merge(events, found)
         if found.failed:
             assert "killed" in found.failed[TABLE], found.failed

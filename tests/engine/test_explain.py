@@ -17,7 +17,7 @@ from router.delta import upsert as module
 from router.delta.lake import Lake
 from router.delta.upsert import Upsert, upsert
 from router.engine.explain import explain
-from router.engine.merge.backlog import Pending, PendingRows
+from router.engine.merge.backlog import Backlog, BacklogStore
 from router.merging import Keyed
 from router.registry import load_registry
 from tests.delta.model import Record, lane
@@ -53,8 +53,8 @@ def file(tmp_path: Path) -> Path:
     work = Upsert("silver.uno", "games:run-7/profiles/upsert/silver.uno", 3, keyed, {})
     upsert(lake, work, lane(rows, keyed, {"gamer": pa.string(), "level": pa.int32()}))
     lake.write("_router/games/spark/metadata", b'{"id": "run-7"}')
-    waits = {"silver.uno": Pending(2, {"profiles": {0: (5, 6)}}, "it was broken by hand")}
-    PendingRows(Lake.at(str(tmp_path / "lake/_router/games")), "profiles/upsert").note("games:run-7", 4, {}, waits)
+    waits = {"silver.uno": Backlog(2, {"profiles": {0: (5, 6)}}, "it was broken by hand")}
+    BacklogStore(Lake.at(str(tmp_path / "lake/_router/games")), "profiles/upsert").note("games:run-7", 4, {}, waits)
     path = tmp_path / "games.yaml"
     path.write_text(TEXT.format(lake=lake.root))
     return path

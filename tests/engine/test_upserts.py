@@ -137,7 +137,7 @@ def test_both_engines_make_the_same_tables(played: Any) -> None:
 
 
 EVERY_TYPE = (
-    "game string, gamer string, level int, small tinyint, price decimal(10,2), ratio float, day date, at timestamp, "
+    "game string, gamer string, level int, small smallint, price decimal(10,2), ratio float, day date, at timestamp, "
     "local timestamp_ntz, tags array<string>, more struct<a: int, b: array<struct<c: double>>>, props map<string, int>"
 )
 
