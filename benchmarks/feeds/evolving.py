@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.feeds.framed import message_class, proto_text
 from benchmarks.registries import registry
 from router_demo.subject import subject_in
-from router_schemas.frames import prefix
+from router_schemas.wire_format import prefix
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -62,7 +62,8 @@ class Manifest:
         allowed = {key: frozenset(names) for key, names in self.allowed.items()}
         frozen = {
             place: {
-                name: delta_type(to_arrow_schema(kind).field(name).type) if kind else None for name, kind in kinds.items()
+                name: delta_type(to_arrow_schema(kind).field(name).type) if kind else None
+                for name, kind in kinds.items()
             }
             for place, kinds in self.frozen.items()
         }

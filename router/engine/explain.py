@@ -112,7 +112,11 @@ def _writer(writer: Writer, handle: DeltaTable | None, engine: str) -> Lines:
     if not isinstance(writer.sink, MergingSink):
         features = unsupported(handle) if handle else set()
         spark = f"it has {', '.join(sorted(features))}" if features else ""
-        chosen = MergeEngine("spark", spark) if spark else MergeEngine("spark" if engine == "spark" else "arrow", "as configured")
+        chosen = (
+            MergeEngine("spark", spark)
+            if spark
+            else MergeEngine("spark" if engine == "spark" else "arrow", "as configured")
+        )
         yield "engine", f"{chosen.engine}: {chosen.why}"
         return
     keyed = writer.sink.keyed()

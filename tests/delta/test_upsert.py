@@ -451,7 +451,7 @@ def test_a_first_batch_that_is_cut_off_leaves_a_table(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("router.delta.upsert.append", killed)
+        patch.setattr("router.delta.upsert.write_append", killed)
         with pytest.raises(KeyboardInterrupt):
             table.take(record("a", 0, 0), batch=0)
     table.take(record("a", 0, 0), batch=0)

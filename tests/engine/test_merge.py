@@ -157,7 +157,10 @@ def test_what_spark_is_to_write_is_decided_like_everything_else() -> None:
     )
     found = pa.concat_tables(answers(question, given)).to_pylist()
 
-    assert [(row["__op"], row["k"], row["v"]) for row in found if row["__op"] < REFUSED_ROW] == [(1, "a", 6), (0, "b", 7)]
+    assert [(row["__op"], row["k"], row["v"]) for row in found if row["__op"] < REFUSED_ROW] == [
+        (1, "a", 6),
+        (0, "b", 7),
+    ]
     assert [(row["k"], row["_offset"]) for row in found if row["__op"] == DELETION] == [("c", 8)]
     (letter,) = [row[DEAD_LETTER] for row in found if row["__op"] == REFUSED_ROW]
     assert (letter["reason"], letter["offset"], set(letter)) == ("key k is null", 9, set(DEAD_SCHEMA.names))

@@ -20,7 +20,7 @@ from router import SinkError, StartError, TableError
 from router.config.models import Route
 from router.engine.merge import delta_rs
 from router_decoders import Json
-from router_decoders.keyed import Keyed
+from router_decoders.record_keys import Keyed
 from router_sinks import Delta, Upsert
 from tests.engine.conftest import COMMITS, EITHER
 from tests.engine.parts import Where

@@ -168,7 +168,9 @@ def _frozen(have: pa.Schema, come: pa.Schema, found: SchemaDiff) -> dict[str, pa
     """Return the types in which values go into a table that may not change; None where it lacks the column."""
     kinds = {column.name: column.type for column in have}
     changed = [column.name for column in (*found.added, *found.widened)]
-    return {name: type_within(kinds[name], delta_type(come.field(name).type)) if name in kinds else None for name in changed}
+    return {
+        name: type_within(kinds[name], delta_type(come.field(name).type)) if name in kinds else None for name in changed
+    }
 
 
 def _without(come: pa.Schema, frozen: dict[str, pa.DataType | None]) -> pa.Schema:

@@ -352,7 +352,11 @@ class _Task:
             elif found.too_wide.any():
                 reason = f"table {table}: {too_wide(column, target.schema.field(column).type, kind)}"
                 self._refuse(rows, target, index[found.too_wide], "schema", reason)
-                part, index, lost = part.filter(pa.array(~found.too_wide)), index[~found.too_wide], lost[~found.too_wide]
+                part, index, lost = (
+                    part.filter(pa.array(~found.too_wide)),
+                    index[~found.too_wide],
+                    lost[~found.too_wide],
+                )
         if target.quarantine and lost.any():
             assert target.quarantine.table is not None  # it has one
             rows.add("quarantined", target.place(table), index[lost])
