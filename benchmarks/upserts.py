@@ -39,14 +39,14 @@ from router.engine.merge.coordinator import TASKS_PER_CORE
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_by_tasks
 from router.engine.merge.delta_spark import SparkMerger
 from router.engine.session import build_session, stop_session
-from router.merging import Keyed
+from router.merging import KeyedTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import DataFrame, SparkSession
 
-KEYED = Keyed(("k",))
+KEYED = KeyedTable(("k",))
 LANE = ("_topic", "_partition", "_offset", "_timestamp", "_key", "_table", "_deleted")
 FILES = 16
 """Files of the large table; neighbouring keys share one."""
@@ -112,7 +112,7 @@ class Bench:
     spark: SparkSession
     lake: Lake
     batches: int = 0
-    keyed: Keyed = KEYED
+    keyed: KeyedTable = KEYED
     one_table: bool = False
 
     def many(self, given: argparse.Namespace) -> dict[str, Any]:

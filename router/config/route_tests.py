@@ -68,7 +68,7 @@ class InputRecord(_Model):
 
 
 class ExpectedDeadLetter(_Model):
-    """Expect dead letters. What is not given may be anything; `reason` is part of the text."""
+    """Expected dead letters. What is not given may be anything; `reason` is part of the text."""
 
     stage: str | None = None
     reason: str = ""
@@ -78,7 +78,7 @@ class ExpectedDeadLetter(_Model):
 
 
 class Expected(_Model):
-    """Expect what the records become: everything that gets a row must be named here, but bronze and the ledger."""
+    """What the records are to become: everything that gets a row must be named here, but bronze and the ledger."""
 
     tables: dict[str, int | list[dict[str, Any]]] = Field(
         default_factory=dict, description="table -> its rows: how many, or which (in any order, the columns given)"

@@ -18,7 +18,7 @@ from router.errors import TableError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from router.merging import Keyed
+    from router.merging import KeyedTable
 
 
 REASON = "reason"
@@ -36,7 +36,7 @@ class CheckedRows:
 
 
 class EvolutionForbidden(TableError):  # noqa: N818 - as what it derives from, it says what is wrong
-    """Rows need a column or type in a table that must not change (`evolution: fail`): waiting does not help."""
+    """The error of rows that need a table changed which must not change (`evolution: fail`): waiting does not help."""
 
 
 class Refusals:
@@ -60,7 +60,7 @@ class Refusals:
         return self.rows.filter(pa.array(kept)), refused.append_column(REASON, pa.array(self.why[~kept], pa.string()))
 
 
-def check_rows(rows: pa.Table, have: pa.Schema | None, table: str, keyed: Keyed) -> CheckedRows:
+def check_rows(rows: pa.Table, have: pa.Schema | None, table: str, keyed: KeyedTable) -> CheckedRows:
     """Hold rows against a table and its sink's options; `have` is its schema, None where there is none yet.
 
     The rows must come from `comparable`. Raises EvolutionForbidden where the table must not change and would have to,
@@ -96,14 +96,14 @@ def check_rows(rows: pa.Table, have: pa.Schema | None, table: str, keyed: Keyed)
     return CheckedRows(kept.drop_columns([*found.conflicts]), refused, pa.schema(found.added), pa.schema(found.widened))
 
 
-def wanted_columns(rows: pa.Table, keyed: Keyed) -> pa.Schema:
+def wanted_columns(rows: pa.Table, keyed: KeyedTable) -> pa.Schema:
     """Return the columns that a table of these rows has: those with a value, and those it has to have."""
     deletes = rows.column(DELETED).fill_null(False)
     data = rows.filter(pc.invert(deletes)) if pc.any(deletes).as_py() else rows
     return wanted_schema(rows.schema, {name for name in data.column_names if data[name].null_count < len(data)}, keyed)
 
 
-def wanted_schema(rows: pa.Schema, valued: set[str], keyed: Keyed) -> pa.Schema:
+def wanted_schema(rows: pa.Schema, valued: set[str], keyed: KeyedTable) -> pa.Schema:
     """Return the columns that a table of such rows has; `valued` have a value in a row that deletes nothing."""
     always = {*keyed.keys, *keyed.partition_by, *keyed.cluster_by, *order_names(keyed)}
     fields = [field for field in delta_schema(rows) if field.name not in OUTBOX_ONLY]
@@ -114,18 +114,18 @@ def wanted_schema(rows: pa.Schema, valued: set[str], keyed: Keyed) -> pa.Schema:
     )
 
 
-def _commented(field: pa.Field, keyed: Keyed) -> pa.Field:
+def _commented(field: pa.Field, keyed: KeyedTable) -> pa.Field:
     comment = keyed.comments.get(field.name)
     return field.with_metadata({"comment": comment}) if comment else field
 
 
-def own_names(keyed: Keyed) -> set[str]:
+def own_names(keyed: KeyedTable) -> set[str]:
     """Return the columns that a table has for the router's sake."""
     history = HISTORY_COLUMNS.names if keyed.history else ()
     return {*order_names(keyed), *([keyed.soft_delete] if keyed.soft_delete else []), *history}
 
 
-def _refuse_nulls(checked: Refusals, have: pa.Schema, keyed: Keyed) -> None:
+def _refuse_nulls(checked: Refusals, have: pa.Schema, keyed: KeyedTable) -> None:
     """Refuse rows without a value that the table must have."""
     for field in have:
         if field.nullable or field.name in own_names(keyed):
@@ -137,13 +137,13 @@ def _refuse_nulls(checked: Refusals, have: pa.Schema, keyed: Keyed) -> None:
         checked.refuse(lacking & ~checked.deletes, f"column {field.name} is NOT NULL in the table")
 
 
-def refuse_lost_keys(have: pa.Schema, table: str, keyed: Keyed) -> None:
+def refuse_lost_keys(have: pa.Schema, table: str, keyed: KeyedTable) -> None:
     """Refuse a table whose rows cannot be told apart any more: somebody has changed it."""
     if lost := [key for key in keyed.keys if key not in have.names]:
         raise TableError(table, f"it has no column {lost[0]}, which is a key of the sink; give it back its column")
 
 
-def _conflicts(checked: Refusals, found: SchemaDiff, table: str, keyed: Keyed) -> Iterator[tuple[Mask, str]]:
+def _conflicts(checked: Refusals, found: SchemaDiff, table: str, keyed: KeyedTable) -> Iterator[tuple[Mask, str]]:
     """Return the rows with a value that the table can never take."""
     for column, reason in found.conflicts.items():
         if column in {*own_names(keyed), *keyed.keys}:
@@ -151,7 +151,7 @@ def _conflicts(checked: Refusals, found: SchemaDiff, table: str, keyed: Keyed) -
         yield np.asarray(checked.rows.column(column).is_valid()), reason
 
 
-def _frozen(checked: Refusals, found: SchemaDiff, have: pa.Schema, keyed: Keyed) -> Iterator[tuple[Mask, str]]:
+def _frozen(checked: Refusals, found: SchemaDiff, have: pa.Schema, keyed: KeyedTable) -> Iterator[tuple[Mask, str]]:
     """Return the rows that would change the table."""
     known = {field.name: field.type for field in delta_schema(have)}
     for field in (*found.added, *found.widened):

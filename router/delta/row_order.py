@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from router.merging import Keyed
+    from router.merging import KeyedTable
 
 
 POSITION = {"_partition": pa.int32(), "_offset": pa.int64(), "_topic": pa.string()}
@@ -25,17 +25,17 @@ def newest_names(count: int) -> tuple[str, ...]:
     return tuple(f"_newest_{number}" for number in range(1, count + 1))
 
 
-def order_names(keyed: Keyed) -> tuple[str, ...]:
+def order_names(keyed: KeyedTable) -> tuple[str, ...]:
     """Return the columns that order rows, the most important one first. A table keeps those of each row's record."""
     return (*newest_names(keyed.newest), *POSITION) if keyed.newest else ("_offset", "_partition", "_topic")
 
 
-def keys_and_order(rows: pa.Table, keyed: Keyed) -> pa.Table:
+def keys_and_order(rows: pa.Table, keyed: KeyedTable) -> pa.Table:
     """Return the keys and order columns of rows."""
     return rows.select(list(dict.fromkeys((*keyed.keys, *order_names(keyed)))))
 
 
-def comparable(rows: pa.Table, keyed: Keyed) -> pa.Table:
+def comparable(rows: pa.Table, keyed: KeyedTable) -> pa.Table:
     """Return rows whose order columns have the types that a table keeps, and values that all engines order alike."""
     for name in order_names(keyed):
         column = rows.column(name)
@@ -127,7 +127,7 @@ class NewerRows:
         return np.append(self.starts, len(self.rows))[1:] - 1
 
 
-def newer_rows(rows: pa.Table, state: pa.Table, keyed: Keyed) -> NewerRows:
+def newer_rows(rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> NewerRows:
     """Return what of a batch is newer than a state: keys, order columns, `_there`, `_live` and `_since` of each row.
 
     The keys of rows must not be null, and both must come from `comparable`.

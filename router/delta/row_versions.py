@@ -19,7 +19,7 @@ from router.delta.scd2 import HISTORY_COLUMNS, TIMESTAMP
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake
-    from router.merging import Keyed
+    from router.merging import KeyedTable
 
 
 DELETIONS = "_deletions"
@@ -32,13 +32,13 @@ SWEPT = 64
 """Commits after which deletions that were kept long enough are forgotten."""
 
 
-def versions_schema(rows: pa.Schema, keyed: Keyed) -> pa.Schema:
+def versions_schema(rows: pa.Schema, keyed: KeyedTable) -> pa.Schema:
     """Return the columns of a state, in the types of rows."""
     keys = keys_and_order(rows.empty_table(), keyed).schema
     return pa.schema([*keys, *((name, pa.bool_()) for name in HELD), (SINCE, TIMESTAMP)])
 
 
-def held_versions(table: DeltaTable, rows: pa.Table, keyed: Keyed, *, past: bool = False) -> pa.Table:
+def held_versions(table: DeltaTable, rows: pa.Table, keyed: KeyedTable, *, past: bool = False) -> pa.Table:
     """Return the keys, order columns, `_there`, `_live` and `_since` of the table's rows that have a key of `rows`.
 
     Only files that may hold one of the keys are read. Of a history what is current, and what is past if asked for.
@@ -63,7 +63,7 @@ def deletions_table(lake: Lake, table: str) -> DeltaTable | None:
     return lake.open(_name(table)) if there else None
 
 
-def remembered_deletions(lake: Lake, table: str, rows: pa.Table, keyed: Keyed) -> pa.Table:
+def remembered_deletions(lake: Lake, table: str, rows: pa.Table, keyed: KeyedTable) -> pa.Table:
     """Return what is remembered of the deletion of the keys of `rows`, as a state."""
     schema, have = keys_and_order(rows, keyed).schema, deletions_table(lake, table)
     if have is None:
@@ -73,7 +73,7 @@ def remembered_deletions(lake: Lake, table: str, rows: pa.Table, keyed: Keyed) -
     return _held(cast_to(found, schema), False, since=since)
 
 
-def remember_deletions(lake: Lake, table: str, gone: pa.Table, keyed: Keyed, once: Transaction) -> None:
+def remember_deletions(lake: Lake, table: str, gone: pa.Table, keyed: KeyedTable, once: Transaction) -> None:
     """Remember deletions under a transaction id, and forget, now and then, those that were kept long enough."""
     have, now = deletions_table(lake, table), datetime.now(timezone.utc)
     if have is not None and has_transaction(have, once):
@@ -99,7 +99,7 @@ def deletions_remembered(lake: Lake, table: str, once: Transaction) -> bool:
     return have is not None and has_transaction(have, once)
 
 
-def _scan(table: DeltaTable, rows: pa.Table, keyed: Keyed, names: list[str]) -> pa.Table:
+def _scan(table: DeltaTable, rows: pa.Table, keyed: KeyedTable, names: list[str]) -> pa.Table:
     """Return the rows of a table that have a key of `rows`, of those columns that there are.
 
     Files are left out by the bounds of their keys. Rows are not left out by the reader: it cannot compare the texts of

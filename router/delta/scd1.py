@@ -11,7 +11,7 @@ import pyarrow as pa
 from router.delta.row_order import OUTBOX_ONLY, Codes, Mask, NewerRows, keys_and_order, order_names
 
 if TYPE_CHECKING:
-    from router.merging import Keyed
+    from router.merging import KeyedTable
 
 
 OP = "__op"
@@ -43,7 +43,7 @@ class TableChanges:
         return {"late": self.late, "inserted": self.count(INSERT), "updated": updated, "deleted": self.count(DELETE)}
 
 
-def latest_changes(found: NewerRows, keyed: Keyed) -> TableChanges:
+def latest_changes(found: NewerRows, keyed: KeyedTable) -> TableChanges:
     """Return what newer rows make of a table with one row per key, as if they had come one by one, oldest first."""
     deciding = _Deciding.of(found)
     if keyed.when_matched == "ignore":
@@ -83,7 +83,7 @@ def _last(values: Codes, starts: Codes) -> Codes:
     return np.maximum.reduceat(values, starts) if len(starts) else values[:0]
 
 
-def _last_wins(found: NewerRows, deciding: _Deciding, keyed: Keyed) -> Codes:
+def _last_wins(found: NewerRows, deciding: _Deciding, keyed: KeyedTable) -> Codes:
     """Return the change of each run when newer rows win."""
     fresh = ~found.live | (deciding.again >= 0)
     whole = np.where(fresh | (keyed.columns is None), UPDATE, PATCH)
@@ -94,7 +94,7 @@ def _last_wins(found: NewerRows, deciding: _Deciding, keyed: Keyed) -> Codes:
     return np.where(found.there, there, absent)
 
 
-def _first_wins(found: NewerRows, deciding: _Deciding, keyed: Keyed) -> Codes:
+def _first_wins(found: NewerRows, deciding: _Deciding, keyed: KeyedTable) -> Codes:
     """Return the change of each run when the first row wins, until it is deleted."""
     fresh = (~found.live | (deciding.again >= 0)) & (deciding.data >= 0)
     gone = FLAG if keyed.soft_delete else DELETE
@@ -103,7 +103,7 @@ def _first_wins(found: NewerRows, deciding: _Deciding, keyed: Keyed) -> Codes:
     return np.where(found.there, there, absent)
 
 
-def _resulting_rows(found: NewerRows, deciding: _Deciding, keyed: Keyed, last: Codes) -> pa.Table:
+def _resulting_rows(found: NewerRows, deciding: _Deciding, keyed: KeyedTable, last: Codes) -> pa.Table:
     """Return the row that each run leaves: its columns may come from several records."""
     data = deciding.first if keyed.when_matched == "ignore" else deciding.data
     others = data if keyed.columns is None else deciding.first

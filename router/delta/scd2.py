@@ -15,7 +15,7 @@ from router.delta.row_order import NEVER, OUTBOX_ONLY, SINCE, Codes, Mask, Newer
 from router.delta.scd1 import CLOSE, INSERT, OP, TableChanges
 
 if TYPE_CHECKING:
-    from router.merging import Keyed
+    from router.merging import KeyedTable
 
 
 TIMESTAMP = pa.timestamp("us", "UTC")
@@ -23,13 +23,13 @@ HISTORY_COLUMNS = pa.schema([("valid_from", TIMESTAMP), ("valid_to", TIMESTAMP),
 """What a table with a history has beside the columns of its rows."""
 
 
-def time_name(schema: pa.Schema, keyed: Keyed) -> str:
+def time_name(schema: pa.Schema, keyed: KeyedTable) -> str:
     """Return the column that a state is valid from: what rows are ordered by, if that is a time, or the record's."""
     first = newest_names(keyed.newest)[:1]
     return first[0] if first and pa.types.is_timestamp(schema.field(first[0]).type) else "_timestamp"
 
 
-def history_changes(found: NewerRows, keyed: Keyed) -> TableChanges:
+def history_changes(found: NewerRows, keyed: KeyedTable) -> TableChanges:
     """Return the states that newer rows add, and the ends of those that were current. No time is null."""
     rows = found.rows
     times = _rising(_micros(rows, time_name(rows.schema, keyed)), found)

@@ -17,7 +17,7 @@ _EXACT_IN_DOUBLE = {*_INTEGERS[:3], *_FLOATS}
 
 @dataclass(frozen=True)
 class SchemaDiff:
-    """Say how rows fit a table, by top-level column.
+    """The difference between the columns of rows and of a table, by top-level column.
 
     `added`: columns (or columns with new nested fields) for the table; `widened`: columns whose type in the table
     has to grow; `cast`: columns whose rows have to be cast to the table's type; `conflicts`: why a column's values

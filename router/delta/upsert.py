@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from router.delta.lake import Lake
-    from router.merging import Keyed
+    from router.merging import KeyedTable
 
     Quote = Callable[[str], str]
 
@@ -54,13 +54,13 @@ an append pass beside a merge otherwise, and the key they have in common would b
 
 
 @dataclass(frozen=True)
-class Upsert:
+class TableUpsert:
     """The upsert of one batch into one table. `known`: the sink has merged into it before."""
 
     table: str
     app_id: str
     version: int
-    keyed: Keyed
+    keyed: KeyedTable
     notes: dict[str, str]
     known: bool = False
 
@@ -87,7 +87,7 @@ class UpsertResult:
     again: bool = False
 
 
-def upsert(lake: Lake, work: Upsert, rows: pa.Table, tries: int = TRIES) -> UpsertResult:
+def upsert(lake: Lake, work: TableUpsert, rows: pa.Table, tries: int = TRIES) -> UpsertResult:
     """Merge rows into a table: the columns of the route, `_topic`, `_partition`, `_offset`, `_timestamp`, `_deleted`,
     and `_newest_1` onwards where the sink orders by them.
 
@@ -104,7 +104,7 @@ def upsert(lake: Lake, work: Upsert, rows: pa.Table, tries: int = TRIES) -> Upse
         raise TableError(work.table, f"the merge failed: {error}; it is tried again with the batch") from error
 
 
-def _upsert(lake: Lake, work: Upsert, rows: pa.Table) -> UpsertResult:
+def _upsert(lake: Lake, work: TableUpsert, rows: pa.Table) -> UpsertResult:
     table = lake.open(work.table)
     if table is None:
         refuse_absent(lake, work)
@@ -128,7 +128,7 @@ def _upsert(lake: Lake, work: Upsert, rows: pa.Table) -> UpsertResult:
     return UpsertResult(len(checked.rows), checked.refused, **changes.counts, again=again)
 
 
-def _grown(lake: Lake, work: Upsert, table: DeltaTable | None, added: pa.Schema) -> DeltaTable:
+def _grown(lake: Lake, work: TableUpsert, table: DeltaTable | None, added: pa.Schema) -> DeltaTable:
     """Return the table with columns that it lacks. One that is made is there before its first files: what a process
     that dies leaves behind is a table, not a folder of files."""
     if table is not None:
@@ -140,13 +140,13 @@ def _grown(lake: Lake, work: Upsert, table: DeltaTable | None, added: pa.Schema)
     return table
 
 
-def _leave_to_spark(table: DeltaTable | None, keyed: Keyed) -> None:
+def _leave_to_spark(table: DeltaTable | None, keyed: KeyedTable) -> None:
     chosen = merge_engine(table, keyed)
     if chosen.engine == "spark":
         raise NeedsSpark(chosen.why)
 
 
-def _changes(lake: Lake, work: Upsert, table: DeltaTable, rows: pa.Table, *, again: bool) -> TableChanges:
+def _changes(lake: Lake, work: TableUpsert, table: DeltaTable, rows: pa.Table, *, again: bool) -> TableChanges:
     """Return what the rows change, as the table is now; `again`: what they have changed is in the table already."""
     rows = as_stored(rows, to_arrow(table))
     held = [
@@ -163,13 +163,13 @@ def as_stored(rows: pa.Table, have: pa.Schema) -> pa.Table:
     return cast_to(rows, pa.schema(kept))
 
 
-def changes_of(rows: pa.Table, held: pa.Table, keyed: Keyed) -> TableChanges:
+def changes_of(rows: pa.Table, held: pa.Table, keyed: KeyedTable) -> TableChanges:
     """Return what rows change in a table that holds a state of their keys."""
     found = newer_rows(rows, held, keyed)
     return history_changes(found, keyed) if keyed.history else latest_changes(found, keyed)
 
 
-def _commit(work: Upsert, table: DeltaTable, changes: TableChanges) -> None:
+def _commit(work: TableUpsert, table: DeltaTable, changes: TableChanges) -> None:
     guard = Transaction(GUARD, table.version() + 1)
     once = CommitProperties(app_transactions=[work.ids[0], guard], custom_metadata=work.notes)
     if changes.count(UPDATE, PATCH, FLAG, DELETE, CLOSE):
@@ -178,7 +178,7 @@ def _commit(work: Upsert, table: DeltaTable, changes: TableChanges) -> None:
         write_append(table, changes, once)
 
 
-def refuse_absent(lake: Lake, work: Upsert) -> None:
+def refuse_absent(lake: Lake, work: TableUpsert) -> None:
     """Refuse to make a table that was there before, or in a folder that holds something else. Raises TableError."""
     if work.known and work.keyed.dropped == "wait":
         what = f"{lake.address(work.table)} was dropped; bring it back, or say `dropped: remake`"
@@ -213,7 +213,7 @@ class MergeEngine:
     why: str
 
 
-def merge_engine(table: DeltaTable | None, keyed: Keyed) -> MergeEngine:
+def merge_engine(table: DeltaTable | None, keyed: KeyedTable) -> MergeEngine:
     """Return who writes a table, or makes it where there is none. What a table needs counts more than a wish."""
     if keyed.engine == "spark":
         return MergeEngine("spark", "the engine is given")
@@ -231,7 +231,7 @@ def merge_engine(table: DeltaTable | None, keyed: Keyed) -> MergeEngine:
     return MergeEngine("arrow", f"it has no feature that delta-rs lacks, and at most {LARGE >> 30} GiB")
 
 
-def _made_by_spark(keyed: Keyed) -> str:
+def _made_by_spark(keyed: KeyedTable) -> str:
     if keyed.cluster_by:
         return "it is to be clustered"
     beyond = sorted(name for name in keyed.properties if not name.startswith(SUPPORTED_PROPERTIES))
@@ -259,7 +259,7 @@ SAFE_CHARACTERS = frozenset(string.ascii_letters + string.digits + " -_.:@/#+=,"
 """The characters of a text that reads the same between quotes in every SQL."""
 
 
-def create_table(lake: Lake, table: str, schema: pa.Schema, keyed: Keyed) -> DeltaTable:
+def create_table(lake: Lake, table: str, schema: pa.Schema, keyed: KeyedTable) -> DeltaTable:
     """Make a table without rows, or return the one that somebody has made meanwhile."""
     return DeltaTable.create(
         lake.address(table),
@@ -277,7 +277,7 @@ def write_append(table: DeltaTable, changes: TableChanges, once: CommitPropertie
     write_deltalake(table, cast_to(changes.rows, to_arrow(table)), mode="append", commit_properties=once)
 
 
-def write_merge(table: DeltaTable, changes: TableChanges, keyed: Keyed, once: CommitProperties) -> None:
+def write_merge(table: DeltaTable, changes: TableChanges, keyed: KeyedTable, once: CommitProperties) -> None:
     """Write changes, some of which touch rows of the table. What they do not name of a row stays as it is."""
     have = to_arrow(table)
     names = [field.name for field in have if field.name in changes.rows.column_names]
@@ -322,7 +322,7 @@ def _row_groups(rows: pa.Table, memory: int) -> WriterProperties:
     return WriterProperties(max_row_group_size=min(1 << 20, max(FEWEST_ROWS, memory // 64 // each)))
 
 
-def columns_set(op: int, names: list[str], keyed: Keyed) -> list[str]:
+def columns_set(op: int, names: list[str], keyed: KeyedTable) -> list[str]:
     """Return the columns that a change sets."""
     if op == UPDATE:
         return names
@@ -337,7 +337,7 @@ def assignments(names: list[str], quote: Quote) -> dict[str, str]:
     return {quote(name): f"s.{quote(name)}" for name in names}
 
 
-def merge_condition(rows: pa.Table, keyed: Keyed, quote: Quote) -> str:
+def merge_condition(rows: pa.Table, keyed: KeyedTable, quote: Quote) -> str:
     """Return the condition under which a change (a row with its `__op`) is for a row of the table.
 
     Literal bounds of the rows that are there leave out the files of all others.

@@ -1,4 +1,4 @@
-"""What the lane of a merging sink has beside the route's columns: which table a row is for, and how new it is."""
+"""What the outbox of a merging sink has beside the route's columns: which table a row is for, and how new it is."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from router.delta.scd2 import HISTORY_COLUMNS
 from router.errors import StartError
 
 if TYPE_CHECKING:
-    from router.merging import Keyed, MergingSink
+    from router.merging import KeyedTable, MergingSink
 
 
 TABLE = "_table"
@@ -46,12 +46,12 @@ def merge_struct(sink: MergingSink) -> Column:
     return F.struct(F.lit("").alias(TABLE), F.lit(False).alias(DELETED), *named)
 
 
-def counted(sink: MergingSink) -> Keyed:
+def counted(sink: MergingSink) -> KeyedTable:
     """Return what a sink asks for, with the number of columns it orders by."""
     return replace(sink.keyed(), newest=len(sink.newest()))
 
 
-def asked(keyed: Keyed, engine: str) -> Keyed:
+def asked(keyed: KeyedTable, engine: str) -> KeyedTable:
     """Return what a sink asks for under the engine of a configuration: a sink that does not care follows `spark`."""
     return replace(keyed, engine="spark") if (keyed.engine, engine) == ("auto", "spark") else keyed
 
@@ -80,7 +80,7 @@ def check(sink: MergingSink, where: str, rows: StructType, more: StructType) -> 
         raise StartError(f"{where}: the sink keeps a column {clash[0]} itself; rename the event's in `select`")
 
 
-def _check_division(keyed: Keyed, where: str, kinds: dict[str, DataType]) -> None:
+def _check_division(keyed: KeyedTable, where: str, kinds: dict[str, DataType]) -> None:
     for option, fit in DIVIDING.items():
         for name in getattr(keyed, option):
             if not isinstance(kinds[name], fit):

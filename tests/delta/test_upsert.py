@@ -15,9 +15,9 @@ from deltalake import DeltaTable, Field, Schema, write_deltalake
 
 from router.delta import row_versions
 from router.delta.scd1 import OP, UPDATE
-from router.delta.upsert import NeedsSpark, Upsert, UpsertResult, merge_condition, quoted, upsert
+from router.delta.upsert import NeedsSpark, TableUpsert, UpsertResult, merge_condition, quoted, upsert
 from router.errors import TableError
-from router.merging import Keyed
+from router.merging import KeyedTable
 from tests.delta.busy import Busy
 from tests.delta.model import Record, lane
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 TABLE = "silver.profiles"
-KEYED = Keyed(("k",))
+KEYED = KeyedTable(("k",))
 COLUMNS = {"k": pa.string(), "v": pa.int64()}
 LATEST = [{"k": "a", "v": 1, "_offset": 1}, {"k": "b", "v": 2, "_offset": 2}]
 
@@ -41,7 +41,7 @@ class Table:
     """Be one keyed table that takes batches."""
 
     lake: Lake
-    keyed: Keyed = KEYED
+    keyed: KeyedTable = KEYED
     columns: dict[str, pa.DataType] = field(default_factory=lambda: dict(COLUMNS))
     batches: int = 0
 
@@ -51,7 +51,7 @@ class Table:
     def merge(self, rows: pa.Table, batch: int | None = None, **options: Any) -> UpsertResult:
         self.batches += batch is None
         version = self.batches if batch is None else batch
-        work = Upsert(TABLE, "query/route/upsert", version, self.keyed, {}, known=self.batches > 1)
+        work = TableUpsert(TABLE, "query/route/upsert", version, self.keyed, {}, known=self.batches > 1)
         return upsert(self.lake, work, rows, **options)
 
     @property
@@ -289,7 +289,7 @@ def test_names_and_values_of_any_kind_survive(make: Callable[..., Table]) -> Non
         "day": date(2026, 1, 1), "blob": b"\xff", "ratio": 0.5, "ok": True,
     }  # fmt: skip
     other = {**dict.fromkeys(first), "at": datetime(2026, 1, 1, 0, 0, 0, 5, tzinfo=timezone.utc), "scores": []}
-    table = make(keyed=Keyed(("Key A",)), columns=kinds)
+    table = make(keyed=KeyedTable(("Key A",)), columns=kinds)
     table.take(*[Record((key,), n, values=tuple(first.items())) for n, key in enumerate("abc")])
     table.take(Record(("a",), 5, values=tuple(other.items())), Record(("d",), 6, values=tuple(first.items())))
 
@@ -496,7 +496,7 @@ def test_two_that_bring_the_same_new_key_make_one_row(table: Table) -> None:
         calls.append(1)
         if len(calls) == 1:
             rows = lane([record("new", 7, 7)], KEYED, COLUMNS)
-            upsert(table.lake, Upsert(TABLE, "another/route/upsert", 0, KEYED, {}), rows)
+            upsert(table.lake, TableUpsert(TABLE, "another/route/upsert", 0, KEYED, {}), rows)
 
     busy = Table(Busy(table.lake.root, table=TABLE, others=others), batches=5)
     busy.take(record("new", 9, 9))

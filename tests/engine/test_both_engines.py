@@ -19,7 +19,7 @@ from tests.delta.test_keyed_tables import APP, KINDS, TABLE, Histories, Killed, 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from router.merging import Keyed
+    from router.merging import KeyedTable
 
 
 class Shared(Histories):
@@ -55,7 +55,7 @@ class Shared(Histories):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("keyed", KINDS.values(), ids=KINDS)
-def test_a_table_is_what_its_records_say_whoever_merges_it(spark: SparkSession, keyed: Keyed) -> None:
+def test_a_table_is_what_its_records_say_whoever_merges_it(spark: SparkSession, keyed: KeyedTable) -> None:
     """Without it a table that is handed from one engine to the other gets a state that nobody ever sent."""
     machine = type("Machine", (Shared,), {"keyed": keyed, "spark": spark})
     few = settings(max_examples=4, stateful_step_count=6, suppress_health_check=list(HealthCheck), deadline=None)

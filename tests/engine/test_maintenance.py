@@ -13,9 +13,9 @@ from deltalake.transaction import AddAction
 
 from router.config.models import Maintenance
 from router.delta.maintenance import MaintenanceOptions, maintain
-from router.delta.upsert import Upsert, upsert
+from router.delta.upsert import TableUpsert, upsert
 from router.engine.maintenance import TableMaintenance
-from router.merging import Keyed
+from router.merging import KeyedTable
 from tests.delta.model import Record, lane
 
 if TYPE_CHECKING:
@@ -79,10 +79,10 @@ def test_a_table_that_fails_stops_nothing(lake: Lake, caplog: pytest.LogCaptureF
 
 def delete(lake: Lake, table: str) -> None:
     """Let four batches delete a key."""
-    keyed = Keyed(("k",))
+    keyed = KeyedTable(("k",))
     for offset in range(4):
         rows = lane([Record(("a",), offset, deletes=True)], keyed, {"k": pa.string()})
-        upsert(lake, Upsert(table, "query/route/upsert", offset, keyed, {}), rows)
+        upsert(lake, TableUpsert(table, "query/route/upsert", offset, keyed, {}), rows)
 
 
 def test_what_is_remembered_of_deletions_is_compacted_too(lake: Lake) -> None:

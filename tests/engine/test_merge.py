@@ -23,16 +23,16 @@ from router.engine.merge.delta_spark import (
     REFUSED_ROW,
     REPORT,
     REPORT_JSON,
-    Decision,
+    DecisionInput,
     answers,
 )
-from router.merging import Keyed
+from router.merging import KeyedTable
 from tests.delta.model import Record, lane
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake
 
-KEYED = Keyed(("k",))
+KEYED = KeyedTable(("k",))
 COLUMNS = {"k": pa.string(), "v": pa.int64()}
 
 
@@ -144,7 +144,7 @@ def test_what_spark_is_to_write_is_decided_like_everything_else() -> None:
     """Without it a table has other rows when it is written by the other engine."""
     have = pa.schema([("k", pa.string()), ("v", pa.int64()), ("note", pa.string()), ("_offset", pa.int64()),
                       ("_partition", pa.int32()), ("_topic", pa.string())])  # fmt: skip
-    question = Decision("silver.a", have, KEYED, "route", "upsert", 3)
+    question = DecisionInput("silver.a", have, KEYED, "route", "upsert", 3)
     state = {"k": "a", "_offset": 5, "_partition": 0, "_topic": "events", "_there": True, "_live": True, "_since": None}
     kind = pa.struct([*(have.field(name) for name in list(state)[:4]), ("_there", pa.bool_()), ("_live", pa.bool_()),
                       ("_since", pa.timestamp("us", "UTC"))])  # fmt: skip

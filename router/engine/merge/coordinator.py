@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from router.engine.checkpoint_store import CheckpointStore
     from router.engine.commit.committers import Committers
     from router.engine.label.layout import Target
-    from router.merging import Keyed, MergingSink
+    from router.merging import KeyedTable, MergingSink
 
 
 log = logging.getLogger("router")
@@ -144,7 +144,7 @@ class MergeCoordinator:
     def _known(self, target: Target) -> MergedTables:
         return self.known.setdefault(target.key, MergedTables(self.store, target.key))
 
-    def _still_left(self, target: Target, keyed: Keyed) -> dict[str, str]:
+    def _still_left(self, target: Target, keyed: KeyedTable) -> dict[str, str]:
         """Return the tables that were left to Delta on Spark and are, as they are now: their rows go there at once."""
 
         def why(table: str) -> str | None:

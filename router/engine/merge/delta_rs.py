@@ -25,7 +25,7 @@ from router.delta.row_checks import REASON, EvolutionForbidden
 from router.delta.row_order import OUTBOX_ONLY, POSITION
 from router.delta.schema_diff import delta_schema
 from router.delta.table_cache import THREADS
-from router.delta.upsert import NeedsSpark, Upsert, UpsertResult, upsert
+from router.delta.upsert import NeedsSpark, TableUpsert, UpsertResult, upsert
 from router.engine.label.layout import COORDINATES, DEAD_SCHEMA
 from router.engine.land.parquet_writer import attempt
 from router.engine.upsert_columns import TABLE
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from router.delta.commit import TableCommit
     from router.delta.lake import Lake
     from router.engine.land.parquet_writer import Staging
-    from router.merging import Keyed
+    from router.merging import KeyedTable
 
     Merge = tuple[str, dict[str, Any], pa.Table | None]
 
@@ -58,7 +58,7 @@ class MergeJob:
     tables that the sink has merged into before."""
 
     staging: Staging
-    keyed: Keyed
+    keyed: KeyedTable
     app: str
     batch: int
     route: str
@@ -67,9 +67,9 @@ class MergeJob:
     notes: dict[str, str]
     known: frozenset[str] = frozenset()
 
-    def upsert(self, table: str) -> Upsert:
+    def upsert(self, table: str) -> TableUpsert:
         """Return the work of one table."""
-        return Upsert(table, f"{self.app}/{table}", self.batch, self.keyed, self.notes, table in self.known)
+        return TableUpsert(table, f"{self.app}/{table}", self.batch, self.keyed, self.notes, table in self.known)
 
 
 @dataclass

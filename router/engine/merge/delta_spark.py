@@ -58,9 +58,9 @@ if TYPE_CHECKING:
 
     from router.delta.lake import Lake
     from router.delta.scd1 import TableChanges
-    from router.delta.upsert import Upsert
+    from router.delta.upsert import TableUpsert
     from router.engine.merge.delta_rs import MergeJob, MergeOutcomes
-    from router.merging import Keyed
+    from router.merging import KeyedTable
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _first(error: Exception) -> str:
     return (str(cause) if cause is error else cause.toString()).split("\n")[0]
 
 
-def _summaries(events: DataFrame, keyed: Keyed) -> dict[str, RowSummary]:
+def _summaries(events: DataFrame, keyed: KeyedTable) -> dict[str, RowSummary]:
     """Return the tables that rows are for, in one small job."""
     names = [name for name in events.columns if name != TABLE]
     sums = [F.count(F.when(~F.col(DELETED), F.col(quoted(name)))).alias(f"c{k}") for k, name in enumerate(names)]
@@ -145,7 +145,7 @@ class TableMerge:
     spark: SparkSession
     lake: Lake
     job: MergeJob
-    work: Upsert
+    work: TableUpsert
     rows: DataFrame
     summary: RowSummary
     address: str = field(init=False)
@@ -162,7 +162,7 @@ class TableMerge:
         again = has_transaction(handle, once)
         settings = handle.metadata().configuration
         self.checks = {name.removeprefix(CHECK): sql for name, sql in settings.items() if name.startswith(CHECK)}
-        asked = Decision(self.work.table, have, self.work.keyed, self.job.route, self.job.sink, self.job.batch)
+        asked = DecisionInput(self.work.table, have, self.work.keyed, self.job.route, self.job.sink, self.job.batch)
         decided = self._decided(asked, again=again).persist()
         try:
             told = json.loads(decided.filter(F.col(OP) == REPORT).collect()[0][REPORT_JSON])
@@ -230,7 +230,7 @@ class TableMerge:
         schema = pa.schema([*columns, *(to_arrow(handle).field(name) for name in divided)])
         self._append(self.spark.createDataFrame([], _commented(schema)), self.address)
 
-    def _decided(self, asked: Decision, *, again: bool) -> DataFrame:
+    def _decided(self, asked: DecisionInput, *, again: bool) -> DataFrame:
         kinds = {field.name: from_arrow_type(field.type, prefer_timestamp_ntz=True) for field in asked.have}
         schema = row_versions.versions_schema(asked.have, asked.keyed)
         kind = from_arrow_type(pa.struct(list(schema)), prefer_timestamp_ntz=True)
@@ -266,7 +266,7 @@ class TableMerge:
         ]
         return frame.withColumn(REFUSED, F.coalesce(*broken)).select(*map(quoted, self.rows.columns), REFUSED)
 
-    def _held(self, keyed: Keyed, *, again: bool) -> DataFrame:
+    def _held(self, keyed: KeyedTable, *, again: bool) -> DataFrame:
         """Return the rows of the table as a state."""
         table = self.spark.read.format("delta").load(self.address)
         there, since = F.lit(True), F.lit(None).cast("timestamp")
@@ -305,7 +305,7 @@ class TableMerge:
             merger = merger.whenNotMatchedInsert(condition=f"s.{OP} = {INSERT}", values=assignments(names, quoted))  # type: ignore[arg-type]
         merger.execute()
 
-    def _remember(self, decided: DataFrame, asked: Decision, app: str) -> None:
+    def _remember(self, decided: DataFrame, asked: DecisionInput, app: str) -> None:
         names = keys_and_order(asked.have.empty_table(), asked.keyed).schema.names
         gone = decided.filter(F.col(OP) == DELETION)
         columns = [
@@ -345,12 +345,12 @@ REFUSED_ROW, DELETION, REPORT = 100, 101, 102
 
 
 @dataclass(frozen=True)
-class Decision:
+class DecisionInput:
     """What is decided about, in a task: a table's name and schema, how its rows are kept, and whose rows they are."""
 
     table: str
     have: pa.Schema
-    keyed: Keyed
+    keyed: KeyedTable
     route: str
     sink: str
     batch: int
@@ -363,7 +363,7 @@ class Decision:
         return pa.schema([*(field.with_nullable(True) for field in self.have), *more])
 
 
-def decision_task(asked: Decision) -> Any:
+def decision_task(asked: DecisionInput) -> Any:
     """Return the function of one task, for mapInArrow. It is given all rows of the table and what it holds of them."""
 
     def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -375,7 +375,7 @@ def decision_task(asked: Decision) -> Any:
     return decide
 
 
-def answers(asked: Decision, given: pa.Table) -> Iterator[pa.Table]:
+def answers(asked: DecisionInput, given: pa.Table) -> Iterator[pa.Table]:
     """Return the changes, the deletions, the refused rows and a report, each as answers."""
     held = given.column(HELD_VERSION)
     rows = comparable(given.filter(pc.is_null(held)).drop_columns([HELD_VERSION]), asked.keyed)
@@ -401,7 +401,7 @@ def answers(asked: Decision, given: pa.Table) -> Iterator[pa.Table]:
     yield _answer(asked, REPORT, pa.table({REPORT_JSON: [json.dumps(told)]}))
 
 
-def _state(held: pa.ChunkedArray, rows: pa.Table, keyed: Keyed) -> pa.Table:
+def _state(held: pa.ChunkedArray, rows: pa.Table, keyed: KeyedTable) -> pa.Table:
     """Return what the table holds, with the types of the rows."""
     schema = versions_schema(rows.schema, keyed)
     present = held.filter(pc.is_valid(held)).combine_chunks()
@@ -410,7 +410,7 @@ def _state(held: pa.ChunkedArray, rows: pa.Table, keyed: Keyed) -> pa.Table:
     return cast_to(pa.Table.from_batches([pa.RecordBatch.from_struct_array(present)]), schema)
 
 
-def _told(asked: Decision, changes: TableChanges) -> dict[str, Any]:
+def _told(asked: DecisionInput, changes: TableChanges) -> dict[str, Any]:
     return {
         "remembered": len(changes.deletions),
         "ops": np.unique(np.asarray(changes.rows.column(OP))).tolist(),
@@ -418,5 +418,5 @@ def _told(asked: Decision, changes: TableChanges) -> dict[str, Any]:
     }
 
 
-def _answer(asked: Decision, op: int, rows: pa.Table) -> pa.Table:
+def _answer(asked: DecisionInput, op: int, rows: pa.Table) -> pa.Table:
     return cast_to(rows.append_column(OP, pa.array([op] * len(rows), pa.int8())), asked.answers)
