@@ -118,13 +118,13 @@ def test_a_lane_forgets_what_is_old_and_was_dealt_with(lake: Lake) -> None:
 
     def lands(**days: int) -> int:
         times = pa.array([now - timedelta(days=age) for age in days.values()], pa.timestamp("us", "UTC"))
-        write_deltalake(lake.address("lanes.a"), pa.table({"_timestamp": times, "n": list(days)}), mode="append")
-        handle = lake.open("lanes.a")
+        write_deltalake(lake.address("outbox.a"), pa.table({"_timestamp": times, "n": list(days)}), mode="append")
+        handle = lake.open("outbox.a")
         assert handle is not None
         return handle.version()
 
     def kept() -> set[str]:
-        handle = lake.open("lanes.a")
+        handle = lake.open("outbox.a")
         assert handle is not None
         return set(handle.to_pyarrow_table().column("n").to_pylist())
 
@@ -132,11 +132,11 @@ def test_a_lane_forgets_what_is_old_and_was_dealt_with(lake: Lake) -> None:
     dealt_with = lands(mixed_old=10, mixed_new=1)
     lands(just_came=0)
 
-    assert delete_older(lake, "lanes.a", now - timedelta(days=7), dealt_with) == 3
+    assert delete_older(lake, "outbox.a", now - timedelta(days=7), dealt_with) == 3
     assert kept() == {"mixed_new", "just_came"}
 
     dealt_with = lands(soon_old=8)
     lands(old_and_not_sent=9)
 
-    assert delete_older(lake, "lanes.a", now - timedelta(days=7), dealt_with) == 0  # not beside what came and is older
+    assert delete_older(lake, "outbox.a", now - timedelta(days=7), dealt_with) == 0  # not beside what came and is older
     assert kept() == {"mixed_new", "just_came", "soon_old", "old_and_not_sent"}

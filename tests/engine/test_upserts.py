@@ -174,8 +174,10 @@ def test_a_batch_again_changes_nothing(make_query: Any, tmp_path: Path, commit: 
     """Without it a crash after the merge doubles dead letters, or undoes what came since."""
     query = latest(make_query, tmp_path, commit)
     before = query.versions()
-    for path in Path(query.config.checkpoint_path()).rglob("*.applied.json"):
+    marks = [*Path(query.config.checkpoint_path()).rglob("store/applied/*/*.json")]
+    for path in marks:
         path.unlink()  # as if the process had died before it noted that the sink had finished
+    assert marks
 
     again = query.restarted()
     for batch in (0, 1):
