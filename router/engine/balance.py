@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from router.delta.commit import LandedFile
+    from router.delta.commit import StagedFile
     from router.engine.label.layout import Layout
 
 SUMS = ("read", "failed", "bare", "unmatched")
@@ -84,7 +84,7 @@ def keyed(counted: Iterable[Partition], kind: str) -> Counter[str]:
 
 
 def imbalances(
-    layout: Layout, counted: tuple[Partition, ...], files: Iterable[LandedFile], unmatched_are_dead: bool
+    layout: Layout, counted: tuple[Partition, ...], files: Iterable[StagedFile], unmatched_are_dead: bool
 ) -> list[str]:
     """Return what does not add up, one sentence each; nothing when the batch balances.
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from router.delta.commit import done
+from router.delta.commit import is_committed
 from router.delta.spark_table import SparkTables
-from router.delta.table_cache import Handles
+from router.delta.table_cache import TableCache
 from router.engine import ledger
 from router.engine.balance import imbalances, keyed, partitions
 from router.engine.catalog import Catalog
@@ -76,7 +76,7 @@ class Batches:
         config, only_spark = self.config, self.config.commit == "spark"
         self.query = f"{config.name}:{self.store.run}"
         staging = f"{STAGING}/{config.name}" if only_spark else None
-        self.tables: Any = SparkTables(self.spark, self.lake) if only_spark else Handles(self.lake)
+        self.tables: Any = SparkTables(self.spark, self.lake) if only_spark else TableCache(self.lake)
         self.planner = Planner(config, config.decode)
         self.landing = LandingJob(self.spark, self.lake, config.landing, self.query, staging)
         self.evolution = SchemaEvolution(self.lake, self.tables, self.query)
@@ -115,7 +115,7 @@ class Batches:
         if manifest is None:
             return None
         tables = self.tables.open({work.table for work in manifest.commits})
-        left = [work for work in manifest.commits if not ((have := tables[work.table]) and done(have, work))]
+        left = [work for work in manifest.commits if not ((have := tables[work.table]) and is_committed(have, work))]
         if self.committers.staged(left):
             return manifest
         if manifest.config != self.fingerprint and len(left) < len(manifest.commits):

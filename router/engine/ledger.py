@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from router.applying import Applied
-from router.delta.commit import LandedFile, TableCommit, to_delta
+from router.delta.commit import StagedFile, TableCommit, to_delta
 from router.delta.file_statistics import statistics
 from router.delta.lake import Lake
 
@@ -148,7 +148,7 @@ def append(lake: Lake, tables: Any, committers: Committers, entry: Entry, found:
     with lake.files.open_output_stream(path) as stream:
         pq.write_table(content, stream, store_schema=False, metadata_collector=footers)
         size = stream.tell()
-    file = LandedFile("/ledger", entry.table, path, size, len(found), tuple(SCHEMA.names), statistics(footers[0]))
+    file = StagedFile("/ledger", entry.table, path, size, len(found), tuple(SCHEMA.names), statistics(footers[0]))
     work = TableCommit("/ledger", entry.table, entry.app_id, entry.version, (file,), to_delta(SCHEMA))
     if not committers.commit((work,), tables.open([entry.table]) if tables else {}, {}):
         lake.files.delete_file(path)
