@@ -52,7 +52,7 @@ TAKEN = {
 
 
 class CreateTopics(BaseModel):
-    """Say how topics are created that are not there."""
+    """How topics are created that are not there."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -160,12 +160,12 @@ class Kafka(ApplyingSink):
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
         """Send the rows of one batch. Raises ConnectionError while Kafka or the registry is away."""
-        from router_sinks.publish import REPORT, Job, task
+        from router_sinks.publish import REPORT, PublishJob, task
 
         encoding = self._encoding(events)
         rows = self._rows(events, encoding)
         marks = {"query": batch.query, "sink": f"{batch.route}/{batch.sink}", "batch": str(batch.id)}
-        job = Job(
+        job = PublishJob(
             settings=self._settings,
             encoding=encoding,
             topics=replace(self._topics(rows), other_cluster=self.other_cluster),

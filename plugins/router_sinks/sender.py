@@ -55,16 +55,16 @@ _POLL = 0.1
 
 
 class BrokerAway(Exception):  # noqa: N818 - it says what happened
-    """Say why records cannot be sent now."""
+    """Why records cannot be sent now."""
 
 
 class Denied(Exception):  # noqa: N818
-    """Say why records cannot be sent until somebody changes a setting."""
+    """Why records cannot be sent until somebody changes a setting."""
 
 
 @dataclass
 class Sender:
-    """Send the records of one task. `patience`: seconds without any arrival after which it gives up.
+    """A sender of the records of one task. `patience`: seconds without any arrival after which it gives up.
 
     `named_by_data`: what forbids one topic is said of its records, not of the configuration. `alone` counts the
     records that had to be sent one by one.
@@ -109,7 +109,7 @@ class Sender:
 
 @dataclass
 class _Round:
-    """Send some records with one producer."""
+    """Some records that one producer sends."""
 
     sender: Sender
     producer: Any
