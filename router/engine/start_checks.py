@@ -230,6 +230,6 @@ def try_parts_on_executors(spark: SparkSession, registry: Registry, config: Conf
     failed = spark.sparkContext.parallelize(range(tasks), tasks).flatMap(tried).collect()
     if failed:
         raise StartError(
-            f"executors cannot import {'; '.join(sorted(set(failed)))}. Ship the package with --py-files (a wheel renamed "
-            "to .zip) or install it there"
+            f"executors cannot import {'; '.join(sorted(set(failed)))}. Ship the package with --py-files (a wheel "
+            "renamed to .zip) or install it there"
         )
