@@ -34,11 +34,11 @@ from benchmarks.machine import Neighbours, machine
 from benchmarks.peak import Peak, is_driver, is_worker
 from router.config.models import Config
 from router.delta.lake import Lake
+from router.engine.land.parquet_writer import Staging
 from router.engine.merge.coordinator import TASKS_PER_CORE
 from router.engine.merge.delta_rs import Job, Outcomes, outcomes
 from router.engine.merge.delta_spark import SparkMerger
 from router.engine.session import build_session, stop_session
-from router.engine.land.parquet_writer import Landing
 from router.merging import Keyed
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class Bench:
         merger.whenMatchedUpdateAll("s._offset > t._offset").whenNotMatchedInsertAll().execute()
 
     def _job(self) -> Job:
-        landing = Landing(self.lake, file_bytes=128 << 20, buffer_bytes=64 << 20)
+        landing = Staging(self.lake, file_bytes=128 << 20, buffer_bytes=64 << 20)
         return Job(landing, self.keyed, "bench:run/route/upsert", self.batches, "route", "upsert", "ops.dead", {})
 
 

@@ -8,7 +8,7 @@ known under the name it is registered with, under that name resolved against the
 `$id`. In other places than these a schema is not looked for.
 Every schema has columns, whatever it allows: what no column can hold is its JSON text.
 A schema file that is written for the router may be refused: its author can change it. A registered one is somebody
-else's, and a refusal would make dead letters of all its records. So to the table of router_decoders.schema_mapping
+else's, and a refusal would make dead letters of all its records. So to the table of `spark_types`
 come:
 
 | JSON Schema | Spark | decided by |
@@ -34,9 +34,9 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from pyspark.sql import types as T
 
-from router_decoders.json_types import check_types
-from router_decoders.schema_mapping import UNIONS, TypeMapping, Untyped, is_null
 from router_schemas.json_schema.merge import ObjectVersion, merge
+from router_schemas.json_schema.spark_json import check_types
+from router_schemas.json_schema.spark_types import UNIONS, TypeMapping, Untyped, is_null
 
 if TYPE_CHECKING:
     from router_schemas.model import ResolvedSchema
