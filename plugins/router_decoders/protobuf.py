@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import override
 
-from router import ArrowDecoder, ArrowDecoding, Preparation
+from router import ArrowDecoding, Preparation
 from router_decoders.registry_decoder import RegistryDecoder
 from router_schemas.model import FULL_NAME
 from router_schemas.protobuf import needed
@@ -58,7 +58,7 @@ class Wrapper(BaseModel):
         return self
 
 
-class Protobuf(RegistryDecoder, ArrowDecoder):
+class Protobuf(RegistryDecoder):
     """Decode a record whose value is a Protobuf message.
 
     With a `registry` the value is in the frame of a Confluent-compatible schema registry: a zero byte, the schema's id

@@ -76,13 +76,13 @@ Moment = Annotated[str, AfterValidator(_moment)]
 
 
 class Model(BaseModel):
-    """Be a frozen piece of configuration that refuses unknown keys and shows no value in an error."""
+    """A frozen piece of configuration that refuses unknown keys and shows no value in an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True)
 
 
 class KafkaSource(Model):
-    """Read Kafka topics. Offsets live in the checkpoint, not in a consumer group."""
+    """Kafka topics. Offsets live in the checkpoint, not in a consumer group."""
 
     servers: str = Field(description="host:port, several with commas")
     topics: tuple[str, ...] = Field(default=(), description="topics to read; or give `pattern`")
@@ -100,7 +100,7 @@ class KafkaSource(Model):
 
 
 class FilesSource(Model):
-    """Read text files (JSON lines or any lines) as they arrive in a folder, each file once, each line a record."""
+    """Text files (JSON lines or any lines), read as they arrive in a folder, each file once, each line a record."""
 
     path: str = Field(description="folder or glob; new files are picked up")
     files_per_batch: int = Field(default=100, ge=1)
@@ -109,7 +109,7 @@ class FilesSource(Model):
 
 
 class FormatSource(Model):
-    """Read anything Spark can stream that has a `value` column (string or binary)."""
+    """Anything Spark can stream that has a `value` column (string or binary)."""
 
     name: str = Field(description="Spark's name of the format: delta, rate, kinesis, ...")
     options: dict[str, SecretStr] = Field(default_factory=dict)
@@ -119,7 +119,7 @@ class FormatSource(Model):
 
 
 class Source(Model):
-    """Say where records come from: exactly one of the kinds."""
+    """Where records come from: exactly one of the kinds."""
 
     kafka: KafkaSource | None = None
     files: FilesSource | None = None
@@ -127,7 +127,7 @@ class Source(Model):
 
 
 class Expectation(Model):
-    """State what must hold for the events of a route; null counts as a violation."""
+    """What must hold for the events of a route; null counts as a violation."""
 
     name: Name
     sql: str
@@ -135,7 +135,7 @@ class Expectation(Model):
 
 
 class Route(Model):
-    """Join a rule, a projection, expectations and sinks."""
+    """A rule, a projection, expectations and sinks."""
 
     name: Name
     match: Rule
@@ -145,7 +145,7 @@ class Route(Model):
 
 
 class Trigger(Model):
-    """Say when batches run: one of the three."""
+    """When batches run: one of the three."""
 
     once: bool = Field(default=False, description="take what is there, in batches, and end")
     every: Interval | None = Field(default=None, description="an interval: 10 s, 5 min")
@@ -153,7 +153,7 @@ class Trigger(Model):
 
 
 class Landing(Model):
-    """Tune how files are written."""
+    """How files are written."""
 
     file_bytes: int = Field(default=128 << 20, ge=1 << 10, description="bytes at which a file is closed")
     buffer_bytes: int = Field(default=64 << 20, ge=1 << 20, description="Arrow bytes a task holds before it writes")
@@ -163,7 +163,7 @@ class Landing(Model):
 
 
 class Maintenance(Model):
-    """Keep tables in shape between batches, one at a time: whichever of `every` and `commits` comes first."""
+    """How tables are kept in shape between batches, one at a time: whichever of `every` and `commits` comes first."""
 
     tables: str = Field(
         description="a table, or a pattern of tables: silver.*", pattern=r"^[a-z0-9_*?]+\.[a-z0-9_*?]+$"
@@ -190,7 +190,7 @@ class Maintenance(Model):
 
 
 class Config(Model):
-    """Be one router: a source, a decoder, routes and where everything goes."""
+    """One router: a source, a decoder, routes and where everything goes."""
 
     name: Name
     lake: str = Field(description="folder or URI; the table layer.table lives at lake/layer/table")

@@ -10,7 +10,7 @@ from typing import Any
 import fastavro
 import pytest
 
-from router_demo.protobuf_schema import MESSAGE, message_class, schema_text
+from router_demo.protobuf_values import MESSAGE, message_class, schema_text
 from router_schemas.avro.encode import encoded_event
 from router_schemas.avro.parser import parse_text
 from router_schemas.model import RegisteredSchema, ResolvedSchema

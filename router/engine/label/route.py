@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
-from router.delta.schema_diff import plain_schema
+from router.delta.schema_diff import delta_schema
 from router.engine.label.column_types import kind_of, rows_schema
 from router.engine.label.expressions import Node, translate
 from router.engine.label.layout import (
@@ -265,7 +265,7 @@ def _kept(target: Target, columns: dict[str, pa.DataType]) -> Target:
     """Return the target of an outbox or a quarantine, with columns before those of its rows."""
     if clash := sorted(set(columns) & {name.lower() for name in target.schema.names}):
         raise StartError(f"column {clash[0]}: {target.key} is kept with one of that name; rename it in `select`")
-    return replace(target, schema=plain_schema(pa.schema([*columns.items(), *target.schema])))
+    return replace(target, schema=delta_schema(pa.schema([*columns.items(), *target.schema])))
 
 
 def _expand(frame: DataFrame, text: str) -> Iterator[Column]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from router.delta.commit import LandedFile
+from router.delta.commit import StagedFile
 from router.engine.land.parquet_writer import Staging
 from router.engine.land.task import LandingWork, landing_task
 
@@ -44,7 +44,7 @@ class Landed:
     `aside` counts the rows that it was to leave out.
     """
 
-    files: list[LandedFile] = field(default_factory=list)
+    files: list[StagedFile] = field(default_factory=list)
     counts: list[dict[str, Any]] = field(default_factory=list)
     aside: int = 0
 
@@ -125,7 +125,7 @@ def _landed(reports: Any) -> Landed:
     found = Landed()
     for report in reports:
         if "path" in report:
-            found.files.append(LandedFile.of(report))
+            found.files.append(StagedFile.of(report))
         elif "aside" in report:
             found += Landed(aside=report["aside"])
         else:

@@ -17,7 +17,7 @@ from tenacity.nap import sleep_using_event
 
 from router.applying import Applied, ApplyingSink, Batch
 from router.config.models import interval
-from router.delta.maintenance import forget
+from router.delta.maintenance import delete_older
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.committers import Committers
@@ -190,7 +190,7 @@ class DetachedSink:
         lane = outbox_of(self.config.name, self.route, self.name)
         before = datetime.now(timezone.utc) - interval(self.config.outbox_retention)
         try:
-            if (version := self._taken(number)) and (gone := forget(self.lake, lane, before, version - 1)):
+            if (version := self._taken(number)) and (gone := delete_older(self.lake, lane, before, version - 1)):
                 log.info("%s: %d rows are older than %s", lane, gone, self.config.outbox_retention)
         except TableError as error:
             log.warning("%s", error)
