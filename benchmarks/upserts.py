@@ -34,12 +34,12 @@ from benchmarks.machine import Neighbours, machine
 from benchmarks.peak import Peak, is_driver, is_worker
 from router.config.models import Config
 from router.delta.lake import Lake
-from router.engine.merge import Job, Outcomes, outcomes
-from router.engine.merger import TASKS_PER_CORE
+from router.engine.land.parquet_writer import Staging
+from router.engine.merge.coordinator import TASKS_PER_CORE
+from router.engine.merge.delta_rs import Job, Outcomes, outcomes
+from router.engine.merge.delta_spark import SparkMerger
 from router.engine.session import build_session, stop_session
-from router.engine.spark_merge import SparkMerger
-from router.engine.write import Landing
-from router.keyed import Keyed
+from router.merging import Keyed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -226,7 +226,7 @@ class Bench:
         merger.whenMatchedUpdateAll("s._offset > t._offset").whenNotMatchedInsertAll().execute()
 
     def _job(self) -> Job:
-        landing = Landing(self.lake, file_bytes=128 << 20, buffer_bytes=64 << 20)
+        landing = Staging(self.lake, file_bytes=128 << 20, buffer_bytes=64 << 20)
         return Job(landing, self.keyed, "bench:run/route/upsert", self.batches, "route", "upsert", "ops.dead", {})
 
 

@@ -12,7 +12,7 @@ from benchmarks.subjects.ours import start_session, write_configuration
 from benchmarks.verify import records_read
 from router import Preparation
 from router.config.loader import load
-from router.engine.memory import Forgotten
+from router.engine.checkpoint_store import LearntSchemas
 from router.engine.source import sample
 from router.registry import load_registry
 

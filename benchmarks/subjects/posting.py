@@ -15,8 +15,8 @@ from benchmarks.settings import settings
 from benchmarks.subjects import Subject
 from benchmarks.verify import compare, count_rows
 from router import ApplyingSink, Batch, Opening
-from router.delta.kept import KeptParts
 from router.delta.lake import Lake
+from router.delta.staged_files import KeptParts
 from router.engine.session import build_session
 
 if TYPE_CHECKING:

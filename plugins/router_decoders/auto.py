@@ -85,10 +85,10 @@ class Auto(RegistryDecoder):
 
     def wanted_by(self, records: pa.RecordBatch, known: Formats) -> frozenset[str]:
         """Return the schemas and messages that records name and that are not known."""
-        from router_schemas.wire_format import frame_of, parse
+        from router_schemas.wire_format import parse, schema_bytes
 
         keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
-        wanted = frozenset(str(key.writer) for key in keys if frame_of(key.writer) not in known.written)
+        wanted = frozenset(str(key.writer) for key in keys if schema_bytes(key.writer) not in known.written)
         for kind, made in known.made.items():
             if kind == "PROTOBUF":  # a schema that is known, and another message of it
                 found = self._part(kind, made).wanted_by(records, made)

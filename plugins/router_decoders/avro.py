@@ -82,24 +82,24 @@ class Avro(RegistryDecoder):
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return the record of an event, in its frame."""
-        from router_schemas.avro.encode import written
+        from router_schemas.avro.encode import encoded_event
         from router_schemas.avro.model import single_object_header
         from router_schemas.avro.parser import parse_text
         from router_schemas.wire_format import pack
 
         number, path = self.chosen(schema)
         read = parse_text(path.read_text(encoding="utf-8"))
-        record = written(event, read)
+        record = encoded_event(event, read)
         if self.frame == "single_object":
             return single_object_header(read) + record
         return record if self.frame == "none" else pack(number, None, record)
 
     def wanted_by(self, records: pa.RecordBatch, known: Records) -> frozenset[str]:
         """Return the schemas that records name by id or GUID and that are not known."""
-        from router_schemas.wire_format import frame_of, parse
+        from router_schemas.wire_format import parse, schema_bytes
 
         keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
-        return frozenset(str(key.writer) for key in keys if frame_of(key.writer) not in known.written)
+        return frozenset(str(key.writer) for key in keys if schema_bytes(key.writer) not in known.written)
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode: from_avro before them, and the rest in them."""

@@ -50,9 +50,9 @@ class MessageInfo:
 class Events:
     """How records become events: plain data that travels to the executors.
 
-    `event` is the type of all events; `written` is by the writer's schema. `header` is the name of the record header that
-    may hold a GUID. `only` names the message that is read where ids and GUIDs do not count; empty where they do, and a
-    writer's schema that is not known is wanted.
+    `event` is the type of all events; `written` is by the writer's schema. `header` is the name of the record header
+    that may hold a GUID. `only` names the message that is read where ids and GUIDs do not count; empty where they do,
+    and a writer's schema that is not known is wanted.
     """
 
     event: pa.StructType
