@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.feeds.framed import message_class, proto_text
 from benchmarks.registries import registry
-from router_demo.subject import subject_in
+from router_demo.registry import subject_in
 from router_schemas.wire_format import prefix
 
 if TYPE_CHECKING:

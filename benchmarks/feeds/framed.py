@@ -18,7 +18,7 @@ from google.protobuf import message_factory  # type: ignore[import-untyped]
 from benchmarks.feeds import Feed
 from benchmarks.feeds.json_events import JSON, SCHEMA
 from benchmarks.registries import registry
-from router_demo.subject import subject_in
+from router_demo.registry import subject_in
 from router_schemas.model import RegisteredSchema, ResolvedSchema
 from router_schemas.protobuf.descriptors import descriptors, message_of
 from router_schemas.wire_format import prefix

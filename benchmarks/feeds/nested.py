@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.feeds import Feed
 from benchmarks.registries import registry
-from router_demo.formats import opened
-from router_demo.records import records
+from router_demo.records import opened, records
 from router_demo.traffic import Traffic
 
 if TYPE_CHECKING:
