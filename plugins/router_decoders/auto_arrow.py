@@ -16,7 +16,7 @@ from router import ArrowDecoding
 from router_schemas.framed_rows import ADDED, about, framed_rows, wanted, why
 from router_schemas.model import WriterSchema
 from router_schemas.protobuf.spark_types import spark_struct
-from router_schemas.wire_format import frame_of
+from router_schemas.wire_format import schema_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ def joined(some: Sequence[Callable[[DataFrame], DataFrame]]) -> Callable[[DataFr
 def any_format_events(records: pa.RecordBatch, known: AnyFormatRows) -> pa.RecordBatch:
     """Return `event` and the columns of ADDED. Never raises for what a row holds."""
     found = framed_rows(records, "confluent", known.header, indexed=False)
-    written = [known.written.get(frame_of(WriterSchema.of(writer))) for writer in found.writers]
+    written = [known.written.get(schema_bytes(WriterSchema.of(writer))) for writer in found.writers]
     formats = [one.message if one is not None and one.reason is None else None for one in written]
     of_row = np.array([*formats, None], object)[found.groups]  # a row without a writer has the group -1: the last one
     read = _read(records, of_row, known)

@@ -13,7 +13,7 @@ from router_schemas.avro.library import FINGERPRINT
 from router_schemas.avro.model import MARKER
 from router_schemas.framed_rows import ADDED, FramedRows, about, framed_rows, wanted, why
 from router_schemas.model import SchemaInfo, WriterSchema
-from router_schemas.wire_format import frame_of
+from router_schemas.wire_format import schema_bytes
 
 if TYPE_CHECKING:
     from router_schemas.avro.library import Frame
@@ -75,5 +75,5 @@ def _info(writer: str, known: AvroRows) -> SchemaInfo | None:
     elif known.only:
         found = known.written[b""]
     else:
-        found = known.written.get(frame_of(WriterSchema.of(writer)))
+        found = known.written.get(schema_bytes(WriterSchema.of(writer)))
     return SchemaInfo(reason=f"{writer} is not that of {known.only}") if found is None and known.only else found

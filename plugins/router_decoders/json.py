@@ -173,10 +173,10 @@ class JsonSchema(RegistryDecoder):
 
     def wanted_by(self, records: pa.RecordBatch, known: Objects) -> frozenset[str]:
         """Return the schemas that records name by id or GUID and that are not known."""
-        from router_schemas.wire_format import frame_of, parse
+        from router_schemas.wire_format import parse, schema_bytes
 
         keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
-        return frozenset(str(key.writer) for key in keys if frame_of(key.writer) not in known.written)
+        return frozenset(str(key.writer) for key in keys if schema_bytes(key.writer) not in known.written)
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode."""

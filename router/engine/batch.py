@@ -4,7 +4,7 @@
 |---|---|---|
 | 1 read, 2 decode, 3 label | say lazily how raw records become labelled rows (`label`) | reads the batch again |
 | 4 land | stages a Parquet file per table and task, in one Spark job (`land`) | the same; files nobody refers to stay |
-| 5 decide | holds files against tables and ledger, writes the manifest (`commit.schema_evolution`) | finishes what it says |
+| 5 decide | holds files against tables, writes the manifest (`commit.schema_evolution`) | finishes what it says |
 | 6 commit | one Delta commit per table (`commit.committers`) | skips the tables that have it |
 | 7 quarantine | what tables may not take yet lies in a table of its own: a commit like the others | the same |
 | 8 apply | gives each outbox to its sink (`outbox`, `merge`) | goes on with the sinks without a mark |

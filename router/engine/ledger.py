@@ -56,9 +56,9 @@ SCHEMA = pa.schema(
 """Rows without a route count the source: read = decoded + failed + bare. Rows with a route and sink count what
 matched: matched = landed + refused + dropped + quarantined; for a sink with an outbox landed = applied + dead +
 parked + pending. `pending` rows begin to wait, less those that end it: for their table to be mended, or for a
-detached sink, whose own batches stand here with its own run. `frozen` rows landed without what their table has no place for;
-`released` ones waited before, up to the batch of the row here; `parked` ones were set aside by their sink. `in_doubt`
-counts applied rows that a crash may have sent before.
+detached sink, whose own batches stand here with its own run. `frozen` rows landed without what their table has no
+place for; `released` ones waited before, up to the batch of the row here; `parked` ones were set aside by their sink.
+`in_doubt` counts applied rows that a crash may have sent before.
 
 A replay has a row without a batch, of what it moved: more rows are `applied`, and as many less are `parked` or `dead`,
 so that the sums over all rows say how it is now, and the rows of batches what it was.

@@ -20,12 +20,7 @@ from router_schemas.avro.library import OneSchema, Records, RecordUse, records_o
 from router_schemas.avro.model import single_object_header
 from router_schemas.avro.parser import parse_text
 from router_schemas.model import KEY_HEADER, VALUE_HEADER, SchemaOrigin
-<<<<<<< HEAD
-from router_schemas.schema_cache import FolderMemory
 from router_schemas.wire_format import ID, guid_header, pack, parse, prefix
-=======
-from router_schemas.wire_format import ID, NULL, guid_header, pack, parse, prefix
->>>>>>> engine
 from tests.schemas.faulty import GUIDS, FaultyRegistry
 from tests.schemas.folder_memory import FolderMemory
 
