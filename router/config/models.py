@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from router.applying import ApplyingSink
 from router.parts import Decoder, Rule, Sink
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -143,6 +144,15 @@ class Route(Model):
     expect: tuple[Expectation, ...] = ()
     sinks: tuple[Sink, ...] = Field(min_length=1)
 
+    @property
+    def named_sinks(self) -> dict[str, Sink]:
+        """Return the sinks by name: the part's name, numbered from the second of its kind on."""
+        found: dict[str, Sink] = {}
+        for place, sink in enumerate(self.sinks):
+            alike = sum(other.part_name == sink.part_name for other in self.sinks[:place])
+            found[f"{sink.part_name}_{alike + 1}" if alike else sink.part_name] = sink
+        return found
+
 
 class Trigger(Model):
     """When batches run: one of the three."""
@@ -231,6 +241,13 @@ class Config(Model):
     def _both(cls, value: object) -> object:
         """Take `{value: ..., key: ...}` for the options of the decoder `keyed`."""
         return {"keyed": value} if isinstance(value, Mapping) and set(value) == {"value", "key"} else value
+
+    def detached_sinks(self) -> Iterator[tuple[str, str, ApplyingSink]]:
+        """Yield route, name and sink of those that have a query of their own; a debugging run has none."""
+        for route in self.routes if not self.debug else ():
+            for name, sink in route.named_sinks.items():
+                if isinstance(sink, ApplyingSink) and sink.detached:
+                    yield route.name, name, sink
 
     def debugged(self) -> Config:
         """Return this with a lake and a checkpoint of its own."""

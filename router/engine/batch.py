@@ -27,8 +27,8 @@ from router.delta.spark_table import SparkTables
 from router.delta.table_cache import TableCache
 from router.engine import ledger
 from router.engine.balance import imbalances, keyed, partitions
-from router.engine.catalog import Catalog
 from router.engine.checkpoint_store import CheckpointStore, Manifest, frozen_as_text
+from router.engine.commit.catalog import Catalog
 from router.engine.commit.committers import Committers
 from router.engine.commit.schema_evolution import SchemaEvolution
 from router.engine.label.layout import Demands

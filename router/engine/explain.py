@@ -15,7 +15,6 @@ from router.delta.lake import Lake
 from router.delta.row_versions import deletions_table
 from router.delta.upsert import MergeEngine, merge_engine
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.label.route import sink_names
 from router.engine.merge.backlog import BacklogStore
 from router.engine.start_checks import Checkpoint
 from router.engine.upsert_columns import asked
@@ -90,7 +89,7 @@ def _own(config: Config, table: str) -> Lines:
 def _writers(config: Config, table: str, handle: DeltaTable | None, run: str | None) -> Iterator[Writer]:
     """Return the sinks whose one table it is, and those whose transaction ids it has."""
     for route in config.routes:
-        for name, sink in zip(sink_names(route.sinks), route.sinks, strict=True):
+        for name, sink in route.named_sinks.items():
             place = f"{route.name}/{name}"
             batch = handle.transaction_version(f"{config.name}:{run}/{place}/{table}") if handle else None
             if batch is not None or _fixed(sink) == table:

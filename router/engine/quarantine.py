@@ -26,7 +26,6 @@ from router.delta.commit import StagedFile, TableCommit, to_arrow, to_arrow_sche
 from router.delta.schema_diff import SchemaDiff, common_type, compare, delta_schema, limited_to
 from router.engine import ledger
 from router.engine.label.layout import COORDINATES, QUARANTINE_COLUMNS, SCHEMA_COLUMNS, quarantine_of
-from router.engine.label.route import sink_names
 from router.engine.land.parquet_writer import Staging, attempt
 from router.engine.start_checks import Checkpoint
 from router.parts import TableSink
@@ -121,7 +120,7 @@ def waiting(config: Config, lake: Lake) -> list[Waiting]:
     """Return what waits for the tables of a configuration, whatever its sinks say now. Runs on the driver; no Spark."""
     found: list[Waiting] = []
     for route in config.routes:
-        for name, sink in zip(sink_names(route.sinks), route.sinks, strict=True):
+        for name, sink in route.named_sinks.items():
             table = quarantine_of(config.name, route.name, name)
             if isinstance(sink, TableSink) and (handle := lake.open(table)):
                 found += _waiting_in(lake, handle, (route.name, name, table))

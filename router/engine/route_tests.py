@@ -16,7 +16,6 @@ from router.delta.lake import Lake
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
 from router.engine.label.layout import BRONZE_SCHEMA, outbox_of
-from router.engine.label.route import sink_names
 from router.errors import RouterError, StartError
 from router.merging import MergingSink
 from router.parts import Preparation
@@ -94,7 +93,7 @@ def _faults(config: Config, case: RouteTest, raw: pa.Table, spark: SparkSession,
 def _merged_outboxes(config: Config) -> Iterator[str]:
     """Return the outboxes whose rows are to be seen in the tables that they were merged into."""
     for route in config.routes:
-        for sink, name in zip(route.sinks, sink_names(route.sinks), strict=True):
+        for name, sink in route.named_sinks.items():
             if isinstance(sink, MergingSink):
                 yield outbox_of(config.name, route.name, name)
 
@@ -102,7 +101,7 @@ def _merged_outboxes(config: Config) -> Iterator[str]:
 def _previewing(config: Config) -> Iterator[tuple[str, ApplyingSink]]:
     """Return route/sink of the sinks that say what they would send."""
     for route in config.routes:
-        for sink, name in zip(route.sinks, sink_names(route.sinks), strict=True):
+        for name, sink in route.named_sinks.items():
             if isinstance(sink, ApplyingSink) and sink.previews:
                 yield f"{route.name}/{name}", sink
 

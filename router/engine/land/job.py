@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from router.delta.commit import StagedFile
 from router.engine.land.parquet_writer import Staging
 from router.engine.land.task import LandingWork, landing_task
+from router.engine.session import BATCH_BYTES, UNBOUNDED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -26,8 +27,6 @@ FEW_CORES = 5
 """When tasks x tables would make more than MANY_FILES files of fewer than TINY_FILE rows, the next batch is shuffled
 by table first, so that a table's rows meet in one task. With fewer cores the shuffle costs more than the files."""
 
-BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-UNBOUNDED = str(2**31 - 1)
 BOUNDED = 32 << 20
 BIG_ROW = 16 << 10
 BIG_SHARE = 0.01

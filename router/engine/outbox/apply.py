@@ -16,7 +16,6 @@ from router.delta.staged_files import StagedParts
 from router.engine.commit.committers import staged_rows
 from router.engine.label.layout import COORDINATES
 from router.engine.label.planner import Planner
-from router.engine.label.route import sink_names
 from router.engine.merge.coordinator import MergeCoordinator, OutboxRows
 from router.errors import RouterError, SinkError, StartError
 from router.merging import MergingSink
@@ -66,9 +65,7 @@ class Outboxes:
         about = self.query, self.lake, self.spark, self.store, self.committers
         self.merger = MergeCoordinator(*about, config.landing, config.dead_letters, engine)
         self.sinks: dict[str, Sink] = {
-            f"{route.name}/{name}": sink
-            for route in config.routes
-            for name, sink in zip(sink_names(route.sinks), route.sinks, strict=True)
+            f"{route.name}/{name}": sink for route in config.routes for name, sink in route.named_sinks.items()
         }
 
     def apply(self, layout: Layout, manifest: Manifest, *, replay: bool) -> AppliedBatch:
@@ -211,7 +208,7 @@ def _frames(layout: Layout, route: Route, spark: SparkSession) -> Iterator[tuple
 
 def _route(route: Route, openings: dict[str, Opening]) -> Route:
     sinks: list[Sink] = []
-    for name, sink in zip(sink_names(route.sinks), route.sinks, strict=True):
+    for name, sink in route.named_sinks.items():
         if isinstance(sink, ApplyingSink) and wants_opening(sink):
             try:
                 sinks.append(sink.prepare(openings[name]))
