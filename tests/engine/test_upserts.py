@@ -116,11 +116,11 @@ def test_what_cannot_be_merged_is_a_dead_letter(played_latest: Query) -> None:
 
 
 def test_every_record_is_counted(played_latest: Query) -> None:
-    """Without it nobody can prove that no row is lost between the lane and the tables."""
+    """Without it nobody can prove that no row is lost between the outbox and the tables."""
     booked = [row for row in played_latest.rows("ops.ledger") if row["applied"] is not None]
 
     assert sorted((row["batch_id"], row["applied"], row["dead"]) for row in booked) == [(0, 5, 1), (1, 4, 0)]
-    assert played_latest.content("lanes.games__profiles__upsert").num_rows == 10
+    assert played_latest.content("outbox.games__profiles__upsert").num_rows == 10
 
 
 @pytest.mark.slow
