@@ -36,17 +36,17 @@ from router.config.models import Config
 from router.delta.lake import Lake
 from router.engine.land.parquet_writer import Staging
 from router.engine.merge.coordinator import TASKS_PER_CORE
-from router.engine.merge.delta_rs import Job, Outcomes, outcomes
+from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_by_tasks
 from router.engine.merge.delta_spark import SparkMerger
 from router.engine.session import build_session, stop_session
-from router.merging import Keyed
+from router.merging import KeyedTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import DataFrame, SparkSession
 
-KEYED = Keyed(("k",))
+KEYED = KeyedTable(("k",))
 LANE = ("_topic", "_partition", "_offset", "_timestamp", "_key", "_table", "_deleted")
 FILES = 16
 """Files of the large table; neighbouring keys share one."""
@@ -112,7 +112,7 @@ class Bench:
     spark: SparkSession
     lake: Lake
     batches: int = 0
-    keyed: Keyed = KEYED
+    keyed: KeyedTable = KEYED
     one_table: bool = False
 
     def many(self, given: argparse.Namespace) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class Bench:
         self._make_large(given.spark_rows)
 
         def merge(events: DataFrame) -> None:
-            found = Outcomes()
+            found = MergeOutcomes()
             SparkMerger(self.spark, self.lake, self._job()).merge(events, found)
             assert not found.failed, found.failed
 
@@ -214,7 +214,7 @@ class Bench:
     def router(self, events: DataFrame) -> None:
         """Merge as the engine does: a sink with one table needs one task."""
         several = TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism
-        found = outcomes(events, self._job(), 1 if self.one_table else several)
+        found = merge_by_tasks(events, self._job(), 1 if self.one_table else several)
         assert not found.failed, found.failed
         assert not found.spark, found.spark
 
@@ -225,9 +225,9 @@ class Bench:
         merger = target.merge(latest.alias("s"), "t.k = s.k")
         merger.whenMatchedUpdateAll("s._offset > t._offset").whenNotMatchedInsertAll().execute()
 
-    def _job(self) -> Job:
+    def _job(self) -> MergeJob:
         landing = Staging(self.lake, file_bytes=128 << 20, buffer_bytes=64 << 20)
-        return Job(landing, self.keyed, "bench:run/route/upsert", self.batches, "route", "upsert", "ops.dead", {})
+        return MergeJob(landing, self.keyed, "bench:run/route/upsert", self.batches, "route", "upsert", "ops.dead", {})
 
 
 def rows(keys: Any, first: int) -> pa.Table:

@@ -33,7 +33,7 @@ def _run(spark: SparkSession, task: Task) -> Run:
     config = load(write_configuration(task), load_registry()).config
     raw = sample(spark, config, task.events).coalesce(1).cache()
     read = raw.count()
-    nothing = Preparation(Path(task.folder), False, raw.limit, Forgotten())
+    nothing = Preparation(Path(task.folder), False, raw.limit, LearntSchemas())
     decoder = config.decode.prepare(nothing).refresh(frozenset())
     decoding = decoder.decoding()
     seconds = _native(decoder, raw) if decoding is None else _in_python(decoding, raw)

@@ -1,4 +1,4 @@
-"""Make an Avro schema for columns: one that is read back as these columns (mapping).
+"""Make an Avro schema for columns: one that is read back as these columns (spark_types).
 
 | column | Avro |
 |---|---|

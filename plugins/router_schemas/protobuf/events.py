@@ -185,7 +185,7 @@ class Wrapped:
 
 
 def unwrapped(records: pa.RecordBatch, known: Wrapped) -> pa.RecordBatch:
-    """Return what `router_schemas.protobuf.events.events` does, for the messages inside."""
+    """Return what `events` does, for the messages inside."""
     found = found_in(records, known.outer)
     outer = read(found, known.outer)
     inner = read(_inside(found, outer, known), known.inner)
