@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from rich.table import Table as RichTable
 
-from benchmarks.plots import draw
+from benchmarks.results import median
+from router.bench.chart import draw
+from router.bench.machine import summary
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,7 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from benchmarks.measurements import Measurement, Table
-    from benchmarks.results import Results
+    from benchmarks.results import CellResult, Results
+
 
 NOISE_NOTE = (
     "A figure with a star is of a cell during which other processes took part of the machine: "
@@ -28,6 +31,8 @@ def report(results: Results, asked: list[Measurement], console: Console, folder:
     tables = {item: item.table(results, results.scale) for item in asked}
     for item, table in tables.items():
         console.print(rich_table(item.title, table))
+    for line in summary(result.label for result in results.cells.values()):
+        console.print(line, markup=False)
     for remark in remarks(results):
         console.print(remark, markup=False)
     results.save({item.name: asdict(table) for item, table in tables.items()})
@@ -48,10 +53,11 @@ def rich_table(title: str, table: Table) -> RichTable:
 
 def markdown(results: Results, tables: dict[Measurement, Table], charts: dict[str, str]) -> str:
     """Return the whole report as Markdown; `charts` holds the picture of a measurement by its name."""
-    system = ", ".join(f"{name} {value}" for name, value in results.machine.items())
-    parts = [f"# Benchmark of {results.date}", f"`{results.command}`", f"On {system}."]
+    machines = summary(result.label for result in results.cells.values())
+    parts = ["# Benchmark", f"`{results.command}`", "\n".join(f"- {line}" for line in machines) or "Nothing measured."]
     for item, table in tables.items():
         parts += [f"## {item.title}", markdown_table(table), *table.notes]
+        parts += [measured_on(results, item)] if len(machines) > 1 else []
         parts += [f"![{item.title}]({charts[item.name]})"] if item.name in charts else []
     parts += remarks(results)
     return "\n\n".join(parts) + "\n"
@@ -69,11 +75,78 @@ def markdown_table(table: Table) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
+def measured_on(results: Results, item: Measurement) -> str:
+    """Return where the cells of a measurement were measured."""
+    labels = [found.label for cell in item.cells(results.scale) if (found := results.of(cell))]
+    machines = sorted({label.machine_text() for label in labels})
+    mixed = " Figures of several machines are not to be compared." if len(machines) > 1 else ""
+    return f"Measured on {'; '.join(machines)}.{mixed}" if machines else "Not measured."
+
+
 def _draw(results: Results, asked: list[Measurement], folder: Path) -> dict[str, str]:
     files = {}
     for item in asked:
         chart = item.chart(results, results.scale) if item.chart else None
         if chart and any(chart.lines.values()):
             files[item.name] = f"throughput_{item.name}.png"
-            draw(chart, folder / files[item.name])
+            labels = [found.label for cell in item.cells(results.scale) if (found := results.of(cell))]
+            below = "   ".join(dict.fromkeys(label.text() for label in labels))
+            draw(replace(chart, below=below), folder / files[item.name])
     return files
+
+
+MISSING = "-"
+
+
+def seconds(value: float | None) -> str:
+    """Return seconds with the digits that mean something."""
+    if value is None:
+        return MISSING
+    if value < 0.1:
+        return f"{value * 1000:.0f} ms" if value >= 0.01 or not value else f"{value * 1000:.1f} ms"
+    return f"{value:.0f} s" if value >= 100 else f"{value:.1f} s" if value >= 1 else f"{value:.2f} s"
+
+
+def times(value: float | None) -> str:
+    """Return a ratio: 4.2 x."""
+    return MISSING if value is None else f"{value:.2f} x" if value < 10 else f"{value:.1f} x"
+
+
+def megabytes(value: float | None) -> str:
+    """Return megabytes."""
+    return MISSING if value is None else f"{value:.0f} MB"
+
+
+def count(value: float | None) -> str:
+    """Return a count with thin groups: 1 000 000."""
+    return MISSING if value is None else f"{value:,.0f}".replace(",", " ")
+
+
+def verdict(value: float | None, bar: float, *, at_least: bool) -> str:
+    """Say whether a bar was reached."""
+    if value is None:
+        return MISSING
+    return "reached" if (value >= bar if at_least else value <= bar) else "MISSED"
+
+
+def figure(result: CellResult | None, value: str = "seconds") -> str:
+    """Return a cell's median in seconds, or ERROR; `*` marks a noisy one."""
+    if result is None:
+        return MISSING
+    if result.problem:
+        return "ERROR"
+    return seconds(median(result, value)) + ("*" if result.noisy else "")
+
+
+def rate(result: CellResult | None) -> str:
+    """Return events per second of a cell, or ERROR; `*` marks a noisy one."""
+    value = events_per_second(result)
+    if result is None or value is None:
+        return figure(result)
+    return count(value) + ("*" if result.noisy else "")
+
+
+def events_per_second(result: CellResult | None) -> float | None:
+    """Return the throughput of a cell, by its processing time; None when there is no valid figure."""
+    value = median(result)
+    return result.cell.events / value if result and value else None

@@ -19,7 +19,7 @@ SEED = 7
 
 @dataclass(frozen=True)
 class Topic:
-    """Hold a topic's name, its feed's words on the events, and how many of them each table must get."""
+    """A topic's name, its feed's words on the events, and how many of them each table must get."""
 
     name: str
     schema: str
@@ -32,7 +32,7 @@ NONE = Topic("", "", {}, {})
 
 
 class Topics:
-    """Produce topics into a broker on first use."""
+    """The topics of a broker, filled on first use."""
 
     def __init__(self, broker: EmbeddedKafka) -> None:
         self._broker = broker

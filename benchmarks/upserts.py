@@ -30,8 +30,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import Neighbours, machine
 from benchmarks.peak import Peak, is_driver, is_worker
+from router.bench.machine import Neighbours, machine
 from router.config.models import Config
 from router.delta.lake import Lake
 from router.engine.merge import Job, Outcomes, outcomes

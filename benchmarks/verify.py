@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from benchmarks.runs import Run, Task
 
+
 BRONZE = "bronze/game_events"
 DEAD_LETTERS = "ops/dead_letters"
 TABLES = "silver"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Feed:
-    """Describe a kind of event.
+    """A kind of event.
 
     `values(events, games, seed)` yields each value with the name of its table; `schema` is the DDL of the decoded
     event; `decode()` is what the router's configuration says under `decode:`, asked when a topic has its events, so

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.format import figure, times, verdict
 from benchmarks.measurements import Measurement, Table
+from benchmarks.report import figure, times, verdict
 from benchmarks.results import median, ratio
 
 if TYPE_CHECKING:

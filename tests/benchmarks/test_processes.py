@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from benchmarks.checkpoints import batches_done, processing_seconds
-from benchmarks.processes import ROOT, run_command
+from benchmarks.harness import ROOT
+from benchmarks.runs import batches_done, processing_seconds
+from router.bench.processes import run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +65,9 @@ def test_a_command_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Pa
 def test_a_command_ends_with_the_process_that_runs_it_even_by_sigkill(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     inner = ["sh", "-c", f"echo $$ > {pid}; sleep 60"]
-    code = f"from pathlib import Path; from benchmarks.processes import *; run_command({inner}, Path('{pid}.log'), 60)"
+    code = (
+        f"from pathlib import Path; from router.bench.processes import *; run_command({inner}, Path('{pid}.log'), 60)"
+    )
     harness = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     wait_until(lambda: pid.exists() and pid.read_text().endswith("\n"))
     harness.kill()

@@ -9,8 +9,8 @@ import yaml
 
 from benchmarks.feeds.json_events import JSON
 from benchmarks.runs import Run, Task
-from benchmarks.settings import settings
-from benchmarks.subjects.ours import ROUTER, configuration, summary, write_configuration
+from benchmarks.subjects.baselines import settings
+from benchmarks.subjects.router import ROUTER, configuration, summary, write_configuration
 from router import BatchReport
 from router.config.models import KafkaSource
 

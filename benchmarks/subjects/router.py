@@ -1,4 +1,4 @@
-"""The router: a configuration file, run by its command line when cold and by its engine in one session when warm."""
+"""The router: run by its command line when cold and by its engine in one session when warm; decoding alone."""
 
 from __future__ import annotations
 
@@ -8,22 +8,29 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.configurations import written
+import yaml
+
 from benchmarks.runs import Run
-from benchmarks.settings import settings
 from benchmarks.subjects import Subject
-from benchmarks.verify import bronze_and_tables
+from benchmarks.subjects.baselines import settings
+from benchmarks.verify import bronze_and_tables, records_read
+from router import Preparation
 from router.config.loader import load
 from router.config.models import Trigger
+from router.engine.memory import Forgotten
 from router.engine.session import build_session
+from router.engine.source import sample
 from router.engine.stream import Options, run
 from router.registry import load_registry
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from collections.abc import Callable, Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
 
     from benchmarks.runs import Task
-    from router import BatchReport
+    from router import ArrowDecoding, BatchReport, Decoder
+    from router.config.loader import Loaded
 
 
 def configuration(task: Task) -> dict[str, Any]:
@@ -55,7 +62,7 @@ def start_session(task: Task) -> SparkSession:
     return build_session(load(write_configuration(task), load_registry()).config)
 
 
-def _run(spark: SparkSession, task: Task) -> Run:
+def _ours_run(spark: SparkSession, task: Task) -> Run:
     """Drain the topic with the engine in this process: with `start_session` the place that knows the engine's names."""
     reports: list[BatchReport] = []
     registry = load_registry()
@@ -85,4 +92,63 @@ def _command(task: Task) -> list[str]:
     return [str(Path(sys.executable).with_name("router")), "run", str(write_configuration(task)), "--once"]
 
 
-ROUTER = Subject("router", "router", start_session, _run, bronze_and_tables, _command)
+ROUTER = Subject("router", "router", start_session, _ours_run, bronze_and_tables, _command)
+
+
+def written(task: Task, configuration: Mapping[str, Any]) -> Path:
+    """Write a configuration into the folder of a task."""
+    path = Path(task.folder, "benchmark.yaml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(dict(configuration), sort_keys=False))
+    return path
+
+
+def loaded(task: Task, configuration: Mapping[str, Any]) -> Loaded:
+    """Write a configuration, and return what the router reads."""
+    return load(written(task, configuration), load_registry())
+
+
+ROWS = 10_000
+"""Records of a batch as Spark hands them to Python by default."""
+
+
+def _decoding_run(spark: SparkSession, task: Task) -> Run:
+    """Decode the topic's records from memory: in this thread, or as Spark's expressions in one task."""
+    config = load(write_configuration(task), load_registry()).config
+    raw = sample(spark, config, task.events).coalesce(1).cache()
+    read = raw.count()
+    nothing = Preparation(Path(task.folder), False, raw.limit, Forgotten())
+    decoder = config.decode.prepare(nothing).refresh(frozenset())
+    decoding = decoder.decoding()
+    seconds = _native(decoder, raw) if decoding is None else _in_python(decoding, raw)
+    raw.unpersist()
+    return Run(seconds, read=read)
+
+
+def _in_python(decoding: ArrowDecoding, raw: DataFrame) -> float:
+    batches = raw.toArrow().combine_chunks().to_batches(max_chunksize=ROWS)
+    began = time.perf_counter()
+    for records in batches:
+        decoding.function(records, decoding.argument)
+    return time.perf_counter() - began
+
+
+def _native(decoder: Decoder, raw: DataFrame) -> float:
+    """Return what decoding adds to reading the same records from memory; the first of each warms the JVM up."""
+    reading, decoding = raw, decoder.decode(raw).select("event", "_error")
+    for _ in range(2):
+        both = _seconds(lambda: _drain(decoding)), _seconds(lambda: _drain(reading))
+    return both[0] - both[1]
+
+
+def _drain(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+DECODING = Subject("decoding", "decoding alone", start_session, _decoding_run, records_read)

@@ -1,14 +1,12 @@
-"""The JSON events in the frames of a schema registry: the same ten fields, written with one or with ten schemas.
-
-Each version of the schema declares one more field than the version before, which no event has, so that what is
-measured is many versions and not more data. The versions take turns event by event.
-"""
+"""Events in the wire format of a schema registry, with one schema or with ten, flat or nested, or growing."""
 
 from __future__ import annotations
 
 import io
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fastavro
@@ -17,8 +15,11 @@ from google.protobuf import message_factory  # type: ignore[import-untyped]
 
 from benchmarks.feeds import Feed
 from benchmarks.feeds.json_events import JSON, SCHEMA
-from benchmarks.registries import registry
+from router_demo.formats import opened
+from router_demo.records import records
+from router_demo.registry import EmbeddedRegistry
 from router_demo.subject import subject_in
+from router_demo.traffic import Traffic
 from router_schemas.frames import prefix
 from router_schemas.protobuf.compile import descriptors
 from router_schemas.protobuf.messages import message_of
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from router_schemas.records import Kind
 
     Encode = Callable[[dict[str, Any]], bytes]
+
 
 VERSIONS = 10
 FIELDS = {
@@ -98,7 +100,7 @@ def _avro(version: int) -> Encode:
     return encode
 
 
-def _values(
+def _framed_values(
     kind: Kind, versions: int, make: Callable[[int], Encode], events: int, games: int, seed: int
 ) -> Iterator[tuple[bytes, str]]:
     frames = _frames(kind, versions)
@@ -114,7 +116,7 @@ def _values(
 def _frames(kind: Kind, versions: int) -> list[bytes]:
     """Register the versions of a feed; return what stands before their values."""
     path = (0,) if kind == "PROTOBUF" else None
-    with subject_in(registry().url, _subject(kind, versions)) as subject:
+    with subject_in(registry().url, _framed_subject(kind, versions)) as subject:
         texts = [_text(kind, version) for version in range(1, versions + 1)]
         return [prefix(subject.register(kind, text), path) for text in texts]
 
@@ -123,20 +125,84 @@ def _text(kind: Kind, version: int) -> str:
     return proto_text(version) if kind == "PROTOBUF" else msgspec.json.encode(avro_schema(version)).decode()
 
 
-def _subject(kind: Kind, versions: int) -> str:
+def _framed_subject(kind: Kind, versions: int) -> str:
     return f"benchmark-{kind.lower()}-{versions}"
 
 
-def _decode(kind: Kind, versions: int) -> dict[str, Any]:
+def _framed_decode(kind: Kind, versions: int) -> dict[str, Any]:
     _frames(kind, versions)
-    return {kind.lower(): {"registry": registry().url, "subjects": [_subject(kind, versions)]}}
+    return {kind.lower(): {"registry": registry().url, "subjects": [_framed_subject(kind, versions)]}}
 
 
-def _feed(name: str, kind: Kind, versions: int, make: Callable[[int], Encode]) -> Feed:
-    return Feed(name, SCHEMA, partial(_values, kind, versions, make), partial(_decode, kind, versions))
+def _framed_feed(name: str, kind: Kind, versions: int, make: Callable[[int], Encode]) -> Feed:
+    return Feed(name, SCHEMA, partial(_framed_values, kind, versions, make), partial(_framed_decode, kind, versions))
 
 
-PROTOBUF = _feed("protobuf", "PROTOBUF", 1, _protobuf)
-PROTOBUF_TEN = _feed("protobuf_10", "PROTOBUF", VERSIONS, _protobuf)
-AVRO = _feed("avro", "AVRO", 1, _avro)
-AVRO_TEN = _feed("avro_10", "AVRO", VERSIONS, _avro)
+PROTOBUF = _framed_feed("protobuf", "PROTOBUF", 1, _protobuf)
+PROTOBUF_TEN = _framed_feed("protobuf_10", "PROTOBUF", VERSIONS, _protobuf)
+AVRO = _framed_feed("avro", "AVRO", 1, _avro)
+AVRO_TEN = _framed_feed("avro_10", "AVRO", VERSIONS, _avro)
+
+
+ROUTES = Path(__file__).parents[2] / "routes"
+START = datetime(2026, 11, 1, tzinfo=timezone.utc)
+
+
+def _nested_values(form: str, events: int, games: int, seed: int) -> Iterator[tuple[bytes, str]]:
+    traffic = Traffic(events=events, games=games, versions=1, seed=seed, start=START)
+    url = None if form == "json" else registry().url
+    with opened(form, url, _nested_subject(form)) as write:
+        for _, value, _ in records(traffic, write):
+            yield value or b"", "events"
+
+
+@cache
+def _nested_decode(form: str) -> dict[str, Any]:
+    if form == "json":
+        return {"json": {"schema_file": str(ROUTES / "games_json.schema.json")}}
+    return {form: {"registry": registry().url, "subjects": [_nested_subject(form)]}}
+
+
+def _nested_subject(form: str) -> str:
+    return f"nested-{form}"
+
+
+def _nested_feed(form: str) -> Feed:
+    return Feed(f"nested_{form}", "", partial(_nested_values, form), partial(_nested_decode, form))
+
+
+NESTED_JSON, NESTED_PROTOBUF, NESTED_AVRO = _nested_feed("json"), _nested_feed("protobuf"), _nested_feed("avro")
+
+
+@dataclass
+class Evolving:
+    """A subject of the registry and its events, all of one game."""
+
+    subject: str
+    table: str = "game_0000"
+    frames: dict[int, bytes] = field(default_factory=dict)
+
+    def column(self, version: int) -> str:
+        """Return what a version brings."""
+        return f"later_{version}"
+
+    def register(self, version: int) -> None:
+        """Register a version."""
+        with subject_in(registry().url, self.subject) as subject:
+            self.frames[version] = prefix(subject.register("PROTOBUF", proto_text(version)), (0,))
+
+    def values(self, version: int, events: int) -> Iterator[bytes]:
+        """Yield values of a version that was registered."""
+        made, frame = message_class(version), self.frames[version]
+        later: dict[str, Any] = {self.column(one): f"since version {one}" for one in range(2, version + 1)}
+        for number in range(events):
+            message = made(game=self.table, gamer_id=f"g-{number}", seq=number, **later)
+            yield frame + bytes(message.SerializeToString())
+
+
+@cache
+def registry() -> EmbeddedRegistry:
+    """Return the running registry; it ends with this process."""
+    started = EmbeddedRegistry()
+    started.start()
+    return started

@@ -1,0 +1,168 @@
+"""Run a configuration against filled topics, in a process of its own: `python -m router.bench.worker JOB`.
+
+Every run drains a topic once into a fresh lake with a fresh checkpoint, all runs of a job in one Spark session.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from router.applying import ApplyingSink
+from router.config.loader import load
+from router.config.models import Source, Trigger
+from router.engine.session import build_session, stop_session
+from router.engine.stream import Options, run
+from router.registry import load_registry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from router.config.loader import Loaded
+    from router.config.models import Config, KafkaSource, Route
+    from router.parts import BatchReport
+
+SECURITY = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
+"""Options of the source that mean another broker than the embedded one."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process does: drain each of `topics` (name by number of partitions) `runs` times.
+
+    `embedded` says that the broker is not the configuration's own; `send` that its sinks may send for real. Each run is
+    a line of JSON in `results`.
+    """
+
+    file: str
+    plugins: tuple[str, ...]
+    servers: str
+    embedded: bool
+    topics: dict[int, str]
+    rows: int
+    runs: int
+    send: bool
+    folder: str
+    results: str
+    master: str | None = None
+
+    def write(self, path: Path) -> None:
+        """Write this job for the process that does it."""
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> Job:
+        """Return the job in a file."""
+        content = json.loads(path.read_text())
+        topics = {int(partitions): name for partitions, name in content["topics"].items()}
+        return cls(**{**content, "plugins": tuple(content["plugins"]), "topics": topics})
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: seconds from the start of the query to the end of its last batch, and what its batches reported."""
+
+    partitions: int
+    seconds: float
+    process_seconds: float | None = None
+    read: int = 0
+    failed: int = 0
+    unmatched: int = 0
+    dead_letters: int = 0
+    batches: int = 0
+    tables: int = 0
+    steps: dict[str, float] = field(default_factory=dict)
+
+
+def main(path: Path) -> None:
+    """Do the job in a file."""
+    job = Job.read(path)
+    registry = load_registry([Path(file) for file in job.plugins])
+    loaded = load(Path(job.file), registry)
+    spark = build_session(loaded.config, job.master)
+    try:
+        for partitions, topic in job.topics.items():
+            for number in range(job.runs):
+                folder = Path(job.folder, f"{partitions}-{number}")
+                reports: list[BatchReport] = []
+                options = Options(Trigger(once=True), finished=lambda report, _, to=reports: to.append(report))  # type: ignore[misc]
+                os.sync()  # what the run before left must not go to disk on this run's time
+                began = time.perf_counter()
+                run(bound(loaded, job, topic, folder), registry, spark, options)
+                _append(Path(job.results), summed(partitions, time.perf_counter() - began, reports))
+                shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        stop_session(spark)
+
+
+def bound(loaded: Loaded, job: Job, topic: str, folder: Path) -> Loaded:
+    """Return the configuration with the benchmark's topic, lake and checkpoint in place of its own."""
+    config, kafka = loaded.config, kafka_source(loaded.config)
+    options = {name: value for name, value in kafka.options.items() if not (job.embedded and name.startswith(SECURITY))}
+    places = {"servers": job.servers, "topics": (topic,), "pattern": None, "start": "earliest", "start_time": None}
+    reads = kafka.model_copy(update={**places, "rows_per_batch": job.rows, "options": options})
+    fresh = {"lake": str(folder / "lake"), "checkpoint": str(folder / "checkpoint"), "storage_options": {}}
+    return loaded.changed(
+        **fresh, source=Source(kafka=reads), register_tables=False, **({} if job.send else _quiet(config))
+    )
+
+
+def _quiet(config: Config) -> dict[str, object]:
+    routes, left_out = quiet_routes(config)
+    # Events that only a sink which is left out would take are no dead letters.
+    return {"routes": routes, "unmatched": "drop"} if left_out else {}
+
+
+def kafka_source(config: Config) -> KafkaSource:
+    """Return the Kafka source of a configuration; raise ValueError when it reads something else."""
+    if config.source.kafka is None:
+        raise ValueError("`router bench` fills a topic: it needs a configuration with `source: {kafka: ...}`")
+    return config.source.kafka
+
+
+def quiet_routes(config: Config) -> tuple[tuple[Route, ...], list[str]]:
+    """Return the routes without the sinks that send to somebody, and where those were."""
+    kept: list[Route] = []
+    left_out: list[str] = []
+    for route in config.routes:
+        quiet = tuple(sink for sink in route.sinks if not isinstance(sink, ApplyingSink))
+        left_out += [
+            f"{type(sink).__name__.lower()} of route {route.name}" for sink in route.sinks if sink not in quiet
+        ]
+        kept += [route.model_copy(update={"sinks": quiet})] if quiet else []
+    return tuple(kept), left_out
+
+
+def summed(partitions: int, seconds: float, reports: Sequence[BatchReport]) -> Run:
+    """Return the run that some batch reports describe."""
+    steps: Counter[str] = Counter()
+    for report in reports:
+        steps.update(report.seconds)
+    counts = {
+        name: sum(getattr(report, name) for report in reports)
+        for name in ("read", "failed", "unmatched", "dead_letters")
+    }
+    tables = max((report.tables for report in reports), default=0)
+    return Run(partitions, seconds, batches=len(reports), tables=tables, steps=dict(steps), **counts)
+
+
+def read_runs(path: Path) -> list[Run]:
+    """Return the runs in a file of results; none when it is not there."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [Run(**json.loads(line)) for line in lines]
+
+
+def _append(path: Path, done: Run) -> None:
+    with path.open("a") as lines:
+        lines.write(json.dumps(asdict(done)) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
