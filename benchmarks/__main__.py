@@ -17,8 +17,9 @@ from rich.console import Console
 
 from benchmarks.cells import FULL, SHORT, Cell, Scale, distinct, in_turns
 from benchmarks.discovery import measurements
+from benchmarks.format import count, events_per_second, figure
 from benchmarks.harness import measure
-from benchmarks.report import count, events_per_second, figure, report
+from benchmarks.report import report
 from benchmarks.results import CellResult, Results
 from benchmarks.topics import Topics
 from router.bench.machine import Label

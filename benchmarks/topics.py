@@ -68,8 +68,9 @@ class Topics:
             }
         )
         expected: Counter[str] = Counter()
-        for index, (value, table) in enumerate(feeds()[cell.feed].values(cell.events, cell.games, SEED)):
-            _send(producer, name, value, index % cell.partitions)
+        feed = feeds()[cell.feed]
+        for index, (value, table) in enumerate(feed.values(cell.events, cell.games, SEED)):
+            _send(producer, name, value, feed.key(value) if feed.key else None, index % cell.partitions)
             expected[table] += 1
         producer.flush()
         return dict(expected)
@@ -84,10 +85,10 @@ class Topics:
             raise RuntimeError(f"topic {name} holds {sum(ends)} records, {cell.events} were sent: run again")
 
 
-def _send(producer: Producer, topic: str, value: bytes, partition: int) -> None:
+def _send(producer: Producer, topic: str, value: bytes, key: bytes | None, partition: int) -> None:
     while True:
         try:
-            producer.produce(topic, value, partition=partition)
+            producer.produce(topic, value, key, partition=partition)
             return
         except BufferError:
             producer.poll(0.1)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks.cells import Cell
+from benchmarks.format import MISSING, figure, rate, seconds, times, verdict
 from benchmarks.measurements import Measurement, Table
-from benchmarks.report import MISSING, figure, rate, seconds, times, verdict
 from benchmarks.results import median, ratio
 
 if TYPE_CHECKING:

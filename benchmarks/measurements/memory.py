@@ -1,4 +1,4 @@
-"""Memory: of the Python workers, of the driver over small batches."""
+"""Memory: of the Python workers, of the driver over small batches, of a whole process tree; and bytes on disk."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.cells import Cell
+from benchmarks.format import MISSING, count, figure, megabytes
 from benchmarks.measurements import Measurement, Table
-from benchmarks.report import MISSING, count, figure, megabytes
 from benchmarks.results import ratio
 
 if TYPE_CHECKING:
@@ -109,3 +109,34 @@ def _driver_row(sample: dict[str, float]) -> tuple[str, ...]:
 
 
 DRIVER = Measurement("driver", "Memory of the driver over small batches", 60, _driver_cells, _driver_table, short=False)
+
+
+FOOTPRINT_SUBJECTS = {"router": "router", "loop": "loop of appends", "bare": "PySpark, to nowhere"}
+
+
+def _footprint_cell(scale: Scale, subject: str) -> Cell:
+    return Cell(subject, "cold", scale.events, 7, sample="footprint")
+
+
+def _footprint_cells(scale: Scale) -> list[Cell]:
+    return [_footprint_cell(scale, subject) for subject in FOOTPRINT_SUBJECTS]
+
+
+def _footprint_table(results: Results, scale: Scale) -> Table:
+    rows = []
+    figures = {}
+    for subject, label in FOOTPRINT_SUBJECTS.items():
+        found = results.of(_footprint_cell(scale, subject))
+        sizes = {name: peak(found, name) for name in ("pss_mb", "disk_mb")}
+        rows.append((label, *map(megabytes, sizes.values()), figure(found)))
+        figures |= {f"{subject}_{name}": size for name, size in sizes.items()}
+    notes = (
+        "The sum of the PSS of a process and all below it (/proc/PID/smaps_rollup), which counts a shared page once, "
+        "sampled every half second; on disk: tables and checkpoint after the run.",
+    )
+    return Table(("cold, bronze + 7 tables", "peak memory", "on disk", "seconds"), tuple(rows), figures, notes)
+
+
+FOOTPRINT = Measurement(
+    "footprint", "Memory of all processes, and bytes on disk", 62, _footprint_cells, _footprint_table, short=False
+)

@@ -6,8 +6,8 @@ import statistics
 from typing import TYPE_CHECKING
 
 from benchmarks.cells import Cell
+from benchmarks.format import MISSING, count, events_per_second, figure, rate, seconds, times, verdict
 from benchmarks.measurements import Measurement, Table
-from benchmarks.report import MISSING, count, events_per_second, figure, rate, seconds, times, verdict
 from router.bench.chart import Chart
 
 if TYPE_CHECKING:

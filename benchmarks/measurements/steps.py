@@ -6,8 +6,8 @@ import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from benchmarks.format import MISSING, count, figure, seconds, verdict
 from benchmarks.measurements import Measurement, Table
-from benchmarks.report import MISSING, count, figure, seconds, verdict
 from benchmarks.results import median_steps
 
 if TYPE_CHECKING:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from benchmarks.format import MISSING, events_per_second, figure, rate, times, verdict
 from benchmarks.measurements import Measurement, Table
-from benchmarks.report import MISSING, events_per_second, figure, rate, times, verdict
 from benchmarks.results import median, ratio
 from router.bench.chart import Chart
 
@@ -127,6 +128,42 @@ def _width_table(results: Results, scale: Scale) -> Table:
     )
 
 
+RULES = {
+    "tables": "game IS NOT NULL",
+    "arrow_rule": "lower, LIKE, a sum",
+    "spark_rule": "soundex: Spark only",
+    "decimals": "decimals and a map",
+}
+"""Configurations of the sweeps, and what is special in them."""
+
+
+def _rules_grid(scale: Scale) -> dict[str, dict[int, Cell]]:
+    points = scale.of_size((1, 4), (1, 2, 4, 8, 16))
+    return {name: {point: _rule_cell(scale, name, point) for point in points} for name in RULES}
+
+
+def _rule_cell(scale: Scale, sweep: str, partitions: int) -> Cell:
+    usual = scale.warm("router", 7, partitions=partitions)
+    feed = "json_decimals" if sweep == "decimals" else "json"
+    return usual if sweep == "tables" else replace(usual, feed=feed, options=(("sweep", sweep),))
+
+
+def _rules_cells(scale: Scale) -> list[Cell]:
+    return [cell for column in _rules_grid(scale).values() for cell in column.values()]
+
+
+def _rules_table(results: Results, scale: Scale) -> Table:
+    return table("partitions", _rules_grid(scale), RULES, results)
+
+
+def _rules_chart(results: Results, scale: Scale) -> Chart:
+    title = "Events per second by partitions of the topic, by rule and schema (warm)"
+    return Chart(title, "partitions", lines(_rules_grid(scale), RULES, results))
+
+
+RULES_SWEEP = Measurement(
+    "rules", "Throughput by rule and schema", 72, _rules_cells, _rules_table, _rules_chart, short=False
+)
 WIDTH = Measurement("width", "The price of 200 tables", 30, _width_cells, _width_table)
 
 

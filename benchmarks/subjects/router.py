@@ -5,51 +5,63 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import yaml
+from pyspark.sql import SparkSession
 
 from benchmarks.runs import Run
-from benchmarks.subjects import Subject
+from benchmarks.subjects import Subject, bare
 from benchmarks.subjects.baselines import settings
-from benchmarks.verify import bronze_and_tables, records_read
+from benchmarks.verify import bronze_and_profiles, bronze_and_tables, offsets_read, records_read
 from router import Preparation
 from router.config.loader import load
 from router.config.models import Trigger
 from router.engine.memory import Forgotten
 from router.engine.session import build_session
-from router.engine.source import sample
+from router.engine.source import CONSUMER, sample
 from router.engine.stream import Options, run
 from router.registry import load_registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from benchmarks.runs import Task
     from router import ArrowDecoding, BatchReport, Decoder
     from router.config.loader import Loaded
 
+SWEEPS = Path(__file__).parents[1] / "sweeps"
+ROUTES = Path(__file__).parents[2] / "routes"
+
 
 def configuration(task: Task) -> dict[str, Any]:
-    """Return the router's configuration of a task: bronze, and one table per game."""
+    """Return the router's configuration of a task: a file of the sweeps with the task's topic and folders.
+
+    The option `sweep` names the file (default: bronze, and one table per game). With `router bench` the one place of
+    the benchmarks that knows the keys of a configuration.
+    """
+    name = task.options.get("sweep", "tables")
+    content: dict[str, Any] = yaml.safe_load(sweep_file(name).read_text())
     kafka = {"servers": task.servers, "topics": [task.topic], "start": "earliest"}
-    tables = {"table": "silver.{event.game}", "at_most": max(1000, task.games)}
-    return {
-        "name": "benchmark",
-        "lake": str(task.lake),
-        "checkpoint": str(task.checkpoint),
-        "source": {"kafka": {**kafka, "rows_per_batch": task.rows_per_batch}},
-        "decode": task.decode,
-        "bronze": "bronze.game_events",
-        "routes": [{"name": "games", "match": {"sql": "event.game IS NOT NULL"}, "sinks": [{"tables": tables}]}],
-        "dead_letters": "ops.dead_letters",
-        "spark": settings(),
-        **({"engine": task.options["engine"]} if "engine" in task.options else {}),
-        **({"maintenance": [{"tables": task.options["maintain"]}]} if "maintain" in task.options else {}),
-    }
+    content |= {"name": "benchmark", "lake": str(task.lake), "checkpoint": str(task.checkpoint), "spark": settings()}
+    content["source"] = {"kafka": {**kafka, "rows_per_batch": task.rows_per_batch}}
+    if name == "tables":  # of every format, and of as many games as are asked for
+        content["decode"] = task.decode
+        content["routes"][0]["sinks"][0]["tables"]["at_most"] = max(1000, task.games)
+    if "maintain" in task.options:
+        content["maintenance"] = [{"tables": task.options["maintain"]}]
+    return content
+
+
+def sweep_file(name: str) -> Path:
+    """Return the configuration of a name: of the sweeps, or of the routes that ship with the project."""
+    own = SWEEPS / f"{name}.yaml"
+    return own if own.exists() else ROUTES / f"{name}.yaml"
 
 
 def write_configuration(task: Task) -> Path:
@@ -62,7 +74,7 @@ def start_session(task: Task) -> SparkSession:
     return build_session(load(write_configuration(task), load_registry()).config)
 
 
-def _ours_run(spark: SparkSession, task: Task) -> Run:
+def _drain_topic(spark: SparkSession, task: Task) -> Run:
     """Drain the topic with the engine in this process: with `start_session` the place that knows the engine's names."""
     reports: list[BatchReport] = []
     registry = load_registry()
@@ -92,7 +104,28 @@ def _command(task: Task) -> list[str]:
     return [str(Path(sys.executable).with_name("router")), "run", str(write_configuration(task)), "--once"]
 
 
-ROUTER = Subject("router", "router", start_session, _ours_run, bronze_and_tables, _command)
+ROUTER = Subject("router", "router", start_session, _drain_topic, bronze_and_tables, _command)
+PROFILES = Subject("profiles", "router, upserts", start_session, _drain_topic, bronze_and_profiles, _command)
+
+
+def _bare_command(task: Task) -> list[str]:
+    return bare.command(task, session_settings(task), CONSUMER)
+
+
+def session_settings(task: Task) -> dict[str, str]:
+    """Return what the router would start its session with on this machine, without starting one."""
+    config = load(write_configuration(task), load_registry()).config
+    with patch.object(SparkSession.Builder, "getOrCreate", autospec=True, side_effect=_Recorded) as made:
+        with suppress(_Recorded):
+            build_session(config)
+    return dict(made.call_args.args[0]._options)
+
+
+class _Recorded(Exception):  # noqa: N818
+    """The settings are known; no session is wanted."""
+
+
+BARE = Subject("bare", "bare PySpark, to nowhere", start_session, _drain_topic, offsets_read, _bare_command)
 
 
 def written(task: Task, configuration: Mapping[str, Any]) -> Path:
@@ -112,7 +145,7 @@ ROWS = 10_000
 """Records of a batch as Spark hands them to Python by default."""
 
 
-def _decoding_run(spark: SparkSession, task: Task) -> Run:
+def _decode(spark: SparkSession, task: Task) -> Run:
     """Decode the topic's records from memory: in this thread, or as Spark's expressions in one task."""
     config = load(write_configuration(task), load_registry()).config
     raw = sample(spark, config, task.events).coalesce(1).cache()
@@ -151,4 +184,4 @@ def _seconds(work: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-DECODING = Subject("decoding", "decoding alone", start_session, _decoding_run, records_read)
+DECODING = Subject("decoding", "decoding alone", start_session, _decode, records_read)

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import time
+import traceback
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -165,4 +166,9 @@ def _append(path: Path, done: Run) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    try:
+        main(Path(sys.argv[1]))
+    except Exception as error:
+        traceback.print_exc()
+        # The last line is what the command shows: Spark's errors end with pages of plans.
+        sys.exit(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}")

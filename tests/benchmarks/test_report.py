@@ -13,10 +13,11 @@ from rich.console import Console
 from benchmarks.__main__ import main
 from benchmarks.cells import FULL, SHORT, Cell
 from benchmarks.discovery import measurements
+from benchmarks.format import seconds
 from benchmarks.measurements import Table
 from benchmarks.measurements.formats import cell
 from benchmarks.measurements.memory import growth
-from benchmarks.report import markdown_table, report, seconds
+from benchmarks.report import markdown_table, report
 from router.bench.chart import Chart, draw
 from router.bench.machine import Label
 from tests.benchmarks.conftest import LABEL

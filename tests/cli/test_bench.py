@@ -207,6 +207,7 @@ def test_a_configuration_is_measured_from_end_to_end(
     broker: EmbeddedKafka, file: Path, tmp_path: Path, mode: str
 ) -> None:
     """What is measured is what `router run` does: every record read, and a table per game."""
+    file.write_text(CONFIGURATION.replace("kafka.security.protocol: SASL_SSL, ", ""))
     sample = tmp_path / "orders.jsonl"
     sample.write_text("".join(f'{{"game": "game_{number % 3}", "amount": {number}}}\n' for number in range(30)))
     command = [sys.executable, "-m", "router", "bench", str(file), "--servers", broker.servers, "--sample", str(sample)]
