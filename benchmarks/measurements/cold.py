@@ -56,7 +56,8 @@ START = {"router": "router run --once", "bare": "PySpark, to nowhere"}
 
 def start_cell(scale: Scale, subject: str) -> Cell:
     """Return the cell of a process that takes turns with those of the other subject."""
-    return replace(scale.cold(subject, 7), repeat=TURNS, options=(("beside", "bare"),), turns="start")
+    repeat = TURNS if scale.full else scale.repeat
+    return replace(scale.cold(subject, 7), repeat=repeat, options=(("beside", "bare"),), turns="start")
 
 
 def _start_cells(scale: Scale) -> list[Cell]:
@@ -73,7 +74,8 @@ def _start_table(results: Results, scale: Scale) -> Table:
     )
     notes = (
         f"{scale.events:,} events into bronze + 7 tables, against a process that reads the same topic and drops it, "
-        f"with the same session and consumer options; {TURNS} processes of each in turns, the median.",
+        "with the same session and consumer options; "
+        f"{start_cell(scale, 'bare').repeat} processes of each in turns, the median.",
     )
     columns = ("process", "its whole life", "query", "over PySpark")
     return Table(columns, rows, {"router_over_bare": longer}, notes)

@@ -13,7 +13,7 @@ import fastavro
 import pytest
 
 from benchmarks.feeds import wire_formats
-from benchmarks.feeds.json_events import JSON
+from benchmarks.feeds.json_events import DECIMALS, JSON, PROFILES
 
 if TYPE_CHECKING:
     from benchmarks.feeds import Feed
@@ -40,6 +40,25 @@ def test_events_name_their_table_and_spread_evenly() -> None:
 def test_one_seed_gives_the_same_events_again() -> None:
     assert list(JSON.values(500, 7, 3)) == list(JSON.values(500, 7, 3))
     assert list(JSON.values(500, 7, 3)) != list(JSON.values(500, 7, 4))
+
+
+def test_events_with_a_map_are_the_others_with_a_map() -> None:
+    for (value, table), (same, game) in zip(DECIMALS.values(20, 7, 1), JSON.values(20, 7, 1), strict=True):
+        event = json.loads(value)
+        assert set(event.pop("tags")) == {"source", "campaign"}
+        assert (event, table) == (json.loads(same), game)
+
+
+def test_every_profile_is_of_another_gamer_and_its_key_says_of_whom() -> None:
+    """A profile that replaced another would leave one row less than is counted."""
+    assert PROFILES.key is not None
+    keys = [(PROFILES.key(value), value, table) for value, table in PROFILES.values(50, 7, 1)]
+
+    assert len({key for key, _, _ in keys}) == 50
+    for key, value, table in keys:
+        profile = json.loads(value)
+        assert json.loads(key) == {name: profile[name] for name in ("game", "gamer_id")}
+        assert table == f"{profile['game']}_profiles"
 
 
 def protobuf(payload: bytes, version: int) -> dict[str, Any]:

@@ -13,6 +13,8 @@ import pytest
 
 from benchmarks.harness import ROOT
 from benchmarks.runs import batches_done, processing_seconds
+from router.bench import machine
+from router.bench.machine import Footprint, bytes_on_disk
 from router.bench.processes import run_command
 
 if TYPE_CHECKING:
@@ -74,6 +76,48 @@ def test_a_command_ends_with_the_process_that_runs_it_even_by_sigkill(tmp_path: 
     harness.wait()
 
     wait_until(lambda: not psutil.pid_exists(int(pid.read_text())))
+
+
+def test_a_command_is_watched_from_outside_while_it_runs(tmp_path: Path) -> None:
+    seen: list[Footprint] = []
+
+    def watch(pid: int) -> Footprint:
+        seen.append(Footprint(pid))
+        return seen[0]
+
+    code = "import time; held = bytearray(80 << 20); time.sleep(1.5)"
+    run_command([sys.executable, "-c", code], tmp_path / "output.log", 20, watch=watch)
+
+    assert 80 <= seen[0].megabytes < 200
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["a checkout", "installed into somebody's project"])
+def test_a_label_has_the_commit_of_the_code_only(tmp_path: Path, inside: bool) -> None:
+    """A package in somebody's virtual environment is no part of the repository around it."""
+    for words in (["init", "-q"], ["config", "user.email", "a@example"], ["config", "user.name", "a"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "other.py").touch()
+    subprocess.run(["git", "-C", str(tmp_path), "add", "__init__.py" if inside else "other.py"], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), "commit", "-qm", "one"], check=True)
+    commit, dirty = machine._commit(tmp_path)
+
+    assert (len(commit), dirty) == ((40, True) if inside else (0, False))
+    for file in ("other.py", "__init__.py"):
+        subprocess.run(["git", "-C", str(tmp_path), "add", file], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), "commit", "-qm", "two"], check=True)
+    (tmp_path / "benchmarks/results").mkdir(parents=True)
+    (tmp_path / "benchmarks/results/results.json").touch()
+
+    assert machine._commit(tmp_path)[1] is False, "results that are written down are no change of the code"
+
+
+def test_bytes_on_disk_are_those_of_all_files(tmp_path: Path) -> None:
+    (tmp_path / "deep/er").mkdir(parents=True)
+    (tmp_path / "deep/er/a").write_bytes(b"12345")
+    (tmp_path / "b").write_bytes(b"678")
+
+    assert bytes_on_disk(tmp_path) == 8
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -202,7 +202,7 @@ def test_without_matplotlib_there_is_the_table_and_the_json(
     assert "no chart: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("mode", ["warm", "cold"])
+@pytest.mark.parametrize("mode", ["warm", pytest.param("cold", marks=pytest.mark.slow)])
 def test_a_configuration_is_measured_from_end_to_end(
     broker: EmbeddedKafka, file: Path, tmp_path: Path, mode: str
 ) -> None:
