@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from router.bench.machine import MB, bytes_on_disk
-
 if TYPE_CHECKING:
     from benchmarks.cells import Sample
     from router.bench.machine import Footprint
@@ -103,6 +101,8 @@ class Run:
 
 def footprint(memory: Footprint, task: Task) -> dict[str, float]:
     """Return the peak memory of the processes of a run and what it left on disk, in megabytes."""
+    from router.bench.machine import MB, bytes_on_disk  # noqa: PLC0415  a cold contender must not import the router
+
     left = sum(bytes_on_disk(folder) for folder in (task.lake, task.checkpoint))
     return {"pss_mb": memory.megabytes, "disk_mb": left / MB}
 

@@ -15,7 +15,6 @@ import psutil
 
 from benchmarks.runs import Job, append_run, batches_done, footprint
 from benchmarks.subjects import Subject
-from router.bench.machine import MB, Footprint, Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,6 +54,7 @@ if __name__ == "__main__":
     main(Path(sys.argv[1]))
 
 
+MB = 1 << 20
 WORKER_SECONDS = 0.1
 DRIVER_BATCHES = 50
 
@@ -117,6 +117,11 @@ class Driver:
 @contextmanager
 def sampled(kind: Sample, spark: SparkSession, task: Task) -> Iterator[Callable[[Run], Run]]:
     """Sample while the block runs; give back a function that puts what was seen into the run."""
+    if not kind:
+        yield lambda run: run
+        return
+    from router.bench.machine import Footprint, Sampler  # noqa: PLC0415  a cold contender must not import the router
+
     if kind == "workers":
         workers = Workers()
         with Sampler(workers.sample, WORKER_SECONDS):
@@ -125,11 +130,9 @@ def sampled(kind: Sample, spark: SparkSession, task: Task) -> Iterator[Callable[
         driver = Driver(spark, task)
         with Sampler(driver.sample, 0.5):
             yield lambda run: replace(run, samples=driver.samples)
-    elif kind == "footprint":
+    else:
         with Footprint(os.getpid()) as memory:
             yield lambda run: replace(run, peaks=footprint(memory, task))
-    else:
-        yield lambda run: run
 
 
 def _java() -> list[psutil.Process]:

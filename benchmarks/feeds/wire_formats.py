@@ -103,17 +103,17 @@ def _avro(version: int) -> Encode:
 def _framed_values(
     kind: Kind, versions: int, make: Callable[[int], Encode], events: int, games: int, seed: int
 ) -> Iterator[tuple[bytes, str]]:
-    frames = _frames(kind, versions)
+    prefixes = _prefixes(kind, versions)
     encoders = [make(version) for version in range(1, versions + 1)]
     decode = msgspec.json.Decoder().decode
     for index, (text, table) in enumerate(JSON.values(events, games, seed)):
         event = decode(text)
         event["ts"] = datetime.fromisoformat(event["ts"].replace("Z", "+00:00"))
-        yield frames[index % versions] + encoders[index % versions](event), table
+        yield prefixes[index % versions] + encoders[index % versions](event), table
 
 
 @cache
-def _frames(kind: Kind, versions: int) -> list[bytes]:
+def _prefixes(kind: Kind, versions: int) -> list[bytes]:
     """Register the versions of a feed; return what stands before their values."""
     path = (0,) if kind == "PROTOBUF" else None
     with subject_in(registry().url, _framed_subject(kind, versions)) as subject:
@@ -130,7 +130,7 @@ def _framed_subject(kind: Kind, versions: int) -> str:
 
 
 def _framed_decode(kind: Kind, versions: int) -> dict[str, Any]:
-    _frames(kind, versions)
+    _prefixes(kind, versions)
     return {kind.lower(): {"registry": registry().url, "subjects": [_framed_subject(kind, versions)]}}
 
 
@@ -180,7 +180,7 @@ class Evolving:
 
     subject: str
     table: str = "game_0000"
-    frames: dict[int, bytes] = field(default_factory=dict)
+    prefixes: dict[int, bytes] = field(default_factory=dict)
 
     def column(self, version: int) -> str:
         """Return what a version brings."""
@@ -189,15 +189,15 @@ class Evolving:
     def register(self, version: int) -> None:
         """Register a version."""
         with subject_in(registry().url, self.subject) as subject:
-            self.frames[version] = prefix(subject.register("PROTOBUF", proto_text(version)), (0,))
+            self.prefixes[version] = prefix(subject.register("PROTOBUF", proto_text(version)), (0,))
 
     def values(self, version: int, events: int) -> Iterator[bytes]:
         """Yield values of a version that was registered."""
-        made, frame = message_class(version), self.frames[version]
+        made, start = message_class(version), self.prefixes[version]
         later: dict[str, Any] = {self.column(one): f"since version {one}" for one in range(2, version + 1)}
         for number in range(events):
             message = made(game=self.table, gamer_id=f"g-{number}", seq=number, **later)
-            yield frame + bytes(message.SerializeToString())
+            yield start + bytes(message.SerializeToString())
 
 
 @cache

@@ -228,7 +228,7 @@ _FRESHNESS_NOTES = (
     f"From an event's writing to its topic to the commit that it is in: one router, {PER_SECOND} events per second, "
     f"{TABLES} tables, and a detached sink that posts each of them. The API answers after 34 ms; after 340 ms; takes "
     f"calls and never answers; takes no connection; and answers after 34 ms again. {SECONDS} s each.",
-    "Calls taken: while it was so; in the end also those that had waited in their lane.",
+    "Calls taken: while it was so; in the end also those that had waited in their outbox.",
 )
 FRESHNESS = Measurement(
     "freshness", "Tables beside an API that is away", 112, _freshness_cells, _freshness_table, short=False

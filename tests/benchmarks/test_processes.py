@@ -125,3 +125,10 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_cold_contender_does_not_import_the_router() -> None:
+    """What is held against the router must not pay for its modules."""
+    code = "import sys, benchmarks.worker, benchmarks.subjects.baselines; sys.exit('router' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -202,6 +202,17 @@ def test_without_matplotlib_there_is_the_table_and_the_json(
     assert "no chart: " in capsys.readouterr().out
 
 
+def test_without_its_extra_the_command_says_how_to_install_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("machine", "processes", "sweep"):
+        monkeypatch.delitem(sys.modules, f"router.bench.{name}", raising=False)
+    monkeypatch.delattr("router.bench.sweep", raising=False)
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    result = CliRunner().invoke(router.cli.commands, ["bench", str(file)])
+
+    assert result.exit_code == 1
+    assert "`bench` needs the module psutil: pip install 'spark-event-router[bench]'" in result.output
+
+
 @pytest.mark.parametrize("mode", ["warm", pytest.param("cold", marks=pytest.mark.slow)])
 def test_a_configuration_is_measured_from_end_to_end(
     broker: EmbeddedKafka, file: Path, tmp_path: Path, mode: str
