@@ -58,6 +58,7 @@ class Sweep:
     producer: Mapping[str, str] | None = None
     timeout: float = 3600.0
     master: str | None = None
+    lake: str | None = None
 
     @property
     def runs(self) -> int:
@@ -132,7 +133,7 @@ def _job(sweep: Sweep, servers: str, topics: dict[int, str], folder: Path) -> Jo
     results = str(folder / "runs.jsonl")
     embedded = sweep.servers is None
     where = (file, plugins, servers, embedded, topics, sweep.rows, sweep.runs, sweep.send, str(folder), results)
-    return Job(*where, sweep.master)
+    return Job(*where, sweep.master, sweep.lake)
 
 
 def _runs(sweep: Sweep, job: Job, progress: Progress, bar: TaskID) -> tuple[list[Run], str]:

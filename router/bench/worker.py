@@ -26,9 +26,12 @@ from router.registry import load_registry
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pyspark.sql import SparkSession
+
     from router.config.loader import Loaded
     from router.config.models import Config, KafkaSource, Route
     from router.parts import BatchReport
+    from router.registry import Registry
 
 SECURITY = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
 """Options of the source that mean another broker than the embedded one."""
@@ -38,8 +41,9 @@ SECURITY = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
 class Job:
     """What one process does: drain each of `topics` (name by number of partitions) `runs` times.
 
-    `embedded` says that the broker is not the configuration's own; `send` that its sinks may send for real. Each run is
-    a line of JSON in `results`.
+    `embedded` says that the broker is not the configuration's own; `send` that its sinks may send for real. Lakes and
+    checkpoints are made below `lake`, a folder or URI that executors reach, by default in the temporary `folder`. Each
+    run is a line of JSON in `results`.
     """
 
     file: str
@@ -53,6 +57,7 @@ class Job:
     folder: str
     results: str
     master: str | None = None
+    lake: str | None = None
 
     def write(self, path: Path) -> None:
         """Write this job for the process that does it."""
@@ -91,25 +96,39 @@ def main(path: Path) -> None:
     try:
         for partitions, topic in job.topics.items():
             for number in range(job.runs):
-                folder = Path(job.folder, f"{partitions}-{number}")
-                reports: list[BatchReport] = []
-                options = Options(Trigger(once=True), finished=lambda report, _, to=reports: to.append(report))  # type: ignore[misc]
-                os.sync()  # what the run before left must not go to disk on this run's time
-                began = time.perf_counter()
-                run(bound(loaded, job, topic, folder), registry, spark, options)
-                _append(Path(job.results), summed(partitions, time.perf_counter() - began, reports))
-                shutil.rmtree(folder, ignore_errors=True)
+                place = f"{job.lake or job.folder}/{topic}-{number}"
+                done = _drained(bound(loaded, job, topic, place), registry, spark, partitions)
+                _append(Path(job.results), done)
+                shutil.rmtree(place, ignore_errors=True)
     finally:
         stop_session(spark)
 
 
-def bound(loaded: Loaded, job: Job, topic: str, folder: Path) -> Loaded:
+def _drained(loaded: Loaded, registry: Registry, spark: SparkSession, partitions: int) -> Run:
+    """Run a configuration until its topic is drained."""
+    reports: list[BatchReport] = []
+    options = Options(Trigger(once=True), finished=lambda report, _: reports.append(report))
+    _settle(spark)
+    began = time.perf_counter()
+    run(loaded, registry, spark, options)
+    return summed(partitions, time.perf_counter() - began, reports)
+
+
+def _settle(spark: SparkSession) -> None:
+    """Clear away what the run before left: it must not be done on the next one's time."""
+    assert spark._jvm is not None  # a session of this process
+    spark._jvm.java.lang.System.gc()
+    os.sync()
+
+
+def bound(loaded: Loaded, job: Job, topic: str, place: str) -> Loaded:
     """Return the configuration with the benchmark's topic, lake and checkpoint in place of its own."""
     config, kafka = loaded.config, kafka_source(loaded.config)
     options = {name: value for name, value in kafka.options.items() if not (job.embedded and name.startswith(SECURITY))}
     places = {"servers": job.servers, "topics": (topic,), "pattern": None, "start": "earliest", "start_time": None}
     reads = kafka.model_copy(update={**places, "rows_per_batch": job.rows, "options": options})
-    fresh = {"lake": str(folder / "lake"), "checkpoint": str(folder / "checkpoint"), "storage_options": {}}
+    fresh: dict[str, object] = {"lake": f"{place}/lake", "checkpoint": f"{place}/checkpoint"}
+    fresh |= {} if job.lake else {"storage_options": {}}
     return loaded.changed(
         **fresh, source=Source(kafka=reads), register_tables=False, **({} if job.send else _quiet(config))
     )

@@ -61,7 +61,10 @@ def _counts(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int,
 @click.option("--cold", is_flag=True, help="A fresh process for every run, timed whole; default: one warm session.")
 @click.option("--send", is_flag=True, help="Also measure sinks that send to somebody (rest, kafka): they really do.")
 @click.option("--timeout", type=float, default=3600, show_default=True, help="Seconds for a number of partitions.")
-@click.option("--master", help="Spark master of a local run.")
+@click.option("--master", help="Spark master; default: all cores of this machine.")
+@click.option(
+    "--lake", metavar="URI", help="Where lakes are made, for executors elsewhere; default: a temporary folder."
+)
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -96,6 +99,7 @@ def bench(file: Path, plugin_files: tuple[Path, ...], out: Path, **given: Any) -
         _settings(given["producer"]),
         given["timeout"],
         given["master"],
+        given["lake"],
     )
     if any(cell.problem for cell in _measured(sweep, out)):
         raise SystemExit(1)

@@ -108,7 +108,7 @@ def test_a_configuration_without_kafka_cannot_be_measured(tmp_path: Path) -> Non
 
 
 def test_nothing_of_the_configuration_is_touched(loaded: Loaded, job: Job, tmp_path: Path) -> None:
-    config = bound(loaded, job, "bench-4", tmp_path / "run").config
+    config = bound(loaded, job, "bench-4", f"{tmp_path}/run").config
     kafka = config.source.kafka
 
     assert config.lake == str(tmp_path / "run" / "lake")
@@ -125,15 +125,23 @@ def test_nothing_of_the_configuration_is_touched(loaded: Loaded, job: Job, tmp_p
     assert list(kafka.options) == ["failOnDataLoss"], "the embedded broker asks for no password"
 
 
+def test_lakes_can_be_where_executors_of_a_cluster_reach_them(loaded: Loaded, job: Job) -> None:
+    shared = Job(**{**vars(job), "lake": "s3://scratch"})
+    config = bound(loaded, shared, "bench-4", "s3://scratch/bench-4-0").config
+
+    assert config.lake == "s3://scratch/bench-4-0/lake"
+    assert list(config.storage_options) == ["AWS_SECRET_ACCESS_KEY"]
+
+
 def test_nothing_is_sent_to_anybody_unless_asked(loaded: Loaded, job: Job, tmp_path: Path) -> None:
     """A benchmark that posts a million rows to a production API is an incident."""
-    config = bound(loaded, job, "bench-4", tmp_path).config
+    config = bound(loaded, job, "bench-4", str(tmp_path)).config
 
     assert [route.name for route in config.routes] == ["games"]
     assert config.unmatched == "drop", "what the API would have got is no dead letter"
     assert quiet_routes(loaded.config)[1] == ["rest of route wins"]
     asked = Job(**{**vars(job), "send": True})
-    assert [route.name for route in bound(loaded, asked, "bench-4", tmp_path).config.routes] == ["games", "wins"]
+    assert [route.name for route in bound(loaded, asked, "bench-4", str(tmp_path)).config.routes] == ["games", "wins"]
 
 
 def test_lines_of_a_sample_are_records_with_or_without_a_key(tmp_path: Path) -> None:
