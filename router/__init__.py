@@ -3,7 +3,7 @@
 from router.applying import ApplyingSink, Batch, Opening, Outcome, Parts, Resent
 from router.archives import keep_archives
 from router.encoding import Encoded, Encoder, Encoding, row
-from router.engine.guard import tried
+from router.engine.label.safe_columns import tried
 from router.errors import (
     BatchError,
     ConfigError,
@@ -15,7 +15,7 @@ from router.errors import (
     TableError,
 )
 from router.hookspecs import hookimpl
-from router.keyed import Keyed, MergingSink
+from router.merging import Keyed, MergingSink
 from router.parts import (
     RAW_SCHEMA,
     ArrowDecoder,

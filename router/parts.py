@@ -8,7 +8,7 @@ arguments. A part keeps no state between batches.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, PrivateAttr, ValidationInfo
@@ -85,16 +85,22 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class ArrowDecoding:
-    """Be how tasks decode record batches.
+    """How tasks decode record batches.
 
     `function(records, argument)` is a module-level function. It takes a record batch with the columns of `RAW_SCHEMA`
-    and returns one with as many rows and the columns of `adds`, in that order: what `Decoder.decode` adds. It must not
-    raise on any row, and decides on a row without looking at its neighbours. `argument` travels to the tasks.
+    and those of `before`, and returns one with as many rows and the columns of `adds`, in that order: `event` and
+    `_error`, and what else `Decoder.decode` may add. It decides on every row, without looking at its neighbours, and
+    must not raise; a row on which it raises all the same gets an `_error` that names the exception
+    (`router.decoding.decode_batch`). `argument` travels to the tasks.
+
+    `before(raw)` adds native Spark columns that the function reads, such as those of `from_avro`. It runs on the
+    driver, builds columns and runs no action; the columns do not outlive the decoding. Their names begin with `_`.
     """
 
     function: Callable[[pa.RecordBatch, Any], pa.RecordBatch]
     argument: Any
     adds: StructType
+    before: Callable[[DataFrame], DataFrame] | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ class Preparation:
 
 
 class Decoder(Part, ABC):
-    """Turn raw records into events: with native expressions, or with record batches (see ArrowDecoder)."""
+    """A way to turn raw records into events: on record batches (see ArrowDecoder), or by native expressions alone."""
 
     kind = "decoder"
 
@@ -151,10 +157,9 @@ class Decoder(Part, ABC):
         return self
 
     def decoding(self) -> ArrowDecoding | None:
-        """Return how tasks decode in the very stage that lands the rows, where routes allow it; None: they do not.
+        """Return how the tasks that land rows decode them; None where the native columns of `decode` do all of it.
 
-        The function may add a boolean column `_undecided`, last: these rows are left to `decode`, and what it adds for
-        the others must be what `decode` would. Runs on the driver.
+        What it adds must be what `decode` adds. Runs on the driver.
         """
         return None
 
@@ -172,7 +177,7 @@ class Decoder(Part, ABC):
 
 
 class ArrowDecoder(Decoder, ABC):
-    """Turn raw records into events in Python, a record batch at a time."""
+    """A decoder that works in Python, a record batch at a time."""
 
     @abstractmethod
     def decoding(self) -> ArrowDecoding:
@@ -181,17 +186,21 @@ class ArrowDecoder(Decoder, ABC):
     def decode(self, raw: DataFrame) -> DataFrame:
         """Add the columns that the decoding adds, in a stage of its own."""
         made = self.decoding()
-        return raw.mapInArrow(_decoding(made), StructType([*raw.schema.fields, *made.adds.fields]))
+        frame = made.before(raw) if made.before else raw
+        schema = StructType([*raw.schema.fields, *made.adds.fields])
+        return frame.mapInArrow(_stage(replace(made, before=None), raw.columns), schema)
 
 
-def _decoding(made: ArrowDecoding) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
-    """Return the function of one task, for mapInArrow. Runs on executors."""
+def _stage(made: ArrowDecoding, kept: list[str]) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+    """Return the function of one task, for mapInArrow: it keeps these columns and adds the decoded ones."""
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        from router.decoding import decode_batch  # noqa: PLC0415 - `import router` is quick without pyarrow
+
         for records in batches:
-            added = made.function(records, made.argument)
-            names = [*records.schema.names, *added.schema.names]
-            yield records.from_arrays([*records.columns, *added.columns], names=names)
+            added = decode_batch(records, made)
+            columns = [*(records.column(name) for name in kept), *added.columns]
+            yield records.from_arrays(columns, names=[*kept, *added.schema.names])
 
     return decode
 

@@ -28,7 +28,7 @@ from router import hookspecs
 from router.applying import ApplyingSink
 from router.encoding import Encoder
 from router.errors import PluginError
-from router.keyed import MergingSink
+from router.merging import MergingSink
 from router.parts import BatchReport, Decoder, Part, Rule, Sink, TableSink
 from router.resolve import Entries, Entry, options_of, resolve, suggestion
 

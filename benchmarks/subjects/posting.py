@@ -24,8 +24,8 @@ from benchmarks.subjects.baselines import settings
 from benchmarks.subjects.router import loaded
 from benchmarks.verify import compare, count_rows, records_read
 from router import ApplyingSink, Batch, Opening
-from router.delta.kept import KeptParts
 from router.delta.lake import Lake
+from router.delta.staged_files import KeptParts
 from router.engine.session import build_session
 from router_demo.api import Api
 

@@ -20,7 +20,7 @@ from benchmarks.verify import bronze_and_profiles, bronze_and_tables, offsets_re
 from router import Preparation
 from router.config.loader import load
 from router.config.models import Trigger
-from router.engine.memory import Forgotten
+from router.engine.checkpoint_store import LearntSchemas
 from router.engine.session import build_session
 from router.engine.source import CONSUMER, sample
 from router.engine.stream import Options, run
@@ -150,10 +150,11 @@ def _decode(spark: SparkSession, task: Task) -> Run:
     config = load(write_configuration(task), load_registry()).config
     raw = sample(spark, config, task.events).coalesce(1).cache()
     read = raw.count()
-    nothing = Preparation(Path(task.folder), False, raw.limit, Forgotten())
+    nothing = Preparation(Path(task.folder), False, raw.limit, LearntSchemas())
     decoder = config.decode.prepare(nothing).refresh(frozenset())
     decoding = decoder.decoding()
-    seconds = _native(decoder, raw) if decoding is None else _in_python(decoding, raw)
+    # Avro has its values from Spark's expressions first.
+    seconds = _native(decoder, raw) if decoding is None or decoding.before else _in_python(decoding, raw)
     raw.unpersist()
     return Run(seconds, read=read)
 

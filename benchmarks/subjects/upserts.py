@@ -24,12 +24,12 @@ from benchmarks.subjects.baselines import settings
 from benchmarks.verify import compare
 from router.config.models import Config
 from router.delta.lake import Lake
-from router.engine.merge import Job, Outcomes, outcomes
-from router.engine.merger import TASKS_PER_CORE
+from router.engine.land.parquet_writer import Staging
+from router.engine.merge.coordinator import TASKS_PER_CORE
+from router.engine.merge.delta_rs import Job, Outcomes, outcomes
+from router.engine.merge.delta_spark import SparkMerger
 from router.engine.session import build_session
-from router.engine.spark_merge import SparkMerger
-from router.engine.write import Landing
-from router.keyed import Keyed
+from router.merging import Keyed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,8 +103,8 @@ WAYS: dict[str, Callable[..., None]] = {"router": _router, "merge": _merge, "spa
 def _job(lake: Lake, batch: int, task: Task) -> Job:
     memory = task.options.get("memory")
     keyed = Keyed(("k",), memory=int(memory) << 20) if memory else Keyed(("k",))
-    landing = Landing(lake, file_bytes=128 << 20, buffer_bytes=64 << 20)
-    return Job(landing, keyed, "bench:run/route/upsert", batch + 1, "route", "upsert", "ops.dead", {})
+    staging = Staging(lake, file_bytes=128 << 20, buffer_bytes=64 << 20)
+    return Job(staging, keyed, "bench:run/route/upsert", batch + 1, "route", "upsert", "ops.dead", {})
 
 
 def _tables(task: Task) -> list[str]:

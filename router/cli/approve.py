@@ -17,7 +17,7 @@ from router.registry import load_registry
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from router.engine.waiting import Waiting
+    from router.engine.quarantine import Waiting
 
 
 @click.command(short_help="Let tables gain the columns that rows wait for.")
@@ -35,29 +35,30 @@ def approve(file: Path, route: str | None, table: str | None, show: bool, plugin
     starts. What comes after the approval and brings something else still waits. Needs no Spark.
     """
     config = load(file, load_registry(plugin_files)).config
-    lanes, lakes = import_module("router.engine.waiting"), import_module("router.delta.lake")
+    rows, lakes = import_module("router.engine.quarantine"), import_module("router.delta.lake")
     lake, checkpoint = (lakes.Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
+    store = import_module("router.engine.checkpoint_store").CheckpointStore(checkpoint)
     found = [
         waiting
-        for waiting in lanes.waiting(config, lake)
+        for waiting in rows.waiting(config, lake)
         if route in (None, waiting.place.route) and table in (None, waiting.place.table)
     ]
     if not found:
         click.echo(f"no rows of {config.name} wait{_asked(route, table)}")
         return
-    pending = {approval.place for approval in lanes.approvals(checkpoint)}
+    pending = {approval.place for approval in rows.approvals(store)}
     _show(found, pending)
     unfit = [waiting for waiting in found if waiting.change.conflicts]
     if show:
         return
     for waiting in found:
         if waiting not in unfit:
-            lanes.approve(checkpoint, waiting)
+            rows.approve(store, waiting)
             click.echo(f"approved: {waiting.place.table}, {waiting.rows:,} rows of {waiting.place.route}")
     if unfit:
         tables = ", ".join(sorted({waiting.place.table for waiting in unfit}))
         raise click.ClickException(
-            f"{tables}: what waits cannot go into it, see above; change the table, or delete the rows from their lane"
+            f"{tables}: what waits cannot go into it, see above; change the table, or delete the rows from the quarantine"
         )
 
 
@@ -81,7 +82,7 @@ def _show(found: list[Waiting], pending: set[Any]) -> None:
 
 def _change(waiting: Waiting) -> str:
     """Return how a table would change: a line per column."""
-    shape = import_module("router.delta.schema").shape
+    shape = import_module("router.delta.schema_diff").shape
     change = waiting.change
     lines = [f"{column.name} {shape(column.type)}" for column in change.added]
     lines += [f"{column.name}, wider: {shape(column.type)}" for column in change.widened]

@@ -46,13 +46,13 @@ def maintain(file: Path, pattern: str, dry_run: bool, plugin_files: tuple[Path, 
 def _work(config: Config, pattern: str) -> list[tuple[Any, str, Maintenance]]:
     from router.config.models import Maintenance
     from router.delta.lake import Lake
-    from router.engine.caretaker import Caretaker
-    from router.engine.detached import detached_lanes
+    from router.engine.maintenance import TableMaintenance
+    from router.engine.outbox.detached import detached_outboxes
 
     lake = Lake.at(config.lake, config.storage())
     plans = config.maintenance or (Maintenance(tables="*.*"),)
-    care = Caretaker(
-        lake, lambda: import_module("router.engine.session").build_session(config), plans, detached_lanes(config)
+    care = TableMaintenance(
+        lake, lambda: import_module("router.engine.session").build_session(config), plans, detached_outboxes(config)
     )
     tables = [table for layer in lake.layers() for table in lake.tables(layer) if fnmatchcase(table, pattern)]
     return [(care, table, plan) for table in tables if (plan := care.plan(table))]

@@ -15,9 +15,9 @@ from rich.table import Table
 
 from router.cli.options import config_argument, plugin_option
 from router.cli.signals import stopped_by_signals
-from router.config.intervals import interval, moment
 from router.config.loader import load
-from router.config.tree import printable
+from router.config.models import interval, moment
+from router.config.yaml_tree import printable
 from router.delta.lake import Lake
 from router.errors import StartError
 from router.registry import load_registry
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from router.applying import ApplyingSink, Resent
     from router.config.models import Config
-    from router.engine.resend import Asked, Begun, Found, Group, Resender
+    from router.engine.outbox.replay import Asked, Begun, Found, Group, Resender
 
 COLUMNS = ("route", "sink", "status", "answer", "rows", "calls", "oldest", "newest", "such as")
 LONGEST = 120
@@ -71,8 +71,8 @@ def rest_replay(
     registry = load_registry(plugin_files)
     loaded = load(file, registry)
     chosen = _chosen(loaded.config, route, name, several=dry_run)
-    resend, session = import_module("router.engine.resend"), import_module("router.engine.session")
-    start, watching = import_module("router.engine.start"), import_module("router.cli.watching")
+    resend, session = import_module("router.engine.outbox.replay"), import_module("router.engine.session")
+    start, watching = import_module("router.engine.start_checks"), import_module("router.cli.watching")
     lake, checkpoint = (
         Lake.at(place, loaded.config.storage()) for place in (loaded.config.lake, loaded.config.checkpoint_path())
     )
@@ -99,7 +99,7 @@ def _asked(statuses: tuple[str, ...], since: str | None) -> Asked:
         told = f"{unknown[0]!r} is neither `parked` nor `dead`, nor a status of HTTP"
         raise click.BadParameter(told, param_hint="--status")
     chosen = words | ({"dead"} if codes else set()) or {"parked"}
-    asked: Asked = import_module("router.engine.resend").Asked(
+    asked: Asked = import_module("router.engine.outbox.replay").Asked(
         tuple(sorted(chosen)), tuple(sorted(codes)), None if since is None else _since(since)
     )
     return asked
@@ -124,7 +124,7 @@ def _chosen(
     """Return the sinks that are meant; one, unless there may be `several`."""
     if config.debug:
         raise StartError(f"{config.name} has `debug: true`: it sends nothing, and so nothing again")
-    there = list(import_module("router.engine.resend").resending_sinks(config))
+    there = list(import_module("router.engine.outbox.replay").resending_sinks(config))
     found = [one for one in there if route in (None, one[0]) and name in (None, one[1])]
     names = ", ".join(f"{one[0]}/{one[1]}" for one in found or there) or "none"
     if not found:
@@ -198,7 +198,7 @@ def _tell_gone(resender: Resender, gone: int) -> None:
     config = resender.config
     kept = f"{config.bronze} has their records" if config.bronze else "there is no `bronze` that has their records"
     click.echo(
-        f"{gone:,} more rows are not in {resender.lane} any more (lane_retention: {config.lane_retention}) and cannot "
+        f"{gone:,} more rows are not in {resender.outbox} any more (outbox_retention: {config.outbox_retention}) and cannot "
         f"be sent; {kept}, and {config.dead_letters} the rows of those that are dead"
     )
 

@@ -10,9 +10,8 @@ import click
 
 from router.cli.options import config_argument, plugin_option
 from router.cli.signals import stopped_by_signals
-from router.config.intervals import interval
 from router.config.loader import load
-from router.config.models import Trigger
+from router.config.models import Trigger, interval
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--once", is_flag=True, help="Take what is there, then end.")
 @click.option("--every", metavar="INTERVAL", help="Start a batch at this interval: 10 s, 5 min.")
 @click.option("--continuous", is_flag=True, help="Start the next batch as soon as the last is done.")
-@click.option("--engine", type=click.Choice(["arrow", "spark"]), help="In place of the configuration's `engine`.")
+@click.option("--commit", type=click.Choice(["auto", "spark"]), help="In place of the configuration's `commit`.")
 @click.option("--master", help="Spark master of a local run; spark-submit brings its own.")
 @click.option("--refresh-schema", is_flag=True, help="Infer schemas again and show what changed.")
 @click.option(
@@ -41,7 +40,7 @@ def run(
     once: bool,
     every: str | None,
     continuous: bool,
-    engine: str | None,
+    commit: str | None,
     master: str | None,
     refresh_schema: bool,
     accept: str | None,
@@ -56,7 +55,7 @@ def run(
     """
     registry = load_registry(plugin_files)
     loaded = load(file, registry)
-    overrides: dict[str, Any] = {"engine": engine} if engine else {}
+    overrides: dict[str, Any] = {"commit": commit} if commit else {}
     loaded = loaded.changed(**overrides)
     loaded = loaded.debugged() if debug else loaded
     stream, session = import_module("router.engine.stream"), import_module("router.engine.session")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from router.cli.options import plugin_option
-from router.config.schema import json_schema
+from router.config.json_schema import json_schema
 from router.registry import load_registry
 
 if TYPE_CHECKING:

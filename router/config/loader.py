@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from router.config.checks import cross_checks
-from router.config.document import Document, in_order, inside, widths_of
 from router.config.models import Config
-from router.config.problems import problems_of
-from router.config.tree import Node, Scalar, plain_data
+from router.config.problems import Document, in_order, inside, problems_of, widths_of
+from router.config.validation import cross_checks
 from router.config.variables import substitute
-from router.config.yaml_nodes import parse
+from router.config.yaml_tree import Node, Scalar, parse, plain_data
 from router.errors import ConfigError, Problem
 
 if TYPE_CHECKING:

@@ -1,8 +1,10 @@
-"""The configuration as frozen models: what people write, checked."""
+"""The configuration as frozen models: what people write, checked. Intervals and times are read as people write them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -16,8 +18,36 @@ from pydantic import (
     model_validator,
 )
 
-from router.config.intervals import interval, moment
 from router.parts import Decoder, Rule, Sink
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
+_LONG_FORMS = {
+    "ms": ("millisecond", "milliseconds"),
+    "s": ("sec", "second", "seconds"),
+    "min": ("minute", "minutes"),
+    "h": ("hour", "hours"),
+}
+_UNITS = {word: unit for unit, words in _LONG_FORMS.items() for word in (unit, *words)}
+
+
+def interval(text: str) -> timedelta:
+    """Return the length of `10 s`, `5 min`, `500 ms` or `1 h`; raise ValueError for anything else and for zero."""
+    match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([a-z]+)\s*", text)
+    if match is None or match[2] not in _UNITS or float(match[1]) == 0:
+        raise ValueError("is not an interval; write a number and a unit: 500 ms, 10 s, 5 min, 1 h")
+    return timedelta(seconds=float(match[1]) * _SECONDS[_UNITS[match[2]]])
+
+
+def moment(text: str) -> datetime:
+    """Return a time written as ISO 8601; raise ValueError when it is not one or has no time zone."""
+    try:
+        found = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))  # Python 3.10 does not know the Z
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise ValueError("is not a time with a zone; write ISO 8601: 2025-01-31T12:00:00Z")
+    return found
+
 
 NAME_PATTERN = r"^[a-z][a-z0-9_]{0,63}$"
 TABLE_PATTERN = r"^[a-z][a-z0-9_]{0,63}\.[a-z0-9][a-z0-9_]{0,127}$"
@@ -130,10 +160,6 @@ class Landing(Model):
     spread: Literal["auto", "keep", "by_table"] = Field(
         default="auto", description="`by_table` shuffles so that a table's rows meet in one task: fewer small files"
     )
-    fuse: bool = Field(
-        default=True,
-        description="decode and match in the tasks that write, where the decoder and the routes allow it: faster",
-    )
 
 
 class Maintenance(Model):
@@ -177,7 +203,11 @@ class Config(Model):
     dead_letters: TableName
     unmatched: Literal["dead_letters", "drop"] = "dead_letters"
     ledger: TableName = "ops.ledger"
-    engine: Literal["arrow", "spark"] = "arrow"
+    commit: Literal["auto", "spark"] = Field(
+        default="auto",
+        description="who commits: `auto` takes delta-rs for the tables that it can write and Delta on Spark for the "
+        "others; `spark` takes Delta on Spark for all, for catalogs and storage that only Spark may write",
+    )
     trigger: Trigger = Trigger(continuous=True)
     landing: Landing = Landing()
     register_tables: bool = Field(
@@ -186,13 +216,13 @@ class Config(Model):
     maintenance: tuple[Maintenance, ...] = Field(
         default=(), description="how tables are kept in shape; the first that names a table counts"
     )
-    lane_retention: Interval = Field(
+    outbox_retention: Interval = Field(
         default="168 h",
-        description="rows that a detached sink has dealt with leave its lane when their record is older than this",
+        description="rows that a detached sink has dealt with leave its outbox when their record is older than this",
     )
     debug: bool = Field(
         default=False,
-        description="write to LAKE_debug with a checkpoint of its own, and send nothing: see lanes",
+        description="write to LAKE_debug with a checkpoint of its own, and send nothing: see the outboxes",
     )
     spark: dict[str, str] = Field(default_factory=dict, description="Spark settings of the session")
 

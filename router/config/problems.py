@@ -1,25 +1,33 @@
-"""Turn pydantic's errors into problems: short sentences with a place, a next step, and no secret."""
+"""Turn pydantic's errors into problems: short sentences with a place, a next step, and no secret.
+
+A `Document` finds the place of a fault, given as pydantic gives it. What a place may hold, and whether it is a secret,
+is read from the annotations of the models and parts.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
-from router.config.models import NAME_PATTERN, TABLE_PATTERN
-from router.config.shape import description, is_secret, known_keys
-from router.config.tree import Items, Keys, Node, Scalar, children
-from router.resolve import TRUSTED, suggestion
+from pydantic import BaseModel, Secret, SecretBytes, SecretStr
+
+from router.config.models import NAME_PATTERN, TABLE_PATTERN, Config
+from router.config.yaml_tree import Entry, Items, Keys, Node, Scalar, children, printable
+from router.errors import Problem
+from router.parts import Part
+from router.resolve import TRUSTED, options_of, suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
-    from router.config.document import Document, Place
-    from router.errors import Problem
-    from router.resolve import Entries
+    from router.resolve import Entries, Location
+
 
 _EXPECTED = {
     "string_type": "text",
@@ -192,3 +200,130 @@ def _scalars(node: Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
         yield path, node
     for key, child in children(node):
         yield from _scalars(child, (*path, key))
+
+
+_LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")  # what YAML 1.1 counts as one
+
+
+@dataclass(frozen=True)
+class Place:
+    """Hold what stands at a location.
+
+    `path` is the part of the location that the document has, `left` the elements it has not: a missing key, the name
+    of a main option that was not written, the member of a union. `key` is the entry through which `node` was reached.
+    """
+
+    path: tuple[str, ...]
+    left: tuple[str, ...]
+    node: Node
+    key: Entry | None
+
+
+@dataclass(frozen=True)
+class Document:
+    """Hold the tree of one file and make problems out of locations in it."""
+
+    file: str
+    root: Node = field(repr=False)
+    widths: tuple[int, ...] = field(repr=False)
+
+    def locate(self, loc: Location) -> Place:
+        """Walk a location as far as the document goes, past elements that it does not have."""
+        place = Place((), (), self.root, None)
+        for element in map(str, loc):
+            place = _step(place, element)
+        return place
+
+    def problem(self, loc: Location, what: str, hint: str = "", *, at_key: bool = False) -> Problem:
+        """Return a problem at the value (or the key) of a location, or at what is nearest to it."""
+        place = self.locate(loc)
+        nothing = isinstance(place.node, Scalar) and place.node.plain and not place.node.text
+        spot = place.key if place.key is not None and (at_key or nothing) else place.node
+        line, column = inside(self.widths, spot.line, spot.column)
+        return Problem(self.file, line, column, printable(".".join(place.path)), printable(what), printable(hint))
+
+
+def widths_of(text: str) -> tuple[int, ...]:
+    """Return the length of every line of a text."""
+    return tuple(len(line) for line in _LINE_BREAK.split(text))
+
+
+def inside(widths: tuple[int, ...], line: int, column: int) -> tuple[int, int]:
+    """Return the nearest place inside the file: what is missing at its end has no place of its own."""
+    line = max(1, min(line, len(widths)))
+    return line, max(1, min(column, widths[line - 1] + 1))
+
+
+def in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Return problems in the order of the file; one that aliases repeat is said once."""
+    unique = {(problem.line, problem.column, problem.what): problem for problem in reversed(list(problems))}
+    return tuple(sorted(unique.values(), key=lambda problem: (problem.line, problem.column, problem.path)))
+
+
+def _step(place: Place, element: str) -> Place:
+    node = place.node
+    if isinstance(node, Keys) and element in node.entries:
+        entry = node.entries[element]
+        return Place((*place.path, element), place.left, entry.value, entry)
+    if isinstance(node, Items) and element.isdecimal() and int(element) < len(node.items):
+        return Place((*place.path, element), place.left, node.items[int(element)], None)
+    return Place(place.path, (*place.left, element), node, place.key)
+
+
+def annotations_at(entries: Entries, loc: Location) -> list[Any]:
+    """Return the types a location may have, or those of the nearest place around it that is known."""
+    types: list[Any] = [Config]
+    for element in loc:
+        inner = [found for kind in types for found in _inside(entries, kind, element)]
+        # pydantic puts the member of a union into a location: an element that leads nowhere is one
+        types = [member for kind in inner for member in _members(kind)] or types
+    return types
+
+
+def known_keys(entries: Entries, loc: Location) -> set[str]:
+    """Return the keys that the mapping at a location may have."""
+    models = (kind for kind in annotations_at(entries, loc) if _is_model(kind))
+    return {name for model in models for name in options_of(model)}
+
+
+def description(entries: Entries, loc: Location) -> str:
+    """Return what an option is for, as its model says it."""
+    models = (kind for kind in annotations_at(entries, loc[:-1]) if _is_model(kind))
+    fields = (options_of(model).get(str(loc[-1])) for model in models)
+    return next((field.description for field in fields if field and field.description), "")
+
+
+def is_secret(entries: Entries, loc: Location) -> bool:
+    """Say whether the value at a location is declared a secret."""
+    kinds = (get_origin(kind) or kind for kind in annotations_at(entries, loc))
+    return any(kind in {SecretStr, SecretBytes, Secret} for kind in kinds)
+
+
+def _inside(entries: Entries, kind: Any, element: int | str) -> Iterator[Any]:
+    """Return the types of one key or index of a type."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if _is_model(kind) and vars(kind).get("kind") and issubclass(kind, Part):
+        entry = entries[kind.kind].get(str(element))
+        yield from [entry.part] if entry else []
+    elif _is_model(kind):
+        field = options_of(kind).get(str(element))
+        yield from [field.annotation] if field else []
+    elif isinstance(origin, type) and issubclass(origin, Mapping):
+        yield arguments[1]
+    elif isinstance(origin, type) and issubclass(origin, Sequence) and str(element).isdecimal():
+        yield from (argument for argument in arguments if argument is not Ellipsis)
+
+
+def _members(kind: Any) -> Iterator[Any]:
+    """Return the members of a union, without the metadata of `Annotated`."""
+    if get_origin(kind) is Annotated:
+        yield from _members(get_args(kind)[0])
+    elif get_origin(kind) in {Union, UnionType}:
+        for member in get_args(kind):
+            yield from _members(member)
+    else:
+        yield kind
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

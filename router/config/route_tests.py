@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from router.config.document import Document, in_order, widths_of
-from router.config.tree import plain_data
-from router.config.yaml_nodes import parse
+from router.config.problems import Document, in_order, widths_of
+from router.config.yaml_tree import parse, plain_data
 from router.errors import ConfigError, Problem
 
 if TYPE_CHECKING:

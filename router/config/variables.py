@@ -12,7 +12,7 @@ import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from router.config.tree import Entry, Items, Keys, Node, Scalar, printable, typed
+from router.config.yaml_tree import Entry, Items, Keys, Node, Scalar, printable, typed
 from router.errors import Problem
 
 if TYPE_CHECKING:

@@ -1,11 +1,12 @@
-"""Commit landed files to a table with delta-rs, once per transaction id."""
+"""Commit staged files to a table with delta-rs, once per transaction id; begin anew when another writer was faster."""
 
 from __future__ import annotations
 
 import json
+import random
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 from deltalake import (
@@ -23,9 +24,10 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 from router.errors import TableError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from router.delta.lake import Lake
+
 
 # Features delta-rs would accept although it does not keep their promise (checks, generated values, physical names).
 UNKEPT = {"columnMapping", "checkConstraints", "generatedColumns", "invariants", "identityColumns"}
@@ -206,3 +208,33 @@ def rows(table: DeltaTable) -> int:
 def names(schema: str) -> list[str]:
     """Return the column names of a Delta schema JSON, in order."""
     return [column["name"] for column in json.loads(schema)["fields"]]
+
+
+T = TypeVar("T")
+
+
+def in_turn(
+    work: Callable[[], T],
+    faster: type[Exception],
+    tries: int,
+    seconds: float,
+    before: Callable[[], object] = lambda: None,
+) -> T:
+    """Return the outcome of work that is begun anew when it raises `faster`; the last of the tries may raise it.
+
+    Waits a random time before it does: up to so many `seconds` at first, then twice as many each time. `before` is what
+    has to be done before it begins anew.
+    """
+    for attempt in range(tries - 1):
+        try:
+            return work()
+        except faster:
+            time.sleep(random.uniform(0, seconds * 2**attempt))
+            before()
+    return work()
+
+
+def outrun(table: str, tries: int, error: Exception) -> TableError:
+    """Return what is raised where no try was fast enough; `error` is the last one's."""
+    why = str(error).split("\n")[0]
+    return TableError(table, f"other writers were faster {tries} times, the last time: {why}; stop one of them")

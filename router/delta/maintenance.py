@@ -10,9 +10,9 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from router.delta.choice import refused
-from router.delta.rivals import in_turn
-from router.delta.state import DELETIONS, memory
+from router.delta.commit import in_turn
+from router.delta.row_versions import DELETIONS, deletions_table
+from router.delta.upsert import refused
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def maintain(lake: Lake, table: str, care: Care, *, dry: bool = False) -> Mainta
     handle = lake.open(table)
     if handle is None:
         raise TableError(table, "there is no such table")
-    if not dry and not table.endswith(DELETIONS) and memory(lake, table):  # plain, whatever the table is
+    if not dry and not table.endswith(DELETIONS) and deletions_table(lake, table):  # plain, whatever the table is
         maintain(lake, f"{table}.{DELETIONS}", replace(care, zorder=()))
     if features := refused(handle):
         return Maintained(table, 0, 0, 0, 0, ", ".join(sorted(features)), _bare(handle, care))

@@ -1,32 +1,41 @@
-"""Bring the rows of one batch into one keyed table with delta-rs, once per transaction id. Runs on executors."""
+"""Bring the rows of one batch into one keyed table, once per transaction id. Runs on executors.
+
+`upsert` reads what the table holds of the rows' keys, decides what they change, and writes the changes with delta-rs in
+one Delta commit: an append where everything is new, else a MERGE. `choice` says which engine writes a table, and why:
+delta-rs where it can, which is quick, else Delta on Spark, which decides by the same functions.
+"""
 
 from __future__ import annotations
 
+import os
+import string
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow import fs
 
-from router.delta import state
-from router.delta.choice import NeedsSpark, choice
-from router.delta.commit import add_columns, has, to_arrow, to_delta
-from router.delta.conform import conformed
-from router.delta.fitted import fit
-from router.delta.history import history
-from router.delta.latest import CLOSE, DELETE, FLAG, PATCH, UPDATE, Changes, latest
-from router.delta.merge import append, create, merge
-from router.delta.newer import DELETED, LANE_ONLY, newer
-from router.delta.order import ordered
-from router.delta.rivals import in_turn, outrun
+from router.delta import row_versions
+from router.delta.casting import conformed
+from router.delta.commit import PROPERTIES, add_columns, has, in_turn, outrun, to_arrow, to_delta, unsupported
+from router.delta.row_checks import fit
+from router.delta.row_order import DELETED, LANE_ONLY, newer, order_names, ordered
+from router.delta.scd1 import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, UPDATE, Changes, latest
+from router.delta.scd2 import history
 from router.errors import TableError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from router.delta.lake import Lake
-    from router.keyed import Keyed
+    from router.merging import Keyed
+
+    Quote = Callable[[str], str]
+
 
 TRIES = 8
 WAIT_SECONDS = 0.4
@@ -100,13 +109,13 @@ def _upsert(lake: Lake, work: Upsert, rows: pa.Table) -> Merged:
     once, deleting = work.ids
     again = has(table, once)
     deletes = not work.keyed.soft_delete and pc.any(fitted.rows.column(DELETED)).as_py()
-    if again and not (deletes and not state.remembers(lake, work.table, deleting)):
+    if again and not (deletes and not row_versions.deletions_remembered(lake, work.table, deleting)):
         return Merged(len(fitted.rows), fitted.refused, again=True)
     changes = _changes(lake, work, table, fitted.rows, again=again)
     if not again:
         _commit(work, table, changes)
     if len(changes.deletions):
-        state.remember(lake, work.table, changes.deletions, work.keyed, deleting)
+        row_versions.remember_deletions(lake, work.table, changes.deletions, work.keyed, deleting)
     return Merged(len(fitted.rows), fitted.refused, **changes.counts, again=again)
 
 
@@ -131,7 +140,10 @@ def _leave_to_spark(table: DeltaTable | None, keyed: Keyed) -> None:
 def _changes(lake: Lake, work: Upsert, table: DeltaTable, rows: pa.Table, *, again: bool) -> Changes:
     """Return what the rows change, as the table is now; `again`: what they have changed is in the table already."""
     rows = as_kept(rows, to_arrow(table))
-    held = [state.deletions(lake, work.table, rows, work.keyed), state.state(table, rows, work.keyed, past=again)]
+    held = [
+        row_versions.remembered_deletions(lake, work.table, rows, work.keyed),
+        row_versions.held_versions(table, rows, work.keyed, past=again),
+    ]
     return changed(rows, pa.concat_tables(held), work.keyed)
 
 
@@ -165,3 +177,188 @@ def refuse_absent(lake: Lake, work: Upsert) -> None:
     found = lake.files.get_file_info(fs.FileSelector(work.table.replace(".", "/"), allow_not_found=True))
     if any(not entry.base_name.startswith(("_", ".")) for entry in found):
         raise TableError(work.table, f"{lake.address(work.table)} holds files and no Delta table; move them away")
+
+
+LARGE = 4 << 30
+"""Bytes of a table that one task may have to rewrite in one merge: above, Spark does it in many. delta-rs took 25 s for
+0.9 GB whose every file was touched, on two cores that were busy otherwise."""
+KEPT = {"partitioning", "notNull", "invariants"}
+"""What keeps files from being adopted, but not rows from being merged."""
+MADE = (
+    *("delta.checkpoint.", "delta.checkpointInterval", "delta.dataSkipping", "delta.autoOptimize."),
+    *("delta.logRetentionDuration", "delta.deletedFileRetentionDuration", "delta.enableExpiredLogCleanup"),
+    *("delta.enableChangeDataFeed", "delta.randomizeFilePrefixes"),
+)
+"""What the properties begin with that delta-rs makes a table with and keeps. Of some others it notes the name only."""
+
+
+class NeedsSpark(Exception):  # noqa: N818 - an answer, no error
+    """Say why delta-rs cannot merge into a table."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Be an engine, and why it is the one."""
+
+    engine: Literal["arrow", "spark"]
+    why: str
+
+
+def choice(table: DeltaTable | None, keyed: Keyed) -> Choice:
+    """Return who writes a table, or makes it where there is none. What a table needs counts more than a wish."""
+    if keyed.engine == "spark":
+        return Choice("spark", "the engine is given")
+    if table is None:
+        needs = _made_by_spark(keyed)
+    else:
+        needs = f"it has {', '.join(sorted(features))}" if (features := refused(table)) else ""
+    if needs:
+        return Choice("spark", needs)
+    if keyed.engine == "arrow":
+        return Choice("arrow", "the engine is given")
+    size = stored(table) if table else 0
+    if size > LARGE:
+        return Choice("spark", f"it has more than {LARGE >> 30} GiB")
+    return Choice("arrow", f"it has no feature that delta-rs lacks, and at most {LARGE >> 30} GiB")
+
+
+def _made_by_spark(keyed: Keyed) -> str:
+    if keyed.cluster_by:
+        return "it is to be clustered"
+    beyond = sorted(name for name in keyed.properties if not name.startswith(MADE))
+    return f"it is to have {', '.join(beyond)}" if beyond else ""
+
+
+def refused(table: DeltaTable) -> set[str]:
+    """Return the features of a table that keep delta-rs from merging into it."""
+    read = {"deletionVectors"} & set(table.protocol().reader_features or ())
+    return (unsupported(table) | read) - KEPT
+
+
+def stored(table: DeltaTable) -> int:
+    """Return the bytes of the files that a table has."""
+    actions: Any = pa.table(table.get_add_actions())
+    return sum(actions.column("size_bytes").to_pylist())
+
+
+ROOM = 12 * 8192
+"""Rows for each core that a merge has to have room for. With rows of 640 bytes, on two cores, it failed with 10 MB,
+had not ended after minutes with 30 and with 64, and took 25 s with 100."""
+FEW = 1000
+"""Rows of a row group at least: fewer cost more in a file's footer than they save."""
+PLAIN = frozenset(string.ascii_letters + string.digits + " -_.:@/#+=,")
+"""The characters of a text that reads the same between quotes in every SQL."""
+
+
+def create(lake: Lake, table: str, schema: pa.Schema, keyed: Keyed) -> DeltaTable:
+    """Make a table without rows, or return the one that somebody has made meanwhile."""
+    return DeltaTable.create(
+        lake.address(table),
+        Schema.from_arrow(schema),
+        mode="ignore",
+        description=keyed.comment,
+        partition_by=list(keyed.partition_by) or None,
+        configuration={**PROPERTIES, **keyed.properties},
+        storage_options=lake.options or None,
+    )
+
+
+def append(table: DeltaTable, changes: Changes, once: CommitProperties) -> None:
+    """Append rows that are all new."""
+    write_deltalake(table, conformed(changes.rows, to_arrow(table)), mode="append", commit_properties=once)
+
+
+def merge(table: DeltaTable, changes: Changes, keyed: Keyed, once: CommitProperties) -> None:
+    """Write changes, some of which touch rows of the table. What they do not name of a row stays as it is."""
+    have = to_arrow(table)
+    names = [field.name for field in have if field.name in changes.rows.column_names]
+    rows = conformed(changes.rows, pa.schema([have.field(name) for name in names]))
+    rows = rows.append_column(OP, changes.rows.column(OP))
+    merger = table.merge(
+        rows,
+        condition(rows, keyed, quoted),
+        source_alias="s",
+        target_alias="t",
+        streamed_exec=False,  # delta-rs then takes bounds from the rows, and leaves out files by their statistics
+        max_spill_size=_pool(rows, keyed.memory) if keyed.memory else None,
+        writer_properties=_row_groups(rows, keyed.memory) if keyed.memory else None,
+        commit_properties=once,
+    )
+    for op in (UPDATE, PATCH, FLAG, CLOSE):
+        if changes.count(op):
+            merger = merger.when_matched_update(assigned(touched(op, names, keyed), quoted), f"s.{OP} = {op}")
+    if changes.count(DELETE):
+        merger = merger.when_matched_delete(f"s.{OP} = {DELETE}")
+    if changes.count(INSERT):
+        merger = merger.when_not_matched_insert(assigned(names, quoted), f"s.{OP} = {INSERT}")
+    merger.execute()
+
+
+def _pool(rows: pa.Table, memory: int) -> int:
+    """Return the bytes that a merge may hold before it spills; raise NeedsSpark where it would not get far with them.
+
+    What cannot be spilled are the rows of the batch. And DataFusion needs room for some of its batches for each core:
+    with less it fails, or, with a little more, stands still for ever.
+    """
+    pool, each = memory // 2, max(1, rows.nbytes // max(1, len(rows)))
+    if pool < rows.nbytes + ROOM * (os.cpu_count() or 1) * each:
+        raise NeedsSpark("a merge of its rows does not fit into `memory`")
+    return pool
+
+
+def _row_groups(rows: pa.Table, memory: int) -> WriterProperties:
+    """Return how files are written within some memory: a row group is held until it is whole, for each of a few files,
+    and does not count as memory that could be spilled."""
+    each = max(1, rows.nbytes // max(1, len(rows)))
+    return WriterProperties(max_row_group_size=min(1 << 20, max(FEW, memory // 64 // each)))
+
+
+def touched(op: int, names: list[str], keyed: Keyed) -> list[str]:
+    """Return the columns that a change sets."""
+    if op == UPDATE:
+        return names
+    if op == CLOSE:
+        return ["valid_to", "is_current"]
+    own = [*order_names(keyed), *([keyed.soft_delete] if keyed.soft_delete else [])]
+    return [name for name in names if name in own or (op == PATCH and name in (keyed.columns or ()))]
+
+
+def assigned(names: list[str], quote: Quote) -> dict[str, str]:
+    """Return columns with the values that they get."""
+    return {quote(name): f"s.{quote(name)}" for name in names}
+
+
+def condition(rows: pa.Table, keyed: Keyed, quote: Quote) -> str:
+    """Return the condition under which a change (a row with its `__op`) is for a row of the table.
+
+    Literal bounds of the rows that are there leave out the files of all others.
+    """
+    parts = [f"t.{quote(key)} = s.{quote(key)}" for key in keyed.keys]
+    touching = rows.filter(pa.array(np.asarray(rows.column(OP)) != INSERT))
+    parts += [part for key in keyed.keys for part in _bounds(quote(key), touching.column(key))]
+    if keyed.history:
+        parts += ["t.is_current = true", f"s.{OP} = {CLOSE}"]
+    return " AND ".join(parts)
+
+
+def _bounds(key: str, values: pa.ChunkedArray) -> list[str]:
+    if pa.types.is_boolean(values.type):
+        return []
+    bounds = pc.min_max(values)
+    low, high = _literal(bounds["min"]), _literal(bounds["max"])
+    return [f"t.{key} >= {low}", f"t.{key} <= {high}"] if low and high else []
+
+
+def _literal(value: pa.Scalar) -> str | None:
+    """Return a key as SQL that reads the same in every engine, None where there is no such text."""
+    if pa.types.is_integer(value.type):
+        return str(value.as_py()) if value.is_valid else None
+    if pa.types.is_string(value.type):
+        text = value.as_py()
+        return f"'{text}'" if text is not None and PLAIN.issuperset(text) else None
+    return None
+
+
+def quoted(name: str) -> str:
+    """Return a name as delta-rs takes it: with its case, and whatever is in it."""
+    return '"' + name.replace('"', '""') + '"'

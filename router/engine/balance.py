@@ -1,7 +1,7 @@
 """The balance of a batch: where every record went, and the proof that none is missing.
 
 Per source partition: read = decoded + failed + bare; decoded = matched somewhere + unmatched. Per route and sink:
-matched = landed + refused + dropped + waiting. Per table: the rows its sink counted = the rows in the footers of its
+matched = landed + refused + dropped + quarantined. Per table: the rows its sink counted = the rows in the footers of its
 files.
 Bronze holds what was read; dead letters hold what was failed, unmatched and refused.
 """
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from router.delta.commit import LandedFile
-    from router.engine.layout import Layout
+    from router.engine.label.layout import Layout
 
 SUMS = ("read", "failed", "bare", "unmatched")
-KEYED = ("matched", "refused", "dropped", "warned", "failing", "landed", "turned", "frozen", "waiting")
+KEYED = ("matched", "refused", "dropped", "warned", "failing", "landed", "rejected", "frozen", "quarantined")
 
 
 @dataclass(frozen=True)
 class Partition:
     """Count one source partition of a batch. Keyed counts are by route, `route/expectation` or `route/sink`,
-    those of waiting rows by `route/sink/table`.
+    those of quarantined rows by `route/sink/table`.
     """
 
     topic: str
@@ -42,9 +42,9 @@ class Partition:
     warned: dict[str, int]
     failing: dict[str, int]
     landed: dict[str, int]
-    turned: dict[str, int]
+    rejected: dict[str, int]
     frozen: dict[str, int] = field(default_factory=dict)
-    waiting: dict[str, int] = field(default_factory=dict)
+    quarantined: dict[str, int] = field(default_factory=dict)
 
     @property
     def decoded(self) -> int:
@@ -95,11 +95,11 @@ def imbalances(
     for file in files:
         in_files[file.target] += file.rows
     found = [sentence for partition in counted for sentence in _partition(layout, partition)]
-    landed, turned, refused = (keyed(counted, kind) for kind in ("landed", "turned", "refused"))
+    landed, rejected, refused = (keyed(counted, kind) for kind in ("landed", "rejected", "refused"))
     expected = {target.key: landed[target.key] for target in layout.all_targets}
     if layout.bronze:
         expected["/bronze"] = total(counted, "read")
-    dead = total(counted, "failed") + sum(turned.values()) + sum(refused.values())
+    dead = total(counted, "failed") + sum(rejected.values()) + sum(refused.values())
     expected["/dead_letters"] = dead + (total(counted, "unmatched") if unmatched_are_dead else 0)
     for key in sorted(expected.keys() | in_files.keys()):
         if expected.get(key, 0) != in_files[key]:
@@ -121,10 +121,10 @@ def _partition(layout: Layout, partition: Partition) -> list[str]:
     for route in layout.routes:
         lost = partition.refused.get(route.name, 0) + partition.dropped.get(route.name, 0)
         for target in route.targets:
-            went = sum(partition.landed.get(key, 0) + partition.turned.get(key, 0) for key in target.keys)
+            went = sum(partition.landed.get(key, 0) + partition.rejected.get(key, 0) for key in target.keys)
             if partition.matched.get(route.name, 0) != went + lost:
                 found.append(
-                    f"{where}, {target.key}: {partition.matched.get(route.name, 0)} matched, {went} landed, waiting or "
+                    f"{where}, {target.key}: {partition.matched.get(route.name, 0)} matched, {went} landed, quarantined or "
                     f"refused there, {lost} refused or dropped by the route"
                 )
     return found

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Catalog:
-    """Be the catalog of a session. Its layers are schemas; lanes, which are nobody's business, stay out of it."""
+    """The catalog of a session. Its layers are schemas; what the router keeps for itself stays out of it."""
 
     spark: SparkSession
     lake: Lake
@@ -26,7 +26,7 @@ class Catalog:
     def register(self, tables: Iterable[str]) -> None:
         """Make tables known that are not. Raises TableError where the name is that of a table elsewhere."""
         for table in sorted(set(tables) - self.known):
-            if not table.startswith("lanes."):
+            if not table.startswith(("outbox.", "quarantine.")):
                 self._register(table)
             self.known.add(table)
 

@@ -11,12 +11,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from router.engine import source
-from router.engine.memory import Forgotten
-from router.engine.opening import opened
-from router.engine.plan import plan, stages
+from router.engine.checkpoint_store import LearntSchemas
+from router.engine.label.planner import Planner, stages_in_words
+from router.engine.outbox.apply import opened
 from router.engine.session import build_session
 from router.errors import ConfigError, RouterError
-from router.keyed import MergingSink
+from router.merging import MergingSink
 from router.parts import RAW_SCHEMA, Preparation, TableSink
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = 
     session = spark or build_session(config)
     raw = session.createDataFrame([], RAW_SCHEMA)
     sample = partial(source.sample, session, config)
-    place = Preparation(Path(loaded.path).parent, False, sample, Forgotten())
+    place = Preparation(Path(loaded.path).parent, False, sample, LearntSchemas())
     try:
         config = config.model_copy(update={"decode": config.decode.prepare(place).refresh(frozenset())})
         decoded = config.decode.decode(raw)
@@ -47,11 +47,11 @@ def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = 
     if found:
         raise ConfigError(found)
     try:
-        planned = plan(config, raw)
+        planned = Planner(config, config.decode, quiet=True).plan(raw)
         opened(config, session, place.folder, trial=True)
     except (AnalysisException, RouterError, OSError) as error:
         raise ConfigError((loaded.problem(("routes",), _first_line(error)),)) from error
-    return stages(planned.fused)
+    return stages_in_words(planned.stages)
 
 
 def _expressions(config: Config) -> list[tuple[tuple[str | int, ...], Callable[[], Column]]]:

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.errors import PySparkException
 
-from router.delta.choice import Choice, choice
 from router.delta.commit import rows as count
 from router.delta.commit import unsupported
 from router.delta.lake import Lake
-from router.delta.state import memory
-from router.engine.keyed import asked
-from router.engine.pending import PendingRows
-from router.engine.route import sink_names
-from router.engine.start import Checkpoint
+from router.delta.row_versions import deletions_table
+from router.delta.upsert import Choice, choice
+from router.engine.checkpoint_store import CheckpointStore
+from router.engine.label.route import sink_names
+from router.engine.merge.backlog import PendingRows
+from router.engine.start_checks import Checkpoint
+from router.engine.upsert_columns import asked
 from router.errors import TableError
-from router.keyed import MergingSink
+from router.merging import MergingSink
 from router.parts import Sink, TableSink
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ def explain(config: Config, table: str) -> list[tuple[str, str]]:
     lines += _table(lake, table, handle) if handle else [("rows", "none: it is made with the first of them")]
     lines += [("written by", f"`{key}`: {what}") for key, what in own]
     for writer in found:
-        lines += _writer(writer, handle, config.engine)
-        lines += _waiting(PendingRows(checkpoint, writer.place), table)
+        lines += _writer(writer, handle, "spark" if config.commit == "spark" else "arrow")
+        lines += _waiting(PendingRows(CheckpointStore(checkpoint), writer.place), table)
     return lines
 
 
@@ -77,7 +78,7 @@ def _table(lake: Lake, table: str, handle: DeltaTable) -> Lines:
         yield "partitioned by", ", ".join(about.partition_columns)
     for name, value in sorted(about.configuration.items()):
         yield "property", f"{name} = {value}"
-    if (gone := memory(lake, table)) is not None:
+    if (gone := deletions_table(lake, table)) is not None:
         yield "deletions", f"{count(gone):,} remembered"
 
 

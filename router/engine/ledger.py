@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from router.applying import Applied
-from router.delta.commit import LandedFile, TableCommit, commit, to_arrow, to_delta
+from router.delta.commit import LandedFile, TableCommit, to_delta
 from router.delta.file_statistics import statistics
 from router.delta.lake import Lake
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from router.applying import Resent
     from router.config.models import Config
-    from router.delta.handles import Handles
     from router.engine.balance import Partition
+    from router.engine.commit.committers import Committers
 
 SCHEMA = pa.schema(
     [
@@ -46,7 +46,7 @@ SCHEMA = pa.schema(
         ("dead", pa.int64()),
         ("pending", pa.int64()),
         ("frozen", pa.int64()),
-        ("waiting", pa.int64()),
+        ("quarantined", pa.int64()),
         ("released", pa.int64()),
         ("parked", pa.int64()),
         ("in_doubt", pa.int64()),
@@ -54,9 +54,9 @@ SCHEMA = pa.schema(
     ]
 )
 """Rows without a route count the source: read = decoded + failed + bare. Rows with a route and sink count what
-matched: matched = landed + refused + dropped + waiting; for a sink with a lane landed = applied + dead + parked +
-pending. `pending` rows begin to wait, less those that end it: for their table to be mended, or for a detached sink,
-whose own batches stand here with its own run. `frozen` rows landed without what their table has no place for;
+matched: matched = landed + refused + dropped + quarantined; for a sink with an outbox landed = applied + dead +
+parked + pending. `pending` rows begin to wait, less those that end it: for their table to be mended, or for a
+detached sink, whose own batches stand here with its own run. `frozen` rows landed without what their table has no place for;
 `released` ones waited before, up to the batch of the row here; `parked` ones were set aside by their sink. `in_doubt`
 counts applied rows that a crash may have sent before.
 
@@ -66,7 +66,7 @@ so that the sums over all rows say how it is now, and the rows of batches what i
 
 
 SUMMED = (
-    *("matched", "landed", "refused", "dropped", "applied", "dead", "pending", "frozen", "waiting", "released"),
+    *("matched", "landed", "refused", "dropped", "applied", "dead", "pending", "frozen", "quarantined", "released"),
     *("parked", "in_doubt"),
 )
 
@@ -99,13 +99,13 @@ def rows(
         found.append({**where, **source})
         for key in targets:
             route, sink = key.split("/", 1)
-            lane = f"{key}/waiting"
-            turned = part.turned.get(key, 0) + part.turned.get(lane, 0)
+            quarantine = f"{key}/quarantine"
+            rejected = part.rejected.get(key, 0) + part.rejected.get(quarantine, 0)
             found.append({
                 **where, "route": route, "sink": sink, "matched": part.matched.get(route, 0),
-                "landed": part.landed.get(key, 0), "refused": part.refused.get(route, 0) + turned,
+                "landed": part.landed.get(key, 0), "refused": part.refused.get(route, 0) + rejected,
                 "dropped": part.dropped.get(route, 0), "frozen": part.frozen.get(key, 0),
-                "waiting": part.landed.get(lane, 0),
+                "quarantined": part.landed.get(quarantine, 0),
             })  # fmt: skip
     if not counted:
         found.append({**base, **dict.fromkeys(("read", "decoded", "failed", "bare", "unmatched"), 0)})
@@ -129,28 +129,33 @@ def of_replay(key: str, resent: Resent) -> dict[str, Any]:
     return {"route": route, "sink": sink, **counts}
 
 
-def append(handles: Handles, table: str, app_id: str, batch: int, found: list[dict[str, Any]]) -> None:
-    """Append rows to the ledger table, once for each transaction id; a table of an older version gains its columns."""
-    lake, folder = handles.lake, table.replace(".", "/")
+class Entry(NamedTuple):
+    """Where rows of the ledger go, once: its table, and the transaction id and version they are written under."""
+
+    table: str
+    app_id: str
+    version: int
+
+
+def append(lake: Lake, tables: Any, committers: Committers, entry: Entry, found: list[dict[str, Any]]) -> None:
+    """Append rows to the ledger, once for each entry. `tables` opens tables; None opens this one anew."""
+    folder = entry.table.replace(".", "/")
     now = int(time.time() * 1_000_000)
     content = pa.Table.from_pylist([{**row, "finished": now} for row in found], SCHEMA)
-    path = f"{folder}/part-{batch:010d}-{time.time_ns()}.parquet"
+    path = f"{folder}/part-{entry.version:010d}-{time.time_ns()}.parquet"
     lake.files.create_dir(folder, recursive=True)
     footers: list[pq.FileMetaData] = []
     with lake.files.open_output_stream(path) as stream:
         pq.write_table(content, stream, store_schema=False, metadata_collector=footers)
         size = stream.tell()
-    file = LandedFile("/ledger", table, path, size, len(found), tuple(SCHEMA.names), statistics(footers[0]))
-    handle = handles.open([table])[table]
-    new = [column for column in SCHEMA if handle and column.name not in to_arrow(handle).names]
-    added = to_delta(pa.schema(new)) if new else None
-    work = TableCommit("/ledger", table, app_id, batch, (file,), to_delta(SCHEMA), added)
-    if not commit(lake, work, {}, handle):
+    file = LandedFile("/ledger", entry.table, path, size, len(found), tuple(SCHEMA.names), statistics(footers[0]))
+    work = TableCommit("/ledger", entry.table, entry.app_id, entry.version, (file,), to_delta(SCHEMA))
+    if not committers.commit((work,), tables.open([entry.table]) if tables else {}, {}):
         lake.files.delete_file(path)
 
 
 def sent(lake: Lake, config: Config, key: str) -> int:
-    """Return the rows of a lane that its sink has dealt with, by the ledger."""
+    """Return the rows of an outbox that its sink has dealt with, by the ledger."""
     table, (route, sink) = lake.open(config.ledger), key.split("/", 1)
     if table is None:
         return 0

@@ -14,12 +14,11 @@ import pyarrow as pa
 from router.applying import ApplyingSink, Opening
 from router.delta.lake import Lake
 from router.engine.batch import Batches
-from router.engine.layout import BRONZE_SCHEMA
-from router.engine.manifest import Shelf
-from router.engine.memory import Forgotten
-from router.engine.route import lane_of, sink_names
+from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
+from router.engine.label.layout import BRONZE_SCHEMA, outbox_of
+from router.engine.label.route import sink_names
 from router.errors import RouterError, StartError
-from router.keyed import MergingSink
+from router.merging import MergingSink
 from router.parts import Preparation
 
 if TYPE_CHECKING:
@@ -50,11 +49,11 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
     """Run every case in a folder of its own and say how it went.
 
     Needs no source and no registry; sends nothing to applying sinks. A sink that says what it would send is asked; the
-    rows of the others are those of their lanes, `lanes.QUERY__ROUTE__SINK`.
+    rows of the others are those of their outboxes, `outbox.QUERY__ROUTE__SINK`.
     """
     folder = loaded.path.parent
     schemas = {subject: tuple(folder / file for file in files) for subject, files in tests.schemas.items()}
-    preparation = Preparation(folder, False, _no_sample, Forgotten())
+    preparation = Preparation(folder, False, _no_sample, LearntSchemas())
     prepared = loaded.config.decode.tested(schemas).prepare(preparation)
     for case in tests.tests:
         with TemporaryDirectory() as place:
@@ -80,24 +79,24 @@ class _UnwritableError(ValueError):
 
 def _faults(config: Config, case: Case, raw: pa.Table, spark: SparkSession, folder: Path) -> Iterator[str]:
     lake, checkpoint = Lake.at(config.lake), Lake.at(config.checkpoint_path())
-    batches = Batches(config, RUN, RUN, spark, lake, Shelf.beside(checkpoint, RUN))
+    batches = Batches(config, RUN, spark, lake, CheckpointStore(checkpoint, RUN))
     batches.process(spark.createDataFrame(raw), 0)
-    previewed = {lane_of(config.name, *key.split("/")): (key, sink) for key, sink in _previewing(config)}
-    hidden = {config.bronze, config.dead_letters, config.ledger, *_merged_lanes(config), *previewed}
+    previewed = {outbox_of(config.name, *key.split("/")): (key, sink) for key, sink in _previewing(config)}
+    hidden = {config.bronze, config.dead_letters, config.ledger, *_merged_outboxes(config), *previewed}
     found = {table for layer in lake.layers() for table in lake.tables(layer)}
     yield from _table_faults(lake, case.expect, found - hidden)
-    sent = {key: _sent(lake, lane, sink, spark, folder) for lane, (key, sink) in previewed.items()}
+    sent = {key: _sent(lake, outbox, sink, spark, folder) for outbox, (key, sink) in previewed.items()}
     yield from _sent_faults(case.expect, sent)
     letters = lake.open(config.dead_letters)
     yield from _letter_faults(case.expect.dead_letters, letters.to_pyarrow_table().to_pylist() if letters else [])
 
 
-def _merged_lanes(config: Config) -> Iterator[str]:
-    """Return the lanes whose rows are to be seen in the tables that they were merged into."""
+def _merged_outboxes(config: Config) -> Iterator[str]:
+    """Return the outboxes whose rows are to be seen in the tables that they were merged into."""
     for route in config.routes:
         for sink, name in zip(route.sinks, sink_names(route.sinks), strict=True):
             if isinstance(sink, MergingSink):
-                yield lane_of(config.name, route.name, name)
+                yield outbox_of(config.name, route.name, name)
 
 
 def _previewing(config: Config) -> Iterator[tuple[str, ApplyingSink]]:
@@ -108,11 +107,11 @@ def _previewing(config: Config) -> Iterator[tuple[str, ApplyingSink]]:
                 yield f"{route.name}/{name}", sink
 
 
-def _sent(lake: Lake, lane: str, sink: ApplyingSink, spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
-    """Return what a sink would send of the rows in its lane."""
-    if lake.open(lane) is None:
+def _sent(lake: Lake, outbox: str, sink: ApplyingSink, spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
+    """Return what a sink would send of the rows in its outbox."""
+    if lake.open(outbox) is None:
         return []
-    events = spark.read.format("delta").load(lake.address(lane))
+    events = spark.read.format("delta").load(lake.address(outbox))
     return sink.preview(events, Opening(folder, events.limit(0), trial=True))
 
 

@@ -17,8 +17,8 @@ import pyspark
 from delta.pip_utils import configure_spark_with_delta_pip
 from pyspark.sql import SparkSession
 
-from router.engine.arrow import BATCH_BYTES, UNBOUNDED
-from router.engine.detached import detached_sinks
+from router.engine.land.job import BATCH_BYTES, UNBOUNDED
+from router.engine.outbox.detached import detached_sinks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

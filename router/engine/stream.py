@@ -18,14 +18,14 @@ from tenacity.nap import sleep_using_event
 from router.delta.lake import Lake
 from router.engine import source
 from router.engine.batch import Batches
-from router.engine.detached import DetachedSinks
-from router.engine.manifest import Shelf
-from router.engine.memory import Kept
-from router.engine.opening import opened
-from router.engine.outage import Outage, passing, short
-from router.engine.release import Release
+from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
+from router.engine.commit.committers import Committers
+from router.engine.outbox.apply import opened
+from router.engine.outbox.detached import DetachedSinks
+from router.engine.quarantine import Release
+from router.engine.retryable_errors import Outage, passing, short
 from router.engine.session import quiet_failures
-from router.engine.start import alone, begin, try_parts_on_executors
+from router.engine.start_checks import alone, begin, try_parts_on_executors
 from router.parts import BatchReport, Preparation
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from router.config.loader import Loaded
     from router.config.models import Config, Trigger
-    from router.engine.start import Accept
-    from router.engine.steps import Watch
+    from router.engine.progress import Watch
+    from router.engine.start_checks import Accept
     from router.registry import Registry
 
 log = logging.getLogger("router")
@@ -79,13 +79,14 @@ def run(loaded: Loaded, registry: Registry, spark: SparkSession, options: Option
     secrets = {key: value.get_secret_value() for key, value in config.storage_options.items()}
     lake, checkpoint = Lake.at(config.lake, secrets), Lake.at(config.checkpoint_path(), secrets)
     with alone(checkpoint, config.name):
+        CheckpointStore(checkpoint).begin()
         since = begin(spark, lake, checkpoint, config, options.accept)
         prepared = config.decode.prepare(
             Preparation(
                 loaded.path.parent,
                 options.refresh,
                 lambda rows: source.sample(spark, config, rows),
-                Kept(checkpoint, "decoder"),
+                LearntSchemas(CheckpointStore(checkpoint)),
             )
         )
         config = config.model_copy(update={"decode": prepared})
@@ -211,7 +212,8 @@ class _Run:
         if not self.releasing.acquire(blocking=False):
             return  # a batch has just begun; it does the same at its end
         try:
-            Release(self.config, self.spark, self.lake, self.checkpoint).idle()
+            committers = Committers(self.lake, self.spark, self.config.commit == "spark")
+            Release(self.config, self.spark, self.lake, CheckpointStore(self.checkpoint), committers).idle()
         finally:
             self.releasing.release()
 
@@ -244,14 +246,12 @@ class _Run:
     def _start(self, raw: DataFrame) -> Batches:
         run = self.spark.sparkContext.getLocalProperty("sql.streaming.queryId")
         assert run is not None  # Spark sets it for the thread of every streaming query
-        shelf = Shelf.beside(self.checkpoint, run)
         return Batches(
             self.config,
             self.fingerprint,
-            run,
             raw.sparkSession,
             self.lake,
-            shelf,
+            CheckpointStore(self.checkpoint, run),
             self.options.watch,
             self.options.stop,
         )

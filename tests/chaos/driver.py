@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from router.config.loader import load
 from router.config.models import Trigger
-from router.delta import state
+from router.delta import row_versions
 from router.engine import commit, manifest, merge, session, spark, spark_merge, spark_table, stream
 from router.registry import load_registry
 
@@ -95,7 +95,7 @@ def _die_in_merges(point: str, batch: int) -> None:
             if point == "merges" and job.batch == batch:
                 _around(merge, "upsert", after=lambda *_: kill())
             elif point == "deletions" and job.batch == batch:
-                _around(state, "remember", before=lambda *_: kill())
+                _around(row_versions, "remember_deletions", before=lambda *_: kill())
             yield from run(batches)
 
         return merging

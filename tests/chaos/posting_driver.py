@@ -12,11 +12,12 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from router.engine.manifest import Shelf
+
 from router.config.loader import load
 from router.config.models import Trigger
-from router.delta.kept import KeptParts
+from router.delta.staged_files import KeptParts
 from router.engine import ledger, session, stream
-from router.engine.manifest import Shelf
 from router.registry import load_registry
 
 if TYPE_CHECKING:

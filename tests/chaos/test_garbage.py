@@ -100,10 +100,10 @@ def named(name: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("engine", "count"),
+    ("commit", "count"),
     [pytest.param("arrow", 200, id="arrow"), pytest.param("spark", 20, id="spark", marks=pytest.mark.slow)],
 )
-def test_garbage_is_kept_with_its_reason(drain, new_topic, tmp_path, engine, count):
+def test_garbage_is_kept_with_its_reason(drain, new_topic, tmp_path, commit, count):
     values = [*GARBAGE, *examples(BYTES, count), *examples(BROKEN, count)]
     names = [*NAMES, *examples(TEXTS, count), *examples(SHORT, count // 2)]
     topic, folder = new_topic(), tmp_path / "a" / "b"
@@ -111,7 +111,7 @@ def test_garbage_is_kept_with_its_reason(drain, new_topic, tmp_path, engine, cou
     topic.send(values, partition=1)
     games = {"name": "games", "match": {"sql": "event.game IS NOT NULL"}, "select": ["event.*", "partition", "offset"]}
     routes = [{**games, "sinks": [{"tables": "silver.{event.game}"}]}]
-    config, lake = configuration(folder, topic, engine=engine, routes=routes, rows=150), folder / "lake"
+    config, lake = configuration(folder, topic, commit=commit, routes=routes, rows=150), folder / "lake"
     before = everything(tmp_path)
 
     drain(config)

@@ -46,13 +46,13 @@ def undisturbed(new_topic, drain, tmp_path_factory) -> Undisturbed:
     return Undisturbed(topic, found)
 
 
-def _configuration(folder: Path, topic: Topic, engine: str = "arrow", point: str = "") -> Path:
+def _configuration(folder: Path, topic: Topic, commit: str = "auto", point: str = "") -> Path:
     """Add an applying sink, and for a kill in the middle of landing a decoder that can hold a task."""
     decode: dict[str, Any] = {"json": {"schema": SCHEMA}}
     if point == "landing":
         decode = {"troubled": {"inner": decode, "folder": str(folder), "lake": str(folder / "lake")}}
     wins = {**WINS, "sinks": [*WINS["sinks"], {"box": str(folder / "box")}]}
-    return configuration(folder, topic, engine=engine, decode=decode, routes=[GAMES, wins])
+    return configuration(folder, topic, commit=commit, decode=decode, routes=[GAMES, wins])
 
 
 def _state(lake: Path) -> dict[str, Any]:
@@ -85,18 +85,18 @@ SMALL = {("arrow", "commits")}
 def _cases() -> list[Any]:
     cases = [("arrow", point) for point in ARROW] + [("spark", point) for point in ("manifest", "commits", "ledger")]
     return [
-        pytest.param(engine, point, id=f"{engine}-{point}", marks=() if (engine, point) in SMALL else slow)
-        for engine, point in cases
+        pytest.param(commit, point, id=f"{commit}-{point}", marks=() if (commit, point) in SMALL else slow)
+        for commit, point in cases
     ]
 
 
-@pytest.mark.parametrize(("engine", "point"), _cases())
-def test_a_killed_router_loses_and_duplicates_nothing(undisturbed, start, drain, tmp_path, engine, point):
+@pytest.mark.parametrize(("commit", "point"), _cases())
+def test_a_killed_router_loses_and_duplicates_nothing(undisturbed, start, drain, tmp_path, commit, point):
     lake, hold = tmp_path / "lake", tmp_path / "hold"
-    config = _configuration(tmp_path, undisturbed.topic, engine, point)
+    config = _configuration(tmp_path, undisturbed.topic, commit, point)
     killed = start(config, "--kill", point, "--batch", str(KILLED), "--hold", str(hold))
     assert killed.ended() == -signal.SIGKILL, killed.said
-    assert _state(lake) == {"arrow": ARROW, "spark": SPARK}[engine][point], "the kill came at another point"
+    assert _state(lake) == {"auto": ARROW, "spark": SPARK}[commit][point], "the kill came at another point"
     hold.unlink(missing_ok=True)
 
     drain(config)  # at once, as a supervisor would: the killed one's JVM may still be there

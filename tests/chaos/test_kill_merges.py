@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
-from router.delta.state import DELETIONS
+from router.delta.row_versions import DELETIONS
 from tests.chaos import lakes
 from tests.chaos.conftest import GAMES, Topic, configuration
 
@@ -55,8 +55,8 @@ def undisturbed(new_topic, drain, tmp_path_factory) -> Undisturbed:
     return Undisturbed(topic, lakes.contents(lake), _deleted(lake))
 
 
-def _configuration(folder: Path, topic: Topic, engine: str = "arrow") -> Path:
-    return configuration(folder, topic, rows=EVENTS // 3, engine=engine, routes=[GAMES, LATEST])
+def _configuration(folder: Path, topic: Topic, commit: str = "auto") -> Path:
+    return configuration(folder, topic, rows=EVENTS // 3, commit=commit, routes=[GAMES, LATEST])
 
 
 def _latest(lake: Path) -> set[str]:
@@ -81,15 +81,15 @@ def _deleted(lake: Path) -> dict[str, list[Any]]:
 
 
 def _cases() -> list[Any]:
-    cases = [(engine, point) for point in ("merges", "deletions", "merged") for engine in ("arrow", "spark")]
+    cases = [(commit, point) for point in ("merges", "deletions", "merged") for commit in ("arrow", "spark")]
     small = ("arrow", "merges")
     return [pytest.param(*case, id="-".join(case), marks=() if case == small else pytest.mark.slow) for case in cases]
 
 
-@pytest.mark.parametrize(("engine", "point"), _cases())
-def test_a_killed_merge_is_finished_once(undisturbed, start, drain, tmp_path, engine, point):
+@pytest.mark.parametrize(("commit", "point"), _cases())
+def test_a_killed_merge_is_finished_once(undisturbed, start, drain, tmp_path, commit, point):
     lake = tmp_path / "lake"
-    config = _configuration(tmp_path, undisturbed.topic, engine)
+    config = _configuration(tmp_path, undisturbed.topic, commit)
     killed = start(config, "--kill", point, "--batch", str(KILLED))
     assert killed.ended() == -signal.SIGKILL, killed.said
     merged = _merged(lake, KILLED)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable
+from router.engine.spark import SparkEngine
 
 from router import BatchError, StartError
 from router.engine.commit import Committer
-from router.engine.spark import SparkEngine
 from tests.chaos import lakes
 from tests.chaos.conftest import GAMES, PARTITIONS, configuration
 
@@ -217,7 +217,7 @@ def test_landed_files_that_a_vacuum_took_are_landed_again(drain, topic, tmp_path
 
 
 def crash_after(monkeypatch, commits: int) -> None:
-    """Let so many tables be committed in the arrow engine, and crash at the next one."""
+    """Let so many tables be committed in the arrow commit, and crash at the next one."""
     made, original = itertools.count(), Committer._table
 
     def table(self, *arguments):
@@ -246,7 +246,7 @@ def test_a_decided_batch_is_finished_as_decided_under_a_changed_configuration(dr
 
 @slow
 def test_the_spark_engine_refuses_to_finish_a_batch_under_a_changed_configuration(drain, topic, tmp_path, monkeypatch):
-    config, lake = configuration(tmp_path, topic, engine="spark", routes=[GAMES, every("old")]), tmp_path / "lake"
+    config, lake = configuration(tmp_path, topic, commit="spark", routes=[GAMES, every("old")]), tmp_path / "lake"
     stop, made, original = threading.Event(), itertools.count(), SparkEngine._append
 
     def append(self, *arguments):
@@ -263,7 +263,7 @@ def test_the_spark_engine_refuses_to_finish_a_batch_under_a_changed_configuratio
 
     former = config.read_text()
     with pytest.raises(BatchError, match="configuration has changed"):
-        drain(configuration(tmp_path, topic, engine="spark", routes=[GAMES, every("new")]))
+        drain(configuration(tmp_path, topic, commit="spark", routes=[GAMES, every("new")]))
     config.write_text(former)
     drain(config)
     once(lake, EVENTS)

@@ -26,10 +26,8 @@ ledger: ops.dead_letters
 
 
 def test_ten_mistakes_are_all_reported_exactly(faults):
-    known = (
-        "bronze, checkpoint, dead_letters, debug, decode, engine, lake, landing, lane_retention, ledger, maintenance"
-    )
-    known += ", name, register, routes, source, spark, storage_options, trigger, unmatched"
+    known = "bronze, checkpoint, commit, dead_letters, debug, decode, lake, landing, ledger, maintenance"
+    known += ", name, outbox_retention, register, routes, source, spark, storage_options, trigger, unmatched"
     lake = "add `lake`: folder or URI; the table layer.table lives at lake/layer/table"
     name = "must be a name: lower-case letters, digits and _, at most 64, a letter first, not 'Games'"
     unset = "set it, or give a default: ${KAFKA:-...}"
@@ -147,7 +145,7 @@ def test_repr_shows_no_secret(loaded, good):
 
 @pytest.mark.parametrize(
     "line",
-    ["lake: [${S}]", "engine: ${S}", "name: ${S}", "ledger: ${S}", "landing: {spread: ${S}}", "trigger: {every: ${S}}"],
+    ["lake: [${S}]", "commit: ${S}", "name: ${S}", "ledger: ${S}", "landing: {spread: ${S}}", "trigger: {every: ${S}}"],
 )
 @pytest.mark.parametrize("secret", ["hunter2!", "0123456", "[", "x y: z"])
 def test_no_message_shows_a_variable(loaded, good, line, secret):

@@ -141,7 +141,7 @@ def test_no_error_shows_a_secret(registry, secret, place, mistake):
     )
 
     with pytest.raises(ConfigError) as caught:
-        load(Path("games.yaml"), registry, environ={"S": secret}, text=damaged + "engine: ${S}\n")
+        load(Path("games.yaml"), registry, environ={"S": secret}, text=damaged + "commit: ${S}\n")
 
     shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value) + str(caught.value)
     assert secret not in shown

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from router.config.tree import Keys, plain_data
 from router.config.variables import MAX_FILE_BYTES, substitute
-from router.config.yaml_nodes import parse
+from router.config.yaml_tree import Keys, parse, plain_data
 
 ENVIRON = {"NAME": "games", "PORT": "9092", "EMPTY": "", "YES": "true", "ZEROS": "0123"}
 

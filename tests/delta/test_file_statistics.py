@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from router.delta.file_statistics import INDEXED_COLUMNS, LONGEST
 from router.delta.lake import Lake
-from router.engine.write import Landing
+from router.engine.land.parquet_writer import Staging
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[tuple[
     lake = Lake.at(str(tmp_path_factory.mktemp("lake")))
 
     def files(*batches: pa.RecordBatch) -> list[tuple[dict[str, Any], pa.Table]]:
-        writer = Landing(lake, file_bytes=1 << 30, buffer_bytes=0).writer(0, "0-0")
+        writer = Staging(lake, file_bytes=1 << 30, buffer_bytes=0).writer(0, "0-0")
         for batch in batches:
             writer.hold("route/sink", "silver.x", batch)
             writer.flush()  # with no buffer every batch is a row group of its own

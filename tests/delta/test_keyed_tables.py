@@ -19,10 +19,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from router.delta import state
+from router.delta import row_versions
 from router.delta.lake import Lake
 from router.delta.upsert import Upsert, upsert
-from router.keyed import Keyed
+from router.merging import Keyed
 from tests.delta.model import Model, Record, lane
 
 TABLE = "silver.profiles"
@@ -135,7 +135,7 @@ class Histories(RuleBasedStateMachine):
         assert merged.applied + len(merged.refused) == len(records)
 
     def _cut_off(self, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(state, "remember", killed)
+        patch.setattr(row_versions, "remember_deletions", killed)
 
     def _upsert(self, batch: int) -> Any:
         work = Upsert(TABLE, f"{APP}/{TABLE}", batch, self.keyed, {})

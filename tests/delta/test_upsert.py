@@ -13,13 +13,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Field, Schema, write_deltalake
 
-from router.delta import state
-from router.delta.choice import NeedsSpark
-from router.delta.latest import OP, UPDATE
-from router.delta.merge import condition, quoted
-from router.delta.upsert import Merged, Upsert, upsert
+from router.delta import row_versions
+from router.delta.scd1 import OP, UPDATE
+from router.delta.upsert import Merged, NeedsSpark, Upsert, condition, quoted, upsert
 from router.errors import TableError
-from router.keyed import Keyed
+from router.merging import Keyed
 from tests.delta.busy import Busy
 from tests.delta.model import Record, lane
 
@@ -184,7 +182,7 @@ def test_a_deletion_that_was_not_remembered_is_remembered_by_the_next_try(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(state, "remember", killed)
+        patch.setattr(row_versions, "remember_deletions", killed)
         with pytest.raises(KeyboardInterrupt):
             table.take(record("a", 9, deletes=True), batch=7)
     table.take(record("a", 9, deletes=True), batch=7)
@@ -195,7 +193,7 @@ def test_a_deletion_that_was_not_remembered_is_remembered_by_the_next_try(
 
 def test_deletions_are_forgotten_after_their_time(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the memory of deletions grows for ever."""
-    monkeypatch.setattr(state, "SWEPT", 1)
+    monkeypatch.setattr(row_versions, "SWEPT", 1)
     table.keyed = replace(KEYED, deletions_kept=timedelta(microseconds=1))
     for offset in (10, 11, 12):
         table.take(record("a", offset, deletes=True), record("b", offset, offset))

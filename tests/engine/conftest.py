@@ -15,8 +15,8 @@ from tests.engine.query import SOURCE, Query
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ENGINES = ("arrow", "spark")
-EITHER = ("arrow", pytest.param("spark", marks=pytest.mark.slow))
+COMMITS = ("auto", "spark")
+EITHER = ("auto", pytest.param("spark", marks=pytest.mark.slow))
 """For what both get from the same code; scenarios compare what they write in every run of the tests."""
 MakeQuery = Callable[..., Query]
 Scenario = Callable[[MakeQuery, Path, str], Query]
@@ -41,10 +41,10 @@ def make_query(spark: SparkSession) -> MakeQuery:
 
 @pytest.fixture(scope="session")
 def played(make_query: MakeQuery, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Scenario, str], Query]:
-    """Play a scenario with an engine, once per run; those who look at it leave it as it is."""
+    """Play a scenario with an commit, once per run; those who look at it leave it as it is."""
 
     @cache
-    def played(scenario: Scenario, engine: str) -> Query:
-        return scenario(make_query, tmp_path_factory.mktemp(f"{scenario.__name__}_{engine}"), engine)
+    def played(scenario: Scenario, commit: str) -> Query:
+        return scenario(make_query, tmp_path_factory.mktemp(f"{scenario.__name__}_{commit}"), commit)
 
     return played

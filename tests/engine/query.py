@@ -15,8 +15,8 @@ from deltalake.exceptions import DeltaProtocolError
 from router.config.models import Config, FormatSource, Source
 from router.delta.lake import Lake
 from router.engine.batch import Batches
-from router.engine.layout import BRONZE_SCHEMA
-from router.engine.manifest import Shelf
+from router.engine.checkpoint_store import CheckpointStore
+from router.engine.label.layout import BRONZE_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from router import BatchReport
-    from router.engine.steps import Watch
+    from router.engine.progress import Watch
 
 RAW = BRONZE_SCHEMA.remove(BRONZE_SCHEMA.get_field_index("batch_id"))
 SOURCE = Source(format=FormatSource(name="rate"))
@@ -63,8 +63,8 @@ class Query:
 
     def __post_init__(self) -> None:
         self.lake = Lake.at(self.config.lake)
-        self.shelf = Shelf.beside(Lake.at(self.config.checkpoint_path()), RUN)
-        self.batches = Batches(self.config, "fingerprint", RUN, self.spark, self.lake, self.shelf, self.watch)
+        self.store = CheckpointStore(Lake.at(self.config.checkpoint_path()), RUN)
+        self.batches = Batches(self.config, "fingerprint", self.spark, self.lake, self.store, self.watch)
 
     def take(self, records: pa.Table) -> BatchReport:
         """Process the next batch."""

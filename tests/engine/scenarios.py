@@ -116,7 +116,7 @@ def any_bytes() -> tuple[bytes, ...]:
     return tuple(found)
 
 
-def garbage(make_query: MakeQuery, folder: Path, engine: str) -> Query:
+def garbage(make_query: MakeQuery, folder: Path, commit: str) -> Query:
     """Take good events among every kind of bad ones, through every kind of sink and expectation."""
     games = Route(
         name="games",
@@ -146,7 +146,7 @@ def garbage(make_query: MakeQuery, folder: Path, engine: str) -> Query:
         sinks=(Delta(table="gold.flags"),),
     )
     query = make_query(
-        folder, engine=engine, decode=Json(schema=EVERY_TYPE), bronze="bronze.all", routes=(games, wins, flags)
+        folder, commit=commit, decode=Json(schema=EVERY_TYPE), bronze="bronze.all", routes=(games, wins, flags)
     )
     named = [{"game": name, "gamer": "g", "amount": 1} for name in NAMES]
     mixed = [*map(event, range(60)), *GARBAGE, *named]
@@ -166,7 +166,7 @@ WIDE = (
 HUGE = 2**40
 
 
-def evolution(make_query: MakeQuery, folder: Path, engine: str) -> Query:
+def evolution(make_query: MakeQuery, folder: Path, commit: str) -> Query:
     """Change the schema of events between batches: grow, widen, narrow, clash."""
     route = Route(
         name="all",
@@ -177,7 +177,7 @@ def evolution(make_query: MakeQuery, folder: Path, engine: str) -> Query:
             Copy(to=str(folder / "copy")),
         ),
     )
-    query = make_query(folder, engine=engine, decode=Events(ddl=NARROW), routes=(route,))
+    query = make_query(folder, commit=commit, decode=Events(ddl=NARROW), routes=(route,))
     query.take(records([
         {"game": "old", "id": 1, "amount": 1, "price": 1.5, "note": "text", "inner": {"x": 1}, "Level": 1},
         {"game": "old", "id": 2},
@@ -207,14 +207,14 @@ def evolution(make_query: MakeQuery, folder: Path, engine: str) -> Query:
     return query
 
 
-def cap(make_query: MakeQuery, folder: Path, engine: str) -> Query:
+def cap(make_query: MakeQuery, folder: Path, commit: str) -> Query:
     """Name more tables than a sink may have, before and after a restart."""
     route = Route(
         name="games",
         match=Where(sql="event.game IS NOT NULL"),
         sinks=(Named(sql="concat('silver.', event.game)", at_most=3), Fixed(name="silver.every_game")),
     )
-    query = make_query(folder, engine=engine, decode=Events(ddl="game string"), routes=(route,))
+    query = make_query(folder, commit=commit, decode=Events(ddl="game string"), routes=(route,))
     query.take(_games("c", "d", "c"))
     query.take(_games("e", "c", "b", "a", "e", "a"))
     query.take(_games("b", "a", "f"))
@@ -227,7 +227,7 @@ def _games(*names: str) -> pa.Table:
     return records([{"game": name} for name in names])
 
 
-def shared(make_query: MakeQuery, folder: Path, engine: str) -> Query:
+def shared(make_query: MakeQuery, folder: Path, commit: str) -> Query:
     """Lead two routes into one table: one has numbers where the other has texts, and each has a column of its own."""
     routes = (
         Route(
@@ -243,7 +243,7 @@ def shared(make_query: MakeQuery, folder: Path, engine: str) -> Query:
             sinks=(Fixed(name="silver.shared"),),
         ),
     )
-    query = make_query(folder, engine=engine, decode=Events(ddl="id int, kind string, n int"), routes=routes)
+    query = make_query(folder, commit=commit, decode=Events(ddl="id int, kind string, n int"), routes=routes)
     for first in (0, 100):
         query.take(records([
             {"id": first + 1, "kind": "number", "n": 1},

@@ -9,7 +9,7 @@ import pytest
 
 from router import SinkError
 from router.config.models import Route
-from tests.engine.conftest import ENGINES
+from tests.engine.conftest import COMMITS
 from tests.engine.parts import Copy, Events, Fixed, Where, copied
 from tests.engine.query import records
 
@@ -27,14 +27,14 @@ def routes(to: Path, **options: Any) -> tuple[Route, ...]:
     return (Route(name="all", match=Where(sql="event.n > 0"), sinks=(Copy(**options), Fixed(name="silver.t"))),)
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=COMMITS)
 def cut(
     request: pytest.FixtureRequest, make_query: Callable[..., Query], tmp_path_factory: Any
 ) -> tuple[Query, SinkError]:
     """Run a batch whose sink fails, then start again with the sink well; return the error of the first start."""
     folder = tmp_path_factory.mktemp(request.param)
     failing = routes(folder / "copy", fails_before=1)
-    query = make_query(folder, engine=request.param, decode=Events(ddl="n int"), bronze="bronze.all", routes=failing)
+    query = make_query(folder, commit=request.param, decode=Events(ddl="n int"), bronze="bronze.all", routes=failing)
     with pytest.raises(SinkError) as caught:
         query.take(EVENTS)
     assert not (folder / "copy").exists()
@@ -58,7 +58,7 @@ def test_the_tables_of_the_batch_are_there_once(cut: tuple[Query, SinkError]) ->
     query = cut[0]
 
     assert Counter(query.content("silver.t")["n"].to_pylist()) == Counter([1, 2, 3])
-    assert query.content("lanes.games__all__copy").num_rows == 3
+    assert query.content("outbox.games__all__copy").num_rows == 3
     assert query.content("bronze.all").num_rows == 5
 
 

@@ -11,16 +11,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from router.engine.merge import Job, Outcomes
-from router.engine.spark_merge import SparkMerger
-from router.engine.spark_table import Table
-from router.engine.write import Landing
+from router.engine.land.parquet_writer import Landing
+from router.engine.merge.delta_rs import Job, Outcomes
+from router.engine.merge.delta_spark import SparkMerger, Table
 from tests.delta.test_keyed_tables import APP, KINDS, TABLE, Histories, Killed, killed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from router.keyed import Keyed
+    from router.merging import Keyed
 
 
 class Shared(Histories):

@@ -13,7 +13,7 @@ import pytest
 
 from router import Preparation
 from router.config.models import Route
-from router.engine.memory import Kept
+from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
 from router.testing import check_decoder
 from router_decoders import Auto, Avro, Protobuf
 from router_schemas.frames import guid_header, pack
@@ -58,9 +58,11 @@ def begin(
 
     def begin(decoder: Decoder, sample: pa.Table | None = None) -> Query:
         held = RAW.empty_table() if sample is None else sample
-        preparation = Preparation(tmp_path, False, lambda rows: spark.createDataFrame(held), Kept(lake, "decoder"))
+        preparation = Preparation(
+            tmp_path, False, lambda rows: spark.createDataFrame(held), LearntSchemas(CheckpointStore(lake))
+        )
         prepared = decoder.prepare(preparation)
-        return make_query(tmp_path, engine=request.param, decode=prepared, bronze="bronze.events", routes=(GAMES,))
+        return make_query(tmp_path, commit=request.param, decode=prepared, bronze="bronze.events", routes=(GAMES,))
 
     return begin
 
@@ -178,7 +180,12 @@ def test_files_keep_the_contract(spark: SparkSession, proto: Proto, lake: Lake, 
     )
     options = {"proto_file": "games.proto", "message": f"games.{message}", "frame": frame, "wrapper": wrapper}
     prepared = Protobuf.model_validate(options).prepare(
-        Preparation(proto.path.parent, False, lambda rows: spark.createDataFrame(RAW.empty_table()), Kept(lake, "d"))
+        Preparation(
+            proto.path.parent,
+            False,
+            lambda rows: spark.createDataFrame(RAW.empty_table()),
+            LearntSchemas(CheckpointStore(lake)),
+        )
     )
 
     check_decoder(spark, prepared.refresh(frozenset()), [good if frame == "none" else pack(3, path, good)])

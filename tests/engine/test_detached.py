@@ -1,4 +1,4 @@
-"""Sinks with a query of their own: they send what lands in their lane, and nobody waits for them."""
+"""Sinks with a query of their own: they send what lands in their outbox, and nobody waits for them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from router.config.loader import Loaded, load
 from router.config.models import Maintenance, Trigger
 from router.delta.lake import Lake
 from router.delta.maintenance import forget
-from router.engine.caretaker import Caretaker
-from router.engine.detached import detached_lanes
 from router.engine.ledger import last
+from router.engine.maintenance import TableMaintenance
+from router.engine.outbox.detached import detached_outboxes
 from router.engine.stream import Options, run
 from router.registry import Registry, load_registry
 from router_demo.api import Api, Failure
@@ -39,7 +39,7 @@ routes:
     match: {{sql: "event.n IS NOT NULL"}}
     sinks: [{{delta: silver.all}}, {sink}]
 trigger: {{once: true}}
-lane_retention: {retention}
+outbox_retention: {retention}
 dead_letters: ops.dead
 """
 PATIENCE = 120
@@ -219,7 +219,7 @@ def test_a_run_can_be_stopped_while_a_sink_cannot_go_on(loft: Loft, running: Cal
     assert loft.booked()["pending"] == 0
 
 
-def test_a_lane_that_gains_columns_goes_on(loft: Loft) -> None:
+def test_an_outbox_that_gains_columns_goes_on(loft: Loft) -> None:
     """Without it a new field of an event stops what is sent for good."""
     loft.comes(1)
     loft.run()
@@ -230,40 +230,40 @@ def test_a_lane_that_gains_columns_goes_on(loft: Loft) -> None:
     assert loft.flown() == [1, 2]
 
 
-def test_a_lane_is_not_compacted_under_the_query_that_follows_it(loft: Loft) -> None:
+def test_an_outbox_is_not_compacted_under_the_query_that_follows_it(loft: Loft) -> None:
     """Without it rows that wait for a service for a week are deleted with the files they were compacted from."""
-    lanes = detached_lanes(loft.loaded().config)
-    care = Caretaker(loft.lake, lambda: loft.spark, (Maintenance(tables="*.*"),), lanes)
+    outboxes = detached_outboxes(loft.loaded().config)
+    care = TableMaintenance(loft.lake, lambda: loft.spark, (Maintenance(tables="*.*"),), outboxes)
 
-    assert lanes == {"lanes.games__all__pigeons"}
-    assert [care.plan(table) is None for table in ("lanes.games__all__pigeons", "silver.all")] == [True, False]
+    assert outboxes == {"outbox.games__all__pigeons"}
+    assert [care.plan(table) is None for table in ("outbox.games__all__pigeons", "silver.all")] == [True, False]
 
 
-def test_a_lane_that_forgot_goes_on(loft: Loft) -> None:
-    """Without it the rows that a lane deletes come once more, or stop its query."""
+def test_an_outbox_that_forgot_goes_on(loft: Loft) -> None:
+    """Without it the rows that an outbox deletes come once more, or stop its query."""
     loft.comes(1)
     loft.run()
     loft.comes(2)
     loft.run()
-    lane = loft.lake.open("lanes.games__all__pigeons")
-    assert lane is not None
+    outbox = loft.lake.open("outbox.games__all__pigeons")
+    assert outbox is not None
 
-    gone = forget(loft.lake, "lanes.games__all__pigeons", datetime.now(timezone.utc), lane.version())
+    gone = forget(loft.lake, "outbox.games__all__pigeons", datetime.now(timezone.utc), outbox.version())
     loft.comes(3)
     loft.run()
 
     assert gone == 2
-    assert [row["n"] for row in loft.rows("lanes.games__all__pigeons")] == [3]
+    assert [row["n"] for row in loft.rows("outbox.games__all__pigeons")] == [3]
     assert loft.flown() == [1, 2, 3]
 
 
-def test_a_lane_forgets_when_a_run_ends(loft: Loft) -> None:
-    """Without it the lane of a nightly run, which never lasts an hour, keeps every row there ever was."""
+def test_an_outbox_forgets_when_a_run_ends(loft: Loft) -> None:
+    """Without it the outbox of a nightly run, which never lasts an hour, keeps every row there ever was."""
     for n in (1, 2, 3):
         loft.comes(n)
         loft.run(retention="1 ms")
 
-    left = [row["n"] for row in loft.rows("lanes.games__all__pigeons")]
+    left = [row["n"] for row in loft.rows("outbox.games__all__pigeons")]
     assert 1 not in left
     assert loft.flown() == [1, 2, 3]
 
@@ -275,7 +275,7 @@ def test_a_lost_checkpoint_does_not_send_all_again(loft: Loft) -> None:
     kept = loft.folder / "lake/_router/games/detached"
     kept.rename(kept.with_name("lost"))
 
-    with pytest.raises(StartError, match=r"2 rows of its lane were sent before"):
+    with pytest.raises(StartError, match=r"2 rows of its outbox were sent before"):
         loft.run()
     assert loft.flown() == [1, 2]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.engine import scenarios
-from tests.engine.conftest import ENGINES
+from tests.engine.conftest import COMMITS
 from tests.engine.parts import copied
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def named(scenario: scenarios.Scenario) -> str:
 @pytest.fixture(params=scenarios.ALL, ids=named)
 def both(request: pytest.FixtureRequest, played: Callable[..., Query]) -> tuple[Query, Query]:
     """Play a scenario with both engines."""
-    return played(request.param, "arrow"), played(request.param, "spark")
+    return played(request.param, "auto"), played(request.param, "spark")
 
 
 def test_both_engines_make_the_same_tables(both: tuple[Query, Query]) -> None:
@@ -90,10 +90,10 @@ def landed(i: int) -> dict[str, Any]:
     return {name: rules.get(name, lambda value: value)(value) for name, value in sent.items() if value is not None}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_values_arrive_as_they_were_sent(played: Callable[..., Query], engine: str) -> None:
+@pytest.mark.parametrize("commit", COMMITS)
+def test_values_arrive_as_they_were_sent(played: Callable[..., Query], commit: str) -> None:
     """Without it both engines make the same mistake: another time zone, a rounded decimal, a lost null."""
-    query, checked = played(scenarios.garbage, engine), 0
+    query, checked = played(scenarios.garbage, commit), 0
     for table in ("silver.poker", "silver.rummy", "silver.uno", "silver.hearts"):
         for row in query.rows(table):
             if row["gamer"] != "g":  # one of the odd names
@@ -104,10 +104,10 @@ def test_values_arrive_as_they_were_sent(played: Callable[..., Query], engine: s
     assert checked > 40
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_dead_letter_is_the_record_as_received(played: Callable[..., Query], engine: str) -> None:
+@pytest.mark.parametrize("commit", COMMITS)
+def test_a_dead_letter_is_the_record_as_received(played: Callable[..., Query], commit: str) -> None:
     """Without it what was refused cannot be looked at, corrected and sent again."""
-    query = played(scenarios.garbage, engine)
+    query = played(scenarios.garbage, commit)
     sent = {(r["partition"], r["offset"]): r for taken in query.taken.values() for r in taken.to_pylist()}
     for letter in query.rows("ops.dead"):
         record = sent[letter["partition"], letter["offset"]]

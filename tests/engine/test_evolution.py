@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.engine import scenarios
-from tests.engine.conftest import ENGINES
+from tests.engine.conftest import COMMITS
 from tests.engine.scenarios import HUGE
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from tests.engine.query import Query
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=COMMITS)
 def evolved(request: pytest.FixtureRequest, played: Callable[..., Query]) -> Query:
     """Return the query after all changes."""
     return played(scenarios.evolution, request.param)
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=COMMITS)
 def shared(request: pytest.FixtureRequest, played: Callable[..., Query]) -> Query:
     """Return the query whose two routes share a table."""
     return played(scenarios.shared, request.param)
@@ -173,10 +173,10 @@ def test_routes_that_share_a_table_judge_their_own_rows(shared: Query) -> None:
     )
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_sink_makes_no_more_tables_than_it_may(played: Callable[..., Query], engine: str) -> None:
+@pytest.mark.parametrize("commit", COMMITS)
+def test_a_sink_makes_no_more_tables_than_it_may(played: Callable[..., Query], commit: str) -> None:
     """Without it a field that was taken for a name makes a million tables, or a restart forgets the limit."""
-    query = played(scenarios.cap, engine)
+    query = played(scenarios.cap, commit)
 
     assert query.tables() == ["ops.dead", "ops.ledger", "silver.a", "silver.c", "silver.d", "silver.every_game"]
     assert {table: query.content(table).num_rows for table in query.tables() if table[-2] == "."} == {

@@ -13,12 +13,12 @@ from deltalake import DeltaTable, write_deltalake
 from router import TableError
 from router.cli import commands
 from router.config.loader import load
-from router.delta import choice
+from router.delta import upsert as module
 from router.delta.lake import Lake
 from router.delta.upsert import Upsert, upsert
 from router.engine.explain import explain
-from router.engine.pending import Pending, PendingRows
-from router.keyed import Keyed
+from router.engine.merge.backlog import Pending, PendingRows
+from router.merging import Keyed
 from router.registry import load_registry
 from tests.delta.model import Record, lane
 
@@ -106,12 +106,12 @@ def test_a_large_table_is_sparks(lake: Lake, monkeypatch: pytest.MonkeyPatch) ->
     """Without it one task has to write a table of any size anew."""
     write_deltalake(lake.address("silver.a"), pa.table({"k": ["a"] * 1000}))
     table, keyed = lake.open("silver.a"), Keyed(("k",))
-    size = choice.stored(table) if table else 0
+    size = module.stored(table) if table else 0
     chosen: dict[Any, str] = {}
     for limit in (size, size - 1):
-        monkeypatch.setattr(choice, "LARGE", limit)
+        monkeypatch.setattr(module, "LARGE", limit)
         for engine in ("auto", "arrow", "spark"):
-            chosen[limit == size, engine] = choice.choice(table, replace(keyed, engine=engine)).engine
+            chosen[limit == size, engine] = module.choice(table, replace(keyed, engine=engine)).engine
 
     assert chosen == {
         **{(True, "auto"): "arrow", (True, "arrow"): "arrow", (True, "spark"): "spark"},

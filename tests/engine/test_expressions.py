@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from router.engine.expressions import Untranslatable, evaluate, translate
+from router.engine.label.expressions import Untranslatable, evaluate, translate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,7 +76,7 @@ def test_a_translated_expression_has_the_value_that_spark_gives_it(spark: SparkS
 
     (node,) = translate(frame, [F.expr(text)])
     columns = {name: ROWS.column(name).combine_chunks() for name in ROWS.column_names}
-    found = evaluate(node, columns, len(ROWS))
+    found, _ = evaluate(node, columns, len(ROWS))
 
     found.validate(full=True)
     assert shown(found.to_pylist()) == shown(expected)

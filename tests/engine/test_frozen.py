@@ -9,33 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import functions as F
 
 from router import BatchError
-from router.config.models import Landing, Route
-from router.delta.narrowing import narrowed, within
-from router.delta.schema import merge
-from router.engine import ruled
+from router.config.models import Route
+from router.delta.casting import narrowed, within
+from router.delta.schema_diff import merge
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Delta, Tables
 from tests.engine.query import Query, records
-from tests.engine.test_fuse import fuses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
-
     from tests.engine.conftest import MakeQuery
 
 WAYS = {
-    "one stage": {"engine": "arrow", "landing": Landing(fuse=True)},
-    "two stages": {"engine": "arrow", "landing": Landing(fuse=False)},
-    "spark": {"engine": "spark"},
+    "auto": {"commit": "auto"},
+    "spark": {"commit": "spark"},
 }
-EACH = [pytest.param(way, marks=[] if way == "one stage" else [pytest.mark.slow]) for way in WAYS]
+EACH = [pytest.param(way, marks=[] if way == "auto" else [pytest.mark.slow]) for way in WAYS]
 NARROW = "game string, id int, inner struct<x: int>, rounds array<struct<n: int>>"
 WIDE = (
     "game string, id bigint, bonus double, inner struct<x: int, z: string>, rounds array<struct<n: int, card: string>>"
@@ -60,7 +54,6 @@ def frozen(make_query: MakeQuery, tmp_path_factory: pytest.TempPathFactory) -> C
     @cache
     def frozen(way: str) -> Query:
         found = query(make_query, tmp_path_factory.mktemp("frozen"), way, evolution="freeze")
-        assert fuses(found) == (way != "two stages")
         found.take(records([
             {"game": "old", "id": 2, "bonus": 0.5},
             {"game": "old", "id": 3, "inner": {"x": 3, "z": "new"}},
@@ -124,7 +117,7 @@ def test_a_change_that_is_to_fail_commits_nothing(make_query: MakeQuery, tmp_pat
 
 def test_what_is_left_out_is_said_once(make_query: MakeQuery, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Without it a frozen table loses fields in silence, or fills the log."""
-    found = query(make_query, tmp_path, "one stage", evolution="freeze")
+    found = query(make_query, tmp_path, "auto", evolution="freeze")
     with caplog.at_level(logging.WARNING):
         for first in (100, 200):
             found.take(records([{"game": "old", "id": 2, "bonus": 0.5}], first=first))
@@ -182,28 +175,6 @@ def test_narrowing_says_which_rows_lose_or_do_not_fit() -> None:
                 assert found.array[row] == pa.array([value], come).cast(come)[0].cast(have) or str(value) == "nan"
             elif column != name:
                 assert not found.array[row].is_valid
-
-
-def test_spark_narrows_alike(spark: SparkSession) -> None:
-    """Without it a change of the engine changes what a frozen table takes."""
-    frame, batch = spark.createDataFrame(wide_rows()), wide_rows().combine_chunks().to_batches()[0]
-    columns = [F.col("row")]
-    for name in KINDS.names:
-        value, come, kind = F.col(name), WIDER.field(name).type, within(KINDS.field(name).type, WIDER.field(name).type)
-        columns += [
-            F.coalesce(ruled.lost(value, come, kind, blank=False), F.lit(False)).alias(f"{name} lost"),
-            F.coalesce(ruled.unfit(value, come, kind), F.lit(False)).alias(f"{name} unfit"),
-            ruled.narrowed(value, come, kind).alias(name),
-        ]
-    rows = frame.select(columns).orderBy("row").toArrow()
-
-    for name in KINDS.names:
-        found = narrowed(batch.column(name), within(KINDS.field(name).type, WIDER.field(name).type))
-        assert rows.column(f"{name} lost").to_pylist() == found.lost.tolist(), name
-        assert rows.column(f"{name} unfit").to_pylist() == found.unfit.tolist(), name
-        if pa.types.is_nested(found.array.type):
-            fits = ~found.unfit
-            assert repr(rows.column(name).filter(fits).to_pylist()) == repr(found.array.filter(fits).to_pylist())
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import fastavro
 import pytest
 from google.protobuf import message_factory
+from router.engine.opening import opened
 
 from router import Sink, StartError
 from router.config.loader import load
 from router.config.models import Route
-from router.engine.opening import opened
 from router.engine.stream import Options, run
 from router.registry import load_registry
 from router.testing import check_applying_sink
@@ -27,7 +27,7 @@ from router_schemas.connection import Registry
 from router_schemas.protobuf.compile import descriptors
 from router_schemas.protobuf.messages import message_of
 from router_schemas.records import Closed
-from tests.engine.conftest import ENGINES
+from tests.engine.conftest import COMMITS
 from tests.engine.parts import Events, Where
 from tests.engine.query import records
 from tests.sinks.topic import read_topic, topics_of
@@ -56,7 +56,7 @@ def begin(request: pytest.FixtureRequest, make_query: Any, spark: SparkSession, 
     def begin(match: str = "event.n >= 0", select: tuple[str, ...] = ("event.*",), **options: Any) -> Query:
         sink = load_registry().resolve(Sink, {"kafka": options})
         route = Route(name="bets", match=Where(sql=match), select=select, sinks=(sink,))
-        query = make_query(tmp_path, engine=getattr(request, "param", "arrow"), decode=Events(ddl=DDL), routes=(route,))
+        query = make_query(tmp_path, commit=getattr(request, "param", "auto"), decode=Events(ddl=DDL), routes=(route,))
         return query.restarted(routes=opened(query.config, spark, tmp_path).routes)
 
     return begin
@@ -72,7 +72,7 @@ def topic(request: pytest.FixtureRequest) -> str:
     return topic_of(request)
 
 
-@pytest.mark.parametrize("begin", ENGINES, indirect=True)
+@pytest.mark.parametrize("begin", COMMITS, indirect=True)
 def test_events_are_sent_by_name_key_and_headers(begin: Begin, broker: EmbeddedKafka, topic: str) -> None:
     """Without it events reach other topics, other partitions, or consumers that cannot tell a repetition."""
     for game in ("uno", "poker"):
@@ -166,7 +166,7 @@ def test_protobuf_is_registered_and_read_by_others(
     assert found[0].at.ToJsonString() == "2026-01-01T12:00:00.123456Z"
 
 
-@pytest.mark.parametrize("begin", ENGINES, indirect=True)
+@pytest.mark.parametrize("begin", COMMITS, indirect=True)
 def test_what_is_refused_is_a_dead_letter(begin: Begin, broker: EmbeddedKafka, topic: str) -> None:
     """Without it one bad row stops the stream, or is lost."""
     broker.create_topic(f"{topic}-uno", config={"max.message.bytes": "50000"})

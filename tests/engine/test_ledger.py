@@ -12,7 +12,7 @@ from router import BatchError
 from router.config.models import Route
 from router.engine.balance import imbalances
 from tests.engine import scenarios
-from tests.engine.conftest import ENGINES
+from tests.engine.conftest import COMMITS
 from tests.engine.parts import Events, Fixed, Where, copied
 from tests.engine.query import records
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 OF_A_SINK = {"name", "schema"}
 
 
-def by_engine(chosen: list[scenarios.Scenario]) -> list[Any]:
-    return [pytest.param((s, engine), id=f"{s.__name__}-{engine}") for s in chosen for engine in ENGINES]
+def by_commit(chosen: list[scenarios.Scenario]) -> list[Any]:
+    return [pytest.param((s, commit), id=f"{s.__name__}-{commit}") for s in chosen for commit in COMMITS]
 
 
-@pytest.fixture(params=by_engine(scenarios.ALL))
+@pytest.fixture(params=by_commit(scenarios.ALL))
 def query(request: pytest.FixtureRequest, played: Callable[..., Query]) -> Query:
     """Return a played query."""
     return played(*request.param)
@@ -87,7 +87,7 @@ def test_what_landed_is_in_the_tables(query: Query) -> None:
         )
 
 
-@pytest.mark.parametrize("query", by_engine(scenarios.APPLYING), indirect=True)
+@pytest.mark.parametrize("query", by_commit(scenarios.APPLYING), indirect=True)
 def test_what_a_sink_applied_is_booked(query: Query) -> None:
     """Without it nobody knows whether a service got its rows."""
     booked = [row for row in ledger(query) if row["applied"] is not None]
@@ -120,16 +120,16 @@ def test_reports_say_what_the_ledger_says(query: Query) -> None:
 
 def test_warnings_are_counted_and_the_rows_land(played: Callable[..., Query]) -> None:
     """Without it `warn` is silent."""
-    route = played(scenarios.garbage, "arrow").reports[0].routes["games"]
+    route = played(scenarios.garbage, "auto").reports[0].routes["games"]
 
     assert route["warned sane"] > 0
     assert route["warned shares"] > route["warned sane"]  # 10 / 0 raises, which is a violation
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_an_empty_batch_is_in_the_ledger_and_nowhere_else(played: Callable[..., Query], engine: str) -> None:
+@pytest.mark.parametrize("commit", COMMITS)
+def test_an_empty_batch_is_in_the_ledger_and_nowhere_else(played: Callable[..., Query], commit: str) -> None:
     """Without it a batch without records stops the stream, or leaves a version in 200 tables."""
-    query = played(scenarios.garbage, engine)
+    query = played(scenarios.garbage, commit)
     (row,) = [row for row in ledger(query) if row["batch_id"] == 2]
 
     assert (row["read"], row["topic"], row["partition"], row["route"]) == (0, None, None, None)
@@ -142,11 +142,11 @@ def doctored(partition: Partition, kind: str) -> Partition:
     return replace(partition, **{kind: value + 1 if isinstance(value, int) else {**value, next(iter(value)): 99}})
 
 
-@pytest.mark.parametrize("kind", ["read", "failed", "bare", "matched", "refused", "dropped", "landed", "turned"])
+@pytest.mark.parametrize("kind", ["read", "failed", "bare", "matched", "refused", "dropped", "landed", "rejected"])
 def test_a_count_that_is_off_by_one_is_found(played: Callable[..., Query], kind: str) -> None:
     """Without it a bug that loses rows is found by a user."""
-    query = played(scenarios.garbage, "arrow")
-    manifest, layout = query.shelf.read(0), query.batches.planner.made[1].layout
+    query = played(scenarios.garbage, "auto")
+    manifest, layout = query.store.manifest(0), query.batches.planner.stages.labelling.layout
     assert manifest is not None
     first, *others = manifest.partitions
     files = [file for work in manifest.commits for file in work.files]
@@ -159,8 +159,8 @@ def test_a_count_that_is_off_by_one_is_found(played: Callable[..., Query], kind:
 @pytest.mark.parametrize("more", [1, -1], ids=["a row too many", "a row too few"])
 def test_a_file_that_is_off_by_one_is_found(played: Callable[..., Query], target: str, more: int) -> None:
     """Without it a row that did not reach its file is lost."""
-    query = played(scenarios.garbage, "arrow")
-    manifest, layout = query.shelf.read(0), query.batches.planner.made[1].layout
+    query = played(scenarios.garbage, "auto")
+    manifest, layout = query.store.manifest(0), query.batches.planner.stages.labelling.layout
     assert manifest is not None
     files = [file for work in manifest.commits for file in work.files]
     at = next(i for i, file in enumerate(files) if file.target == target)
@@ -181,17 +181,17 @@ class Doubtful(Events):
         return super().decode(raw).withColumn("_error", F.lit("who knows"))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("commit", COMMITS)
 def test_a_batch_that_does_not_balance_stops_before_anything_is_committed(
-    make_query: Callable[..., Query], tmp_path: Path, engine: str
+    make_query: Callable[..., Query], tmp_path: Path, commit: str
 ) -> None:
     """Without it a broken decoder fills tables with rows that are dead letters as well."""
     route = Route(name="all", match=Where(sql="true"), sinks=(Fixed(name="silver.t"),))
-    query = make_query(tmp_path, engine=engine, decode=Doubtful(ddl="n int"), bronze="bronze.all", routes=(route,))
+    query = make_query(tmp_path, commit=commit, decode=Doubtful(ddl="n int"), bronze="bronze.all", routes=(route,))
 
     with pytest.raises(BatchError) as caught:
         query.take(records([{"n": 1}, {"n": 2}]))
 
     assert (caught.value.query, caught.value.batch) == ("games", 0)
     assert query.tables() == []
-    assert query.shelf.read(0) is None
+    assert query.store.manifest(0) is None

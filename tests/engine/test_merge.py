@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.engine.decide import BURIED, DELETION, LETTER, REPORT, STATE, TOLD, Question, answers
-from router.engine.layout import DEAD_SCHEMA
-from router.engine.merge import Job, Outcomes, tables, task
-from router.engine.write import Landing
-from router.keyed import Keyed
+from router.engine.label.layout import DEAD_SCHEMA
+from router.engine.land.parquet_writer import Staging
+from router.engine.merge.delta_rs import Job, Outcomes, tables, task
+from router.engine.merge.delta_spark import BURIED, DELETION, LETTER, REPORT, STATE, TOLD, Question, answers
+from router.merging import Keyed
 from tests.delta.model import Record, lane
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def rows(*records: tuple[str, Record]) -> pa.Table:
 @pytest.fixture
 def job(lake: Lake) -> Job:
     """Return the job of a batch."""
-    landing = Landing(lake, file_bytes=1 << 30, buffer_bytes=1 << 30)
-    return Job(landing, KEYED, "games:run/route/upsert", 0, "route", "upsert", "ops.dead", {"router.batch": "0"})
+    staging = Staging(lake, file_bytes=1 << 30, buffer_bytes=1 << 30)
+    return Job(staging, KEYED, "games:run/route/upsert", 0, "route", "upsert", "ops.dead", {"router.batch": "0"})
 
 
 def done(job: Job, given: pa.Table) -> Outcomes:

@@ -8,8 +8,8 @@ import pytest
 
 from router import ApplyingSink, Batch, Opening, Outcome, SinkError, StartError, TableError
 from router.config.models import Config, Route
-from router.engine.opening import opened
-from router.engine.outage import passing
+from router.engine.outbox.apply import opened
+from router.engine.retryable_errors import passing
 from tests.engine.parts import Copy, Events, Fixed, Where
 from tests.engine.query import SOURCE
 

@@ -1,4 +1,4 @@
-"""Rows that would change their table wait in a lane until somebody approves, and land exactly once then."""
+"""Rows that would change their table wait in a quarantine until somebody approves, and land exactly once then."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from click.testing import CliRunner
 import router.cli
 from router.config.loader import load
 from router.config.models import Route
-from router.engine import ledger, release, waiting
+from router.engine import ledger, quarantine
+from router.engine.checkpoint_store import CheckpointStore
 from router.engine.stream import run
 from router.registry import load_registry
 from router_decoders import Json
@@ -21,7 +22,6 @@ from router_sinks import Delta, Tables
 from tests.engine.query import Query, records
 from tests.engine.test_engines import multiset
 from tests.engine.test_frozen import EACH, HUGE, NARROW, OLD, WAYS, WIDE
-from tests.engine.test_fuse import fuses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.engine.conftest import MakeQuery
 
 WIDER = f"{WIDE}, extra string"
-LANE = "lanes.games__all__tables"
+QUARANTINE = "quarantine.games__all__tables"
 NEW = [
     {"game": "old", "id": 2},
     {"game": "old", "id": 3, "inner": {"x": 3, "z": "new"}},
@@ -50,18 +50,17 @@ def begun(make_query: MakeQuery, folder: Path, way: str) -> Query:
     query = make_query(folder, decode=Json(schema=NARROW), routes=(route,), **WAYS[way])
     query.take(records([OLD]))
     query = query.restarted(decode=Json(schema=WIDER))
-    assert fuses(query) == (way != "two stages")
     query.take(records(NEW, first=100))
     return query
 
 
-def told(query: Query) -> list[waiting.Waiting]:
-    return waiting.waiting(query.config, query.lake)
+def told(query: Query) -> list[quarantine.Waiting]:
+    return quarantine.waiting(query.config, query.lake)
 
 
 def approve(query: Query) -> None:
     for found in told(query):
-        waiting.approve(query.shelf.place, found)
+        quarantine.approve(query.store, found)
 
 
 def ids(query: Query, table: str = "silver.old") -> list[Any]:
@@ -112,7 +111,11 @@ def test_what_waits_is_told_before_it_is_approved(stages: Callable[[str], dict[s
     """Without it somebody approves what nobody has seen."""
     (first,), (later,) = stages(way)["told"], stages(way)["told later"]
 
-    assert (first.place, first.rows, first.lane) == (waiting.Place("all", "tables", "silver.old"), 4, LANE)
+    assert (first.place, first.rows, first.quarantine) == (
+        quarantine.Place("all", "tables", "silver.old"),
+        4,
+        QUARANTINE,
+    )
     assert {column.name for column in first.change.added} == {"bonus", "inner", "rounds"}
     assert {column.name: column.type for column in first.change.widened} == {"id": pa.int64()}
     assert first.since is not None
@@ -139,19 +142,19 @@ def test_the_ledger_says_what_waits_and_what_was_released(stages: Callable[[str]
     """Without it a row that waits is a row that is missing."""
     query = stages(way)["query"]
     mine = [row for row in query.rows("ops.ledger") if row["sink"] == "tables"]
-    sums = {name: sum(row[name] or 0 for row in mine) for name in ("matched", "landed", "waiting", "released")}
+    sums = {name: sum(row[name] or 0 for row in mine) for name in ("matched", "landed", "quarantined", "released")}
 
-    assert sums == {"matched": 11, "landed": 4, "waiting": 7, "released": 7}
+    assert sums == {"matched": 11, "landed": 4, "quarantined": 7, "released": 7}
     assert [row["released"] for row in mine if row["released"]] in ([5, 2], [2, 5])
-    assert [report.routes["all"]["waiting"] for report in query.reports] == [0, 4, 1, 1, 1]
+    assert [report.routes["all"]["quarantined"] for report in query.reports] == [0, 4, 1, 1, 1]
     assert len(query.rows("silver.old")) + len(query.rows("silver.fresh")) == sums["landed"] + sums["released"]
 
 
 @pytest.mark.parametrize("way", EACH[1:])
 def test_all_ways_make_the_same_tables(stages: Callable[[str], dict[str, Any]], way: str) -> None:
     """Without it a change of the engine changes who waits."""
-    one, other = stages("one stage")["query"], stages(way)["query"]
-    for table in ("silver.old", "silver.fresh", "gold.all", "ops.ledger", LANE):
+    one, other = stages("auto")["query"], stages(way)["query"]
+    for table in ("silver.old", "silver.fresh", "gold.all", "ops.ledger", QUARANTINE):
         assert multiset(one, table) == multiset(other, table), table
 
 
@@ -164,14 +167,14 @@ def killed(*_: Any, **__: Any) -> None:
 
 
 STEPS = {
-    "before it is decided": (release, "write"),
-    "before the rows are in": (release._Waited, "append"),
+    "before it is decided": (quarantine, "write"),
+    "before the rows are in": (quarantine._Waited, "commit"),
     "when the rows are in": (ledger, "append"),
-    "when the ledger has it": (release.Release, "_done"),
+    "when the ledger has it": (CheckpointStore, "delete"),
 }
 
 
-@pytest.mark.parametrize("way", ["one stage", pytest.param("spark", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["auto", pytest.param("spark", marks=pytest.mark.slow)])
 def test_a_release_that_is_killed_again_and_again_is_done_once(
     make_query: MakeQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -184,11 +187,11 @@ def test_a_release_that_is_killed_again_and_again_is_done_once(
             patched.setattr(owner, name, killed)
             with pytest.raises(Killed):
                 again.idle()
-        assert len(waiting.approvals(query.shelf.place)) == 1, where
+        assert len(quarantine.approvals(query.store)) == 1, where
     query = query.restarted()
     query.again(1)
 
-    assert waiting.approvals(query.shelf.place) == []
+    assert quarantine.approvals(query.store) == []
     assert ids(query) == [1, 2, 3, 4, 6, HUGE]
     assert [row["released"] for row in query.rows("ops.ledger") if row["released"]] == [4]
     assert told(query) == []
@@ -207,7 +210,7 @@ def test_nothing_is_released_while_a_batch_is_half_done(make_query: MakeQuery, t
     with pytest.raises(Killed):
         query.take(records([{"game": "old", "id": 7, "bonus": 7.5}], first=200))
     query = query.restarted()
-    query.shelf.place.write("spark/metadata", b'{"id": "run-1"}')
+    query.store.checkpoint.write("spark/metadata", b'{"id": "run-1"}')
 
     assert query.batches.release.idle() == set()
     query.again(2)
@@ -254,7 +257,7 @@ def test_an_approval_is_carried_out_at_the_next_start(spark: SparkSession, tmp_p
     assert "(approved)" in command("--show")
 
     assert start("n int, b string") == []
-    table = waiting.Place("all", "delta", "silver.all")
+    table = quarantine.Place("all", "delta", "silver.all")
     lake = Query(load(config, registry, environ={}).config, spark).lake
     assert lake.open(table.table).to_pyarrow_table().sort_by("n").to_pylist() == [
         {"n": 1, "b": None},

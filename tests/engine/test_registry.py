@@ -11,11 +11,11 @@ import fastavro
 import pytest
 from google.protobuf import message_factory
 from google.protobuf.json_format import ParseDict
+from router.engine.memory import Kept
+from router.engine.waiting import approve, waiting
 
 from router import Preparation
 from router.config.models import Route
-from router.engine.memory import Kept
-from router.engine.waiting import approve, waiting
 from router.testing import check_decoder
 from router_decoders import Avro, Protobuf
 from router_rules import Schema
@@ -113,7 +113,7 @@ def begin(request: pytest.FixtureRequest, make_query: MakeQuery, tmp_path: Path,
 
     def begin(decoder: Decoder) -> Query:
         return make_query(
-            tmp_path, engine=request.param, decode=decoder, bronze="bronze.events", routes=(games, schema)
+            tmp_path, commit=request.param, decode=decoder, bronze="bronze.events", routes=(games, schema)
         )
 
     return begin

@@ -11,9 +11,9 @@ from pyspark.sql.types import StructType
 
 from router import RAW_SCHEMA, BatchError
 from router.config.models import Expectation, Route
-from router.engine.commit import Committer
+from router.engine.commit.committers import Committers
 from tests.engine import scenarios
-from tests.engine.conftest import ENGINES
+from tests.engine.conftest import COMMITS
 from tests.engine.parts import Copy, Events, Fixed, Named, Where, copied
 from tests.engine.query import Query, records
 
@@ -46,11 +46,11 @@ def state(query: Query) -> tuple[dict[str, int], dict[str, Counter[str]]]:
     return query.versions(), {table: Counter(map(repr, query.rows(table))) for table in query.tables()}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("commit", COMMITS)
 @pytest.mark.parametrize("batch", [0, 1, 3])
-def test_a_batch_that_runs_again_changes_nothing(played: Callable[..., Query], engine: str, batch: int) -> None:
+def test_a_batch_that_runs_again_changes_nothing(played: Callable[..., Query], commit: str, batch: int) -> None:
     """Without it a crash between the last commit and Spark's own doubles a batch."""
-    query = played(scenarios.garbage, engine)
+    query = played(scenarios.garbage, commit)
     before, copies = state(query), copied(query.folder / "copy")
 
     report = query.restarted().again(batch)
@@ -62,7 +62,7 @@ def test_a_batch_that_runs_again_changes_nothing(played: Callable[..., Query], e
 
 def test_a_finished_batch_does_not_read_the_source(played: Callable[..., Query], poisoned: DataFrame) -> None:
     """Without it a replay depends on records that the topic may have deleted since."""
-    query = played(scenarios.garbage, "arrow")
+    query = played(scenarios.garbage, "auto")
     before = state(query)
 
     query.restarted().again(0, poisoned)
@@ -135,7 +135,7 @@ def test_a_batch_that_was_cut_off_ends_as_if_it_had_not_been(
     query.batches.watch = kill
     with pytest.raises(Killed):
         query.take(EVENTS)
-    decided = query.shelf.read(0) is not None
+    decided = query.store.manifest(0) is not None
     assert decided == ((step, finished) not in UNDECIDED)
 
     query.restarted().again(0, poisoned if decided else None)
@@ -164,10 +164,10 @@ def test_half_of_the_commits_are_completed(
     query.batches.watch = kill
     with pytest.raises(Killed):
         query.take(EVENTS)
-    manifest = query.shelf.read(0)
+    manifest = query.store.manifest(0)
     assert manifest is not None
     assert query.tables() == []
-    assert Committer(query.lake, spark).commit(manifest.commits[:made], {}, {}) == made
+    assert Committers(query.lake, spark).commit(manifest.commits[:made], {}, {}) == made
 
     query.restarted().again(0, poisoned)
 

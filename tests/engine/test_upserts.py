@@ -21,7 +21,7 @@ from router.config.models import Route
 from router_decoders import Json
 from router_decoders.keyed import Keyed
 from router_sinks import Delta, Upsert
-from tests.engine.conftest import EITHER, ENGINES
+from tests.engine.conftest import COMMITS, EITHER
 from tests.engine.parts import Where
 from tests.engine.query import BEGIN, RAW
 
@@ -64,9 +64,9 @@ def route(*sinks: Any, sql: str = "event.game IS NOT NULL") -> tuple[Route, ...]
     return (Route(name="profiles", match=Where(sql=sql), sinks=sinks),)
 
 
-def latest(make_query: Any, folder: Path, engine: str) -> Query:
+def latest(make_query: Any, folder: Path, commit: str) -> Query:
     """Play two batches of profiles: tombstones, late records, rows without their key."""
-    query = make_query(folder, engine=engine, decode=DECODE, bronze="bronze.all", routes=route(LATEST))
+    query = make_query(folder, commit=commit, decode=DECODE, bronze="bronze.all", routes=route(LATEST))
     query.take(
         raw(
             event("uno", "a", 1), event("uno", "b", 1), event("poker", "a", 7), event("uno", "a", 2), b"garbage",
@@ -125,7 +125,7 @@ def test_every_record_is_counted(played_latest: Query) -> None:
 @pytest.mark.slow
 def test_both_engines_make_the_same_tables(played: Any) -> None:
     """Without it a table changes when it is handed to the other engine."""
-    one, other = (played(latest, engine) for engine in ENGINES)
+    one, other = (played(latest, commit) for commit in COMMITS)
     tables = [table for table in one.tables() if table.startswith("silver.")]
 
     assert [table for table in other.tables() if table.startswith("silver.")] == tables
@@ -135,10 +135,10 @@ def test_both_engines_make_the_same_tables(played: Any) -> None:
         assert other.rows(table, *names) == one.rows(table, *names)
 
 
-@pytest.mark.parametrize("engine", EITHER)
-def test_a_batch_again_changes_nothing(make_query: Any, tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("commit", EITHER)
+def test_a_batch_again_changes_nothing(make_query: Any, tmp_path: Path, commit: str) -> None:
     """Without it a crash after the merge doubles dead letters, or undoes what came since."""
-    query = latest(make_query, tmp_path, engine)
+    query = latest(make_query, tmp_path, commit)
     before = query.versions()
     for path in Path(query.config.checkpoint_path()).rglob("*.applied.json"):
         path.unlink()  # as if the process had died before it noted that the sink had finished
@@ -150,11 +150,11 @@ def test_a_batch_again_changes_nothing(make_query: Any, tmp_path: Path, engine: 
     assert again.versions() == before
 
 
-@pytest.mark.parametrize("engine", EITHER)
-def test_a_late_record_never_wins(make_query: Any, tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("commit", EITHER)
+def test_a_late_record_never_wins(make_query: Any, tmp_path: Path, commit: str) -> None:
     """Without it what was held up for a batch undoes a newer state, or a deletion."""
     sink = Upsert(table="silver.p", keys=["event.gamer"], newest_by=["event.at"], delete_when="event.gone")
-    query = make_query(tmp_path, engine=engine, decode=Json(schema=DDL), routes=route(sink))
+    query = make_query(tmp_path, commit=commit, decode=Json(schema=DDL), routes=route(sink))
     query.take(raw(event("uno", "a", 1, at=5), event("uno", "b", 1, at=5), event("uno", "c", 1)))
     query.take(raw(event("uno", "b", 2, at=7, gone=True), event("uno", "c", 2), first=3))
     query.take(raw(event("uno", "a", 9, at=4), event("uno", "b", 9, at=6), event("uno", "d", 9, at=0), first=5))
@@ -166,8 +166,8 @@ def test_a_late_record_never_wins(make_query: Any, tmp_path: Path, engine: str) 
     ]
 
 
-@pytest.mark.parametrize("engine", EITHER)
-def test_a_history_and_a_flag(make_query: Any, tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("commit", EITHER)
+def test_a_history_and_a_flag(make_query: Any, tmp_path: Path, commit: str) -> None:
     """Without it the options that keep what was are silently the same as those that do not."""
     keys = ["event.gamer"]
     sinks = (
@@ -176,7 +176,7 @@ def test_a_history_and_a_flag(make_query: Any, tmp_path: Path, engine: str) -> N
         Upsert(table="silver.some", keys=keys, columns=["event.level"]),
         Upsert(table="silver.firsts", keys=keys, when_matched="ignore"),
     )
-    query = make_query(tmp_path, engine=engine, decode=Json(schema=DDL), routes=route(*sinks))
+    query = make_query(tmp_path, commit=commit, decode=Json(schema=DDL), routes=route(*sinks))
     query.take(raw(event("uno", "a", 1, at=1), event("uno", "b", 1, at=1)))
     query.take(raw(event("poker", "a", 2, at=2), event("uno", "b", None, at=2, gone=True), first=2))
 
@@ -203,13 +203,13 @@ WRONG = {
 """What is the matter with tables, in the words of the log."""
 
 
-@pytest.mark.parametrize("engine", EITHER)
+@pytest.mark.parametrize("commit", EITHER)
 def test_rows_wait_for_tables_that_cannot_be_written(
-    make_query: Any, tmp_path: Path, engine: str, caplog: pytest.LogCaptureFixture
+    make_query: Any, tmp_path: Path, commit: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without it one table that somebody broke stops hundreds of others, nobody knows which it is, or rows are lost."""
     routes = route(LATEST, Upsert(table="silver.last", keys=["event.gamer"], tombstones=True))
-    query = make_query(tmp_path, engine=engine, decode=DECODE, routes=routes)
+    query = make_query(tmp_path, commit=commit, decode=DECODE, routes=routes)
     places = {table: Path(query.lake.address(table)) for table in WRONG}
     for table in ("silver.poker", "silver.last"):
         places[table].mkdir(parents=True)
@@ -283,11 +283,11 @@ def test_a_dropped_table_is_made_anew_where_that_is_wanted(make_query: Any, tmp_
     assert query.rows("silver.p", "gamer") == [{"gamer": "b"}]
 
 
-@pytest.mark.parametrize("engine", EITHER)
-def test_files_beyond_the_keys_of_a_batch_are_not_read(make_query: Any, tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("commit", EITHER)
+def test_files_beyond_the_keys_of_a_batch_are_not_read(make_query: Any, tmp_path: Path, commit: str) -> None:
     """Without it a change of one gamer reads, or writes anew, all gamers."""
     sink = Upsert(table="silver.p", keys=["event.gamer"])
-    query = make_query(tmp_path, engine=engine, decode=Json(schema=DDL), routes=route(sink))
+    query = make_query(tmp_path, commit=commit, decode=Json(schema=DDL), routes=route(sink))
     query.take(raw(*[event("uno", f"player-{n:02}", n) for n in range(20)]))
     query.take(raw(*[event("uno", f"player-{n:02}", n) for n in range(60, 80)], first=20))
     folder = Path(query.lake.address("silver.p"))
@@ -306,10 +306,10 @@ def test_files_beyond_the_keys_of_a_batch_are_not_read(make_query: Any, tmp_path
     assert len(query.rows("silver.p")) == 40
 
 
-@pytest.mark.parametrize("engine", EITHER)
-def test_a_type_becomes_wider_and_a_column_new(make_query: Any, tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("commit", EITHER)
+def test_a_type_becomes_wider_and_a_column_new(make_query: Any, tmp_path: Path, commit: str) -> None:
     """Without it the next version of the events stops the stream, or loses values."""
-    query = make_query(tmp_path, engine=engine, decode=Json(schema="game string, gamer string, n int"), routes=route(
+    query = make_query(tmp_path, commit=commit, decode=Json(schema="game string, gamer string, n int"), routes=route(
         Upsert(table="silver.p", keys=["event.gamer"])))  # fmt: skip
     query.take(raw({"game": "uno", "gamer": "a", "n": 1}, {"game": "uno", "gamer": "b", "n": 2}))
     query = query.restarted(decode=Json(schema="game string, gamer string, n bigint, bonus double"))
@@ -324,7 +324,7 @@ def test_a_type_becomes_wider_and_a_column_new(make_query: Any, tmp_path: Path, 
 
 
 TOLD = {
-    "arrow": [
+    "auto": [
         "delta-rs merges tables of up to 4 GiB that it may write, Delta on Spark the others",
         "Delta on Spark merges silver.p: it has checkConstraints",
     ],
@@ -332,13 +332,13 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize("engine", EITHER)
+@pytest.mark.parametrize("commit", EITHER)
 def test_a_check_of_the_table_is_kept(
-    make_query: Any, tmp_path: Path, engine: str, caplog: pytest.LogCaptureFixture
+    make_query: Any, tmp_path: Path, commit: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without it a row that the table forbids stops the batch, or is written; or a log is full of who writes what."""
     caplog.set_level(logging.INFO, "router")
-    query = make_query(tmp_path, engine=engine, decode=Json(schema=DDL), routes=route(
+    query = make_query(tmp_path, commit=commit, decode=Json(schema=DDL), routes=route(
         Upsert(table="silver.p", keys=["event.gamer"], delete_when="event.gone")))  # fmt: skip
     query.take(raw(event("uno", "a", 1)))
     query.spark.sql(f"ALTER TABLE delta.`{query.lake.address('silver.p')}` ADD CONSTRAINT low CHECK (level < 100)")
@@ -348,14 +348,14 @@ def test_a_check_of_the_table_is_kept(
     assert query.rows("silver.p", "gamer", "level") == [{"gamer": "a", "level": 1}, {"gamer": "b", "level": 98}]
     ((reason, offset),) = query.letters("reason", "offset", stage="apply")
     assert (offset, "low" in reason) == (1, True)
-    assert [line.split(": ", 1)[1] for line in caplog.messages if " merges " in line] == TOLD[engine]
+    assert [line.split(": ", 1)[1] for line in caplog.messages if " merges " in line] == TOLD[commit]
 
 
-@pytest.mark.parametrize("engine", EITHER)
-def test_a_table_that_must_not_change_stops_the_stream(make_query: Any, tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("commit", EITHER)
+def test_a_table_that_must_not_change_stops_the_stream(make_query: Any, tmp_path: Path, commit: str) -> None:
     """Without it `evolution: fail` waits for ever for something that nobody will mend."""
     sink = Upsert(table="silver.p", keys=["event.gamer"], evolution="fail")
-    query = make_query(tmp_path, engine=engine, decode=Json(schema="game string, gamer string"), routes=route(sink))
+    query = make_query(tmp_path, commit=commit, decode=Json(schema="game string, gamer string"), routes=route(sink))
     query.take(raw({"game": "uno", "gamer": "a"}))
     query = query.restarted(decode=Json(schema=DDL))
 
@@ -365,11 +365,11 @@ def test_a_table_that_must_not_change_stops_the_stream(make_query: Any, tmp_path
     assert (caught.value.sink, "level" in caught.value.what) == ("upsert", True)
 
 
-@pytest.mark.parametrize("engine", EITHER)
-def test_a_sink_has_as_many_tables_as_it_may_have(make_query: Any, tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("commit", EITHER)
+def test_a_sink_has_as_many_tables_as_it_may_have(make_query: Any, tmp_path: Path, commit: str) -> None:
     """Without it names from data fill the lake with tables."""
     sink = Upsert(table="silver.{event.game}", keys=["event.gamer"], at_most=2)
-    query = make_query(tmp_path, engine=engine, decode=Json(schema=DDL), routes=route(sink))
+    query = make_query(tmp_path, commit=commit, decode=Json(schema=DDL), routes=route(sink))
     query.take(raw(event("a", "x", 1), event("b", "x", 1)))
     query.take(raw(event("c", "x", 1), event("b", "x", 2), event("d", "y", 1), first=2))
     query.restarted().take(raw(event("e", "x", 1), event("a", "x", 2), first=5))

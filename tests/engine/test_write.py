@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from router.engine.write import OPEN_FILES, Landing
+from router.engine.land.parquet_writer import OPEN_FILES, Staging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,9 +28,9 @@ def batches(count: int) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"id": pa.array(range(i * ROWS, (i + 1) * ROWS)), "text": texts})
 
 
-def write(landing: Landing, count: int, tables: int = 1) -> tuple[list[LandedFile], int]:
+def write(staging: Staging, count: int, tables: int = 1) -> tuple[list[LandedFile], int]:
     """Write batches, dealt to tables; return the files and the most bytes held at once."""
-    writer, most = landing.writer(3, "1-7"), 0
+    writer, most = staging.writer(3, "1-7"), 0
     for i, batch in enumerate(batches(count)):
         writer.hold("route/sink", f"silver.t{i % tables}", batch)
         most = max(most, writer.bytes)
@@ -45,7 +45,7 @@ def ids(lake: Lake, files: list[LandedFile]) -> Counter[int]:
 def test_a_file_is_closed_at_its_size(lake: Lake) -> None:
     """Without it a large batch is one file that no reader can split."""
     limit = 200_000
-    files, _ = write(Landing(lake, file_bytes=limit, buffer_bytes=0), 20)
+    files, _ = write(Staging(lake, file_bytes=limit, buffer_bytes=0), 20)
 
     assert len(files) > 3
     assert all(limit <= file.bytes < limit + 100_000 for file in files[:-1])
@@ -54,7 +54,7 @@ def test_a_file_is_closed_at_its_size(lake: Lake) -> None:
 
 def test_a_small_buffer_makes_row_groups_of_the_same_rows(lake: Lake) -> None:
     """Without it the memory of a task grows with the batch."""
-    files, most = write(Landing(lake, file_bytes=1 << 30, buffer_bytes=300_000), 20)
+    files, most = write(Staging(lake, file_bytes=1 << 30, buffer_bytes=300_000), 20)
 
     (file,) = files
     assert most < 500_000
@@ -65,7 +65,7 @@ def test_a_small_buffer_makes_row_groups_of_the_same_rows(lake: Lake) -> None:
 
 def test_a_large_buffer_makes_one_row_group(lake: Lake) -> None:
     """Without it files have a row group per Arrow batch, which readers pay for."""
-    files, _ = write(Landing(lake, file_bytes=1 << 30, buffer_bytes=1 << 30), 20)
+    files, _ = write(Staging(lake, file_bytes=1 << 30, buffer_bytes=1 << 30), 20)
 
     (file,) = files
     assert pq.ParquetFile(f"{lake.root}/{file.path}").num_row_groups == 1
@@ -74,7 +74,7 @@ def test_a_large_buffer_makes_one_row_group(lake: Lake) -> None:
 
 def test_a_file_knows_its_size_its_rows_and_its_batch(lake: Lake) -> None:
     """Without it the Delta log states sizes that are wrong, and a stray file cannot be traced to its batch."""
-    files, _ = write(Landing(lake, file_bytes=1 << 20, buffer_bytes=0), 4, tables=2)
+    files, _ = write(Staging(lake, file_bytes=1 << 20, buffer_bytes=0), 4, tables=2)
 
     assert {file.table for file in files} == {"silver.t0", "silver.t1"}
     for file in files:
@@ -87,16 +87,16 @@ def test_a_file_knows_its_size_its_rows_and_its_batch(lake: Lake) -> None:
 
 def test_two_attempts_never_write_the_same_file(lake: Lake) -> None:
     """Without it a task that is tried again overwrites what its first attempt had landed."""
-    landing = Landing(lake, file_bytes=1 << 20, buffer_bytes=0)
-    paths = [file.path for _ in range(2) for file in write(landing, 2)[0]]
+    staging = Staging(lake, file_bytes=1 << 20, buffer_bytes=0)
+    paths = [file.path for _ in range(2) for file in write(staging, 2)[0]]
 
     assert len(set(paths)) == len(paths)
 
 
 def test_many_tables_do_not_keep_many_files_open(lake: Lake) -> None:
     """Without it a thousand tables exceed the files a process may have open."""
-    landing = Landing(lake, file_bytes=1 << 30, buffer_bytes=0)
-    writer, tables = landing.writer(0, "0-0"), OPEN_FILES + 40
+    staging = Staging(lake, file_bytes=1 << 30, buffer_bytes=0)
+    writer, tables = staging.writer(0, "0-0"), OPEN_FILES + 40
     for number in range(2):
         for i in range(tables):
             writer.hold("route/sink", f"silver.t{i}", pa.record_batch({"id": [number * tables + i]}))
@@ -124,7 +124,7 @@ def test_a_column_without_values_is_in_no_file(
     lake: Lake, values: list[int | None], wanted: list[tuple[str, ...]]
 ) -> None:
     """Without it a table has the columns of all games."""
-    writer = Landing(lake, file_bytes=1 << 30, buffer_bytes=0).writer(0, "0-0")
+    writer = Staging(lake, file_bytes=1 << 30, buffer_bytes=0).writer(0, "0-0")
     for value in values:
         writer.hold("route/sink", "silver.t", column([value]), seen=True)
         writer.flush()
@@ -137,7 +137,7 @@ def test_a_column_without_values_is_in_no_file(
 
 def test_rows_without_any_value_are_rows(lake: Lake) -> None:
     """Without it an event with nothing but nulls vanishes."""
-    writer = Landing(lake, file_bytes=1 << 30, buffer_bytes=0).writer(0, "0-0")
+    writer = Staging(lake, file_bytes=1 << 30, buffer_bytes=0).writer(0, "0-0")
     writer.hold("route/sink", "silver.t", pa.record_batch({"a": pa.nulls(3, pa.int32()), "b": pa.nulls(3)}), seen=True)
 
     (file,) = writer.close()
@@ -147,4 +147,4 @@ def test_rows_without_any_value_are_rows(lake: Lake) -> None:
 
 def test_a_task_without_rows_writes_nothing(lake: Lake) -> None:
     """Without it every empty task leaves a file in every table."""
-    assert Landing(lake, file_bytes=1 << 30, buffer_bytes=1 << 30).writer(0, "0-0").close() == []
+    assert Staging(lake, file_bytes=1 << 30, buffer_bytes=1 << 30).writer(0, "0-0").close() == []

@@ -7,9 +7,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from router.engine.memory import Forgotten
 
 from router import Preparation, StartError
-from router.engine.memory import Forgotten
 from router_decoders import Json
 from router_decoders.schema_files import differences, leaves
 from router_decoders.schema_mapping import struct_of

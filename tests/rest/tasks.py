@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from router import Encoding
-from router.delta.kept import KeptParts
+from router.delta.staged_files import KeptParts
 from router_encoders.json_texts import as_it_is
 from router_rest import authority, circuit
 from router_rest.bodies import body_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router.delta.kept import KeptParts
+from router.delta.staged_files import KeptParts
 from router_rest.cutting import Call
 from router_rest.journal import Journal
 from router_rest.receipts import Known, Settled

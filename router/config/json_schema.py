@@ -1,0 +1,98 @@
+"""Describe the configuration file as JSON Schema, for editors: the models, and every part on offer by its name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue, models_json_schema
+
+from router.config.models import Config
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from pydantic_core import core_schema
+
+    from router.registry import Registry
+    from router.resolve import Entry
+
+
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_PLACEHOLDER = "x-router-part"
+_TEXT = ["string", "number", "boolean"]
+"""What may be written where text is needed: the loader takes it as written."""
+_VARIABLE: JsonSchemaValue = {"type": "string", "pattern": r"\$\{"}
+
+
+class _Generator(GenerateJsonSchema):
+    """Let `${VARIABLE}` stand for any scalar, and leave a mark where a part stands."""
+
+    def function_before_schema(self, schema: core_schema.BeforeValidatorFunctionSchema) -> JsonSchemaValue:
+        owner = getattr(schema["function"]["function"], "__self__", None)
+        kind = vars(owner).get("kind") if isinstance(owner, type) else None  # Decoder, Rule and Sink have it, parts not
+        return {_PLACEHOLDER: kind} if kind else super().function_before_schema(schema)
+
+    def int_schema(self, schema: core_schema.IntSchema) -> JsonSchemaValue:
+        return _or_variable(super().int_schema(schema))
+
+    def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
+        return _or_variable(super().float_schema(schema))
+
+    def bool_schema(self, schema: core_schema.BoolSchema) -> JsonSchemaValue:
+        return _or_variable(super().bool_schema(schema))
+
+    def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:
+        return _or_variable(super().literal_schema(schema))
+
+    def str_schema(self, schema: core_schema.StringSchema) -> JsonSchemaValue:
+        made = super().str_schema(schema)
+        return _or_variable(made) if "pattern" in made else {**made, "type": _TEXT}
+
+
+def json_schema(registry: Registry) -> dict[str, Any]:
+    """Return the schema of a whole configuration file; a part is an object with one key, its name."""
+    entries = [entry for family in registry.entries.values() for entry in family.values()]
+    models: list[tuple[type[BaseModel], JsonSchemaMode]] = [(Config, "validation")]
+    models += [(entry.part, "validation") for entry in entries]
+    references, schema = models_json_schema(models, schema_generator=_Generator)
+    definitions = schema.get("$defs", {})
+    for kind, family in registry.entries.items():
+        named = [_named(entry, references[entry.part, "validation"], definitions) for entry in family.values()]
+        definitions[f"router.{kind}"] = {"oneOf": named}
+    top = definitions.pop(references[Config, "validation"]["$ref"].rpartition("/")[2])
+    if keyed := registry.entries["decoder"].get("keyed"):  # its options may stand without its name
+        properties = top["properties"]
+        properties["decode"] = {"anyOf": [properties["decode"], references[keyed.part, "validation"]]}
+    whole = {"$schema": _DRAFT, **top, "title": "Spark Event Router", "$defs": definitions}
+    return dict(_filled(whole))
+
+
+def _named(entry: Entry, reference: JsonSchemaValue, definitions: dict[str, Any]) -> JsonSchemaValue:
+    """Return `{name: options}`; options may be a mapping, the bare main option, or nothing when none is needed."""
+    model = definitions[reference["$ref"].rpartition("/")[2]]
+    forms: list[JsonSchemaValue] = [reference]
+    if entry.part.main_option:
+        forms.append(model["properties"][entry.part.main_option])
+    if not model.get("required"):
+        forms.append({"type": "null"})
+    return {
+        "type": "object",
+        "description": model.get("description", ""),
+        "properties": {entry.name: {"anyOf": forms}},
+        "required": [entry.name],
+        "additionalProperties": False,
+    }
+
+
+def _filled(schema: Any) -> Any:
+    """Put references where parts stand, and let a secret be a number."""
+    if isinstance(schema, dict):
+        if schema.get("writeOnly") is True and schema.get("type") == "string":
+            return {**schema, "type": _TEXT}
+        rest = {key: _filled(value) for key, value in schema.items() if key != _PLACEHOLDER}
+        reference = {"$ref": f"#/$defs/router.{schema[_PLACEHOLDER]}"} if _PLACEHOLDER in schema else {}
+        return {**reference, **rest}
+    return [_filled(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def _or_variable(schema: JsonSchemaValue) -> JsonSchemaValue:
+    return {"anyOf": [schema, _VARIABLE]}

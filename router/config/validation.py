@@ -1,0 +1,221 @@
+"""Check what no single field can tell: what belongs together, and what excludes each other.
+
+The checks read the tree, not the models, so that they speak even where another fault keeps the models from being made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from router.config.models import Config, Source
+from router.config.yaml_tree import Items, Keys, Node, Scalar, plain_data
+from router.merging import MergingSink
+from router.parts import Sink, TableSink
+from router.resolve import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from router.registry import Registry
+    from router.resolve import Location
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Hold what a check found, and where."""
+
+    loc: Location
+    what: str
+    hint: str
+    at_key: bool = False
+
+
+def cross_checks(root: Node, registry: Registry) -> Iterator[Finding]:
+    """Run every check on a tree with its variables replaced."""
+    yield from _source_kind(root)
+    yield from _topics(root)
+    yield from _kafka_options(root)
+    yield from _trigger_kind(root)
+    yield from _routes(root)
+    yield from _unique_names(root, ("routes",), "route")
+    for index, _ in enumerate(_items(root, ("routes",))):
+        yield from _unique_names(root, ("routes", index, "expect"), "expectation")
+    yield from _own_tables(root)
+    yield from _fixed_tables(root, registry)
+
+
+def _source_kind(root: Node) -> Iterator[Finding]:
+    source, kinds = _at(root, ("source",)), list(Source.model_fields)
+    if not isinstance(source, Keys):
+        return
+    given = [key for key in source.entries if key in kinds]
+    if not source.entries:
+        yield Finding(("source",), "names no kind", f"write one of: {', '.join(kinds)}")
+    for kind in (kind for kind in given if not _is_given(source, kind)):
+        yield Finding(("source", kind), "has no options", f"write {{{kind}: {{...}}}}", True)
+    for kind in given[1:]:
+        yield Finding(("source", kind), f"`{given[0]}` is the source already", f"keep one of: {', '.join(given)}", True)
+
+
+def _topics(root: Node) -> Iterator[Finding]:
+    loc = ("source", "kafka")
+    kafka = _at(root, loc)
+    if not isinstance(kafka, Keys):
+        return
+    given = [key for key in ("topics", "pattern") if _is_given(kafka, key)]
+    if not given:
+        yield Finding(loc, "names no topics", "add `topics: [...]` or `pattern`")
+    if len(given) > 1:
+        yield Finding((*loc, "pattern"), "stands beside `topics`", "keep one of the two", True)
+
+
+_TO_KEY = {
+    "kafka.bootstrap.servers": "write source.kafka.servers",
+    "subscribe": "write source.kafka.topics",
+    "subscribepattern": "write source.kafka.pattern",
+    "assign": "write source.kafka.topics; all their partitions are read",
+    "startingoffsets": "write source.kafka.start",
+    "startingtimestamp": "write source.kafka.start_time",
+    "startingoffsetsbytimestamp": "write source.kafka.start_time",
+    "maxoffsetspertrigger": "write source.kafka.rows_per_batch",
+    "includeheaders": "take it away; headers are always read",
+    "kafka.auto.offset.reset": "write source.kafka.start; offsets live in the checkpoint",
+    "kafka.enable.auto.commit": "take it away; offsets live in the checkpoint",
+    "kafka.key.deserializer": "take it away; records are read as bytes, see `decode`",
+    "kafka.value.deserializer": "take it away; records are read as bytes, see `decode`",
+    "kafka.interceptor.classes": "take it away; Spark refuses it",
+    "endingoffsets": "take it away; a stream has no end, see `trigger: {once: true}`",
+    "endingtimestamp": "take it away; a stream has no end, see `trigger: {once: true}`",
+    "endingoffsetsbytimestamp": "take it away; a stream has no end, see `trigger: {once: true}`",
+}
+"""Options that would work against the router, in lower case since Spark does not tell cases apart."""
+
+# https://spark.apache.org/docs/4.0.0/streaming/structured-streaming-kafka-integration.html
+_OF_SPARK = (
+    "failOnDataLoss",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "groupIdPrefix",
+    "kafkaConsumer.pollTimeoutMs",
+    "maxRecordsPerPartition",
+    "maxTriggerDelay",
+    "minOffsetsPerTrigger",
+    "minPartitions",
+    "startingOffsetsByTimestampStrategy",
+)
+
+
+def _kafka_options(root: Node) -> Iterator[Finding]:
+    loc = ("source", "kafka", "options")
+    options = _at(root, loc)
+    for key in options.entries if isinstance(options, Keys) else ():
+        if key.lower() in _TO_KEY:
+            yield Finding((*loc, key), "this option belongs to the router", _TO_KEY[key.lower()], True)
+        elif not key.lower().startswith("kafka.") and key.lower() not in map(str.lower, _OF_SPARK):
+            hint = f"one of the Kafka client is written `kafka.{key}`; {suggestion(key, _OF_SPARK, 'those of Spark')}"
+            yield Finding((*loc, key), "Spark would ignore this option", hint, True)
+
+
+def _trigger_kind(root: Node) -> Iterator[Finding]:
+    trigger = _at(root, ("trigger",))
+    if not isinstance(trigger, Keys):
+        return
+    chosen = [key for key in trigger.entries if key in {"once", "every", "continuous"} and _is_chosen(trigger, key)]
+    if not chosen:
+        hint = "write once: true, every: 10 s or continuous: true, or take `trigger` away"
+        yield Finding(("trigger",), "chooses nothing", hint)
+    for key in chosen[1:]:
+        yield Finding(("trigger", key), f"`{chosen[0]}` is the trigger already", "keep one of the two", True)
+
+
+def _routes(root: Node) -> Iterator[Finding]:
+    routes = _at(root, ("routes",))
+    none = routes is None or (isinstance(routes, Items) and not routes.items)
+    if none and isinstance(root, Keys) and not _is_given(root, "bronze"):
+        yield Finding(("routes",), "nothing would be written: no routes and no bronze", "add a route, or `bronze`")
+
+
+def _unique_names(root: Node, loc: Location, noun: str) -> Iterator[Finding]:
+    first: dict[str, Scalar] = {}
+    for index, item in enumerate(_items(root, loc)):
+        name = _at(item, ("name",))
+        if isinstance(name, Scalar) and name.text and first.setdefault(name.text, name) is not name:
+            what = f"the {noun} at line {first[name.text].line} has the same name"
+            yield Finding((*loc, index, "name"), what, "give each a name of its own")
+
+
+def _own_tables(root: Node) -> Iterator[Finding]:
+    """Compare the tables that the router itself writes; the ledger has a default."""
+    names = _tables(root)
+    for index, key in enumerate(names):
+        for other in list(names)[:index]:
+            if names[key] == names[other]:
+                at = key if _at(root, (key,)) else other
+                what = f"`{key}` and `{other}` are the same table"
+                yield Finding((at,), what, "give each a table of its own")
+
+
+def _fixed_tables(root: Node, registry: Registry) -> Iterator[Finding]:
+    """Refuse a sink that would write among the router's own rows."""
+    own = {table: key for key, table in _tables(root).items()}
+    for route, item in enumerate(_items(root, ("routes",))):
+        for sink, node in enumerate(_items(item, ("sinks",))):
+            key = own.get(_fixed_table(node, registry))
+            if key:
+                loc = ("routes", route, "sinks", sink)
+                yield Finding(loc, f"the sink writes to the table of `{key}`", "give the sink a table of its own")
+
+
+def _fixed_table(node: Node, registry: Registry) -> str:
+    """Return the one table a sink writes to, or nothing when that is not known here."""
+    try:
+        part: Sink = registry.resolve(Sink, plain_data(node))
+    except ValidationError:  # reported already
+        return ""
+    try:
+        table = part.table() if isinstance(part, (TableSink, MergingSink)) else ""
+    except Exception:  # a Column cannot be made without a Spark session; `check --plan` makes it
+        return ""
+    return table if isinstance(table, str) else ""
+
+
+def _tables(root: Node) -> dict[str, str]:
+    found = {key: _at(root, (key,)) for key in ("bronze", "dead_letters", "ledger")}
+    names = {key: node.text for key, node in found.items() if isinstance(node, Scalar) and node.text}
+    default = {} if found["ledger"] else {"ledger": str(Config.model_fields["ledger"].default)}
+    return {**names, **default}
+
+
+def _at(root: Node, loc: Location) -> Node | None:
+    node: Node | None = root
+    for element in loc:
+        if isinstance(node, Keys):
+            entry = node.entries.get(str(element))
+            node = entry.value if entry else None
+        elif isinstance(node, Items) and isinstance(element, int):
+            node = node.items[element]
+        else:
+            return None
+    return node
+
+
+def _items(root: Node, loc: Location) -> Sequence[Node]:
+    node = _at(root, loc)
+    return node.items if isinstance(node, Items) else ()
+
+
+def _is_given(node: Keys, key: str) -> bool:
+    """Say whether a key has a value other than null and the empty list."""
+    value = _at(node, (key,))
+    if isinstance(value, Scalar):
+        return value.value is not None
+    return value is not None and not (isinstance(value, Items) and not value.items)
+
+
+def _is_chosen(node: Keys, key: str) -> bool:
+    """Say whether a kind of trigger is switched on: `once: false` is not."""
+    value = _at(node, (key,))
+    return _is_given(node, key) and not (isinstance(value, Scalar) and value.text.lower() == "false")

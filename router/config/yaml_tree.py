@@ -1,0 +1,312 @@
+"""Read YAML text into a tree of values that know where they stand.
+
+Plain scalars are typed as YAML 1.2's core schema does it: `no`, `on`, `12:30` and dates stay text, as people who
+write a configuration expect. Anchors, aliases and merge keys (`<<`) work, within bounds on depth and size.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from yaml.composer import Composer, ComposerError
+from yaml.parser import Parser
+from yaml.reader import Reader, ReaderError
+from yaml.resolver import BaseResolver
+from yaml.scanner import Scanner
+
+from router.errors import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+Value = str | int | float | bool | None
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """Hold one value; `text` is how it is written, `plain` says that it stands without quotes.
+
+    A tainted scalar holds text from a variable or a file, which no message may show; a broken one stands for a value
+    that could not be had, about which a problem exists already.
+    """
+
+    line: int
+    column: int
+    text: str = field(repr=False)
+    value: Value = field(repr=False)
+    plain: bool = False
+    tainted: bool = False
+    broken: bool = False
+
+
+@dataclass(frozen=True)
+class Items:
+    """Hold a list."""
+
+    line: int
+    column: int
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Hold one value of a mapping and the place of its key."""
+
+    line: int
+    column: int
+    value: Node
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Hold a mapping. All keys are text, as written."""
+
+    line: int
+    column: int
+    entries: dict[str, Entry]
+
+
+Node = Scalar | Items | Keys
+
+
+def children(node: Node) -> Iterator[tuple[str, Node]]:
+    """Return the values directly inside a node, by key or index."""
+    if isinstance(node, Keys):
+        yield from ((key, entry.value) for key, entry in node.entries.items())
+    elif isinstance(node, Items):
+        yield from ((str(index), item) for index, item in enumerate(node.items))
+
+
+def plain_data(node: Node, as_text: frozenset[int] = frozenset()) -> Any:
+    """Return a tree as dicts, lists and scalars; scalars whose `id` is in `as_text` come as they are written."""
+    if isinstance(node, Keys):
+        return {key: plain_data(entry.value, as_text) for key, entry in node.entries.items()}
+    if isinstance(node, Items):
+        return [plain_data(item, as_text) for item in node.items]
+    return node.text if id(node) in as_text else node.value
+
+
+def _whole(text: str) -> int:
+    """Return a whole number; one with a leading zero is decimal."""
+    sign = -1 if text.startswith("-") else 1
+    digits = text.lstrip("+-")
+    base = {"0x": 16, "0o": 8}.get(digits[:2], 10)
+    return sign * int(digits if base == 10 else digits[2:], base)
+
+
+def _fraction(text: str) -> float:
+    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+CORE: dict[str, tuple[str, Callable[[str], Value]]] = {
+    "null": (r"~|null|Null|NULL|", lambda text: None),
+    "bool": (r"true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", _whole),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        _fraction,
+    ),
+}
+"""YAML 1.2's core schema: the type of a plain scalar, by a pattern of its whole text."""
+
+
+def typed(text: str) -> Value:
+    """Return what a plain scalar means."""
+    for pattern, convert in CORE.values():
+        if re.fullmatch(pattern, text):
+            return converted(convert, text)
+    return text
+
+
+def converted(convert: Callable[[str], Value], text: str) -> Value:
+    """Convert a text that has the pattern of a type."""
+    try:
+        return convert(text)
+    except ValueError:  # Python refuses to convert numbers of thousands of digits
+        return text
+
+
+def printable(text: str) -> str:
+    """Return text fit for one line of a terminal: whatever is not printable as an escape."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+MAX_DEPTH = 50
+MAX_VALUES = 100_000
+"""Bounds on a document with all its aliases written out; a hostile or broken file must not eat the machine."""
+
+_TAG = "tag:yaml.org,2002:"
+
+
+class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
+    """Compose nodes and type nothing; refuse what is nested too deeply before Python's stack does."""
+
+    def __init__(self, text: str) -> None:
+        Reader.__init__(self, text)
+        Scanner.__init__(self)
+        Parser.__init__(self)
+        Composer.__init__(self)
+        BaseResolver.__init__(self)
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise ComposerError(None, None, f"nested more than {MAX_DEPTH} levels deep", mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
+def parse(text: str, file: str) -> tuple[Node | None, list[Problem]]:
+    """Return the tree of a document and what is wrong with it as YAML; no tree when it cannot be read at all."""
+    try:
+        root = _compose(text)
+    except yaml.MarkedYAMLError as error:
+        return None, [_syntax_problem(error, text, file)]
+    except ReaderError as error:
+        before = text[: error.position]
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        what = f"character U+{error.character:04X} is not allowed in YAML"
+        return None, [Problem(file, line, column, "", what, "remove it, or write it as an escape in double quotes")]
+    if root is None:
+        return None, [Problem(file, 1, 1, "", "the file is empty", "begin with `name:` and `lake:`")]
+    builder = _Builder(file)
+    return builder.build(root, ()), builder.problems
+
+
+def _compose(text: str) -> yaml.Node | None:
+    loader = _Loader(text)
+    try:
+        return loader.get_single_node()
+    except (ValueError, OverflowError) as error:  # numbers of escapes and directives that PyYAML does not check
+        raise yaml.MarkedYAMLError(problem="a number is out of range", problem_mark=loader.get_mark()) from error
+
+
+_HINTS = {
+    "mapping values are not allowed": "put quotes around a value that holds `: `, or check the indentation",
+    "'\\t'": "indent with spaces, not tabs",
+    "undefined alias": "put quotes around a text that begins with *; an alias needs its anchor before it",
+    "duplicate anchor": "give each anchor a name of its own",
+    "single document": "keep one configuration per file",
+    "cannot start any token": "put quotes around the value",
+}
+
+
+def _syntax_problem(error: yaml.MarkedYAMLError, text: str, file: str) -> Problem:
+    mark = error.problem_mark or error.context_mark
+    line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+    what = ", ".join(part for part in (error.context, error.problem) if part) or "this is not YAML"
+    hint = next((hint for sign, hint in _HINTS.items() if sign in what), "")
+    if not hint and "'{'" in what and "${" in text:
+        hint = 'inside { } or [ ] put quotes around a variable: "${NAME}"'
+    return Problem(file, line, column, "", printable(f"not YAML: {what}"), hint)
+
+
+@dataclass(frozen=True)
+class _Extent:
+    values: int
+    depth: int
+
+
+class _Builder:
+    """Make the tree from PyYAML's nodes; a node that several aliases share is made once and shared."""
+
+    def __init__(self, file: str) -> None:
+        self.problems: list[Problem] = []
+        self._file = file
+        self._built: dict[int, Node] = {}
+        self._extents: dict[int, _Extent] = {}
+        self._open: set[int] = set()
+
+    def build(self, node: yaml.Node, path: Path) -> Node:
+        if id(node) in self._open:
+            return self._bad(node, path, "an alias stands inside its own anchor", "remove the alias")
+        if id(node) not in self._built:
+            self._open.add(id(node))
+            built = self._make(node, path)
+            self._open.discard(id(node))
+            self._built[id(node)] = self._bounded(node, built, path)
+        return self._built[id(node)]
+
+    def _make(self, node: yaml.Node, path: Path) -> Node:
+        line, column = _place(node)
+        if node.tag.removeprefix(_TAG) not in {"str", "seq", "map", *CORE}:
+            return self._bad(node, path, "tags such as `!name` have no meaning here", "remove the tag")
+        if isinstance(node, yaml.MappingNode):
+            return Keys(line, column, self._entries(node, path))
+        if isinstance(node, yaml.SequenceNode):
+            items = (self.build(item, (*path, str(index))) for index, item in enumerate(node.value))
+            return Items(line, column, tuple(items))
+        return self._scalar(node, path)
+
+    def _scalar(self, node: yaml.Node, path: Path) -> Node:
+        line, column = _place(node)
+        text, kind = str(node.value), node.tag.removeprefix(_TAG)
+        plain = isinstance(node, yaml.ScalarNode) and not node.style
+        if not _is_unicode(text):
+            return self._bad(node, path, "an escape stands for half a character", "write it as \\U and eight digits")
+        if kind not in CORE:
+            return Scalar(line, column, text, typed(text) if plain else text, plain)
+        pattern, convert = CORE[kind]
+        if not re.fullmatch(pattern, text):
+            return self._bad(node, path, f"the text is not of type {kind}", "remove the tag")
+        return Scalar(line, column, text, converted(convert, text))
+
+    def _entries(self, node: yaml.MappingNode, path: Path) -> dict[str, Entry]:
+        own: dict[str, Entry] = {}
+        merged: dict[str, Entry] = {}
+        for key, value in node.value:
+            line, column = _place(key)
+            if not isinstance(key, yaml.ScalarNode) or not _is_unicode(key.value):
+                self._bad(key, path, "a key must be text", "put quotes around it")
+            elif key.value == "<<" and not key.style:
+                for source in self._merge_sources(value, path):
+                    merged = {**source.entries, **merged}
+            elif key.value in own:
+                first = own[key.value]
+                hint = f"the first is at line {first.line}, column {first.column}; keep one"
+                self._bad(key, (*path, key.value), "this key is given twice", hint)
+            else:
+                own[key.value] = Entry(line, column, self.build(value, (*path, key.value)))
+        return {**merged, **own}
+
+    def _merge_sources(self, node: yaml.Node, path: Path) -> Iterator[Keys]:
+        """Return the mappings that `<<` names; of two that have a key, the first one counts."""
+        sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        for source in sources:
+            built = self.build(source, path)
+            if isinstance(built, Keys):
+                yield built
+            else:
+                self._bad(source, path, "`<<` takes a mapping or a list of mappings", "name an anchor: `<<: *name`")
+
+    def _bounded(self, node: yaml.Node, built: Node, path: Path) -> Node:
+        """Refuse a value that aliases make huge or deep; what is inside was measured before."""
+        inside = [self._extents.get(id(child), _Extent(1, 0)) for _, child in children(built)]
+        values, depth = 1 + sum(e.values for e in inside), 1 + max((e.depth for e in inside), default=0)
+        if values > MAX_VALUES or depth > MAX_DEPTH:
+            what = f"aliases make this larger than {MAX_VALUES} values or deeper than {MAX_DEPTH} levels"
+            return self._bad(node, path, what, "use fewer aliases of aliases")
+        self._extents[id(built)] = _Extent(values, depth)
+        return built
+
+    def _bad(self, node: yaml.Node, path: Path, what: str, hint: str) -> Scalar:
+        line, column = _place(node)
+        self.problems.append(Problem(self._file, line, column, printable(".".join(path)), what, hint))
+        return Scalar(line, column, "", None, broken=True)
+
+
+def _place(node: yaml.Node) -> tuple[int, int]:
+    return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+def _is_unicode(text: str) -> bool:
+    """Say whether a text can be written out; escapes can make halves of surrogate pairs, which cannot."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)

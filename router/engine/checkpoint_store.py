@@ -1,0 +1,185 @@
+"""What the router keeps beside a Spark checkpoint: one folder, `store`, of small files, each there whole or not at all.
+
+| folder | file | says |
+|---|---|---|
+| `manifests/RUN` | BATCH.json | what a batch was decided to be, before anything of it is committed |
+| `applied/RUN` | BATCH.json | what sinks have applied of a batch, by sink |
+| `pending` | SINK.json | rows of an outbox that wait for their table to be mended |
+| `known` | SINK.json | tables that a sink has merged into: one that is gone was dropped |
+| `approvals` | ROUTE/SINK/TABLE.N.json | a table that may grow, until what waited is in it |
+| `replays` | SINK.json | a replay that has begun and not ended |
+| `schemas` | the decoder's names | what a decoder has learnt |
+| | format | the version of all this |
+
+A run is the life of one Spark checkpoint, which numbers its batches from 0: what another run decided about a batch of
+the same number must never be taken for this one's.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyarrow import fs
+
+from router.applying import Applied
+from router.delta.commit import LandedFile, TableCommit, to_arrow_schema, to_delta
+from router.delta.schema_diff import plain
+from router.engine.balance import Partition
+from router.engine.label.layout import Demands
+from router.errors import StartError
+
+if TYPE_CHECKING:
+    from router.delta.lake import Lake
+
+KEPT = 100
+"""Manifests kept for whoever wants to look; only the last one is ever needed."""
+FORMAT = b"2"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The decision of a batch: the commits to make and the counts to report.
+
+    `config` is the fingerprint of the configuration it was decided under, `targets` the keys (`route/sink`) that the
+    counts are about. The configuration of a later start may be another one.
+    """
+
+    batch: int
+    config: str
+    targets: tuple[str, ...]
+    commits: tuple[TableCommit, ...]
+    partitions: tuple[Partition, ...]
+    conflicts: dict[str, dict[str, str]] = field(default_factory=dict)
+    allowed: dict[str, list[str]] = field(default_factory=dict)
+    frozen: dict[str, dict[str, str | None]] = field(default_factory=dict)
+
+    @property
+    def demands(self) -> Demands:
+        """Return the demands under which the batch was landed; casts stand in the columns of the commits."""
+        allowed = {key: frozenset(names) for key, names in self.allowed.items()}
+        frozen = {
+            place: {
+                name: plain(to_arrow_schema(kind).field(name).type) if kind else None for name, kind in kinds.items()
+            }
+            for place, kinds in self.frozen.items()
+        }
+        return Demands({}, self.conflicts, allowed, frozen)
+
+    def notes(self, query: str) -> dict[str, str]:
+        """Return what every commit says about its batch: whose, which, and from which offsets."""
+        spans = {f"{p.topic}/{p.partition}": [p.first, p.last] for p in self.partitions}
+        return {
+            "router.query": query,
+            "router.batch": str(self.batch),
+            "router.configuration": self.config,
+            "router.offsets": str(spans),
+        }
+
+    def dump(self) -> bytes:
+        """Return the manifest as JSON."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def load(cls, text: bytes) -> Manifest:
+        """Return a manifest from JSON."""
+        found = json.loads(text)
+        commits = tuple(TableCommit(**{**c, "files": tuple(map(LandedFile.of, c["files"]))}) for c in found["commits"])
+        counted = tuple(Partition(**part) for part in found["partitions"])
+        return cls(**{**found, "commits": commits, "partitions": counted, "targets": tuple(found["targets"])})
+
+
+def frozen_as_text(frozen: dict[str, dict[str, pa.DataType | None]]) -> dict[str, dict[str, str | None]]:
+    """Return the types of frozen columns as Delta's JSON."""
+    return {
+        place: {name: to_delta(pa.schema([(name, kind)])) if kind else None for name, kind in kinds.items()}
+        for place, kinds in frozen.items()
+    }
+
+
+@dataclass(frozen=True)
+class CheckpointStore:
+    """The store of a checkpoint. Manifests and marks are those of one run; the rest outlives it."""
+
+    checkpoint: Lake
+    run: str = ""
+
+    def begin(self) -> None:
+        """Note the format. Raises StartError where an older version of the router has written the checkpoint."""
+        if self.read("format") == FORMAT:
+            return
+        found = self.checkpoint.files.get_file_info(["spark/metadata", "manifests", "store/format"])
+        if any(info.type is not fs.FileType.NotFound for info in found):
+            raise StartError(
+                f"the checkpoint {self.checkpoint.root} was written by another version of the router, which this one "
+                "cannot go on from; give this run a new checkpoint and a new lake"
+            )
+        self.write("format", FORMAT)
+
+    def read(self, path: str) -> bytes | None:
+        """Return the content of a file, or None where there is none."""
+        return self.checkpoint.read(f"store/{path}")
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a file so that a crash leaves either all of it or what was there before."""
+        self.checkpoint.write(f"store/{path}", content)
+
+    def delete(self, path: str) -> None:
+        """Delete a file, where it is there."""
+        if self.checkpoint.files.get_file_info(f"store/{path}").type is fs.FileType.File:
+            self.checkpoint.files.delete_file(f"store/{path}")
+
+    def paths(self, folder: str) -> list[str]:
+        """Return the JSON files below a folder, at any depth."""
+        selector = fs.FileSelector(f"store/{folder}", recursive=True, allow_not_found=True)
+        found = self.checkpoint.files.get_file_info(selector)
+        return sorted(entry.path.removeprefix("store/") for entry in found if entry.path.endswith(".json"))
+
+    def manifest(self, batch: int) -> Manifest | None:
+        """Return the manifest of a batch, or None where it was never decided."""
+        text = self.read(self._manifest(batch))
+        return Manifest.load(text) if text is not None else None
+
+    def decide(self, manifest: Manifest) -> None:
+        """Write a manifest; an old one is dropped."""
+        self.write(self._manifest(manifest.batch), manifest.dump())
+        if manifest.batch >= KEPT:
+            self.delete(self._manifest(manifest.batch - KEPT))
+
+    def applied(self, batch: int) -> dict[str, Applied]:
+        """Return what sinks have applied of this batch, by key."""
+        marks = json.loads(self.read(self._applied(batch)) or b"{}")
+        return {key: Applied(*counts) for key, counts in marks.items()}
+
+    def mark_applied(self, batch: int, key: str, counts: Applied) -> None:
+        """Note that a sink has applied this batch; an old mark is dropped."""
+        self.write(self._applied(batch), json.dumps({**self.applied(batch), key: counts}).encode())
+        if batch >= KEPT:
+            self.delete(self._applied(batch - KEPT))
+
+    def _manifest(self, batch: int) -> str:
+        return f"manifests/{self.run}/{batch:010d}.json"
+
+    def _applied(self, batch: int) -> str:
+        return f"applied/{self.run}/{batch:010d}.json"
+
+
+@dataclass(frozen=True)
+class LearntSchemas:
+    """What a decoder has learnt, in a store; without one, for as long as a check runs."""
+
+    store: CheckpointStore | None = None
+    known: dict[str, bytes] = field(default_factory=dict)
+
+    def read(self, name: str) -> bytes | None:
+        """Return what was written under a name, or None."""
+        return self.store.read(f"schemas/{name}") if self.store else self.known.get(name)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write whole or not at all; replaces what was there."""
+        if self.store:
+            self.store.write(f"schemas/{name}", content)
+        else:
+            self.known[name] = content

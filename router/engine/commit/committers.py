@@ -1,0 +1,143 @@
+"""Commit a decided batch: one Delta commit per table, in parallel, each at most once.
+
+A table's committer follows from its protocol and metadata: delta-rs where it implements every feature that the table
+has, Delta on Spark for the others, which appends the rows of the staged files. `commit: spark` takes Delta on Spark for
+all, for catalogs and storage that only Spark may write: then even schemas and transaction ids are read through Spark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pyarrow import fs
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+
+from router.delta.commit import TableCommit, commit, done, to_arrow_schema, unsupported
+from router.delta.spark_table import spark_table
+from router.delta.table_cache import THREADS
+from router.engine.label.column_types import quoted
+from router.errors import TableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from router.delta.lake import Lake
+
+
+@dataclass(frozen=True)
+class Committers:
+    """The committers of a lake: `only_spark` leaves nothing to delta-rs."""
+
+    lake: Lake
+    spark: SparkSession
+    only_spark: bool = False
+
+    def commit(
+        self,
+        commits: tuple[TableCommit, ...],
+        tables: Mapping[str, Any],
+        notes: dict[str, str],
+        tell: Callable[[int], None] = lambda done: None,
+    ) -> int:
+        """Make every commit that is not there yet; return how many were made. `tables` are those that are open.
+
+        A table that fails does not keep the others from theirs; its error is raised at the end. Commits of one
+        table run one after another: they would only get into each other's way.
+        """
+        by_table: dict[str, list[TableCommit]] = defaultdict(list)
+        for work in commits:
+            by_table[work.table].append(work)
+        made, errors = 0, []
+        with ThreadPoolExecutor(THREADS) as pool:
+            running = [pool.submit(partial(self._table, works, tables, notes)) for works in by_table.values()]
+            for index, future in enumerate(running):
+                try:
+                    made += future.result()
+                except TableError as error:
+                    errors.append(error)
+                tell(index + 1)
+        if errors:
+            raise errors[0]
+        return made
+
+    def staged(self, works: Iterable[TableCommit]) -> bool:
+        """Say whether the files of decided commits are still there: a VACUUM takes what no commit refers to."""
+        found = self.lake.files.get_file_info([file.path for work in works for file in work.files])
+        return all(info.type is fs.FileType.File for info in found)
+
+    def _table(self, works: list[TableCommit], tables: Mapping[str, Any], notes: dict[str, str]) -> int:
+        made = 0
+        for work in works:
+            # a second target of one table needs what the first one did to it
+            table = tables.get(work.table) if work is works[0] else None
+            if self.only_spark:
+                made += self._with_spark(work, notes, table or spark_table(self.spark, self.lake, work.table))
+                continue
+            table = table or self.lake.open(work.table)
+            if table is not None and (work.widened or unsupported(table)):
+                made += self._with_spark(work, notes, table)
+            else:
+                made += commit(self.lake, work, notes, table)
+        return made
+
+    def _with_spark(self, work: TableCommit, notes: dict[str, str], table: Any) -> bool:
+        """Append the staged files' rows through Delta on Spark, under the same transaction id."""
+        if table is not None and done(table, work):
+            return False
+        try:
+            self._append(self.spark.newSession(), work, notes)
+        except Exception as error:  # whatever Spark raises belongs to this table only
+            raise TableError(work.table, f"the append failed: {error}; it is tried again from the manifest") from error
+        if not work.table.startswith("outbox."):  # a sink still reads those; the rows of others are in the table now
+            for file in work.files:
+                self.lake.files.delete_file(file.path)
+        return True
+
+    def _append(self, session: SparkSession, work: TableCommit, notes: dict[str, str]) -> None:
+        address = self.lake.address(work.table)
+        if work.widened:
+            widen(session, address, work.widened)
+        rows = staged_rows(session, self.lake, work)
+        writer = rows.write.format("delta").mode("append").option("mergeSchema", "true")
+        writer = writer.option("txnAppId", work.app_id).option("txnVersion", work.version)
+        writer.option("userMetadata", json.dumps(notes)).save(address)
+
+
+def staged_rows(session: SparkSession, lake: Lake, work: TableCommit) -> DataFrame:
+    """Return the rows of a commit from its staged files, with the columns in the table's order. Lazy."""
+    files = [f"{lake.root}/{file.path}" for file in work.files]
+    kinds = from_arrow_schema(to_arrow_schema(work.columns), prefer_timestamp_ntz=True)
+    return session.read.schema(kinds).parquet(*files)
+
+
+def widen(session: SparkSession, address: str, widened: str) -> None:
+    """Widen columns in place, nested ones too. Source: Delta protocol, table feature typeWidening."""
+    table = f"delta.{quoted(address)}"
+    have = session.read.format("delta").load(address).schema
+    session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
+    for column in from_arrow_schema(to_arrow_schema(widened), prefer_timestamp_ntz=True):
+        for path, kind in _grown(quoted(column.name), have[column.name].dataType, column.dataType):
+            session.sql(f"ALTER TABLE {table} ALTER COLUMN {path} TYPE {kind}")
+
+
+def _grown(path: str, have: DataType, want: DataType) -> Iterator[tuple[str, str]]:
+    """Return path and new type of each leaf that a column has and that is to become wider."""
+    if isinstance(have, StructType) and isinstance(want, StructType):
+        for child in want:
+            if child.name in have.names:
+                yield from _grown(f"{path}.{quoted(child.name)}", have[child.name].dataType, child.dataType)
+    elif isinstance(have, ArrayType) and isinstance(want, ArrayType):
+        yield from _grown(f"{path}.element", have.elementType, want.elementType)
+    elif isinstance(have, MapType) and isinstance(want, MapType):
+        yield from _grown(f"{path}.key", have.keyType, want.keyType)
+        yield from _grown(f"{path}.value", have.valueType, want.valueType)
+    elif have != want:
+        yield path, want.simpleString()

@@ -1,0 +1,185 @@
+"""Decide how staged files go into their tables: what a table gains, and which rows must land otherwise.
+
+The tables are opened once: what is decided here is committed with the same handles. Where a table's schema or the
+number of tables demands other rows, the demands say which, and the batch is landed again. That is rare: they are kept
+for the batches that follow.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+
+from router.delta.casting import within
+from router.delta.commit import LandedFile, TableCommit, to_arrow, to_delta
+from router.delta.schema_diff import Difference, compare, cut, plain, plain_schema
+from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, Demands, Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from router.delta.lake import Lake
+
+V = TypeVar("V")
+Named = dict[str, set[str]]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The commits to make, the open tables, and the demands under which the files should have landed.
+
+    `refused` says which tables must not change and would have to.
+    """
+
+    commits: tuple[TableCommit, ...]
+    handles: dict[str, Any]
+    demands: Demands
+    refused: tuple[str, ...] = ()
+
+
+@dataclass
+class SchemaEvolution:
+    """The decisions of one query; it remembers only the names of tables that exist."""
+
+    lake: Lake
+    tables: Any
+    query: str
+    known: dict[str, set[str]] = field(default_factory=dict)
+
+    def decide(
+        self,
+        layout: Layout,
+        files: Iterable[LandedFile],
+        demands: Demands,
+        batch: int,
+        quarantined: Iterable[str] = (),
+        named: Named | None = None,
+    ) -> Decision:
+        """Return the commits for staged files, and what the tables demand.
+
+        `quarantined` are the places for which rows wait: they may have no file, and the table may have grown. `named`
+        has the tables that the rows of an outbox are for, by target.
+        """
+        by_table = _grouped(files, quarantined)
+        handles = self.tables.open(by_table)
+        schemas = {"/bronze": BRONZE_SCHEMA, "/dead_letters": DEAD_SCHEMA}
+        schemas |= {target.key: target.schema for target in layout.all_targets}
+        casts, conflicts, frozen = dict(demands.casts), dict(demands.conflicts), dict(demands.frozen)
+        modes = {target.key: target.evolution for target in layout.targets}
+        commits: list[TableCommit] = []
+        refused: list[str] = []
+        for table, targets in sorted(by_table.items()):
+            have = _schema(handles[table])
+            for target, landed in sorted(targets.items()):
+                place = f"{target}/{table}"
+                present = {name for file in landed for name in file.columns}
+                present |= {*demands.conflicts.get(place, {}), *demands.frozen.get(place, {})}
+                come = pa.schema([column for column in schemas[target] if column.name in present])
+                difference = compare(have, come) if have is not None else Difference()
+                mode = modes.get(target, "evolve")
+                if mode == "fail" and (new := (*difference.added, *difference.widened)):
+                    refused.append(_refusal(table, [column.name for column in new]))
+                if have is not None and mode in ("freeze", "quarantine"):
+                    frozen[place] = _frozen(have, come, difference)
+                    come = _without(come, frozen[place])
+                    difference = compare(have, come)
+                if not landed:
+                    continue
+                casts[place], conflicts[place] = difference.cast, difference.conflicts
+                come = _written(come, difference)
+                commits.append(self._commit(table, target, tuple(landed), come, difference, batch))
+                have = pa.unify_schemas([have, come], promote_options="permissive") if have is not None else come
+        allowed = self._allowed(layout, {table: set(targets) for table, targets in by_table.items()}, named or {})
+        found = Demands(_filled(casts), _filled(conflicts), {**demands.allowed, **allowed}, _filled(frozen))
+        return Decision(tuple(commits), handles, found, tuple(refused))
+
+    def committed(self, tables: Iterable[str]) -> None:
+        """Remember that tables exist now."""
+        for table in tables:
+            layer = table.split(".")[0]
+            if layer in self.known:
+                self.known[layer].add(table)
+
+    def _commit(
+        self, table: str, target: str, files: tuple[LandedFile, ...], come: pa.Schema, found: Difference, batch: int
+    ) -> TableCommit:
+        return TableCommit(
+            target=target,
+            table=table,
+            app_id=f"{self.query}{'' if target.startswith('/') else '/'}{target}/{table}",
+            version=batch,
+            files=files,
+            columns=to_delta(come),
+            added=to_delta(pa.schema(list(found.added))) if found.added else None,
+            widened=to_delta(pa.schema(list(found.widened))) if found.widened else None,
+        )
+
+    def _allowed(self, layout: Layout, by_table: dict[str, set[str]], outboxes: Named) -> dict[str, frozenset[str]]:
+        """Return the allowed names of the targets that named more tables than they may have."""
+        found = {}
+        fixed = {target.table for target in layout.targets} | {layout.bronze, layout.dead_letters}
+        for target in layout.targets:
+            named = outboxes.get(target.key, set())
+            if target.table is None:
+                named = {table for table, targets in by_table.items() if target.key in targets}
+            if not named:
+                continue
+            existing = set().union(*(self._tables(layer) for layer in {name.split(".")[0] for name in named})) - fixed
+            new = sorted(named - existing)
+            if len(existing) + len(new) > target.at_most:
+                room = max(0, target.at_most - len(existing))
+                found[target.key] = frozenset(existing | set(new[:room]))
+            if target.names_in_outbox:
+                self.committed(found.get(target.key, named) & named)  # the merge makes them
+        return found
+
+    def _tables(self, layer: str) -> set[str]:
+        if layer not in self.known:
+            self.known[layer] = set(self.lake.tables(layer))
+        return self.known[layer]
+
+
+def _grouped(files: Iterable[LandedFile], quarantined: Iterable[str]) -> dict[str, dict[str, list[LandedFile]]]:
+    found: dict[str, dict[str, list[LandedFile]]] = defaultdict(lambda: defaultdict(list))
+    for file in files:
+        found[file.table][file.target].append(file)
+    for place in quarantined:
+        target, table = place.rsplit("/", 1)
+        found[table].setdefault(target, [])
+    return found
+
+
+def _schema(table: Any) -> pa.Schema | None:
+    return None if table is None else plain_schema(to_arrow(table))
+
+
+def _refusal(table: str, columns: list[str]) -> str:
+    named = ", ".join(columns)
+    return (
+        f"table {table}: the events bring what it has no place for ({named}), and its sink says `evolution: fail`; "
+        "`evolve` lets it grow, `freeze` leaves them out, `quarantine` lets the rows wait"
+    )
+
+
+def _frozen(have: pa.Schema, come: pa.Schema, found: Difference) -> dict[str, pa.DataType | None]:
+    """Return the types in which values go into a table that may not change; None where it lacks the column."""
+    kinds = {column.name: column.type for column in have}
+    changed = [column.name for column in (*found.added, *found.widened)]
+    return {name: within(kinds[name], plain(come.field(name).type)) if name in kinds else None for name in changed}
+
+
+def _without(come: pa.Schema, frozen: dict[str, pa.DataType | None]) -> pa.Schema:
+    kinds = {column.name: frozen.get(column.name, column.type) for column in come}
+    return pa.schema([pa.field(name, kind) for name, kind in kinds.items() if kind is not None])
+
+
+def _written(come: pa.Schema, difference: Difference) -> pa.Schema:
+    kept = [column for column in come if column.name not in difference.conflicts]
+    return pa.schema([pa.field(c.name, cut(difference.cast.get(c.name, c.type), c.type)) for c in kept])
+
+
+def _filled(demands: dict[str, dict[str, V]]) -> dict[str, dict[str, V]]:
+    return {table: found for table, found in demands.items() if found}

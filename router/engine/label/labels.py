@@ -1,0 +1,218 @@
+"""Decode and label record batches, in the tasks that land them. Runs on executors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from router.decoding import decode_batch
+from router.delta.naming import folded, refused
+from router.engine.label.expressions import Node, evaluate
+from router.engine.label.layout import COORDINATES, DEAD_SCHEMA, Layout, RouteLabels, Target
+from router.engine.label.tombstones import TOMBSTONE, Tombstones, as_events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from router.engine.label.route import MergeBy, RouteExpressions
+    from router.parts import ArrowDecoding
+
+LETTER = pa.struct(list(DEAD_SCHEMA)[:4])
+Mask = Any
+"""A boolean array without nulls."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How raw records become events in a task.
+
+    `arrow` is None where Spark's columns have decoded them; `before` are the columns that it reads beside the raw ones.
+    """
+
+    arrow: ArrowDecoding | None
+    tombstones: Tombstones | None
+    before: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """All that a task needs to label records. `decoding` is None where a task before it has decoded them."""
+
+    decoding: Decoding | None
+    layout: Layout
+    routes: tuple[RouteExpressions, ...]
+    own_tables: frozenset[str]
+    unmatched_are_dead: bool
+
+
+def decoded(records: pa.RecordBatch, decoding: Decoding) -> pa.RecordBatch:
+    """Return records with what decoding adds: `event`, `_error`, ..., and `_tombstone` where these become events."""
+    columns = dict(zip(records.schema.names, records.columns, strict=True))
+    if decoding.arrow:
+        added = decode_batch(records, decoding.arrow)
+        columns = {name: column for name, column in columns.items() if name not in decoding.before}
+        columns |= zip(added.schema.names, added.columns, strict=True)
+    if decoding.tombstones:
+        columns = as_events(columns, decoding.tombstones)
+    return pa.RecordBatch.from_arrays([*columns.values()], names=[*columns])
+
+
+def decoding_task(decoding: Decoding) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function of a task that decodes and no more, for mapInArrow: Spark's expressions come after it."""
+
+    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for records in batches:
+            yield decoded(records, decoding)
+
+    return decode
+
+
+def labelled(records: pa.RecordBatch, labelling: Labelling) -> pa.RecordBatch:
+    """Return the labelled records: the columns of the layout."""
+    if labelling.decoding:
+        records = decoded(records, labelling.decoding)
+    return _Labels(records, labelling).batch()
+
+
+class _Labels:
+    """The label columns of one batch."""
+
+    def __init__(self, records: pa.RecordBatch, labelling: Labelling) -> None:
+        self.labelling = labelling
+        self.rows = records.num_rows
+        self.columns: dict[str, pa.Array] = dict(zip(records.schema.names, records.columns, strict=True))
+        self.dead: list[tuple[Mask, tuple[Any, Any, Any, Any]]] = []
+
+    def batch(self) -> pa.RecordBatch:
+        """Return the columns of the layout."""
+        columns, layout, routes = self.columns, self.labelling.layout, self.labelling.routes
+        decoded, failed = columns["event"].is_valid(), columns["_error"].is_valid()
+        tombstone = columns.get(TOMBSTONE, self._none())
+        living = pc.and_not(decoded, tombstone)
+        matched = [self._holds(decoded if route.tombstones else living, route.rule) for route in routes]
+        taken, unmatched = self._none(), living
+        for route, mask in zip(routes, matched, strict=True):
+            unmatched = pc.and_not(unmatched, mask)
+            taken = pc.or_(taken, pc.and_(mask, tombstone)) if route.tombstones else taken
+        failed = pc.and_not(failed, taken)
+        columns["_failed"], columns["_unmatched"] = failed, unmatched
+        columns["_bare"] = pc.and_not(pc.invert(pc.or_(living, failed)), taken)
+        self._letters(failed, "decode", columns["_error"], None, None)
+        if self.labelling.unmatched_are_dead:
+            self._letters(unmatched, "match", "no route matches", None, None)
+        for route, mask in zip(routes, matched, strict=True):
+            self._route(route, mask, tombstone)
+        columns["_dead"] = self._dead()
+        return pa.RecordBatch.from_arrays([columns[name] for name in layout.columns()], names=layout.columns())
+
+    def _route(self, route: RouteExpressions, matched: Mask, tombstone: Mask) -> None:
+        labels, columns = route.labels, self.columns
+        columns[labels.matched] = matched
+        bound = pc.and_not(matched, tombstone) if route.tombstones else matched  # a tombstone violates nothing
+        violated: dict[str, list[tuple[str, Mask]]] = {"dead_letter": [], "drop": [], "warn": [], "fail": []}
+        for name, otherwise, node in route.checks:
+            violated[otherwise].append((name, pc.and_not(bound, self._holds(bound, node))))
+        refused = self._none()
+        for name, mask in violated["dead_letter"]:  # the first one that does not hold is the reason
+            reason = f"expectation {name} does not hold"
+            self._letters(pc.and_not(mask, refused), "expect", reason, labels.name, None)
+            refused = pc.or_(refused, mask)
+        dropped = self._none()
+        for _, mask in violated["drop"]:
+            dropped = pc.or_(dropped, mask)
+        columns[labels.dropped] = dropped = pc.and_not(dropped, refused)
+        for kind, called in (("warn", labels.warned), ("fail", labels.failing)):
+            columns |= {called[name]: mask for name, mask in violated[kind]}
+        lands = pc.and_not(pc.and_not(matched, refused), dropped)
+        broken = self._broken(route, lands)
+        columns[labels.refused] = pc.or_(refused, broken)
+        lands = pc.and_not(lands, broken)
+        for target in labels.targets:
+            columns[target.destination] = lands
+            if named := route.names.get(target.destination):
+                self._name(labels.name, target, named, lands)
+            if target.merge_by:
+                self._merge_by(target, route.merges[target.merge_by], lands)
+
+    def _broken(self, route: RouteExpressions, lands: Mask) -> Mask:
+        """Make the route's rows; return those of which the projection cannot be evaluated."""
+        labels = route.labels
+        if route.row is None:
+            return self._none()
+        if isinstance(route.row, Node):  # Spark has made the struct: it is null where the projection raised
+            broken = pc.and_(lands, self.columns[labels.targets[0].rows].is_null())
+        else:
+            broken = pc.and_(lands, self._project(labels, route.row))
+        self._letters(broken, "select", "the projection cannot be evaluated", labels.name, None)
+        return broken
+
+    def _project(self, labels: RouteLabels, nodes: tuple[Node, ...]) -> Mask:
+        target = labels.targets[0]
+        schema = [target.schema.field(k - len(nodes)) for k in range(len(nodes))]  # an outbox has coordinates before
+        values, raised = [], self._none()
+        for node, field in zip(nodes, schema, strict=True):
+            value, where = evaluate(node, self.columns, self.rows)
+            values.append(value if value.type == field.type else value.cast(field.type))
+            raised = raised if where is None else pc.or_(raised, where)
+        self.columns[target.rows] = pa.StructArray.from_arrays(values, fields=[f.with_nullable(True) for f in schema])
+        return raised
+
+    def _merge_by(self, target: Target, by: MergeBy, lands: Mask) -> None:
+        """Make the struct of what an outbox has besides; where rows name their tables, `destination` has the names."""
+        tables = pa.array([by.table] * self.rows, pa.string()) if by.table else self.columns[target.destination]
+        self.columns[target.destination] = pc.and_(lands, tables.is_valid())
+        kinds = list(target.schema)[len(COORDINATES) :][: 2 + len(by.newest)]
+        newest = [evaluate(node, self.columns, self.rows)[0] for node in by.newest]
+        deleted = self._holds(lands, by.deletes)
+        if by.tombstones:
+            deleted = pc.or_(deleted, self.columns[TOMBSTONE])
+        values = [tables, deleted, *newest]
+        columns = [v if v.type == kind.type else v.cast(kind.type) for v, kind in zip(values, kinds, strict=True)]
+        self.columns[str(target.merge_by)] = pa.StructArray.from_arrays(columns, fields=kinds)
+
+    def _name(self, route: str, target: Target, node: Node, lands: Mask) -> None:
+        """Apply the naming rule: once to every different name."""
+        name, _ = evaluate(node, self.columns, self.rows)
+        coded = pc.if_else(lands, name, pa.scalar(None, pa.string())).dictionary_encode()
+        given = coded.dictionary.to_pylist()
+        tables = [None if (table := folded(text)) in self.labelling.own_tables else table for text in given]
+        self.columns[target.destination] = pa.array(tables, pa.string()).take(coded.indices)
+        bad = pc.and_not(lands, self.columns[target.destination].is_valid())
+        self.columns[str(target.bad_name)] = bad  # a sink that names tables per row has it
+        if bad.true_count:
+            reasons = pa.array([refused(text) for text in given], pa.string()).take(coded.indices)
+            self._letters(bad, "name", pc.fill_null(reasons, refused(None)), route, target.sink)
+
+    def _holds(self, given: Mask, node: Node) -> Mask:
+        return pc.and_(given, pc.fill_null(evaluate(node, self.columns, self.rows)[0], False))
+
+    def _none(self) -> Mask:
+        return pa.repeat(pa.scalar(False), self.rows)
+
+    def _letters(self, mask: Mask, stage: str, reason: Any, route: str | None, sink: str | None) -> None:
+        if mask.true_count:
+            self.dead.append((mask, (stage, reason, route, sink)))
+
+    def _dead(self) -> pa.Array:
+        """Return the dead letters of every row: a list of structs, null for nearly all."""
+        if not self.dead:
+            return pa.nulls(self.rows, pa.list_(LETTER))
+        at = [np.flatnonzero(mask.to_numpy(zero_copy_only=False)) for mask, _ in self.dead]
+        letters = pa.concat_arrays([_entries(rows, why) for rows, (_, why) in zip(at, self.dead, strict=True)])
+        places = np.concatenate(at)
+        counts = np.bincount(places, minlength=self.rows)
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        ordered = letters.take(pa.array(np.argsort(places, kind="stable")))
+        return pa.ListArray.from_arrays(pa.array(offsets), ordered, mask=pa.array(counts == 0))
+
+
+def _entries(at: Any, why: tuple[Any, Any, Any, Any]) -> pa.StructArray:
+    columns = [
+        value.take(pa.array(at)) if isinstance(value, pa.Array) else pa.array([value] * len(at), pa.string())
+        for value in why
+    ]
+    return pa.StructArray.from_arrays(columns, fields=list(LETTER))

@@ -1,0 +1,195 @@
+"""What labelled record batches look like: columns, routes and targets. Travels to executors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from router.parts import Evolution
+
+RAW_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp_type", "headers")
+COORDINATES = {
+    "_topic": "topic",
+    "_partition": "partition",
+    "_offset": "offset",
+    "_timestamp": "timestamp",
+    "_key": "key",
+}
+"""Columns that an outbox or a quarantine has beside its route's: where each event came from."""
+
+QUARANTINE_COLUMNS = {"_table": pa.string(), "_query": pa.string(), "_batch_id": pa.int64()}
+"""Columns that a quarantine has besides: the table its rows wait for, the query and the batch that read them."""
+SCHEMA_COLUMNS = {"_message": "message", "_schema_id": "schema_id", "_schema_version": "schema_version"}
+"""And what the decoder tells of their schema, where it does."""
+
+BRONZE_SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("timestamp_type", pa.int32()),
+        ("headers", pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))),
+        ("batch_id", pa.int64()),
+    ]
+)
+DEAD_SCHEMA = pa.schema(
+    [*[("stage", pa.string()), ("reason", pa.string()), ("route", pa.string()), ("sink", pa.string())], *BRONZE_SCHEMA]
+)
+"""A dead letter: why, and the whole record as received."""
+
+Stage = Literal["decode", "match", "expect", "select", "name", "schema", "apply"]
+"""Where a record was refused."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One sink of one route: which rows go there, and into which table.
+
+    `destination` is a boolean column where `table` is fixed, else a string column with the table's name (null: not
+    there). `rows` is the struct column with the table's columns; `schema` its plain Arrow schema. `bad_name` is the
+    boolean column of rows whose name was refused. With `outbox` the table keeps rows for a sink that applies or merges
+    them; that of a merging sink has the columns of the struct `merge_by`, too. `seen`: columns without a value are left
+    out. `zero_is_absent`: zero and what is empty may stand for a value that is absent. `quarantine` is the target of
+    rows that their table has no place for; its key is this one's, and `/quarantine`.
+    """
+
+    route: str
+    sink: str
+    destination: str
+    rows: str
+    schema: pa.Schema
+    table: str | None = None
+    bad_name: str | None = None
+    at_most: int = 1
+    seen: bool = False
+    outbox: bool = False
+    merge_by: str | None = None
+    evolution: Evolution = "evolve"
+    zero_is_absent: bool = False
+    quarantine: Target | None = None
+    suffix: str = ""
+
+    @property
+    def key(self) -> str:
+        """Return the part of transaction ids that names this target."""
+        return f"{self.route}/{self.sink}{self.suffix}"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Return the key, and behind it the one of the quarantine."""
+        return (self.key, self.quarantine.key) if self.quarantine else (self.key,)
+
+    @property
+    def names_in_outbox(self) -> bool:
+        """Say whether the rows of an outbox are for tables that they name."""
+        return self.merge_by is not None and self.bad_name is not None
+
+    def beyond(self, table: str) -> str:
+        """Return why a row for a table is refused when there are as many as there may be."""
+        return f"table {table}: the sink may have {self.at_most} tables and has them"
+
+    def place(self, table: str) -> str:
+        """Return the key under which demands speak of this target's rows in a table."""
+        return f"{self.key}/{table}"
+
+
+@dataclass(frozen=True)
+class RouteLabels:
+    """The names of the boolean columns that say what became of a row on a route."""
+
+    name: str
+    matched: str
+    refused: str
+    dropped: str
+    warned: dict[str, str] = field(default_factory=dict)
+    failing: dict[str, str] = field(default_factory=dict)
+    targets: tuple[Target, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of labelled record batches.
+
+    They are: RAW_COLUMNS; `_failed`, `_bare`, `_unmatched` (boolean); `_dead` (list of stage, reason, route, sink;
+    null when none); `_wanted` (string) where the decoder adds it; `about`, what it tells of schemas, for a quarantine;
+    and those the routes name.
+    """
+
+    bronze: str | None
+    dead_letters: str
+    routes: tuple[RouteLabels, ...]
+    wanted: bool = False
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """Return every route's targets, in order."""
+        return tuple(target for route in self.routes for target in route.targets)
+
+    @property
+    def all_targets(self) -> tuple[Target, ...]:
+        """Return every target, then their quarantines."""
+        return (*self.targets, *(target.quarantine for target in self.targets if target.quarantine))
+
+    @property
+    def about(self) -> tuple[str, ...]:
+        """Return the columns that tell of a record's schema, where a quarantine keeps them."""
+        kept = {name for target in self.targets if target.quarantine for name in target.quarantine.schema.names}
+        return tuple(SCHEMA_COLUMNS[name] for name in SCHEMA_COLUMNS if name in kept)
+
+    def columns(self) -> list[str]:
+        """Return the columns of a labelled batch that landing needs, each once."""
+        names = [*RAW_COLUMNS, "_failed", "_bare", "_unmatched", "_dead", *(["_wanted"] if self.wanted else [])]
+        names += self.about
+        for route in self.routes:
+            names += [route.matched, route.refused, route.dropped, *route.warned.values(), *route.failing.values()]
+            for target in route.targets:
+                names += [target.destination, target.rows, *filter(None, (target.bad_name, target.merge_by))]
+        return list(dict.fromkeys(names))
+
+
+@dataclass(frozen=True)
+class Demands:
+    """What existing tables demand of rows before they land.
+
+    `casts`: place -> column -> type to write; `conflicts`: place -> column -> why its values cannot be written, where
+    a place is a target's key and a table (routes that share a table need not have the same columns);
+    `allowed`: target key -> the only names it may still use (absent: no limit reached); `frozen`: place -> column ->
+    the type in which its values go into a table that may not change, None where that lacks the column.
+    """
+
+    casts: dict[str, dict[str, pa.DataType]] = field(default_factory=dict)
+    conflicts: dict[str, dict[str, str]] = field(default_factory=dict)
+    allowed: dict[str, frozenset[str]] = field(default_factory=dict)
+    frozen: dict[str, dict[str, pa.DataType | None]] = field(default_factory=dict)
+
+    def differ(self, other: Demands, places: set[str]) -> bool:
+        """Say whether rows that land, or wait, in these places would do otherwise under other demands."""
+        for place in places:
+            if self.casts.get(place, {}) != other.casts.get(place, {}):
+                return True
+            if not set(other.conflicts.get(place, {})) <= set(self.conflicts.get(place, {})):
+                return True
+            if self.frozen.get(place, {}) != other.frozen.get(place, {}):
+                return True
+        return self.allowed != other.allowed
+
+
+def too_wide(column: str, come: pa.DataType, have: pa.DataType) -> str:
+    """Return why a value does not go into a table that may not change."""
+    return f"column {column} is {come} in the event, and this value does not fit the table's {have}"
+
+
+def outbox_of(query: str, route: str, sink: str) -> str:
+    """Return the table where the rows of a sink stand until they are applied or merged."""
+    return f"outbox.{query}__{route}__{sink}"
+
+
+def quarantine_of(query: str, route: str, sink: str) -> str:
+    """Return the table where rows of a sink wait until their table may grow."""
+    return f"quarantine.{query}__{route}__{sink}"

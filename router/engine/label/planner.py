@@ -1,0 +1,183 @@
+"""Plan a batch: what Spark evaluates before the landing task, and what the task evaluates itself. Lazy: nothing runs.
+
+What a user's expression raises on a row is caught on that row: a rule becomes null, which is no match; a projection
+becomes a dead letter. A route of which one expression needs Spark is left to Spark with all its expressions; the others
+are not. Where the decoder works in the task, that task is then cut in two: decode, Spark's columns, label and land.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import BooleanType, StructField, StructType
+
+from router.engine.label.expressions import Untranslatable
+from router.engine.label.labels import Decoding, Labelling, decoding_task
+from router.engine.label.layout import RAW_COLUMNS, Layout
+from router.engine.label.route import RoutePlanner
+from router.engine.label.safe_columns import tried
+from router.engine.label.tombstones import TOMBSTONE, taken, tombstones
+from router.parts import RAW_SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from router.config.models import Config
+    from router.engine.label.route import RouteExpressions
+    from router.parts import ArrowDecoding, Decoder
+
+log = logging.getLogger("router")
+SPREAD_BY = "_spread_by"
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What happens to raw records on their way into the landing task; made once for a decoder.
+
+    `before` adds the columns that Spark makes of raw records, `decoding` is what a task makes of these. `levels` are
+    the columns of routes that need Spark, one projection after the other. `named` is the first table name that a
+    sink takes from data. `left` says which routes are left to Spark, and why.
+    """
+
+    decoder: Decoder
+    arrow: ArrowDecoding | None
+    decoding: Decoding
+    labelling: Labelling
+    decoded: StructType
+    levels: tuple[dict[str, Column], ...]
+    named: Column | None
+    left: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The records of a batch, and how they become rows of tables."""
+
+    raw: DataFrame
+    stages: Stages
+
+    @property
+    def layout(self) -> Layout:
+        """Return the columns of the labelled batches."""
+        return self.stages.labelling.layout
+
+    @property
+    def spreads(self) -> bool:
+        """Say whether tables are named by data, so that rows can be spread by table."""
+        return self.stages.named is not None
+
+    def frame(self, records: DataFrame, tasks: int | None = None) -> tuple[DataFrame, Labelling]:
+        """Return what the landing task gets of raw records, and how it labels them.
+
+        With `tasks` rows are shuffled so that those of a table meet in one of so many. Keeps a column `_aside`.
+        """
+        stages, columns = self.stages, [*RAW_COLUMNS]
+        frame = stages.arrow.before(records) if stages.arrow and stages.arrow.before else records
+        frame = frame if stages.arrow else stages.decoder.decode(frame)
+        spread = tasks is not None and stages.named is not None
+        if not (stages.levels or spread):
+            return frame, stages.labelling
+        kept = ["_aside"] if "_aside" in records.columns else []
+        if stages.arrow or stages.decoding.tombstones:
+            more = [field for field in frame.schema if field.name in kept]
+            kinds = StructType([*stages.decoded.fields, *more])
+            frame = frame.mapInArrow(decoding_task(stages.decoding), kinds).select(*kinds.names)
+        columns = [*stages.decoded.names, *kept]
+        for level in stages.levels:
+            frame = frame.withColumns(level)
+            columns += level
+        frame = frame.select(*columns)
+        if spread and stages.named is not None:
+            name = tried(F.when(F.col("event").isNotNull(), stages.named))
+            frame = frame.withColumn(SPREAD_BY, name).repartition(tasks or 1, SPREAD_BY).drop(SPREAD_BY)
+        return frame, replace(stages.labelling, decoding=None)
+
+
+class Planner:
+    """The plans of a query's batches. The decoder must be prepared already.
+
+    Every level is one projection for all routes: Spark analyses a plan anew for each, which is what a small batch
+    spends its time on. The columns are made once per decoder and used for every batch: each is some calls across the
+    gateway.
+    """
+
+    def __init__(self, config: Config, decoder: Decoder, *, quiet: bool = False) -> None:
+        self.config = config
+        self.decoder = decoder
+        self.quiet = quiet
+        self.own = frozenset(name for name in (config.bronze, config.dead_letters, config.ledger) if name)
+        self.routes = [RoutePlanner(index, route) for index, route in enumerate(config.routes)]
+        self.stages: Stages | None = None
+        self.told: str | None = None
+
+    def refresh(self, wanted: frozenset[str] = frozenset()) -> None:
+        """Let the decoder fetch what the next batch, or rows of this one, need. Raises OSError where it cannot now."""
+        self.decoder = self.decoder.refresh(wanted)
+
+    def plan(self, raw: DataFrame) -> Plan:
+        """Return the plan of one batch. Needs the columns of `RAW_SCHEMA`. Lazy."""
+        if (
+            self.stages is None or self.stages.decoder is not self.decoder
+        ):  # one that learnt something is another object
+            self.stages = self._stages(raw.sparkSession)
+            self._tell(self.stages)
+        return Plan(raw, self.stages)
+
+    def _tell(self, stages: Stages) -> None:
+        told = stages_in_words(stages)
+        if told != self.told and not self.quiet:
+            log.info("%s: %s", self.config.name, told)
+        self.told = told
+
+    def _stages(self, spark: SparkSession) -> Stages:
+        config, decoder = self.config, self.decoder
+        arrow = decoder.decoding()
+        records = spark.createDataFrame([], RAW_SCHEMA)
+        before = arrow.before(records) if arrow and arrow.before else records
+        adds = arrow.adds if arrow else decoder.decode(records).schema
+        kinds = StructType([*records.schema, *(field for field in adds if field.name not in RAW_COLUMNS)])
+        frame = spark.createDataFrame([], kinds)
+        dead = tombstones(config, frame)
+        if dead:
+            kinds = StructType([*kinds.fields, StructField(TOMBSTONE, BooleanType())])
+            frame = spark.createDataFrame([], kinds)
+        shipped = replace(arrow, before=None) if arrow else None  # a closure of the driver's
+        decoding = Decoding(shipped, dead, tuple(before.columns[len(records.columns) :]))
+        labels = tuple(route.labels(frame, config) for route in self.routes)
+        layout = Layout(config.bronze, config.dead_letters, labels, "_wanted" in frame.columns)
+        expressions, levels, left = self._expressions(frame, layout, tombstones=dead is not None)
+        labelling = Labelling(decoding, layout, expressions, self.own, config.unmatched == "dead_letters")
+        named = next((column for route in self.routes for column in route.named().values()), None)
+        return Stages(decoder, arrow, decoding, labelling, kinds, levels, named, left)
+
+    def _expressions(
+        self, frame: DataFrame, layout: Layout, *, tombstones: bool
+    ) -> tuple[tuple[RouteExpressions, ...], tuple[dict[str, Column], ...], dict[str, str]]:
+        """Return the expressions of each route, and the columns and the names of those that are left to Spark."""
+        found: list[RouteExpressions] = []
+        levels: tuple[dict[str, Column], ...] = ({}, {})
+        left: dict[str, str] = {}
+        decoded = F.col("event").isNotNull()
+        living = decoded & ~F.col(TOMBSTONE) if tombstones else decoded
+        for route, labels in zip(self.routes, layout.routes, strict=True):
+            try:
+                found.append(route.in_tasks(frame, labels))
+            except Untranslatable as what:
+                left[labels.name] = str(what)
+                expressions, columns = route.by_spark(frame, labels, decoded if taken(route.route) else living)
+                found.append(expressions)
+                for level, more in zip(levels, columns, strict=True):
+                    level.update(more)
+        return tuple(found), tuple(level for level in levels if level), left
+
+
+def stages_in_words(stages: Stages) -> str:
+    """Say in which stages a batch runs, and why."""
+    where = "tasks decode" if stages.arrow else "Spark decodes"
+    if not stages.left:
+        return f"{where}, tasks match and land in one stage"
+    routes = "; ".join(f"route {name}: {what} is for Spark to evaluate" for name, what in stages.left.items())
+    return f"{where}, Spark evaluates {len(stages.left)} of {len(stages.labelling.routes)} routes, tasks land: {routes}"

@@ -1,0 +1,286 @@
+"""One route on the driver: its expressions, the names of its label columns, and its targets."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import StructType
+
+from router.delta.schema_diff import plain_schema
+from router.engine.label.column_types import kind_of, rows_schema
+from router.engine.label.expressions import Node, translate
+from router.engine.label.layout import (
+    COORDINATES,
+    QUARANTINE_COLUMNS,
+    SCHEMA_COLUMNS,
+    RouteLabels,
+    Target,
+    outbox_of,
+    quarantine_of,
+)
+from router.engine.label.safe_columns import holds, tried
+from router.engine.label.tombstones import taken
+from router.engine.upsert_columns import check, merge_struct
+from router.errors import StartError
+from router.merging import MergingSink
+from router.parts import TableSink
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from router.config.models import Config, Route
+    from router.parts import Sink
+
+EVERYTHING = ("event.*",)
+
+
+class Check(NamedTuple):
+    """An expectation: its name, what becomes of rows that violate it, and its expression."""
+
+    name: str
+    otherwise: str
+    node: Node
+
+
+@dataclass(frozen=True)
+class MergeBy:
+    """The expressions of what the outbox of a merging sink has besides. `table` is None where rows name theirs."""
+
+    table: str | None
+    deletes: Node
+    newest: tuple[Node, ...]
+    tombstones: bool
+
+
+@dataclass(frozen=True)
+class RouteExpressions:
+    """The expressions of one route, as the landing task evaluates them.
+
+    `row` is None where the route takes the event as it is, and one node where Spark has evaluated the projection.
+    `names` and `merges` are by the column of the target that they make.
+    """
+
+    labels: RouteLabels
+    rule: Node
+    checks: tuple[Check, ...]
+    row: tuple[Node, ...] | Node | None
+    names: dict[str, Node]
+    merges: dict[str, MergeBy]
+    tombstones: bool
+
+
+class Expressions(NamedTuple):
+    """The expressions of a route as Spark's columns, in the order in which they are evaluated."""
+
+    rule: Column
+    checks: tuple[Column, ...]
+    row: tuple[Column, ...]
+    names: tuple[Column, ...]
+    deletes: tuple[Column, ...]
+    newest: tuple[Column, ...]
+
+
+@dataclass(frozen=True)
+class RoutePlanner:
+    """One route of a configuration; `index` tells its columns from those of others."""
+
+    index: int
+    route: Route
+
+    @property
+    def rows(self) -> str:
+        """Return the struct column of the route's rows."""
+        return "event" if self.route.select == EVERYTHING else f"_row{self.index}"
+
+    @property
+    def merging(self) -> dict[int, MergingSink]:
+        """Return the merging sinks by their place."""
+        return {j: sink for j, sink in enumerate(self.route.sinks) if isinstance(sink, MergingSink)}
+
+    def named(self) -> dict[int, Column]:
+        """Return the table column of each sink that names its tables per row."""
+        found = {}
+        for j, sink in enumerate(self.route.sinks):
+            if isinstance(sink, (TableSink, MergingSink)) and not isinstance(named := sink.table(), str):
+                found[j] = named.cast("string")
+        return found
+
+    def asked(self, frame: DataFrame) -> Expressions:
+        """Return the route's expressions over the columns of a decoded frame."""
+        row = () if self.rows == "event" else tuple(self.projection(frame))
+        deletes = [F.lit(False) if (found := sink.deletes()) is None else found for sink in self.merging.values()]
+        newest = tuple(column for sink in self.merging.values() for column in sink.newest())
+        checks = tuple(F.expr(check.sql) for check in self.route.expect)
+        return Expressions(self.route.match.matches(), checks, row, (*self.named().values(),), (*deletes,), newest)
+
+    def projection(self, frame: DataFrame) -> list[Column]:
+        """Return the columns that the route selects."""
+        return [column for text in self.route.select for column in _expand(frame, text)]
+
+    def in_tasks(self, frame: DataFrame, labels: RouteLabels) -> RouteExpressions:
+        """Return what tasks evaluate themselves. Raises Untranslatable with what only Spark can evaluate."""
+        asked = self.asked(frame)
+        nodes = iter(translate(frame, [asked.rule, *(column for part in asked[1:] for column in part)]))
+        rule, checks, row, names, deletes, newest = (
+            [next(nodes) for _ in part] for part in ((asked.rule,), *asked[1:])
+        )
+        return self._expressions(labels, rule[0], checks, tuple(row) or None, names, deletes, newest)
+
+    def by_spark(
+        self, frame: DataFrame, labels: RouteLabels, given: Column
+    ) -> tuple[RouteExpressions, list[dict[str, Column]]]:
+        """Return what tasks read from columns that Spark evaluates, and these columns, level by level.
+
+        `given` are the rows that the route looks at. Every column is guarded: what raises on a row is null on it, and
+        the projection is one struct, so that a null struct says that it raised.
+        """
+        asked, i = self.asked(frame), self.index
+        matched = F.col(f"_matched{i}")
+        checks = {f"_check{i}_{k}": holds(matched, column) for k, column in enumerate(asked.checks)}
+        row = {self.rows: tried(F.when(matched, F.struct(*asked.row)))} if asked.row else {}
+        others = {
+            f"_{kind}{i}_{k}": tried(F.when(matched, column))
+            for kind in ("names", "deletes", "newest")
+            for k, column in enumerate(getattr(asked, kind))
+        }
+        rule, whole = _column(f"_matched{i}"), _column(self.rows) if row else None
+        kinds = ("check", "names", "deletes", "newest")
+        checked, *rest = (
+            [_column(name) for name in {**checks, **others} if name.startswith(f"_{kind}{i}_")] for kind in kinds
+        )
+        found = self._expressions(labels, rule, checked, whole, *rest)
+        return found, [{f"_matched{i}": holds(given, asked.rule)}, {**checks, **row, **others}]
+
+    def _expressions(
+        self,
+        labels: RouteLabels,
+        rule: Node,
+        checks: list[Node],
+        row: tuple[Node, ...] | Node | None,
+        names: list[Node],
+        deletes: list[Node],
+        newest: list[Node],
+    ) -> RouteExpressions:
+        expect = zip(self.route.expect, checks, strict=True)
+        named = {labels.targets[j].destination: node for j, node in zip(self.named(), names, strict=True)}
+        merges, left = {}, iter(newest)
+        for (j, sink), node in zip(self.merging.items(), deletes, strict=True):
+            target = labels.targets[j]
+            table = None if target.bad_name else str(sink.table())
+            by = tuple(next(left) for _ in sink.newest())
+            merges[str(target.merge_by)] = MergeBy(table, node, by, sink.tombstones)
+        return RouteExpressions(
+            labels,
+            rule,
+            tuple(Check(check.name, check.otherwise, node) for check, node in expect),
+            row,
+            named,
+            merges,
+            taken(self.route),
+        )
+
+    def labels(self, frame: DataFrame, config: Config) -> RouteLabels:
+        """Return what the route's columns are called, and its targets."""
+        i, kind = self.index, self._row_type(frame)
+        schema = rows_schema(kind)
+        self._check_named(frame, schema.names)
+        names = sink_names(self.route.sinks)
+        blanks = [Target(self.route.name, name, f"_to{i}_{j}", self.rows, schema) for j, name in enumerate(names)]
+        by = {which: [e.name for e in self.route.expect if e.otherwise == which] for which in ("warn", "fail")}
+        return RouteLabels(
+            name=self.route.name,
+            matched=f"_matched{i}",
+            refused=f"_refused{i}",
+            dropped=f"_dropped{i}",
+            warned={name: f"_warned{i}_{name}" for name in by["warn"]},
+            failing={name: f"_failing{i}_{name}" for name in by["fail"]},
+            targets=tuple(self._target(frame, kind, j, blank, config) for j, blank in enumerate(blanks)),
+        )
+
+    def _row_type(self, frame: DataFrame) -> StructType:
+        row = F.col("event") if self.rows == "event" else F.struct(*self.projection(frame))
+        kind = frame.select(row.alias("row")).schema["row"].dataType
+        assert isinstance(kind, StructType)  # the contract of decoders
+        return kind
+
+    def _check_named(self, frame: DataFrame, columns: list[str]) -> None:
+        """Refuse an expression without a name: Spark would call its column col1, col2 by its place."""
+        written = f"{' '.join(self.route.select)} {frame.schema['event'].simpleString()}".lower()
+        for name in columns:
+            if re.fullmatch(r"col\d+", name) and name not in written:
+                raise StartError(
+                    f"route {self.route.name}: expression {name[3:]} of `select` has no name; write: ... AS name"
+                )
+
+    def _target(self, frame: DataFrame, kind: StructType, j: int, blank: Target, config: Config) -> Target:
+        sink = self.route.sinks[j]
+        if not isinstance(sink, TableSink):
+            columns = {new: kind_of(frame, old) for new, old in COORDINATES.items()}
+            if isinstance(sink, MergingSink):
+                more = self._merge_by(frame, kind, sink, blank)
+                blank = replace(blank, merge_by=f"_merge{self.index}_{j}", at_most=sink.at_most)
+                blank, columns = replace(blank, bad_name=self._bad_name(j)), {**columns, **more}
+            table = outbox_of(config.name, blank.route, blank.sink)
+            return replace(_kept(blank, columns), table=table, outbox=True)
+        named = sink.table()
+        blank = replace(blank, seen=sink.columns == "seen", evolution=sink.evolution)
+        blank = replace(blank, zero_is_absent=config.decode.zero_is_absent)
+        if sink.evolution == "quarantine":
+            blank = replace(blank, quarantine=_quarantine(frame, blank, config))
+        if isinstance(named, str):
+            return replace(blank, table=named)
+        return replace(blank, bad_name=self._bad_name(j), at_most=sink.at_most)
+
+    def _merge_by(self, frame: DataFrame, kind: StructType, sink: MergingSink, blank: Target) -> dict[str, pa.DataType]:
+        """Return the columns that the outbox of a merging sink has besides; refuse what could not be merged."""
+        more = frame.select(merge_struct(sink).alias("more")).schema["more"].dataType
+        assert isinstance(more, StructType)
+        check(sink, f"route {blank.route}, sink {blank.sink}", kind, more)
+        return {f.name: to_arrow_type(f.dataType, timestamp_utc=True) for f in more}
+
+    def _bad_name(self, j: int) -> str | None:
+        return f"_bad_name{self.index}_{j}" if j in self.named() else None
+
+
+def _column(name: str) -> Node:
+    """Return the expression that reads a column, whatever its type: one that Spark has evaluated."""
+    return Node("column", None, with_=name)
+
+
+def _quarantine(frame: DataFrame, blank: Target, config: Config) -> Target:
+    """Return the table where rows wait for theirs to be let grow. It has the columns that have a value."""
+    told = {new: old for new, old in SCHEMA_COLUMNS.items() if old in frame.columns} | COORDINATES
+    columns = {**QUARANTINE_COLUMNS, **{new: kind_of(frame, old) for new, old in told.items()}}
+    found = replace(blank, seen=True, suffix="/quarantine", evolution="evolve", outbox=True)
+    return replace(_kept(found, columns), table=quarantine_of(config.name, blank.route, blank.sink))
+
+
+def _kept(target: Target, columns: dict[str, pa.DataType]) -> Target:
+    """Return the target of an outbox or a quarantine, with columns before those of its rows."""
+    if clash := sorted(set(columns) & {name.lower() for name in target.schema.names}):
+        raise StartError(f"column {clash[0]}: {target.key} is kept with one of that name; rename it in `select`")
+    return replace(target, schema=plain_schema(pa.schema([*columns.items(), *target.schema])))
+
+
+def _expand(frame: DataFrame, text: str) -> Iterator[Column]:
+    if text.strip() != "event.*":
+        yield F.expr(text)
+        return
+    event = frame.schema["event"].dataType
+    assert isinstance(event, StructType)  # the contract of decoders
+    yield from (F.col("event").getField(name).alias(name) for name in event.fieldNames())
+
+
+def sink_names(sinks: tuple[Sink, ...]) -> list[str]:
+    """Return the name of each sink of a route: the part's name, numbered from the second of its kind on."""
+    names: list[str] = []
+    for sink in sinks:
+        alike = sum(other.part_name == sink.part_name for other in sinks[: len(names)])
+        names.append(f"{sink.part_name}_{alike + 1}" if alike else sink.part_name)
+    return names

@@ -1,0 +1,38 @@
+"""Spark's expressions, guarded: what raises on a row is null on that row. See docs/decisions/0001."""
+
+from __future__ import annotations
+
+import operator
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark import SparkContext
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def tried(column: Column) -> Column:
+    """Return the column with null wherever evaluating it raises.
+
+    Spark has no public form of this: its own try_* functions are built on the same expression. The column must be
+    guarded by a condition that cannot be folded away (`F.when(...)`): Spark would otherwise compute a subexpression
+    shared with another column ahead of the guard, and raise there.
+    """
+    context = SparkContext._active_spark_context
+    assert context is not None and context._jvm is not None  # noqa: PT018 - a column cannot exist without
+    spark = context._jvm.org.apache.spark.sql
+    expression = spark.classic.ExpressionUtils.expression(column._jc)
+    return Column(spark.classic.ExpressionUtils.column(spark.catalyst.expressions.TryEval(expression)))
+
+
+def holds(given: Column, condition: Column) -> Column:
+    """Return whether a condition is true on the rows where `given` is; null and what raises are false."""
+    return F.coalesce(tried(F.when(given, condition)), F.lit(False))
+
+
+def any_of(columns: Iterable[Column]) -> Column:
+    """Return whether any of the conditions is true."""
+    return reduce(operator.or_, columns, F.lit(False))

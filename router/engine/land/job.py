@@ -1,0 +1,143 @@
+"""The landing job: one Spark job that stages the files of a batch. Runs on the driver."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+
+from router.delta.commit import LandedFile
+from router.engine.land.parquet_writer import Staging
+from router.engine.land.task import LandingWork, landing_task
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from router.config.models import Landing as Options
+    from router.delta.lake import Lake
+    from router.engine.label.layout import Demands
+    from router.engine.label.planner import Plan
+
+TINY_FILE = 5_000
+MANY_FILES = 500
+FEW_CORES = 5
+"""When tasks x tables would make more than MANY_FILES files of fewer than TINY_FILE rows, the next batch is shuffled
+by table first, so that a table's rows meet in one task. With fewer cores the shuffle costs more than the files."""
+
+BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+UNBOUNDED = str(2**31 - 1)
+BOUNDED = 32 << 20
+BIG_ROW = 16 << 10
+BIG_SHARE = 0.01
+"""Batches of bytes: Spark 4.0 bounds an Arrow batch in bytes by measuring every column after every row, a third of all
+JVM time in landing, and without the bound 10 000 rows of 5 MB are one batch that kills the JVM. So the bound is off,
+the rare rows above BIG_ROW bytes are set aside, and land in a second job of the same code with the bound on. Where more
+than BIG_SHARE of a batch is big, the next one has the bound on for all."""
+
+
+@dataclass(frozen=True)
+class Landed:
+    """What a landing job reports: staged files, and counts per task and source partition.
+
+    `aside` counts the rows that it was to leave out.
+    """
+
+    files: list[LandedFile] = field(default_factory=list)
+    counts: list[dict[str, Any]] = field(default_factory=list)
+    aside: int = 0
+
+    def __add__(self, other: Landed) -> Landed:
+        return Landed(self.files + other.files, self.counts + other.counts, self.aside + other.aside)
+
+    def collected(self, name: str) -> frozenset[str]:
+        """Return what the counts list under a name."""
+        return frozenset(value for count in self.counts for value in count.get(name) or ())
+
+    @property
+    def named(self) -> dict[str, set[str]]:
+        """Return the tables that the rows of each outbox are for."""
+        found: dict[str, set[str]] = {}
+        for count in self.counts:
+            for key, tables in count.get("named", {}).items():
+                found.setdefault(key, set()).update(tables)
+        return found
+
+
+@dataclass
+class LandingJob:
+    """The landing of a query's batches.
+
+    What one batch was like says how the next one is spread (`tiny`), and whether its Arrow batches are bounded in bytes
+    (`measured`).
+    """
+
+    spark: SparkSession
+    lake: Lake
+    options: Options
+    query: str
+    folder: str | None = None
+    tiny: bool = False
+    measured: bool = False
+
+    def run(self, plan: Plan, demands: Demands, batch: int) -> Landed:
+        """Stage the files of a batch; see `Batches of bytes` for the second job that it may take."""
+        if self.measured:
+            found = self._land(plan, plan.raw, demands, batch, bounded=True)
+        else:
+            found = self._land(plan, _without_big(plan.raw), demands, batch)
+            if found.aside:
+                found += self._land(plan, plan.raw.filter(_big()), demands, batch, bounded=True)
+        self.measured = found.aside > BIG_SHARE * max(1, sum(count["read"] for count in found.counts))
+        tables, rows = len({file.table for file in found.files}), sum(file.rows for file in found.files)
+        self.tiny = (
+            self._cores >= FEW_CORES and tables * self._cores > MANY_FILES and rows < TINY_FILE * tables * self._cores
+        )
+        return found
+
+    def discard(self, landed: Landed) -> None:
+        """Delete files that will not be committed."""
+        for file in landed.files:
+            self.lake.files.delete_file(file.path)
+
+    @property
+    def _cores(self) -> int:
+        return self.spark.sparkContext.defaultParallelism
+
+    def _land(self, plan: Plan, raw: DataFrame, demands: Demands, batch: int, *, bounded: bool = False) -> Landed:
+        by_table = self.options.spread == "by_table" or (self.tiny and self.options.spread != "keep")
+        by_table = by_table and plan.spreads
+        if not by_table and self.options.spread != "keep":
+            raw = raw.coalesce(self._cores)  # more tasks gain nothing but files
+        frame, labelling = plan.frame(raw, self._cores if by_table else None)
+        staging = Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes, self.folder)
+        task = landing_task(LandingWork(labelling, demands, staging, batch, self.query))
+        self.spark.conf.set(BATCH_BYTES, str(BOUNDED) if bounded else UNBOUNDED)
+        try:
+            reports = frame.mapInArrow(task, "report string").collect()  # one per file and source partition of a task
+        finally:
+            self.spark.conf.set(BATCH_BYTES, UNBOUNDED)
+        return _landed(json.loads(row["report"]) for row in reports)
+
+
+def _landed(reports: Any) -> Landed:
+    found = Landed()
+    for report in reports:
+        if "path" in report:
+            found.files.append(LandedFile.of(report))
+        elif "aside" in report:
+            found += Landed(aside=report["aside"])
+        else:
+            found.counts.append(report)
+    return found
+
+
+def _big() -> Column:
+    return F.coalesce(F.length("value"), F.lit(0)) + F.coalesce(F.length("key"), F.lit(0)) > BIG_ROW
+
+
+def _without_big(raw: DataFrame) -> DataFrame:
+    """Return the records with nothing in the big ones but a mark."""
+    big = _big()
+    return raw.withColumns({"_aside": big, "key": F.when(~big, F.col("key")), "value": F.when(~big, F.col("value"))})

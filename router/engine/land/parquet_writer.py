@@ -1,0 +1,193 @@
+"""Write rows as Parquet files of Delta tables, staged: nothing refers to them yet. Runs on executors."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+
+from router.delta.commit import LandedFile
+from router.delta.file_statistics import Leaf, leaves, statistics, with_nan
+
+if TYPE_CHECKING:
+    from router.delta.lake import Lake
+
+ROW_GROUP = 1 << 20
+OPEN_FILES = 128
+"""Files a task keeps open at most; beyond it the fullest is closed (the usual limit of a process is 1024)."""
+
+
+@dataclass(frozen=True)
+class Staging:
+    """Where and how files are written: sizes in bytes.
+
+    `folder` is where they lie below the lake, None for the folder of each file's table. zstd takes half the bytes of
+    snappy at the same time.
+    """
+
+    lake: Lake
+    file_bytes: int
+    buffer_bytes: int
+    folder: str | None = None
+    compression: str = "zstd"
+
+    def writer(self, batch: int, attempt: str) -> Writer:
+        """Return the writer of one task attempt."""
+        return Writer(self, f"part-{batch:010d}-{attempt}")
+
+
+def attempt() -> str:
+    """Return what no other attempt at a task of this job is called."""
+    context = TaskContext.get()
+    return f"{context.partitionId()}-{context.taskAttemptId()}" if context else "0-0"
+
+
+@dataclass
+class _Held:
+    """The rows of one table and the file they go to."""
+
+    target: str
+    table: str
+    schema: pa.Schema
+    seen: bool
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    bytes: int = 0
+    nans: set[Leaf] = field(default_factory=set)
+    file: _File | None = None
+
+
+class Writer:
+    """Rows held by table; the largest tables are written when more than `buffer_bytes` are held."""
+
+    def __init__(self, staging: Staging, prefix: str) -> None:
+        self.staging = staging
+        self.prefix = prefix
+        self.held: dict[tuple[str, str], _Held] = {}
+        self.bytes = 0
+        self.files: list[LandedFile] = []
+
+    def hold(self, target: str, table: str, rows: pa.RecordBatch, *, seen: bool = False) -> None:
+        """Keep rows for a table. `seen`: columns without a value in what is written at once are left out."""
+        held = self.held.get((target, table))
+        if held is None:
+            held = self.held[target, table] = _Held(target, table, rows.schema, seen)
+        held.batches.append(rows)
+        # `nbytes` follows the offsets of nested lists: Spark sends none for a list that is empty, and it reads anywhere
+        size = rows.get_total_buffer_size()
+        held.bytes += size
+        self.bytes += size
+
+    def flush(self) -> None:
+        """Write the largest tables while more is held than allowed."""
+        if self.bytes <= self.staging.buffer_bytes:
+            return
+        for held in sorted(self.held.values(), key=lambda held: -held.bytes):
+            self._write(held)
+            if self.bytes <= self.staging.buffer_bytes // 2:
+                break
+        open_files = [held for held in self.held.values() if held.file]
+        for held in sorted(open_files, key=lambda held: -(held.file.size if held.file else 0))[OPEN_FILES:]:
+            self._close(held)
+
+    def close(self) -> list[LandedFile]:
+        """Write everything held; return all files of this task."""
+        for held in self.held.values():
+            self._write(held)
+            self._close(held)
+        return self.files
+
+    def abandon(self) -> None:
+        """Remove what was written, where that can be: the task has failed, and its successor writes it again."""
+        begun = [held.file for held in self.held.values() if held.file]
+        for file in begun:
+            with suppress(Exception):  # whatever keeps a file from being closed, the failure that led here is told
+                file.stream.close()
+        for path in (*(file.path for file in begun), *(file.path for file in self.files)):
+            with suppress(OSError):
+                self.staging.lake.files.delete_file(path)
+
+    def _write(self, held: _Held) -> None:
+        if not held.batches:
+            return
+        rows = pa.Table.from_batches(held.batches, held.schema)
+        self.bytes -= held.bytes
+        held.batches, held.bytes = [], 0
+        rows = _valued(rows) if held.seen else rows
+        if held.file and not set(rows.column_names) <= set(held.file.schema.names):
+            self._close(held)  # a column has its first value: the file without it is complete
+        if new := with_nan(rows) - held.nans:
+            self._close(held)  # a column has its first NaN: the next file has no statistics of it
+            held.nans |= new
+        if held.file is None:
+            held.file = _File.open(self.staging, held.table, self._name(), rows.schema, held.nans)
+        held.file.add(rows)
+        if held.file.size >= self.staging.file_bytes:
+            self._close(held)
+
+    def _name(self) -> str:
+        return f"{self.prefix}-{uuid.uuid4()}.parquet"
+
+    def _close(self, held: _Held) -> None:
+        if held.file:
+            self.files.append(held.file.close(held.target, held.table))
+            held.file = None
+
+
+def _valued(rows: pa.Table) -> pa.Table:
+    """Return the columns that hold a value; at least one stays."""
+    names = [
+        name for name, column in zip(rows.column_names, rows.columns, strict=True) if column.null_count < len(rows)
+    ]
+    return rows.select(names or rows.column_names[:1])
+
+
+@dataclass
+class _File:
+    """A Parquet file that is being written."""
+
+    path: str
+    schema: pa.Schema
+    writer: pq.ParquetWriter
+    stream: pa.NativeFile
+    footers: list[pq.FileMetaData]
+
+    @classmethod
+    def open(cls, staging: Staging, table: str, name: str, schema: pa.Schema, nans: set[Leaf]) -> _File:
+        folder = f"{staging.folder}/{table}" if staging.folder else table.replace(".", "/")
+        staging.lake.files.create_dir(folder, recursive=True)
+        stream = staging.lake.files.open_output_stream(f"{folder}/{name}")
+        footers: list[pq.FileMetaData] = []
+        writer = pq.ParquetWriter(
+            stream,
+            schema,
+            compression=staging.compression,
+            coerce_timestamps="us",
+            allow_truncated_timestamps=True,
+            store_schema=False,
+            write_statistics=[".".join(leaf) for leaf in leaves(schema) if leaf and leaf not in nans] if nans else True,
+            metadata_collector=footers,
+        )
+        return cls(f"{folder}/{name}", schema, writer, stream, footers)
+
+    @property
+    def size(self) -> int:
+        """Return the bytes written so far."""
+        return int(self.stream.tell())
+
+    def add(self, rows: pa.Table) -> None:
+        for name in self.schema.names:
+            if name not in rows.column_names:  # a column left out as empty this time
+                rows = rows.append_column(self.schema.field(name), pa.nulls(len(rows), self.schema.field(name).type))
+        self.writer.write_table(rows.select(self.schema.names), ROW_GROUP)
+
+    def close(self, target: str, table: str) -> LandedFile:
+        self.writer.close()
+        size = self.size
+        self.stream.close()
+        footer, names = self.footers[0], tuple(self.schema.names)
+        return LandedFile(target, table, self.path, size, footer.num_rows, names, statistics(footer))

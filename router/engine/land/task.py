@@ -1,0 +1,401 @@
+"""The landing task: decode and label record batches, sort their rows into tables, count them. Runs on executors.
+
+A task holds Arrow batches by table up to `buffer_bytes`, then writes the largest tables as row groups, so its memory
+does not grow with the batch. A task that fails removes its files where it can; its successor writes others.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from router.archives import keep_archives
+from router.delta.casting import brought, narrowed
+from router.engine.label.labels import Labelling, labelled
+from router.engine.label.layout import (
+    BRONZE_SCHEMA,
+    COORDINATES,
+    DEAD_SCHEMA,
+    QUARANTINE_COLUMNS,
+    RAW_COLUMNS,
+    SCHEMA_COLUMNS,
+    Demands,
+    RouteLabels,
+    Target,
+    too_wide,
+)
+from router.engine.land.parquet_writer import attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from router.engine.land.parquet_writer import Staging
+
+SOURCES = COORDINATES | SCHEMA_COLUMNS
+WANTED = 10_000
+"""Different things that a source partition of a task wants at once; more are wanted when the batch lands again."""
+GATHERED = 32 << 20
+"""Bytes of rows, at most, that are sorted into tables at once: what a table costs, it costs once for each such part."""
+Numbers = npt.NDArray[np.int64]
+"""Row numbers within a batch."""
+
+
+@dataclass
+class Counts:
+    """Count the rows of one source partition in one task, by what became of them."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    read: int = 0
+    failed: int = 0
+    bare: int = 0
+    unmatched: int = 0
+    matched: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    warned: dict[str, int] = field(default_factory=dict)
+    failing: dict[str, int] = field(default_factory=dict)
+    landed: dict[str, int] = field(default_factory=dict)
+    rejected: dict[str, int] = field(default_factory=dict)
+    frozen: dict[str, int] = field(default_factory=dict)
+    quarantined: dict[str, int] = field(default_factory=dict)
+    wanted: list[str] = field(default_factory=list)
+    named: dict[str, list[str]] = field(default_factory=dict)
+
+
+def gathered(batches: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
+    """Join batches that follow each other until they have `most` bytes."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.get_total_buffer_size()
+        if size >= most:
+            yield pa.concat_batches(held)
+            held, size = [], 0
+    if held:
+        yield pa.concat_batches(held)
+
+
+class Rows:
+    """Be one Arrow batch with its rows' source partitions known."""
+
+    def __init__(self, batch: pa.RecordBatch, counts: dict[tuple[str, int], Counts]) -> None:
+        self.batch = batch
+        self.all = np.arange(batch.num_rows, dtype=np.int64)
+        self.codes, self.sources = _sources(batch)
+        offsets = batch.column("offset").to_numpy(zero_copy_only=False)
+        self.of = []
+        for code, source in enumerate(self.sources):
+            mine = offsets if len(self.sources) == 1 else offsets[self.codes == code]
+            first, last = int(mine.min()), int(mine.max())
+            count = counts.setdefault(source, Counts(*source, first, last))
+            count.first, count.last = min(count.first, first), max(count.last, last)
+            count.read += len(mine)
+            self.of.append(count)
+
+    def mask(self, column: str) -> Numbers:
+        """Return the rows where a boolean column is true."""
+        chosen = self.batch.column(column)
+        if not chosen.true_count:
+            return self.all[:0]
+        return np.flatnonzero(chosen.to_numpy(zero_copy_only=False))
+
+    def where(self, at: Numbers | None) -> Numbers:
+        """Return row numbers for a choice of rows, where None is all of them."""
+        return self.all if at is None else at
+
+    def add(self, kind: str, key: str | None, at: Numbers | None) -> None:
+        """Count chosen rows under their source partitions."""
+        found = np.bincount(self.codes[self.where(at)], minlength=len(self.sources))
+        for count, more in zip(self.of, found.tolist(), strict=True):
+            if key is None:
+                setattr(count, kind, getattr(count, kind) + more)
+            elif more:
+                by = getattr(count, kind)
+                by[key] = by.get(key, 0) + more
+
+    def want(self, values: list[str]) -> None:
+        """Note what the decoder wants, with any of the source partitions: it is asked for once for all of them."""
+        have = self.of[0].wanted
+        have += [value for value in values[: WANTED - len(have)] if value not in have]
+
+    def name(self, key: str, tables: list[str]) -> None:
+        """Note the tables that rows of an outbox are for, with any of the source partitions."""
+        have = self.of[0].named.setdefault(key, [])
+        have += [table for table in tables if table not in have]
+
+    def raw(self, at: Any) -> pa.RecordBatch:
+        """Return the records as received."""
+        raw = self.batch.select(list(RAW_COLUMNS))
+        return raw if at is None else raw.take(pa.array(at) if isinstance(at, np.ndarray) else at)
+
+    def struct(self, column: str, at: Numbers | None) -> pa.RecordBatch:
+        """Return the fields of a struct column for chosen rows."""
+        struct = self.batch.column(column)
+        return pa.RecordBatch.from_struct_array(struct if at is None else struct.take(pa.array(at)))
+
+
+def _sources(batch: pa.RecordBatch) -> tuple[Numbers, list[tuple[str, int]]]:
+    """Return the source partition of each row as a code, and the (topic, partition) of each code."""
+    topics = batch.column("topic").dictionary_encode()
+    partitions = batch.column("partition").dictionary_encode()
+    names, numbers = topics.dictionary.to_pylist(), partitions.dictionary.to_pylist()
+    if len(names) == len(numbers) == 1:
+        return np.zeros(batch.num_rows, dtype=np.int64), [(names[0], numbers[0])]
+    pairs = topics.indices.to_numpy().astype(np.int64) * len(numbers) + partitions.indices.to_numpy()
+    present, codes = np.unique(pairs, return_inverse=True)
+    return codes.astype(np.int64), [(names[pair // len(numbers)], numbers[pair % len(numbers)]) for pair in present]
+
+
+def groups(rows: Rows, target: Target) -> Iterator[tuple[str, Numbers | None]]:
+    """Split the rows of a target by table: one stable sort, whatever the number of tables. None: every row."""
+    goes = rows.batch.column(target.destination)
+    if target.table is not None:
+        at = rows.mask(target.destination)
+        if len(at):
+            yield target.table, None if len(at) == len(goes) else at
+        return
+    coded = goes.dictionary_encode()
+    names = coded.dictionary.to_pylist()
+    if not names:
+        return
+    codes = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False)
+    order = np.argsort(codes, kind="stable")
+    ends = np.searchsorted(codes[order], np.arange(-1, len(names)), side="right")
+    for code, name in enumerate(names):
+        yield name, order[ends[code] : ends[code + 1]]
+
+
+@dataclass(frozen=True)
+class LandingWork:
+    """What every task of a landing job is given."""
+
+    labelling: Labelling
+    demands: Demands
+    staging: Staging
+    batch: int
+    query: str = ""
+
+
+def landing_task(work: LandingWork) -> Any:
+    """Return the function of one task, for mapInArrow. It reports files, counts, and last the rows it left aside."""
+
+    def land(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        keep_archives()
+        task = _Task(work, attempt())
+        try:
+            for batch in gathered(batches, min(GATHERED, work.staging.buffer_bytes // 2)):
+                task.take(batch)
+            reports = task.finish()
+        except BaseException:
+            task.writer.abandon()
+            raise
+        yield pa.RecordBatch.from_arrays([pa.array(reports, pa.string())], names=["report"])
+
+    return land
+
+
+class _Task:
+    """The rows of one task, sorted into tables and counted."""
+
+    def __init__(self, work: LandingWork, attempt: str) -> None:
+        self.work = work
+        self.layout = work.labelling.layout
+        self.writer = work.staging.writer(work.batch, attempt)
+        self.counts: dict[tuple[str, int], Counts] = {}
+        self.aside = 0
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """Label and sort one Arrow batch."""
+        batch = self._without_aside(batch)
+        if not batch.num_rows:
+            return
+        rows = Rows(labelled(batch, self.work.labelling), self.counts)
+        self._raw(rows)
+        for route in self.layout.routes:
+            self._route(rows, route)
+        self.writer.flush()
+
+    def finish(self) -> list[str]:
+        """Write what is held; return the reports as JSON, files first, and last what was left out."""
+        files = [json.dumps(asdict(file)) for file in self.writer.close()]
+        counts = [json.dumps(asdict(counts)) for counts in self.counts.values()]
+        return [*files, *counts, json.dumps({"aside": self.aside})]
+
+    def _without_aside(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if "_aside" not in batch.schema.names:
+            return batch
+        aside = batch.column("_aside")
+        batch = batch.drop_columns(["_aside"])
+        self.aside += aside.true_count
+        return batch.filter(pc.invert(aside)) if aside.true_count else batch
+
+    def _raw(self, rows: Rows) -> None:
+        layout = self.layout
+        for name in ("failed", "bare", "unmatched"):
+            rows.add(name, None, rows.mask(f"_{name}"))
+        if layout.wanted:
+            rows.want(pc.unique(rows.batch.column("_wanted").drop_null()).to_pylist())
+        if layout.bronze:
+            self.writer.hold("/bronze", layout.bronze, _numbered(rows.raw(None), self.work.batch, BRONZE_SCHEMA))
+        dead = rows.batch.column("_dead")
+        if dead.null_count < len(dead):
+            parents = pc.list_parent_indices(dead)
+            why = dead.flatten()
+            self._dead(rows, parents, [why.field(i) for i in range(4)])
+
+    def _dead(self, rows: Rows, at: pa.Array, why: list[pa.Array]) -> None:
+        letters = pa.RecordBatch.from_arrays([*why, *rows.raw(at).columns], names=DEAD_SCHEMA.names[:-1])
+        self.writer.hold("/dead_letters", self.layout.dead_letters, _numbered(letters, self.work.batch, DEAD_SCHEMA))
+
+    def _route(self, rows: Rows, route: RouteLabels) -> None:
+        for kind, columns in (
+            ("matched", {route.name: route.matched}),
+            ("refused", {route.name: route.refused}),
+            ("dropped", {route.name: route.dropped}),
+            ("warned", {f"{route.name}/{name}": column for name, column in route.warned.items()}),
+            ("failing", {f"{route.name}/{name}": column for name, column in route.failing.items()}),
+        ):
+            for key, column in columns.items():
+                rows.add(kind, key, rows.mask(column))
+        for target in route.targets:
+            if target.bad_name:
+                rows.add("rejected", target.key, rows.mask(target.bad_name))
+            for table, at in groups(rows, target):
+                self._land(rows, target, table, at)
+
+    def _land(self, rows: Rows, target: Target, table: str, at: Numbers | None, whose: str = "") -> None:
+        """Land rows in a table; `whose`: the table they wait for, in a quarantine."""
+        allowed = self.work.demands.allowed.get(target.key)
+        if target.names_in_outbox:
+            at = self._named(rows, target, at)
+        elif allowed is not None and table not in allowed:
+            self._refuse(rows, target, rows.where(at), "name", target.beyond(table))
+            return
+        part = rows.struct(target.rows, at)
+        for column, reason in self.work.demands.conflicts.get(target.place(table), {}).items():
+            if column in part.schema.names:
+                part, at = self._without(rows, target, (part, at), column, f"table {table}: {reason}")
+        if not part.num_rows:
+            return
+        part, at = self._narrowed(rows, target, table, (part, at))
+        if not part.num_rows:
+            return
+        rows.add("landed", target.key, at)
+        if target.outbox:
+            told = {"_table": whose, "_query": self.work.query, "_batch_id": self.work.batch}
+            part = _with_coordinates(rows, target, (part, at), told)
+        demands, place = self.work.demands, target.place(table)
+        casts, frozen = demands.casts.get(place, {}), demands.frozen.get(place, {})
+        kinds = {**{f.name: f.type for f in target.schema}, **frozen, **casts}
+        schema = pa.schema([pa.field(f.name, kinds[f.name]) for f in target.schema if f.name in part.schema.names])
+        self.writer.hold(target.key, table, _cast(part, schema), seen=target.seen)
+
+    def _named(self, rows: Rows, target: Target, at: Numbers | None) -> Numbers:
+        """Return the rows of an outbox whose tables the sink may have; note the tables."""
+        allowed, index = self.work.demands.allowed.get(target.key), rows.where(at)
+        tables = rows.struct(str(target.merge_by), at).column("_table")
+        if allowed is not None:
+            for table in set(pc.unique(tables).to_pylist()) - allowed:
+                beyond = pc.equal(tables, table).to_numpy(zero_copy_only=False)
+                self._refuse(rows, target, index[beyond], "name", target.beyond(table))
+            within = pc.is_in(tables, value_set=pa.array(sorted(allowed), pa.string()))
+            tables, index = tables.filter(within), index[within.to_numpy(zero_copy_only=False)]
+        rows.name(target.key, pc.unique(tables).to_pylist())
+        return index
+
+    def _without(
+        self, rows: Rows, target: Target, have: tuple[pa.RecordBatch, Numbers | None], column: str, reason: str
+    ) -> tuple[pa.RecordBatch, Numbers]:
+        """Turn the rows that hold a value in a conflicting column into dead letters; drop the column."""
+        part, at = have
+        index = rows.where(at)
+        valued = part.column(column).is_valid().to_numpy(zero_copy_only=False)
+        if valued.any():
+            self._refuse(rows, target, index[valued], "schema", reason)
+        kept = part.filter(pa.array(~valued)).drop_columns([column])
+        return kept, index[~valued]
+
+    def _narrowed(
+        self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch, Numbers | None]
+    ) -> tuple[pa.RecordBatch, Numbers | None]:
+        """Leave out what a table that may not change has no place for; rows that lose something are counted, or wait.
+
+        A value too wide for its column makes a dead letter of the row where it cannot wait.
+        """
+        if not (frozen := self.work.demands.frozen.get(target.place(table))):
+            return have
+        part, at = have
+        index, lost = rows.where(at), np.zeros(part.num_rows, bool)
+        for column, kind in frozen.items():
+            if column not in part.schema.names:
+                continue
+            place, values = part.schema.get_field_index(column), part.column(column)
+            if kind is None:
+                lost |= brought(values, blank=target.zero_is_absent)
+                part = part.remove_column(place)
+                continue
+            found = narrowed(values, kind, blank=target.zero_is_absent)
+            lost |= found.lost
+            part = part.set_column(place, column, found.array)
+            if target.quarantine:
+                lost |= found.unfit
+            elif found.unfit.any():
+                reason = f"table {table}: {too_wide(column, target.schema.field(column).type, kind)}"
+                self._refuse(rows, target, index[found.unfit], "schema", reason)
+                part, index, lost = part.filter(pa.array(~found.unfit)), index[~found.unfit], lost[~found.unfit]
+        if target.quarantine and lost.any():
+            assert target.quarantine.table is not None  # it has one
+            rows.add("quarantined", target.place(table), index[lost])
+            self._land(rows, target.quarantine, target.quarantine.table, index[lost], table)
+            part, index = part.filter(pa.array(~lost)), index[~lost]
+        else:
+            rows.add("frozen", target.key, index[lost])
+        return part, at if len(index) == have[0].num_rows else index
+
+    def _refuse(self, rows: Rows, target: Target, at: Numbers, stage: str, reason: str) -> None:
+        rows.add("rejected", target.key, at)
+        why = [pa.array([text] * len(at), pa.string()) for text in (stage, reason, target.route, target.sink)]
+        self._dead(rows, pa.array(at), why)
+
+
+def _with_coordinates(
+    rows: Rows, target: Target, have: tuple[pa.RecordBatch, Numbers | None], told: dict[str, Any]
+) -> pa.RecordBatch:
+    """Return rows of an outbox or a quarantine with its own columns before theirs; `told` has values for the latter."""
+    part, at = have
+    names = target.schema.names[: len(target.schema) - rows.batch.schema.field(target.rows).type.num_fields]
+    own = rows.struct(target.merge_by, at) if target.merge_by else None
+    more = dict(zip(own.schema.names, own.columns, strict=True)) if own else {}
+    columns = {
+        name: more[name]
+        if name in more
+        else pa.repeat(pa.scalar(told[name], QUARANTINE_COLUMNS[name]), part.num_rows)
+        if name in QUARANTINE_COLUMNS
+        else rows.batch.column(SOURCES[name]).take(pa.array(rows.where(at)))
+        for name in names
+    }
+    return pa.RecordBatch.from_arrays([*columns.values(), *part.columns], names=[*columns, *part.schema.names])
+
+
+def _numbered(batch: pa.RecordBatch, number: int, schema: pa.Schema) -> pa.RecordBatch:
+    """Append the batch id and give the columns the table's types."""
+    numbers = pa.array(np.full(batch.num_rows, number, dtype=np.int64))
+    return _cast(pa.RecordBatch.from_arrays([*batch.columns, numbers], names=schema.names), schema)
+
+
+def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    columns = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

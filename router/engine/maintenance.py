@@ -1,0 +1,157 @@
+"""Maintain tables between batches, and from the command line beside a running stream.
+
+delta-rs does it where it can. Delta on Spark does what delta-rs must not write, and files that lack statistics.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, TypeVar
+
+from delta.exceptions import DeltaConcurrentModificationException
+
+from router.config.models import interval
+from router.delta.commit import in_turn
+from router.delta.maintenance import TRIES, WAIT_SECONDS, Care, Maintained, maintain, size_of, small
+from router.engine.label.column_types import quoted
+from router.errors import TableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pyspark.sql import SparkSession
+
+    from router.config.models import Maintenance
+    from router.delta.lake import Lake
+
+
+log = logging.getLogger("router")
+
+
+@dataclass
+class TableMaintenance:
+    """Maintain the tables of a query when their time has come. What it counts begins anew with each process.
+
+    The tables in `left` are not touched: the outboxes of detached sinks. Their queries follow each commit that brings
+    rows, and files that were joined bring none: what had not been sent yet would be deleted with the old files.
+    """
+
+    lake: Lake
+    session: Callable[[], SparkSession]
+    plans: tuple[Maintenance, ...]
+    left: frozenset[str] = frozenset()
+    commits: Counter[str] = field(default_factory=Counter)
+    last: dict[str, float] = field(default_factory=dict)
+
+    def after_batch(self, tables: Iterable[str]) -> None:
+        """Count a batch into some tables, and maintain those whose time has come, as far as the budget goes."""
+        self.commits.update(tables)
+        for plan in self.plans:
+            end = time.monotonic() + interval(plan.budget).total_seconds()
+            for table, _ in self.commits.most_common():
+                if self.plan(table) is plan and self._due(table, plan) and time.monotonic() < end:
+                    self._maintain(table, plan)
+
+    def plan(self, table: str) -> Maintenance | None:
+        """Return how a table is maintained."""
+        if table in self.left:
+            return None
+        return next((plan for plan in self.plans if fnmatchcase(table, plan.tables)), None)
+
+    def maintain(self, table: str, plan: Maintenance, *, dry: bool = False) -> Maintained:
+        """Maintain one table, with Delta on Spark where nothing else may write it. Raises TableError."""
+        care = Care(plan.file_bytes, plan.zorder, interval(plan.retention), plan.statistics)
+        found = maintain(self.lake, table, care, dry=dry)
+        if found.by_spark or (found.bare and not dry):
+            return SparkCare(self.session(), self.lake, table, care, dry).done(found)
+        return found
+
+    def _due(self, table: str, plan: Maintenance) -> bool:
+        since = time.monotonic() - self.last.setdefault(table, time.monotonic())
+        return self.commits[table] >= plan.commits or since >= interval(plan.every).total_seconds()
+
+    def _maintain(self, table: str, plan: Maintenance) -> None:
+        began = time.monotonic()
+        del self.commits[table]
+        self.last[table] = began
+        try:
+            found = self.maintain(table, plan)
+        except TableError as error:
+            log.warning("maintenance: %s", error)
+            return
+        told = f"{found.files} files became {found.into}, {found.deleted} old ones deleted"
+        told += f", {found.bare} got statistics" if found.bare else ""
+        log.info("maintenance: %s: %s, %.2f s", table, told, time.monotonic() - began)
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SparkCare:
+    """Be one table that is to be maintained; `dry` only says what would be done."""
+
+    spark: SparkSession
+    lake: Lake
+    table: str
+    care: Care
+    dry: bool
+
+    def done(self, found: Maintained) -> Maintained:
+        """Do what delta-rs has left, and return all that was done. Another writer is waited for. Raises TableError."""
+        try:
+            if found.by_spark:
+                found = self._compacted(found)
+            if found.bare and not self.dry:
+                self._tried(self._recompute)
+        except Exception as error:  # whatever Spark raises, it is this table's
+            raise TableError(self.table, f"it could not be maintained: {str(error).splitlines()[0]}") from error
+        return found
+
+    def _compacted(self, found: Maintained) -> Maintained:
+        handle = self.lake.open(self.table)
+        assert handle is not None
+        session, address = self._session(), self.lake.address(self.table)
+        table = f"delta.{quoted(address)}"
+        vacuum = f"VACUUM {table} RETAIN {self.care.hours} HOURS"
+        old = [row["path"].removeprefix("file:") for row in session.sql(f"{vacuum} DRY RUN").collect()]
+        freed = size_of(self.lake, self.table, [path.removeprefix(f"{address}/") for path in old])
+        found = replace(found, deleted=len(old), freed=freed)
+        if self.dry:
+            files, into = small(handle, self.care)
+            return replace(found, files=files, into=into)
+        columns = () if "clustering" in found.by_spark else self.care.zorder
+        order = f" ZORDER BY ({', '.join(map(quoted, columns))})" if columns else ""
+        optimize = f"OPTIMIZE {table}{order}"
+        (done,) = self._tried(lambda: session.sql(optimize).select("metrics.*").collect())
+        session.sql(vacuum).collect()
+        return replace(found, files=done["numFilesRemoved"], into=done["numFilesAdded"])
+
+    def _session(self) -> SparkSession:
+        session = self.spark.newSession()
+        # the configuration is checked
+        session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+        # VACUUM lists a table in as many tasks as this says, 10 000 of them if nobody does
+        tasks = self.spark.sparkContext.defaultParallelism
+        session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", tasks)
+        session.conf.set("spark.databricks.delta.optimize.maxFileSize", str(self.care.file_bytes))
+        session.conf.set("spark.databricks.delta.optimize.minFileSize", str(self.care.file_bytes))
+        return session
+
+    def _recompute(self) -> None:
+        """Let Delta read the files and note their statistics. Its command for that is not in the open version."""
+        assert self.spark.sparkContext._jvm is not None
+        delta = self.spark.sparkContext._jvm.org.apache.spark.sql.delta
+        session = self.spark._jsparkSession
+        statistics = getattr(getattr(delta.stats, "StatisticsCollection$"), "MODULE$")
+        log = delta.DeltaLog.forTable(session, self.lake.address(self.table))
+        none = getattr(getattr(self.spark.sparkContext._jvm.scala, "None$"), "MODULE$")
+        every = [getattr(statistics, f"recompute$default${number}")() for number in (4, 5)]  # all rows, all files
+        statistics.recompute(session, log, none, *every)
+
+    def _tried(self, work: Callable[[], T]) -> T:
+        return in_turn(work, DeltaConcurrentModificationException, TRIES, WAIT_SECONDS)

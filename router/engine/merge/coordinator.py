@@ -1,0 +1,218 @@
+"""Run the merging sinks of a query: after the commit of a lane its rows go into their tables."""
+
+from __future__ import annotations
+
+import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from deltalake.exceptions import DeltaError
+from pyspark.sql import functions as F
+
+from router.applying import Applied
+from router.delta.commit import TableCommit, to_delta
+from router.delta.table_cache import THREADS
+from router.delta.upsert import LARGE, choice
+from router.engine.label.layout import DEAD_SCHEMA
+from router.engine.land.parquet_writer import Staging
+from router.engine.merge.backlog import Pending, PendingRows, joined, with_pending
+from router.engine.merge.delta_rs import Job, Outcomes, outcomes
+from router.engine.merge.delta_spark import SparkMerger
+from router.engine.upsert_columns import TABLE, asked, counted
+from router.errors import SinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from router.config.models import Landing as Options
+    from router.delta.lake import Lake
+    from router.engine.balance import Partition
+    from router.engine.checkpoint_store import CheckpointStore
+    from router.engine.commit.committers import Committers
+    from router.engine.label.layout import Target
+    from router.merging import Keyed, MergingSink
+
+
+log = logging.getLogger("router")
+TASKS_PER_CORE = 4
+"""Tables of different sizes share a task by chance: with several tasks for each core none has to wait for long."""
+
+MERGES = {
+    "auto": f"delta-rs merges tables of up to {LARGE >> 30} GiB that it may write, Delta on Spark the others",
+    "arrow": "delta-rs merges all tables that it may write: the engine is given",
+    "spark": "Delta on Spark merges all tables: the engine is given",
+}
+"""What is said of a sink, by its engine."""
+
+
+@dataclass(frozen=True)
+class OutboxRows:
+    """Be what a merging sink got in one batch: `events` are the rows of `work`, read from `partitions`."""
+
+    target: Target
+    work: TableCommit
+    events: DataFrame
+    partitions: tuple[Partition, ...]
+    notes: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Merger:
+    """Merge lanes. `query` is the query with its run: transaction ids begin with it.
+
+    `tables` are those merged since it was cleared; `known` and `left` are by sink: the tables that it has merged into,
+    and those that it leaves to Delta on Spark, with the reason.
+    """
+
+    query: str
+    lake: Lake
+    spark: SparkSession
+    store: CheckpointStore
+    committers: Committers
+    options: Options
+    dead_letters: str
+    engine: str
+    tables: set[str] = field(default_factory=set)
+    known: dict[str, KnownTables] = field(default_factory=dict)
+    left: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def merge(self, sink: MergingSink, rows: OutboxRows) -> Applied:
+        """Merge one lane's rows of this batch into their tables; return the counts of rows.
+
+        Doing it again changes nothing. The rows of a table that cannot be written wait, and are merged with those of a
+        later batch; the counts are then with what waited before. Raises SinkError where waiting does not help.
+        """
+        target, work = rows.target, rows.work
+        room = PendingRows(self.store, target.key)
+        before = room.before(self.query, work.version)
+        events = with_pending(rows.events, before, self.spark, self.lake.address(work.table))
+        found = self._outcomes(sink, rows, events)
+        pending = self._pending(found, rows, before)
+        self._bury(found, work, rows.notes)
+        applied, dead = found.counts.get("applied", 0), found.counts.get("refused", 0)
+        given, left = work.rows + _rows(before), _rows(pending)
+        if applied + dead + left != given:
+            what = f"of {given} rows {applied} were merged, {dead} refused, and {left} wait"
+            raise SinkError(self.query, work.version, target.route, target.sink, what)
+        self.tables.update(found.tables)
+        self._known(target).note(found.tables)
+        if before or pending:
+            room.note(self.query, work.version, before, pending)
+        counts = Applied(applied, dead)
+        self.store.mark_applied(work.version, target.key, counts)
+        told = ", ".join(f"{found.counts.get(name, 0)} {name}" for name in ("inserted", "updated", "deleted", "late"))
+        log.info("batch %d, %s: %d tables, %s", work.version, target.key, len(found.tables), told)
+        return counts
+
+    def _outcomes(self, sink: MergingSink, rows: OutboxRows, events: DataFrame) -> Outcomes:
+        target, job = rows.target, self._job(sink, rows)
+        by_spark, found = SparkMerger(self.spark, self.lake, job), Outcomes()
+        if target.key not in self.left:
+            log.info("%s: %s", target.key, MERGES[job.keyed.engine])
+            self.left[target.key] = {}
+        if job.keyed.engine == "spark":
+            by_spark.merge(events, found)
+            return found
+        left = self._still_left(target, job.keyed)
+        if target.names_in_outbox or not left:
+            several = TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism
+            rest = events.filter(~F.col(TABLE).isin(*left)) if left else events
+            found = outcomes(rest, job, several if target.names_in_outbox else 1)
+        self._tell(target, left | found.spark)
+        if self.left[target.key]:
+            by_spark.merge(events.filter(F.col(TABLE).isin(*self.left[target.key])), found)
+        return found
+
+    def _job(self, sink: MergingSink, rows: OutboxRows) -> Job:
+        target, work, keyed = rows.target, rows.work, asked(counted(sink), self.engine)
+        landing = Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes)
+        about = f"{self.query}/{target.key}", work.version, target.route, target.sink, self.dead_letters, rows.notes
+        return Job(landing, keyed, *about, self._known(target).names)
+
+    def _known(self, target: Target) -> KnownTables:
+        return self.known.setdefault(target.key, KnownTables(self.store, target.key))
+
+    def _still_left(self, target: Target, keyed: Keyed) -> dict[str, str]:
+        """Return the tables that were left to Delta on Spark and are, as they are now: their rows go there at once."""
+
+        def why(table: str) -> str | None:
+            with suppress(DeltaError, OSError):  # a task will say it
+                chosen = choice(self.lake.open(table), keyed)
+                return chosen.why if chosen.engine == "spark" else None
+            return None
+
+        left = self.left[target.key]
+        with ThreadPoolExecutor(THREADS) as pool:
+            return {table: found for table, found in zip(left, pool.map(why, left), strict=True) if found is not None}
+
+    def _tell(self, target: Target, left: dict[str, str]) -> None:
+        """Say which tables are merged by another engine from now on, and why."""
+        before = self.left[target.key]
+        for table, why in sorted(left.items()):
+            if before.get(table) != why:
+                log.info("%s: Delta on Spark merges %s: %s", target.key, table, why)
+        for table in sorted(before.keys() - left.keys()):
+            log.info("%s: delta-rs merges %s again", target.key, table)
+        self.left[target.key] = left
+
+    def _pending(self, found: Outcomes, rows: OutboxRows, before: dict[str, Pending]) -> dict[str, Pending]:
+        """Return the rows that have to wait, by table; raise where that does not help."""
+        target, batch, failed = rows.target, rows.work.version, found.failed
+        if found.unfit:
+            for file in found.files:  # the next try writes them anew
+                self.lake.files.delete_file(file.path)
+            table = min(found.unfit)
+            raise SinkError(self.query, batch, target.route, target.sink, f"table {table}: {failed[table]}")
+        for table, what in sorted(failed.items()):
+            log.warning("batch %d, %s: %d rows wait for %s: %s", batch, target.key, found.left[table], table, what)
+        for table in sorted(before.keys() - failed.keys()):
+            log.info("batch %d, %s: %d rows that waited are in %s", batch, target.key, before[table].rows, table)
+        spans = {table: joined(before[table].spans if table in before else {}, rows.partitions) for table in failed}
+        return {table: Pending(found.left[table], spans[table], what) for table, what in failed.items()}
+
+    def _bury(self, found: Outcomes, work: TableCommit, notes: dict[str, str]) -> None:
+        """Commit the dead letters that tasks have written."""
+        if not found.files:
+            return
+        letters = TableCommit(
+            target="/dead_letters",
+            table=self.dead_letters,
+            app_id=f"{work.app_id}/dead_letters",
+            version=work.version,
+            files=tuple(found.files),
+            columns=to_delta(DEAD_SCHEMA),
+        )
+        if not self.committers.commit((letters,), {}, notes):
+            for file in found.files:
+                self.lake.files.delete_file(file.path)
+
+
+def _rows(pending: dict[str, Pending]) -> int:
+    return sum(found.rows for found in pending.values())
+
+
+@dataclass
+class KnownTables:
+    """Remember them, beside the checkpoint, for one sink."""
+
+    store: CheckpointStore
+    key: str
+    names: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.names = frozenset(json.loads(self.store.read(self._path) or b"[]"))
+
+    def note(self, tables: Iterable[str]) -> None:
+        """Note tables that were merged into."""
+        if new := frozenset(tables) - self.names:
+            self.names |= new
+            self.store.write(self._path, json.dumps(sorted(self.names)).encode())
+
+    @property
+    def _path(self) -> str:
+        return f"known/{self.key.replace('/', '__')}.json"

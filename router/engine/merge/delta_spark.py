@@ -1,0 +1,408 @@
+"""Merge lanes with Delta on Spark: for storage that Python cannot reach, and for tables that delta-rs refuses.
+
+What becomes of a row is decided by the same code as elsewhere (see `decide`): the rows of a table meet what it holds of
+their keys in one task. MERGE writes what was decided, in a session of its own for each table: it takes its transaction
+id from the session's settings only.
+"""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from delta.exceptions import DeltaConcurrentModificationException
+from delta.tables import DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema
+from pyspark.sql.types import IntegralType, LongType, StructField, StructType
+
+from router.delta import row_versions
+from router.delta.casting import conformed
+from router.delta.commit import PROPERTIES, has, in_turn, outrun, to_arrow, to_delta
+from router.delta.row_checks import Unfit, fit, own_names, refuse_lost_keys, wanted_schema
+from router.delta.row_order import DELETED, HELD, REFUSED, SINCE, ordered, placed
+from router.delta.row_versions import versions_schema
+from router.delta.scd1 import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, UPDATE
+from router.delta.scd2 import MOMENT
+from router.delta.schema_diff import Difference, compare, plain_schema
+from router.delta.table_cache import THREADS
+from router.delta.upsert import TRIES, WAIT_SECONDS, as_kept, assigned, changed, condition, refuse_absent, touched
+from router.engine.commit.committers import widen
+from router.engine.label.column_types import quoted
+from router.engine.label.layout import DEAD_SCHEMA
+from router.engine.label.safe_columns import holds
+from router.engine.merge.delta_rs import COUNTS, buried
+from router.engine.upsert_columns import TABLE
+from router.errors import TableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import deltalake
+
+    from router.delta.lake import Lake
+    from router.delta.scd1 import Changes
+    from router.delta.upsert import Upsert
+    from router.engine.merge.delta_rs import Job, Outcomes
+    from router.merging import Keyed
+
+
+@dataclass(frozen=True)
+class SparkMerger:
+    """Merge the rows of a lane into its tables, each in a thread of its own."""
+
+    spark: SparkSession
+    lake: Lake
+    job: Job
+
+    def merge(self, events: DataFrame, found: Outcomes) -> None:
+        """Merge all tables that the rows name, and add to the outcomes what became of them."""
+        shares = _shares(events, self.job.keyed)
+        with ThreadPoolExecutor(THREADS) as pool:
+            waiting = {
+                table: pool.submit(self._table, table, events.filter(F.col(TABLE) == table), share)
+                for table, share in shares.items()
+            }
+            for table, future in waiting.items():
+                try:
+                    found.add({"table": table, "rows": shares[table].rows, **future.result()})
+                except Exception as error:  # whatever Spark raises, it is this table's
+                    what = f"the merge failed: {error.what if isinstance(error, TableError) else _first(error)}"
+                    found.add({"table": table, "rows": shares[table].rows, "failed": what, "unfit": False})
+
+    def _table(self, table: str, rows: DataFrame, share: Share) -> dict[str, Any]:
+        """Merge one table; begin anew when another writer was faster."""
+        try:
+            return in_turn(
+                lambda: Table(self.spark, self.lake, self.job, self.job.upsert(table), rows, share).merge(),
+                DeltaConcurrentModificationException,
+                TRIES,
+                WAIT_SECONDS,
+            )
+        except DeltaConcurrentModificationException as error:
+            raise outrun(table, TRIES, error) from error
+
+
+def _first(error: Exception) -> str:
+    """Return what is at the bottom of an error, in one line."""
+    cause: Any = error.java_exception if isinstance(error, Py4JJavaError) else error
+    while isinstance(error, Py4JJavaError) and cause.getCause() is not None:
+        cause = cause.getCause()
+    return (str(cause) if cause is error else cause.toString()).split("\n")[0]
+
+
+def _shares(events: DataFrame, keyed: Keyed) -> dict[str, Share]:
+    """Return the tables that rows are for, in one small job."""
+    names = [name for name in events.columns if name != TABLE]
+    sums = [F.count(F.when(~F.col(DELETED), F.col(quoted(name)))).alias(f"c{k}") for k, name in enumerate(names)]
+    sums.append(F.count(F.lit(1)).alias("rows"))
+    for k, key in enumerate(keyed.keys):
+        sums += [F.min(quoted(key)).alias(f"low{k}"), F.max(quoted(key)).alias(f"high{k}")]
+    return {
+        row[TABLE]: Share(
+            row["rows"],
+            {name for k, name in enumerate(names) if row[f"c{k}"]},
+            {key: (row[f"low{k}"], row[f"high{k}"]) for k, key in enumerate(keyed.keys) if row[f"low{k}"] is not None},
+        )
+        for row in events.groupBy(TABLE).agg(*sums).collect()  # as many rows as tables
+    }
+
+
+CHECK = "delta.constraints."
+"""What the names of a table's CHECK constraints begin with among its properties."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Be what is known of the rows of one table: how many they are, which columns have a value in one that deletes
+    nothing, and the bounds of the keys."""
+
+    rows: int
+    valued: set[str]
+    bounds: dict[str, tuple[Any, Any]]
+
+
+@dataclass
+class Table:
+    """Be one table and the rows that are for it."""
+
+    spark: SparkSession
+    lake: Lake
+    job: Job
+    work: Upsert
+    rows: DataFrame
+    share: Share
+    address: str = field(init=False)
+    checks: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.address = self.lake.address(self.work.table)
+
+    def merge(self) -> dict[str, Any]:
+        """Return the report."""
+        once, deleting = self.work.ids
+        handle = self._grown()
+        have = to_arrow(handle)
+        again = has(handle, once)
+        settings = handle.metadata().configuration
+        self.checks = {name.removeprefix(CHECK): sql for name, sql in settings.items() if name.startswith(CHECK)}
+        question = Question(self.work.table, have, self.work.keyed, self.job.route, self.job.sink, self.job.batch)
+        decided = self._decided(question, again=again).persist()
+        try:
+            told = json.loads(decided.filter(F.col(OP) == REPORT).collect()[0][TOLD])
+            if "failed" in told:
+                return {"failed": told["failed"], "unfit": told["unfit"]}
+            if told["ops"] and not again:
+                self._write(decided, told, have, once.app_id)
+            if told["remembered"] and not row_versions.deletions_remembered(self.lake, self.work.table, deleting):
+                self._remember(decided, question, deleting.app_id)
+            if told["refused"]:
+                letters = decided.filter(F.col(OP) == BURIED).select(f"{LETTER}.*")
+                self._append(letters, self.lake.address(self.job.dead_letters), f"{self.work.app_id}/dead_letters")
+        finally:
+            decided.unpersist()
+        return {"counts": {name: told[name] for name in COUNTS}}
+
+    def _grown(self) -> deltalake.DeltaTable:
+        """Return the table with every column that the rows have a value for, unless it must not change."""
+        keyed = self.work.keyed
+        rows = ordered(plain_schema(to_arrow_schema(self.rows.schema, timestamp_utc=True)).empty_table(), keyed)
+        wanted = wanted_schema(rows.schema, self.share.valued, keyed)
+        handle = self.lake.open(self.work.table)
+        if handle is None:
+            refuse_absent(self.lake, self.work)
+            self._create(wanted)
+            return self._opened()
+        have = to_arrow(handle)
+        refuse_lost_keys(have, self.work.table, keyed)
+        if keyed.evolution == "evolve":
+            found = compare(plain_schema(have), wanted)
+        else:
+            lacking = own_names(keyed) - set(have.names)
+            found = Difference(added=tuple(field for field in wanted if field.name in lacking))
+        if found.added:
+            self._add(handle, [*found.added])
+        if found.widened:
+            widen(self.spark.newSession(), self.address, to_delta(pa.schema(found.widened)))
+        return self._opened() if found.added or found.widened else handle
+
+    def _opened(self) -> deltalake.DeltaTable:
+        handle = self.lake.open(self.work.table)
+        assert handle is not None
+        return handle
+
+    def _create(self, schema: pa.Schema) -> None:
+        keyed = self.work.keyed
+        first = [schema.field(name) for name in keyed.cluster_by]  # Delta clusters by columns with statistics only
+        schema = pa.schema([*first, *(field for field in schema if field.name not in keyed.cluster_by)])
+        builder = DeltaTable.createIfNotExists(self.spark.newSession()).location(self.address)
+        builder = builder.addColumns(_commented(schema))
+        for name, value in {**PROPERTIES, **keyed.properties}.items():
+            builder = builder.property(name, str(value))
+        if keyed.comment:
+            builder = builder.comment(keyed.comment)
+        if keyed.partition_by:
+            builder = builder.partitionedBy(*keyed.partition_by)
+        if keyed.cluster_by:
+            builder = builder.clusterBy(*keyed.cluster_by)
+        builder.execute()
+
+    def _add(self, handle: deltalake.DeltaTable, columns: list[pa.Field]) -> None:
+        """Add columns by rows that are none; those of a partitioned table have to name its partition."""
+        named = {column.name for column in columns}
+        divided = [name for name in handle.metadata().partition_columns if name not in named]
+        schema = pa.schema([*columns, *(to_arrow(handle).field(name) for name in divided)])
+        self._append(self.spark.createDataFrame([], _commented(schema)), self.address)
+
+    def _decided(self, question: Question, *, again: bool) -> DataFrame:
+        kinds = {field.name: from_arrow_type(field.type, prefer_timestamp_ntz=True) for field in question.have}
+        schema = row_versions.versions_schema(question.have, question.keyed)
+        kind = from_arrow_type(pa.struct(list(schema)), prefer_timestamp_ntz=True)
+        given = self._checked(question.have).withColumn(STATE, F.lit(None).cast(kind))
+        keys = self.rows.select(*[F.col(quoted(k)).cast(kinds[k]).alias(k) for k in question.keyed.keys]).distinct()
+        for found in (self._held(question.keyed, again=again), self._deletions()):
+            if (held := found) is not None:
+                for key, (low, high) in self.share.bounds.items():  # they leave out files, which a join does not
+                    held = held.filter(F.col(quoted(key)).between(F.lit(low), F.lit(high)))
+                some = held.join(keys, on=list(question.keyed.keys), how="left_semi")
+                columns = [_known(some, name, kinds.get(name)) for name in schema.names]
+                one = F.struct(*columns).cast(kind).alias(STATE)
+                given = given.unionByName(some.select(one), allowMissingColumns=True)
+        answers = from_arrow_schema(question.answers, prefer_timestamp_ntz=True)
+        return given.repartition(1).mapInArrow(task(question), answers)
+
+    def _checked(self, have: pa.Schema) -> DataFrame:
+        """Return the rows with `_refused` where they violate a CHECK of the table, which would fail the whole MERGE.
+
+        With `columns` the values of an event are not those that the row will have, and the table is left to itself.
+        """
+        checks = {} if self.work.keyed.columns else self.checks
+        if not checks:
+            return self.rows
+        kinds = {field.name: from_arrow_type(field.type, prefer_timestamp_ntz=True) for field in have}
+        frame = self.rows.withColumns(
+            {name: F.lit(None).cast(kind) for name, kind in kinds.items() if name not in self.rows.columns}
+        )
+        stays = ~F.col(DELETED)
+        broken = [
+            F.when(stays & ~holds(stays, F.expr(sql)), F.lit(f"the table's CHECK {name} ({sql}) does not hold"))
+            for name, sql in checks.items()
+        ]
+        return frame.withColumn(REFUSED, F.coalesce(*broken)).select(*map(quoted, self.rows.columns), REFUSED)
+
+    def _held(self, keyed: Keyed, *, again: bool) -> DataFrame:
+        """Return the rows of the table as a state."""
+        table = self.spark.read.format("delta").load(self.address)
+        there, since = F.lit(True), F.lit(None).cast("timestamp")
+        live = ~F.coalesce(F.col(quoted(keyed.soft_delete)), F.lit(False)) if keyed.soft_delete else there
+        if keyed.history:
+            there = live = F.coalesce(F.col("is_current"), F.lit(False))
+            since = F.coalesce("valid_to", "valid_from")
+            table = table if again else table.filter("is_current")
+        return table.withColumns(dict(zip((*HELD, SINCE), (there, live, since), strict=True)))
+
+    def _deletions(self) -> DataFrame | None:
+        """Return the remembered deletions as a state."""
+        if row_versions.deletions_table(self.lake, self.work.table) is None:
+            return None
+        table = self.spark.read.format("delta").load(f"{self.address}/{row_versions.DELETIONS}")
+        since = _known(table, SINCE, None)
+        return table.withColumns({**dict.fromkeys(HELD, F.lit(False)), SINCE: since.cast("timestamp")})
+
+    def _write(self, decided: DataFrame, told: dict[str, Any], have: pa.Schema, app: str) -> None:
+        session = self.spark.newSession()
+        session.conf.set("spark.databricks.delta.write.txnAppId", app)
+        session.conf.set("spark.databricks.delta.write.txnVersion", str(self.work.version))
+        session.conf.set("spark.databricks.delta.commitInfo.userMetadata", json.dumps(self.work.notes))
+        keyed = self.work.keyed
+        own = own_names(keyed)
+        names = [field.name for field in have if field.name in own or field.name in self.rows.columns]
+        changes = decided.filter(F.col(OP) <= CLOSE)
+        merger = DeltaTable.forPath(session, self.address).alias("t").merge(changes.alias("s"), told["condition"])
+        for op in told["ops"]:
+            if op in (UPDATE, PATCH, FLAG, CLOSE):
+                values = assigned(touched(op, names, keyed), quoted)
+                merger = merger.whenMatchedUpdate(condition=f"s.{OP} = {op}", set=values)  # type: ignore[arg-type]
+        if DELETE in told["ops"]:
+            merger = merger.whenMatchedDelete(condition=f"s.{OP} = {DELETE}")
+        if INSERT in told["ops"]:
+            merger = merger.whenNotMatchedInsert(condition=f"s.{OP} = {INSERT}", values=assigned(names, quoted))  # type: ignore[arg-type]
+        merger.execute()
+
+    def _remember(self, decided: DataFrame, question: Question, app: str) -> None:
+        names = placed(question.have.empty_table(), question.keyed).schema.names
+        gone = decided.filter(F.col(OP) == DELETION)
+        columns = [
+            F.col(quoted(f.name)).cast(LongType() if isinstance(f.dataType, IntegralType) else f.dataType).alias(f.name)
+            for f in gone.select(*map(quoted, names)).schema
+        ]
+        rows = gone.select(*columns, SINCE, F.current_timestamp().alias(row_versions.DELETED_AT))
+        self._append(rows, f"{self.address}/{row_versions.DELETIONS}", app)
+
+    def _append(self, rows: DataFrame, address: str, app: str | None = None) -> None:
+        writer = rows.write.format("delta").mode("append").option("mergeSchema", "true")
+        if app is not None:
+            writer = writer.option("txnAppId", app).option("txnVersion", self.work.version)
+        writer.save(address)
+
+
+def _commented(schema: pa.Schema) -> StructType:
+    """Return a schema as Spark's, with the comments of its columns."""
+    found = from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    texts = [(field.metadata or {}).get(b"comment", b"").decode() for field in schema]
+    made = zip(found, texts, strict=True)
+    return StructType([StructField(f.name, f.dataType, True, {"comment": text} if text else None) for f, text in made])
+
+
+def _known(frame: DataFrame, name: str, kind: Any) -> Column:
+    """Return a column, null where the frame does not have it."""
+    column = F.col(quoted(name)) if name in frame.columns else F.lit(None)
+    return (column.cast(kind) if kind is not None else column).alias(name)
+
+
+STATE = "__state"
+"""A struct column of what a task is given: what the table holds of a key; null in the rows of the batch."""
+LETTER = "__letter"
+TOLD = "__told"
+BURIED, DELETION, REPORT = 100, 101, 102
+"""What else than a change can stand in `__op`: a refused row, a deletion to be remembered, the report in `__told`."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """Be what a task is asked: a table's name and schema, how its rows are kept, and whose rows they are."""
+
+    table: str
+    have: pa.Schema
+    keyed: Keyed
+    route: str
+    sink: str
+    batch: int
+
+    @property
+    def answers(self) -> pa.Schema:
+        """Return the columns of the answers: those of the table, and what says which answer a row is."""
+        letter = pa.struct(list(DEAD_SCHEMA))
+        more = pa.schema([(OP, pa.int8()), (SINCE, MOMENT), (LETTER, letter), (TOLD, pa.string())])
+        return pa.schema([*(field.with_nullable(True) for field in self.have), *more])
+
+
+def task(question: Question) -> Any:
+    """Return the function of one task, for mapInArrow. It is given all rows of the table and what it holds of them."""
+
+    def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        given = [batch for batch in batches if batch.num_rows]
+        if given:
+            for answer in answers(question, pa.Table.from_batches(given)):
+                yield from answer.combine_chunks().to_batches()
+
+    return decide
+
+
+def answers(question: Question, given: pa.Table) -> Iterator[pa.Table]:
+    """Return the changes, the deletions, the refused rows and a report, each as answers."""
+    held = given.column(STATE)
+    rows = ordered(given.filter(pc.is_null(held)).drop_columns([STATE]), question.keyed)
+    try:
+        fitted = fit(rows, question.have, question.table, question.keyed)
+    except TableError as error:
+        told = {"failed": error.what, "unfit": isinstance(error, Unfit)}
+        yield _answer(question, REPORT, pa.table({TOLD: [json.dumps(told)]}))
+        return
+    kept = as_kept(fitted.rows, question.have)
+    changes = changed(kept, _state(held, kept, question.keyed), question.keyed)
+    letters = buried(fitted.refused, question.route, question.sink, question.batch) if len(fitted.refused) else None
+    yield conformed(changes.rows, question.answers)
+    yield _answer(question, DELETION, changes.deletions)
+    if letters is not None:
+        yield _answer(question, BURIED, pa.table({LETTER: letters.to_struct_array()}))
+    told = {"applied": len(fitted.rows), "refused": len(fitted.refused), **changes.counts, **_told(question, changes)}
+    yield _answer(question, REPORT, pa.table({TOLD: [json.dumps(told)]}))
+
+
+def _state(held: pa.ChunkedArray, rows: pa.Table, keyed: Keyed) -> pa.Table:
+    """Return what the table holds, with the types of the rows."""
+    schema = versions_schema(rows.schema, keyed)
+    present = held.filter(pc.is_valid(held)).combine_chunks()
+    if isinstance(present, pa.ChunkedArray):
+        return schema.empty_table()
+    return conformed(pa.Table.from_batches([pa.RecordBatch.from_struct_array(present)]), schema)
+
+
+def _told(question: Question, changes: Changes) -> dict[str, Any]:
+    return {
+        "remembered": len(changes.deletions),
+        "ops": np.unique(np.asarray(changes.rows.column(OP))).tolist(),
+        "condition": condition(changes.rows, question.keyed, quoted) if len(changes.rows) else "",
+    }
+
+
+def _answer(question: Question, op: int, rows: pa.Table) -> pa.Table:
+    return conformed(rows.append_column(OP, pa.array([op] * len(rows), pa.int8())), question.answers)

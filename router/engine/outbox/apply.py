@@ -1,0 +1,222 @@
+"""Give the rows of each outbox to its sink, once the batch is decided and committed; open sinks before the first."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from router.applying import Applied, ApplyingSink, Batch, Opening
+from router.delta.staged_files import KeptParts
+from router.engine.commit.committers import staged_rows
+from router.engine.label.layout import COORDINATES
+from router.engine.label.planner import Planner
+from router.engine.label.route import sink_names
+from router.engine.merge.coordinator import Merger, OutboxRows
+from router.errors import RouterError, SinkError, StartError
+from router.merging import MergingSink
+from router.parts import RAW_SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from router.applying import Parts
+    from router.config.models import Config, Route
+    from router.delta.commit import TableCommit
+    from router.delta.lake import Lake
+    from router.engine.checkpoint_store import CheckpointStore, Manifest
+    from router.engine.commit.committers import Committers
+    from router.engine.label.layout import Layout, Target
+    from router.parts import Sink
+
+log = logging.getLogger("router")
+
+
+class AppliedBatch(NamedTuple):
+    """What the sinks of a batch did: counts by route/sink, and the tables that were merged into."""
+
+    counts: dict[str, Applied]
+    tables: set[str]
+
+
+@dataclass
+class Outboxes:
+    """The sinks of a query that apply or merge what is in their outbox."""
+
+    config: Config
+    spark: SparkSession
+    lake: Lake
+    store: CheckpointStore
+    query: str
+    committers: Committers
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.applier = Applier(self.lake, self.store, config.dead_letters, self.query, sends=not config.debug)
+        engine = "spark" if config.commit == "spark" else "arrow"
+        about = self.query, self.lake, self.spark, self.store, self.committers
+        self.merger = Merger(*about, config.landing, config.dead_letters, engine)
+        self.sinks: dict[str, Sink] = {
+            f"{route.name}/{name}": sink
+            for route in config.routes
+            for name, sink in zip(sink_names(route.sinks), route.sinks, strict=True)
+        }
+
+    def apply(self, layout: Layout, manifest: Manifest, *, replay: bool) -> AppliedBatch:
+        """Give each sink its rows of a batch, unless it has dealt with them before."""
+        targets = {target.key: target for target in layout.targets if target.outbox}
+        counts: dict[str, Applied] = {}
+        self.merger.tables.clear()
+        before = self.store.applied(manifest.batch) if targets else {}
+        for work in manifest.commits:
+            if target := targets.get(work.target):
+                counts[target.key] = before.get(target.key) or self._apply(target, work, manifest, replay)
+            elif work.target in manifest.targets and work.table.startswith("outbox."):
+                where = f"its {work.rows} events stay in {work.table}"
+                log.warning("%s, batch %d: no sink %s any more; %s", self.config.name, work.version, work.target, where)
+        return AppliedBatch(counts, set(self.merger.tables))
+
+    def _apply(self, target: Target, work: TableCommit, manifest: Manifest, replay: bool) -> Applied:
+        sink = self.sinks[target.key]
+        if isinstance(sink, ApplyingSink) and sink.detached and self.applier.sends:
+            return Applied()  # its own query takes them from the outbox
+        events = staged_rows(self.spark, self.lake, work)
+        if isinstance(sink, MergingSink):
+            rows = OutboxRows(target, work, events, manifest.partitions, manifest.notes(self.query))
+            return self.merger.merge(sink, rows)
+        assert isinstance(sink, ApplyingSink)  # others have no outbox
+        keeps = self.applier.keeper(work.version, target.key)
+        batch = Batch(self.config.name, work.version, target.route, target.sink, replay, self.stop, keeps)
+        return self.applier.apply(sink, work.rows, events, batch)
+
+
+@dataclass(frozen=True)
+class Applier:
+    """The applying sinks of a query, each given a batch once. `run` is the query with its run.
+
+    `sends` is False for a test and a debugging run: rows stay in their outbox, and count as applied.
+    """
+
+    lake: Lake
+    store: CheckpointStore
+    dead_letters: str
+    run: str
+    sends: bool = True
+
+    def apply(self, sink: ApplyingSink, rows: int, events: DataFrame, batch: Batch) -> Applied:
+        """Give the rows of a batch to its sink, unless that was done."""
+        key = f"{batch.route}/{batch.sink}"
+        if before := self.store.applied(batch.id).get(key):
+            return before
+        if not self.sends:
+            return Applied(rows)
+        counts = self._applied(sink, rows, events, batch)
+        self.store.mark_applied(batch.id, key, counts)
+        return counts
+
+    def keeper(self, batch: int, key: str) -> Callable[[str], Parts]:
+        """Return where a sink keeps rows of its own of a batch."""
+        return keeper(self.lake, f"{self.run}/{key}", batch)
+
+    def _applied(self, sink: ApplyingSink, rows: int, events: DataFrame, batch: Batch) -> Applied:
+        about = batch.query, batch.id, batch.route, batch.sink
+        try:
+            outcome = sink.apply(events, batch)
+        except Exception as error:
+            raise SinkError(*about, f"{type(error).__name__}: {error}") from error
+        dead = 0
+        if outcome.refused is not None:
+            dead = append_dead_letters(outcome.refused, events, batch, self.lake, self.dead_letters, self.run)
+        counts = Applied(outcome.applied, dead, outcome.parked, outcome.in_doubt)
+        if counts.done != rows:
+            parked = f" and {counts.parked} parked" if counts.parked else ""
+            what = f"{rows} rows landed, but {counts.applied} applied and {dead} refused{parked} were reported"
+            raise SinkError(*about, what)
+        return counts
+
+
+def keeper(lake: Lake, owner: str, batch: int) -> Callable[[str], Parts]:
+    """Return where a sink keeps rows of its own of a batch; `owner` is the query with its run, route and sink."""
+    notes = {"router.sink": owner, "router.sink_batch": str(batch)}
+    return lambda table: KeptParts(lake, table, owner, batch, notes)
+
+
+def append_dead_letters(refused: DataFrame, events: DataFrame, batch: Batch, lake: Lake, table: str, run: str) -> int:
+    """Append refused rows to the dead letters, once; the record itself is in bronze under the same coordinates."""
+    columns = [f"`{name.replace('`', '``')}`" for name in events.columns if name not in COORDINATES]
+    letters = refused.select(
+        F.lit("apply").alias("stage"),
+        F.col("reason"),
+        F.lit(batch.route).alias("route"),
+        F.lit(batch.sink).alias("sink"),
+        F.col("_key").alias("key"),
+        F.to_json(F.struct(*columns)).cast("binary").alias("value"),
+        F.col("_topic").alias("topic"),
+        F.col("_partition").alias("partition"),
+        F.col("_offset").alias("offset"),
+        F.col("_timestamp").alias("timestamp"),
+        F.lit(batch.id if batch.resending is None else None).cast("long").alias("batch_id"),
+    ).persist()  # fmt: skip
+    try:
+        count = letters.count()
+        if count:
+            writer = letters.write.format("delta").mode("append").option("mergeSchema", "true")
+            app = f"{run}/{batch.route}/{batch.sink}/dead_letters"
+            writer.option("txnAppId", app).option("txnVersion", batch.id).save(lake.address(table))
+    finally:
+        letters.unpersist()
+    return count
+
+
+def wants_opening(sink: Sink) -> bool:
+    """Say whether a sink has anything to do before the stream starts."""
+    return isinstance(sink, ApplyingSink) and type(sink).prepare is not ApplyingSink.prepare
+
+
+def opened(config: Config, spark: SparkSession, folder: Path, *, trial: bool = False) -> Config:
+    """Return the configuration with its sinks made ready; the decoder must be prepared already. No job runs.
+
+    With `trial` they change nothing. Raises StartError by route and sink, and OSError where something is away: try
+    again later.
+    """
+    if not any(wants_opening(sink) for route in config.routes for sink in route.sinks):
+        return config
+    decoder = config.decode.refresh(frozenset())
+    config = config.model_copy(update={"decode": decoder})
+    layout = Planner(config, decoder, quiet=True).plan(spark.createDataFrame([], RAW_SCHEMA)).layout
+
+    def openings(route: Route) -> dict[str, Opening]:
+        return {sink: Opening(folder, frame, trial) for sink, frame in _frames(layout, route, spark)}
+
+    routes = tuple(_route(route, openings(route)) for route in config.routes)
+    return config.model_copy(update={"routes": routes})
+
+
+def _frames(layout: Layout, route: Route, spark: SparkSession) -> Iterator[tuple[str, DataFrame]]:
+    """Yield an empty frame for each outbox of a route."""
+    for target in layout.targets:
+        if target.outbox and target.route == route.name:
+            kinds = from_arrow_schema(target.schema, prefer_timestamp_ntz=True)
+            yield target.sink, spark.createDataFrame([], kinds)
+
+
+def _route(route: Route, openings: dict[str, Opening]) -> Route:
+    sinks: list[Sink] = []
+    for name, sink in zip(sink_names(route.sinks), route.sinks, strict=True):
+        if isinstance(sink, ApplyingSink) and wants_opening(sink):
+            try:
+                sinks.append(sink.prepare(openings[name]))
+            except RouterError as error:
+                raise StartError(f"route {route.name}, sink {name}: {error}") from error
+        else:
+            sinks.append(sink)
+    return route.model_copy(update={"sinks": tuple(sinks)})

@@ -1,0 +1,259 @@
+"""Run the sinks that have a query of their own over their outbox: a slow or broken other side stalls nobody else."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from pyarrow import fs
+from pyspark.errors import StreamingQueryException
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_event_set, wait_exponential_jitter
+from tenacity.nap import sleep_using_event
+
+from router.applying import Applied, ApplyingSink, Batch
+from router.config.models import interval
+from router.delta.maintenance import forget
+from router.engine import ledger
+from router.engine.checkpoint_store import CheckpointStore
+from router.engine.commit.committers import Committers
+from router.engine.label.layout import outbox_of
+from router.engine.label.route import sink_names
+from router.engine.outbox.apply import Applier
+from router.engine.retryable_errors import passing, short
+from router.errors import SinkError, StartError, TableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from router.config.models import Config
+    from router.delta.lake import Lake
+
+log = logging.getLogger("router")
+LOOK = "1 second"
+"""Between looks for new rows in a lane."""
+FILES_AT_ONCE = 200
+"""Files of a lane that one batch takes, at most."""
+LONGEST_PAUSE = 60.0
+"""Seconds between tries of a sink that cannot go on: somebody has to mend it, and the others go on meanwhile."""
+POLL_SECONDS = 0.2
+TIDY_SECONDS = 3600.0
+"""Between looks for rows that a lane need not keep any longer."""
+GROWN = "DELTA_SCHEMA_CHANGED"
+"""What Delta's source says of a lane that has gained columns: the query goes on when it is started anew."""
+
+
+def detached_sinks(config: Config) -> Iterator[tuple[str, str, ApplyingSink]]:
+    """Yield route, name and sink of those that have a query of their own."""
+    for route in config.routes if not config.debug else ():
+        for name, sink in zip(sink_names(route.sinks), route.sinks, strict=True):
+            if isinstance(sink, ApplyingSink) and sink.detached:
+                yield route.name, name, sink
+
+
+def detached_outboxes(config: Config) -> frozenset[str]:
+    """Return the tables that detached sinks send from."""
+    return frozenset(outbox_of(config.name, route, name) for route, name, _ in detached_sinks(config))
+
+
+class _Stopped(Exception):  # noqa: N818 - an order, no error
+    """End the query before a batch that came after the order to stop; it is taken up at the next start."""
+
+
+@dataclass
+class DetachedSink:
+    """Be one sink with its query, whose batches are what has landed in its lane.
+
+    With `once` it ends when all that the lane holds is sent, else when `stop` is set. `failed` is why it does not;
+    `ended` is its last batch.
+    """
+
+    config: Config
+    spark: SparkSession
+    lake: Lake
+    checkpoint: Lake
+    stop: threading.Event
+    route: str
+    name: str
+    sink: ApplyingSink
+    once: bool = False
+    failed: BaseException | None = None
+    began: bool = False
+    ended: int | None = None
+    tidied: float = field(default_factory=time.monotonic)
+
+    @property
+    def key(self) -> str:
+        """Return route/sink."""
+        return f"{self.route}/{self.name}"
+
+    def run(self) -> None:
+        """Send what lands. What fails is tried again, by `once` only what passes by itself."""
+        policy = Retrying(
+            retry=retry_if_exception(lambda error: not self.once or passing(error)),
+            wait=wait_exponential_jitter(max=LONGEST_PAUSE),
+            stop=stop_when_event_set(self.stop),
+            sleep=sleep_using_event(self.stop),
+            before_sleep=self._tell_retry,
+            reraise=True,
+        )
+        try:
+            policy(self._query)
+            if self.once and self.ended is not None:
+                self.tidy(self.ended)
+        except Exception as error:
+            self.failed = error
+            if self.stop.is_set():
+                log.warning("%s, %s: stopped while it could not go on: %s", self.config.name, self.key, short(error))
+
+    def _tell_retry(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        if GROWN not in str(error):
+            what = "%s, %s: %s; its rows wait in their lane, trying again in %.0f s"
+            log.warning(what, self.config.name, self.key, short(error), state.upcoming_sleep)
+
+    def _query(self) -> None:
+        self.failed = None
+        if not self._lane_is_there():
+            return
+        frame = self.spark.readStream.format("delta").option("maxFilesPerTrigger", FILES_AT_ONCE)
+        # a lane is compacted, and emptied of what was sent long ago: neither brings rows
+        frame = frame.option("skipChangeCommits", "true")
+        lane = self.lake.address(outbox_of(self.config.name, self.route, self.name))
+        writer = frame.load(lane).writeStream.queryName(f"{self.config.name}/{self.key}").foreachBatch(self._handle)
+        writer = writer.option("checkpointLocation", f"{self.checkpoint.root}/{self.place}")
+        writer = writer.trigger(availableNow=True) if self.once else writer.trigger(processingTime=LOOK)
+        query = writer.start()
+        try:
+            self._follow(query)
+        finally:
+            query.stop()
+
+    def _follow(self, query: StreamingQuery) -> None:
+        """Return when the query has ended, or is told to stop and has left its batch; raise why it failed."""
+        try:
+            while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type] # it takes fractions
+                if self.stop.is_set() and not query.status["isTriggerActive"]:
+                    return
+        except StreamingQueryException as error:
+            if not isinstance(self.failed, _Stopped):
+                failed = self.failed or error
+                raise failed from failed.__cause__  # which says whether it passes
+            self.failed = None
+
+    def _lane_is_there(self) -> bool:
+        """Wait for the lane; say whether it came before the end."""
+        lane = outbox_of(self.config.name, self.route, self.name)
+        while self.lake.open(lane) is None:
+            if self.once or self.stop.wait(1):
+                return False
+        return True
+
+    def _handle(self, events: DataFrame, number: int) -> None:
+        try:
+            if self.stop.is_set():
+                raise _Stopped
+            self._process(events, number)
+        except BaseException as error:
+            self.failed = error
+            raise
+
+    def _process(self, events: DataFrame, number: int) -> None:
+        began = time.monotonic()
+        run = self.spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        assert run is not None  # Spark sets it for the thread of every streaming query
+        owner = f"{self.config.name}:{run}"
+        applier = Applier(self.lake, CheckpointStore(self.checkpoint, run), self.config.dead_letters, owner)
+        replay, self.began = not self.began, True  # the first batch of a start may have been begun before
+        batch = Batch(
+            self.config.name, number, self.route, self.name, replay, self.stop, applier.keeper(number, self.key)
+        )
+        counts = applier.apply(self.sink, events.count(), events, batch)
+        row = {"query": self.config.name, "run": run, "batch_id": number, **ledger.of_sink(self.key, counts)}
+        committers = Committers(self.lake, self.spark, self.config.commit == "spark")
+        ledger.append(self.lake, None, committers, ledger.Entry(self.config.ledger, f"{owner}/ledger", number), [row])
+        self._tell(number, counts, time.monotonic() - began)
+        self.ended = number
+        if time.monotonic() - self.tidied > TIDY_SECONDS:
+            self.tidied = time.monotonic()
+            self.tidy(number)
+
+    def tidy(self, number: int) -> None:
+        """Let the lane forget what was dealt with long ago; batch `number` has just been."""
+        lane = outbox_of(self.config.name, self.route, self.name)
+        before = datetime.now(timezone.utc) - interval(self.config.outbox_retention)
+        try:
+            if (version := self._taken(number)) and (gone := forget(self.lake, lane, before, version - 1)):
+                log.info("%s: %d rows are older than %s", lane, gone, self.config.outbox_retention)
+        except TableError as error:
+            log.warning("%s", error)
+
+    def _taken(self, number: int) -> int | None:
+        """Return the version of the lane before which all is dealt with once a batch is."""
+        text = self.checkpoint.read(f"{self.place}/offsets/{number}") or b"{}"
+        offset = json.loads(text.decode().strip().split("\n")[-1])
+        return None if offset.get("isStartingVersion", True) else int(offset["reservoirVersion"])
+
+    def _tell(self, number: int, counts: Applied, seconds: float) -> None:
+        told = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts._asdict().items() if count)
+        log.info("%s, %s: batch %d, %s, %.2f s", self.config.name, self.key, number, told or "nothing", seconds)
+
+    @property
+    def place(self) -> str:
+        """Return the folder of the query's checkpoint, below the configuration's."""
+        return f"detached/{self.key.replace('/', '__')}"
+
+    @property
+    def begun(self) -> bool:
+        """Say whether the query knows what it has taken of the lane."""
+        found = self.checkpoint.files.get_file_info(fs.FileSelector(f"{self.place}/offsets", allow_not_found=True))
+        return any(entry.base_name.isdecimal() for entry in found)
+
+
+@dataclass
+class DetachedSinks:
+    """Be all detached sinks of a configuration, each in a thread of its own."""
+
+    sinks: tuple[DetachedSink, ...]
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, config: Config, spark: SparkSession, lake: Lake, checkpoint: Lake, stop: threading.Event, *, once: bool
+    ) -> DetachedSinks:
+        """Return the detached sinks of a configuration whose sinks are open."""
+        about = config, spark, lake, checkpoint, stop
+        return cls(tuple(DetachedSink(*about, *found, once=once) for found in detached_sinks(config)))
+
+    def check(self, accept: str) -> None:
+        """Raise StartError where rows of a lane were sent, and no checkpoint says which."""
+        for one in self.sinks:
+            sent = 0 if one.begun or accept == "duplicates" else ledger.sent(one.lake, one.config, one.key)
+            if sent:
+                raise StartError(
+                    f"route {one.route}, sink {one.name}: {sent:,} rows of its lane were sent before, and there is no "
+                    f"checkpoint {one.checkpoint.root}/{one.place} that tells which. Restore it; or run with --accept "
+                    "duplicates to send all that the lane holds"
+                )
+
+    def start(self) -> None:
+        """Let each send what lands in its lane."""
+        for one in self.sinks:
+            thread = threading.Thread(target=one.run, name=one.key, daemon=True)
+            self.threads.append(thread)
+            thread.start()
+
+    def join(self, *, quiet: bool = False) -> None:
+        """Wait until all have ended, as they do when they are told to; raise for the first that could not go on."""
+        for thread in self.threads:
+            thread.join()
+        for one in self.sinks:
+            if one.failed is not None and not passing(one.failed) and not quiet:
+                raise one.failed if isinstance(one.failed, SinkError) else StartError(f"{one.key}: {one.failed}")

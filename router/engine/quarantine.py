@@ -1,0 +1,408 @@
+"""The quarantine: rows wait in a table of the router's own because theirs has no place for them.
+
+What waits is told from the tables alone. A row waits while its batch is above the one up to which its table has got
+them, and that number is the version of a transaction id of the table (`QUERY/release/ROUTE/SINK/TABLE`), so it changes
+in the very commit that brings the rows. `router approve` writes an approval into the checkpoint's store; the release
+carries it out between two batches: it stages the rows again, in the types the table may have now, and commits them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import dataset
+from pyspark.sql import functions as F
+
+from router.archives import keep_archives
+from router.delta.casting import brought, conformed, narrowed, within
+from router.delta.commit import LandedFile, TableCommit, to_arrow, to_arrow_schema, to_delta
+from router.delta.schema_diff import Difference, compare, cut, merge, plain_schema
+from router.engine import ledger
+from router.engine.label.layout import COORDINATES, QUARANTINE_COLUMNS, SCHEMA_COLUMNS, quarantine_of
+from router.engine.label.route import sink_names
+from router.engine.land.parquet_writer import Staging, attempt
+from router.engine.start_checks import Checkpoint
+from router.parts import TableSink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from datetime import datetime
+
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+    from router.config.models import Config
+    from router.delta.lake import Lake
+    from router.engine.checkpoint_store import CheckpointStore
+    from router.engine.commit.committers import Committers
+
+log = logging.getLogger("router")
+OWN = {*QUARANTINE_COLUMNS, *COORDINATES, *SCHEMA_COLUMNS}
+"""Columns of a quarantine that are not those of its rows."""
+Kinds = dict[str, "pa.DataType | None"]
+"""The type in which each column goes into a table; None for what does not."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The table of a sink that rows wait for."""
+
+    route: str
+    sink: str
+    table: str
+
+    def app_id(self, query: str) -> str:
+        """Return the transaction id under which the table has what waited; its version is a batch of the query."""
+        return f"{query}/release/{self.route}/{self.sink}/{self.table}"
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What waits for a table, and how that would change it.
+
+    `upto`: query (with its run) -> the last batch with a row that waits; `columns`: the schema of what the rows hold;
+    `versions`: message and number of the schemas that wrote them, where known; `since`: the time of the oldest record.
+    """
+
+    place: Place
+    quarantine: str
+    rows: int
+    upto: dict[str, int]
+    columns: pa.Schema
+    versions: tuple[str, ...]
+    since: datetime | None
+    change: Difference
+
+
+@dataclass(frozen=True)
+class Approval:
+    """The leave for a table to gain what rows of batches up to some hold. `columns` is their schema, as Delta's JSON.
+
+    `decided`: query -> (last batch, rows), once it is known what is released. `number` makes its file its own: another
+    approval for the same table, while this one is carried out, must not go with it.
+    """
+
+    place: Place
+    upto: dict[str, int]
+    columns: str
+    number: int
+    decided: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        return f"approvals/{self.place.route}/{self.place.sink}/{self.place.table}.{self.number}.json"
+
+
+def approve(store: CheckpointStore, found: Waiting) -> None:
+    """Write an approval where a running or the next stream finds it."""
+    write(store, Approval(found.place, found.upto, to_delta(found.columns), time.time_ns()))
+
+
+def write(store: CheckpointStore, approval: Approval) -> None:
+    """Write an approval whole or not at all."""
+    store.write(approval.path, json.dumps(asdict(approval)).encode())
+
+
+def approvals(store: CheckpointStore) -> list[Approval]:
+    """Return the approvals that are not done yet, oldest first."""
+    read = [json.loads(text) for path in store.paths("approvals") if (text := store.read(path))]
+    made = (Approval(**{**approval, "place": Place(**approval["place"])}) for approval in read)
+    return sorted(made, key=lambda approval: approval.number)
+
+
+def waiting(config: Config, lake: Lake) -> list[Waiting]:
+    """Return what waits for the tables of a configuration, whatever its sinks say now. Runs on the driver; no Spark."""
+    found: list[Waiting] = []
+    for route in config.routes:
+        for name, sink in zip(sink_names(route.sinks), route.sinks, strict=True):
+            table = quarantine_of(config.name, route.name, name)
+            if isinstance(sink, TableSink) and (handle := lake.open(table)):
+                found += _waiting_in(lake, handle, (route.name, name, table))
+    return found
+
+
+def _waiting_in(lake: Lake, handle: DeltaTable, where: tuple[str, str, str]) -> Iterator[Waiting]:
+    route, sink, quarantine = where
+    if not handle.file_uris():
+        return
+    schema = plain_schema(to_arrow(handle))
+    rows = _files(lake, handle, quarantine, schema)
+    there = dataset.Scanner.from_dataset(rows, columns=list(QUARANTINE_COLUMNS)).to_table()
+    for table in sorted(pc.unique(there.column("_table")).to_pylist()):
+        place = Place(route, sink, table)
+        target = lake.open(table)
+        mine = (
+            there.filter(pc.equal(there.column("_table"), table)).group_by("_query").aggregate([("_batch_id", "max")])
+        )
+        upto = {row["_query"]: row["_batch_id_max"] for row in mine.to_pylist()}
+        left = {query: last for query, last in upto.items() if released(target, place, query) < last}
+        if left:
+            parts = rows.scanner(filter=_left(target, place, left)).to_batches()
+            yield _told((place, quarantine), schema, left, parts, target)
+
+
+def released(table: DeltaTable | None, place: Place, query: str) -> int:
+    """Return the batch up to which what waited is in its table, -1 for none."""
+    version = table.transaction_version(place.app_id(query)) if table else None
+    return -1 if version is None else version
+
+
+def _left(target: DeltaTable | None, place: Place, upto: dict[str, int]) -> pc.Expression:
+    after = [(pc.field("_query") == query) & (pc.field("_batch_id") > released(target, place, query)) for query in upto]
+    either = after[0]
+    for one in after[1:]:
+        either |= one
+    return (pc.field("_table") == place.table) & either
+
+
+def _files(lake: Lake, handle: DeltaTable, table: str, schema: pa.Schema) -> dataset.Dataset:
+    """Return the rows of a quarantine: delta-rs does not read a table that was widened, but its files can be."""
+    folder = table.replace(".", "/")
+    actions: Any = pa.table(handle.get_add_actions())
+    paths = [f"{folder}/{path}" for path in actions.column("path").to_pylist()]
+    return dataset.dataset(paths, schema=schema, format="parquet", filesystem=lake.files)
+
+
+def _told(
+    where: tuple[Place, str],
+    schema: pa.Schema,
+    upto: dict[str, int],
+    parts: Iterable[pa.RecordBatch],
+    target: DeltaTable | None,
+) -> Waiting:
+    place, quarantine = where
+    rows, since = 0, None
+    valued: set[str] = set()
+    versions: set[str] = set()
+    for part in parts:
+        rows += part.num_rows
+        for name in set(schema.names) - OWN - valued:
+            if part.column(name).null_count < part.num_rows:  # a zero, too: a row that waits loses nothing
+                valued.add(name)
+        versions |= _versions(part)
+        times = pc.min(part.column("_timestamp")).as_py() if "_timestamp" in schema.names else None
+        since = min(filter(None, (since, times)), default=None)
+    columns = pa.schema([field for field in schema if field.name in valued])
+    change = compare(plain_schema(to_arrow(target)), columns) if target else Difference(added=tuple(columns))
+    return Waiting(place, quarantine, rows, upto, columns, tuple(sorted(versions)), since, change)
+
+
+def _versions(part: pa.RecordBatch) -> set[str]:
+    """Return the schemas of records as text: message and version, or its id where there is no version."""
+    names = [name for name in SCHEMA_COLUMNS if name in part.schema.names]
+    if not names:
+        return set()
+    known = pa.Table.from_batches([part.select(names)]).group_by(names).aggregate([]).to_pylist()
+    return {_version(row) for row in known} - {""}
+
+
+def _version(row: dict[str, Any]) -> str:
+    version, of = row.get("_schema_version"), row.get("_schema_id")
+    number = f"version {version}" if version is not None else f"schema {of}" if of is not None else ""
+    return " ".join(filter(None, (row.get("_message"), number)))
+
+
+def allowed(table: pa.Schema | None, approval: Approval) -> dict[str, pa.DataType]:
+    """Return the columns and types that a table may have after an approval."""
+    come = plain_schema(to_arrow_schema(approval.columns))
+    if table is None:
+        return {column.name: column.type for column in come}
+    change = compare(table, come)
+    return {column.name: column.type for column in (*table, *change.added, *change.widened)}
+
+
+@dataclass(frozen=True)
+class Release:
+    """The approvals of a query, carried out. Only between its batches: a batch that was cut off must end first.
+
+    Each is safe to repeat from any point. What is released, and how many rows, is written into the approval before the
+    rows are committed under a transaction id; the ledger has an id of its own; the approval goes last. Rows that come
+    into a quarantine before an approval is carried out are released along, as long as nothing unapproved is among them.
+    """
+
+    config: Config
+    spark: SparkSession
+    lake: Lake
+    store: CheckpointStore
+    committers: Committers
+
+    def idle(self) -> set[str]:
+        """Carry out approvals before or between batches, unless one was cut off; return the tables that changed."""
+        if not (found := approvals(self.store)):
+            return set()
+        run = Checkpoint.read(self.store.checkpoint).run
+        table = self.lake.open(self.config.ledger)
+        booked = table.transaction_version(f"{self.config.name}:{run}/ledger") if table else None
+        cut_off = f"manifests/{run}/{-1 if booked is None else booked + 1:010d}.json"
+        return set() if self.store.read(cut_off) else self.carry_out(found)
+
+    def carry_out(self, found: list[Approval]) -> set[str]:
+        """Carry out approvals while no batch is under way; return the tables that changed."""
+        for approval in found:
+            try:
+                for query in approval.upto:
+                    self._release(approval, query)
+            except Exception as error:  # what goes on flowing must not wait for what waits
+                told = "what waits for %s cannot be released now, it is tried again after the next batch: %s"
+                log.warning(f"%s: {told}", self.config.name, approval.place.table, error)
+            else:
+                self.store.delete(approval.path)
+        return {approval.place.table for approval in found}
+
+    def _release(self, approval: Approval, query: str) -> None:
+        waited = _Waited.read(self, approval, query)
+        if query not in approval.decided:
+            if not (decided := waited.decide(approval.upto[query])):
+                return
+            approval.decided[query] = decided
+            write(self.store, approval)
+        last, rows = approval.decided[query]
+        waited.commit(last)
+        place, (name, _, run) = approval.place, query.rpartition(":")
+        row = {"query": name, "run": run, "batch_id": last, "route": place.route, "sink": place.sink, "released": rows}
+        entry = ledger.Entry(
+            self.config.ledger, f"{query}/ledger/release/{place.route}/{place.sink}/{place.table}", last
+        )
+        ledger.append(self.lake, None, self.committers, entry, [row])
+        log.info("%s: %d rows that waited are in %s now", self.config.name, rows, place.table)
+
+
+@dataclass(frozen=True)
+class _Waited:
+    """The rows of one query that wait for one table, and how they go in.
+
+    `after` is the batch up to which the table has them; `kinds` has the type in which each column of the quarantine
+    goes into the table; `table` the types of the table as it may be.
+    """
+
+    of: Release
+    approval: Approval
+    query: str
+    frame: DataFrame
+    have: pa.Schema | None
+    kinds: Kinds
+    after: int
+    table: dict[str, pa.DataType]
+
+    @classmethod
+    def read(cls, of: Release, approval: Approval, query: str) -> _Waited:
+        place = approval.place
+        quarantine = quarantine_of(of.config.name, place.route, place.sink)
+        handle, rows = of.lake.open(place.table), of.lake.open(quarantine)
+        assert rows is not None  # rows of it were approved
+        after, have = released(handle, place, query), plain_schema(to_arrow(handle)) if handle else None
+        mine = (F.col("_table") == place.table) & (F.col("_query") == query) & (F.col("_batch_id") > after)
+        frame = of.spark.read.format("delta").load(of.lake.address(quarantine)).filter(mine)
+        came = [column for column in plain_schema(to_arrow(rows)) if column.name not in OWN]
+        table = allowed(have, approval)
+        kinds = {column.name: _kind(table.get(column.name), column.type) for column in came}
+        names = [column.name for column in came]
+        return cls(of, approval, query, frame.select("_batch_id", *map(_quoted, names)), have, kinds, after, table)
+
+    def decide(self, upto: int) -> tuple[int, int] | None:
+        """Return the last batch of which rows are released, and their number; None where none is."""
+        found = self.frame.mapInArrow(_checking(self.kinds, self.of.config.decode.zero_is_absent), "report string")
+        rows: dict[int, int] = {}
+        bad: list[int] = []
+        for report in (json.loads(row["report"]) for row in found.collect()):  # one for each task
+            bad += report["bad"]
+            for batch, count in report["rows"]:
+                rows[batch] = rows.get(batch, 0) + count
+        first_bad = min(bad, default=None)
+        if first_bad is not None and first_bad <= upto:
+            told = "rows from batch %d on still wait for %s: it is not any more what they were approved for"
+            log.warning(f"%s: {told}", self.of.config.name, first_bad, self.approval.place.table)
+        fit = {batch: count for batch, count in rows.items() if first_bad is None or batch < first_bad}
+        return (first_bad - 1 if first_bad is not None else max(fit), sum(fit.values())) if fit else None
+
+    def commit(self, last: int) -> None:
+        """Stage the rows of batches up to the last, and commit them once."""
+        if self.after >= last:
+            return
+        place, lake = self.approval.place, self.of.lake
+        columns = {name: cut(self.table[name], kind) for name, kind in self.kinds.items() if kind is not None}
+        options = self.of.config.landing
+        staging = Staging(lake, options.file_bytes, options.buffer_bytes)
+        where = f"{place.route}/{place.sink}", place.table, last
+        task = _staging(self.kinds, pa.schema(list(columns.items())), staging, where)
+        rows = self.frame.filter(F.col("_batch_id") <= last).mapInArrow(task, "report string")
+        files = tuple(LandedFile.of(json.loads(row["report"])) for row in rows.collect())
+        written = pa.schema([(name, kind) for name, kind in columns.items() if any(name in f.columns for f in files)])
+        change = compare(self.have, written) if self.have is not None else Difference()
+        work = TableCommit(
+            target=f"{place.route}/{place.sink}",
+            table=place.table,
+            app_id=place.app_id(self.query),
+            version=last,
+            files=files,
+            columns=to_delta(written),
+            added=to_delta(pa.schema(list(change.added))) if change.added else None,
+            widened=to_delta(pa.schema(list(change.widened))) if change.widened else None,
+        )
+        notes = {"router.released": self.query, "router.up_to_batch": str(last)}
+        if not self.of.committers.commit((work,), {}, notes):
+            for file in files:
+                lake.files.delete_file(file.path)
+
+
+def _kind(to: pa.DataType | None, come: pa.DataType) -> pa.DataType | None:
+    return within(to, come) if to is not None and merge(to, come) is not None else None
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _checking(kinds: Kinds, blank: bool) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function of a task that counts rows by batch, and tells the batches with what was not approved."""
+
+    def check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows: dict[int, int] = {}
+        bad: set[int] = set()
+        for batch in batches:
+            numbers = batch.column("_batch_id").to_numpy()
+            for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
+                rows[int(number)] = rows.get(int(number), 0) + int(count)
+            unfit = np.zeros(len(numbers), bool)
+            for name, kind in kinds.items():
+                values = batch.column(name)
+                if kind is None:
+                    unfit |= brought(values, blank=blank)
+                elif values.type != kind:
+                    found = narrowed(values, kind, blank=blank)
+                    unfit |= found.lost | found.unfit
+            bad |= {int(number) for number in np.unique(numbers[unfit])}
+        report = json.dumps({"rows": sorted(rows.items()), "bad": sorted(bad)})
+        yield pa.RecordBatch.from_arrays([pa.array([report])], names=["report"])
+
+    return check
+
+
+def _staging(
+    kinds: Kinds, schema: pa.Schema, staging: Staging, where: tuple[str, str, int]
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function of a task that stages rows for their table, in types that it may have."""
+
+    def stage(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        keep_archives()
+        target, table, last = where
+        writer = staging.writer(last, f"released-{attempt()}")
+        for batch in batches:
+            columns = {
+                name: narrowed(batch.column(name), kind).array for name, kind in kinds.items() if kind is not None
+            }
+            rows = conformed(pa.table(columns), schema).combine_chunks().to_batches()
+            for part in rows:
+                writer.hold(target, table, part, seen=True)
+            writer.flush()
+        reports = [json.dumps(asdict(file)) for file in writer.close()]
+        yield pa.RecordBatch.from_arrays([pa.array(reports, pa.string())], names=["report"])
+
+    return stage

@@ -1,0 +1,230 @@
+"""Refuse a start that would lose or duplicate records: a second run, a lost or stale checkpoint, a lost lake."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow.compute as pc
+from pyarrow import fs
+
+from router.delta.table_cache import THREADS
+from router.engine import source
+from router.errors import StartError
+from router.registry import parts_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
+
+    from router.config.models import Config
+    from router.delta.lake import Lake
+    from router.engine.source import Offsets
+    from router.registry import Registry
+
+Accept = Literal["", "lost-checkpoint", "lost-lake", "duplicates"]
+RECENT = 100
+"""Commits of a table that are searched for the last batch of a query."""
+
+
+@contextmanager
+def alone(checkpoint: Lake, name: str) -> Iterator[None]:
+    """Hold the lock of a checkpoint; raise StartError while another run holds it.
+
+    Runs on the driver. A checkpoint in an object store has no lock; there Spark's own check of the commit log stops
+    the second run at its first batch.
+    """
+    refusal = (
+        f"{name} is running already: its checkpoint {checkpoint.root} is locked; stop that run, or give this "
+        "one another name and checkpoint"
+    )
+    with locked(checkpoint, "lock", refusal):
+        yield
+
+
+@contextmanager
+def locked(checkpoint: Lake, file: str, refusal: str) -> Iterator[None]:
+    """Hold a lock that is a file in a checkpoint; raise StartError while another process holds it.
+
+    Who is killed leaves no lock. There is none in an object store.
+    """
+    if not checkpoint.local:
+        yield
+        return
+    path = Path(checkpoint.root, file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StartError(refusal) from None
+        yield
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Be what a Spark checkpoint says of its past.
+
+    `run` is the query's id, `begun` says whether the offsets of any batch are decided (a start then goes on with
+    them), `last` is the last committed batch, -1 for none.
+    """
+
+    run: str | None = None
+    begun: bool = False
+    last: int = -1
+
+    @classmethod
+    def read(cls, place: Lake) -> Checkpoint:
+        """Read the checkpoint that lies in a place beside the manifests."""
+        metadata = place.read("spark/metadata")
+        run = json.loads(metadata)["id"] if metadata else None
+        return cls(run, bool(_numbers(place, "spark/offsets")), max(_numbers(place, "spark/commits"), default=-1))
+
+
+def _numbers(place: Lake, folder: str) -> list[int]:
+    found = place.files.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    names = (entry.base_name for entry in found)
+    return [int(name) for name in names if name.isdecimal()]
+
+
+def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: Accept = "") -> None:
+    """Raise StartError where lake and checkpoint do not belong together, unless just that is accepted.
+
+    A checkpoint ahead of its lake would go on after records that are nowhere any more; one that is behind would take
+    new records for a batch that the tables have; a lake without its checkpoint would get everything again. A batch is
+    in the ledger before Spark commits it, so the ledger is level with the checkpoint or one batch ahead.
+    """
+    table = lake.open(ledger)
+    version = table.transaction_version(f"{name}:{checkpoint.run}/ledger") if table else None
+    booked = -1 if version is None else version
+    if booked < checkpoint.last and accept != "lost-lake":
+        raise StartError(
+            f"the checkpoint of {name} has committed batch {checkpoint.last}, but {ledger} in {lake.root} does not "
+            "have it: the lake was deleted, moved or put back from an older copy. Restore it; or delete the "
+            "checkpoint too and fill the lake again from the source; or run with --accept lost-lake to go on with "
+            "what comes next"
+        )
+    if booked > checkpoint.last + 1:
+        raise StartError(
+            f"the checkpoint of {name} ends with batch {checkpoint.last}, but {ledger} in {lake.root} has batch "
+            f"{booked}: the checkpoint was put back from an older copy, and records would be taken for batches that "
+            "the tables have already. Delete the checkpoint and run with --accept lost-checkpoint"
+        )
+    if (
+        not checkpoint.begun
+        and accept not in ("lost-checkpoint", "duplicates")
+        and (where := _traces(lake, table, name))
+    ):
+        raise StartError(
+            f"{lake.root} holds records of {name} ({where}), but its checkpoint is empty: a start from the beginning "
+            "would write them twice. Restore the checkpoint; or run with --accept lost-checkpoint to go on where the "
+            "ledger ends (Kafka); or with --accept duplicates"
+        )
+
+
+def _traces(lake: Lake, ledger: DeltaTable | None, name: str) -> str:
+    """Return where the lake holds records of a query, as text."""
+    if ledger is not None:
+        found = ledger.to_pyarrow_table(columns=["query", "run"], filters=[("query", "=", name)])
+        if runs := pc.unique(found.column("run")).to_pylist():
+            return f"run {', '.join(sorted(runs))}"
+    return ", ".join(sorted(_last_batches(lake, name)))
+
+
+def _last_batches(lake: Lake, name: str) -> dict[str, tuple[str, int]]:
+    """Return the last commit of a query in each table that has one: table -> (run, batch)."""
+    tables = [table for layer in lake.layers() for table in lake.tables(layer)]
+    with ThreadPoolExecutor(THREADS) as pool:
+        notes = pool.map(lambda table: _last_note(lake.open(table), name), tables)
+        return {table: note for table, note in zip(tables, notes, strict=True) if note}
+
+
+def _last_note(table: DeltaTable | None, name: str) -> tuple[str, int] | None:
+    for entry in table.history(RECENT) if table else []:
+        if entry.get("operation") == "RESTORE":
+            return None  # whoever put the table back has dealt with what came before
+        note = _note(entry)
+        query, _, run = str(note.get("router.query", "")).rpartition(":")
+        if query == name:
+            return run, int(note["router.batch"])
+    return None
+
+
+def _note(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return what a commit says about its batch: delta-rs keeps it as fields, Delta on Spark as one text."""
+    try:
+        note = json.loads(entry.get("userMetadata") or "{}")
+    except ValueError:
+        note = {}
+    return {**entry, **note} if isinstance(note, dict) else entry
+
+
+def resume(lake: Lake, ledger: str, name: str) -> Offsets:
+    """Return the offsets after the last records in the ledger: where a lost Kafka checkpoint goes on.
+
+    Raises StartError when the last batch stands in some tables and not in the ledger: it was cut off half-way, and
+    going on after the ledger would write those rows again.
+    """
+    table = lake.open(ledger)
+    if table is None:
+        raise StartError(f"{ledger} is not in {lake.root}: without a ledger there is nothing to go on from")
+    columns = ["run", "batch_id", "topic", "partition", "to_offset"]
+    found = table.to_pyarrow_table(columns=columns, filters=[("query", "=", name)])
+    booked = found.group_by("run").aggregate([("batch_id", "max")]).to_pylist()
+    _refuse_half_batch(lake, name, {row["run"]: row["batch_id_max"] for row in booked})
+    known = found.filter(pc.is_valid(found.column("topic"))).group_by(["topic", "partition"])
+    offsets: Offsets = {}
+    for row in known.aggregate([("to_offset", "max")]).to_pylist():
+        offsets.setdefault(row["topic"], {})[row["partition"]] = row["to_offset_max"] + 1
+    return offsets
+
+
+def _refuse_half_batch(lake: Lake, name: str, booked: dict[str, int]) -> None:
+    """Raise StartError when tables have a later batch than the ledger. `booked`: run -> its last batch there."""
+    ahead = [table for table, (run, batch) in _last_batches(lake, name).items() if batch > booked.get(run, -1)]
+    if ahead:
+        raise StartError(
+            f"the last batch of {name} was cut off half-way: {', '.join(sorted(ahead))} have it and the ledger does "
+            "not. RESTORE these tables to the version before, then start again"
+        )
+
+
+def begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, accept: Accept) -> Offsets | None:
+    """Return where a new checkpoint begins, None for where the configuration says."""
+    past = Checkpoint.read(checkpoint)
+    examine(lake, config.ledger, config.name, past, accept)
+    if accept != "lost-checkpoint" or past.begun:
+        return None
+    if config.source.kafka is None:
+        raise StartError("only a Kafka source can go on from the ledger; restore the checkpoint")
+    return source.completed(spark, config.source.kafka, resume(lake, config.ledger, config.name))
+
+
+def try_parts_on_executors(spark: SparkSession, registry: Registry, config: Config) -> None:
+    """Import what the parts need once on an executor, so that a shipping mistake fails now and in one sentence."""
+    modules = ["router.engine.land.task", *registry.modules(config)]
+    modules += dict.fromkeys(module for part in parts_in(config) for module in part.needs)
+
+    def tried(_: Any) -> list[str]:
+        failed = []
+        for name in modules:
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                failed.append(f"{name}: {error}")
+        return failed
+
+    failed = spark.sparkContext.parallelize([0], 1).flatMap(tried).collect()
+    if failed:
+        raise StartError(
+            f"executors cannot import {'; '.join(failed)}. Ship the package with --py-files (a wheel renamed to .zip) "
+            "or install it there"
+        )

@@ -1,0 +1,134 @@
+"""What belongs together, and what excludes each other, is checked at its place."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from router.config.models import interval, moment
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path", "what"),
+    [
+        (
+            "  kafka: {servers: ",
+            "  files: {path: x}\n  kafka: {servers: ",
+            "source.kafka",
+            "`files` is the source already",
+        ),
+        ('kafka: {servers: "127.0.0.1:9092", topics: [game-events]}', "{}", "source", "names no kind"),
+        ('{servers: "127.0.0.1:9092", topics: [game-events]}', "", "source.kafka", "has no options"),
+        (", topics: [game-events]", "", "source.kafka", "names no topics"),
+        ("topics: [game-events]", "topics: []", "source.kafka", "names no topics"),
+        ("topics:", "pattern: game.*, topics:", "source.kafka.pattern", "stands beside `topics`"),
+        ("topics:", "start_time: today, topics:", "source.kafka.start_time", "is not a time with a zone"),
+        ("decode:", "trigger: {}\ndecode:", "trigger", "chooses nothing"),
+        ("decode:", "trigger: {once: false}\ndecode:", "trigger", "chooses nothing"),
+        ("decode:", "trigger: {once: true, every: 5 s}\ndecode:", "trigger.every", "`once` is the trigger already"),
+        ("decode:", "trigger: {every: 5 parsec}\ndecode:", "trigger.every", "is not an interval"),
+        ("decode:", "bronze: ops.ledger\ndecode:", "bronze", "`ledger` and `bronze` are the same table"),
+        ("ops.dead_letters", "ops.ledger", "dead_letters", "`ledger` and `dead_letters` are the same table"),
+        ("silver.big", "ops.dead_letters", "routes.0.sinks.0", "the sink writes to the table of `dead_letters`"),
+        ("silver.big", "ops.ledger", "routes.0.sinks.0", "the sink writes to the table of `ledger`"),
+        ("[{fixed: silver.big}]", "[]", "routes.0.sinks", "must be a list of at least 1, not a list of 0"),
+        ("ops.dead_letters", "../x", "dead_letters", "must be layer.table: lower-case letters"),
+        ("ops.dead_letters", "_x.y", "dead_letters", "must be layer.table: lower-case letters"),
+    ],
+)
+def test_fault(faults, good, old, new, path, what):
+    (problem,) = faults(good.replace(old, new))
+
+    assert path == problem.path
+    assert problem.what.startswith(what)
+
+
+@pytest.mark.parametrize("every", ["10 s", "5 min", "500 ms", "1.5h", "2 minutes"])
+def test_trigger(loaded, good, every):
+    assert loaded(good + f"trigger: {{every: {every}, once: false}}\n").config.trigger.every == every
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("subscribe", "write source.kafka.topics"),
+        ("subscribePattern", "write source.kafka.pattern"),
+        ("assign", "write source.kafka.topics"),
+        ("startingOffsets", "write source.kafka.start"),
+        ("STARTINGOFFSETS", "write source.kafka.start"),
+        ("kafka.bootstrap.servers", "write source.kafka.servers"),
+        ("includeHeaders", "headers are always read"),
+        ("maxOffsetsPerTrigger", "write source.kafka.rows_per_batch"),
+        ("security.protocol", "written `kafka.security.protocol`"),
+        ("failOnDataLos", "did you mean `failOnDataLoss`?"),
+    ],
+)
+def test_kafka_option_is_refused(faults, good, option, hint):
+    (problem,) = faults(good.replace("topics:", f"options: {{{option}: a}}, topics:"))
+
+    assert problem.path == f"source.kafka.options.{option}"
+    assert hint in problem.hint
+
+
+@pytest.mark.parametrize("option", ["kafka.group.id", "kafka.security.protocol", "failOnDataLoss", "minPartitions"])
+def test_kafka_option_is_passed(loaded, good, option):
+    config = loaded(good.replace("topics:", f"options: {{{option}: 1}}, topics:")).config
+
+    assert config.source.kafka.options[option].get_secret_value() == "1"
+
+
+def test_names_are_given_once(faults, good):
+    expect = "    expect: [{name: a, sql: x}, {name: a, sql: y}]\n"
+    route = good[good.index("  - name: big") : good.index("dead_letters")] + expect
+
+    first, second = faults(good.replace("dead_letters:", route + "dead_letters:"))
+
+    assert (first.path, first.what) == ("routes.1.name", "the route at line 7 has the same name")
+    assert (second.path, second.what) == ("routes.1.expect.1.name", "the expectation at line 13 has the same name")
+
+
+def test_routes_may_be_left_out_for_bronze_only(loaded, faults, good):
+    without = good[: good.index("routes:")] + good[good.index("dead_letters:") :]
+
+    (problem,) = faults(without)
+
+    assert problem.what == "nothing would be written: no routes and no bronze"
+    assert loaded(without + "bronze: bronze.events\n").config.routes == ()
+
+
+def test_checks_speak_beside_other_mistakes(faults, good):
+    problems = faults(good.replace("silver.big", "ops.ledger").replace("name: games", "nam: games"))
+
+    assert {"routes.0.sinks.0", "nam", ""} == {problem.path for problem in problems}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("500 ms", timedelta(milliseconds=500)),
+        ("10 s", timedelta(seconds=10)),
+        ("10s", timedelta(seconds=10)),
+        ("0.5 min", timedelta(seconds=30)),
+        ("2 hours", timedelta(hours=2)),
+    ],
+)
+def test_interval(text, expected):
+    assert expected == interval(text)
+
+
+@pytest.mark.parametrize("text", ["", "10", "s", "-1 s", "0 s", "0.0 ms", "1 day", "1 s 2 ms", "1e3 s", "\u0661 s"])
+def test_not_an_interval(text):
+    with pytest.raises(ValueError, match="is not an interval"):
+        interval(text)
+
+
+@pytest.mark.parametrize("text", ["2025-01-31T12:00:00Z", "2025-01-31T12:00:00+02:00", "2025-01-31 12:00:00.5z"])
+def test_moment(text):
+    assert moment(text).tzinfo is not None
+
+
+@pytest.mark.parametrize("text", ["", "today", "2025-01-31T12:00:00", "2025-13-01T00:00:00Z"])
+def test_not_a_moment(text):
+    with pytest.raises(ValueError, match="is not a time with a zone"):
+        moment(text)

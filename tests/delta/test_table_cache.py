@@ -1,0 +1,96 @@
+"""Tables kept open between batches: always the newest version, never a table that is gone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from router.delta import table_cache as module
+from router.delta.commit import commit, to_arrow
+from router.delta.table_cache import Handles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deltalake import DeltaTable
+
+    from router.delta.commit import TableCommit
+    from router.delta.lake import Lake
+
+TABLE = "silver.poker"
+ROWS = pa.table({"id": [1, 2]})
+
+
+@pytest.fixture
+def put(lake: Lake, land: Callable[..., TableCommit]) -> Callable[..., None]:
+    """Append rows as somebody else would, with a handle of their own."""
+
+    def put(version: int, rows: pa.Table = ROWS, table: str = TABLE) -> None:
+        assert commit(lake, land(lake, table, rows, version), {})
+
+    return put
+
+
+def opened(handles: Handles, table: str = TABLE) -> DeltaTable:
+    found = handles.open([table])[table]
+    assert found is not None
+    return found
+
+
+def test_a_kept_table_shows_what_others_committed(lake: Lake, put: Callable[..., None]) -> None:
+    """Without it a column that a colleague added is taken for a new one, and a replayed batch is committed twice."""
+    handles = Handles(lake)
+    put(0)
+    first = opened(handles)
+    put(1, pa.table({"id": [3], "tip": ["x"]}))
+
+    again = opened(handles)
+
+    assert again is first, "a table in use is opened once"
+    assert again.version() == 2, "one commit for the column, one for the rows"
+    assert to_arrow(again).names == ["id", "tip"]
+    assert again.transaction_version(f"query/route/sink/{TABLE}") == 1
+
+
+def test_a_table_that_was_removed_is_not_there(lake: Lake, put: Callable[..., None]) -> None:
+    """Without it the next commit lands in a folder without a first version, and nobody can read the table."""
+    handles = Handles(lake)
+    put(0)
+    opened(handles)
+    shutil.rmtree(Path(lake.address(TABLE)))
+
+    assert handles.open([TABLE]) == {TABLE: None}
+
+
+@pytest.mark.parametrize("versions", [1, 3], ids=["as many versions", "more versions"])
+def test_a_table_made_in_place_of_another_is_opened_anew(lake: Lake, put: Callable[..., None], versions: int) -> None:
+    """Without it rows are written with the columns of a table that is gone."""
+    handles = Handles(lake)
+    put(0)
+    opened(handles)
+    shutil.rmtree(Path(lake.address(TABLE)))
+    for version in range(versions):
+        put(version, pa.table({"name": ["other"]}))
+
+    assert to_arrow(opened(handles)).names == ["name"]
+
+
+def test_tables_of_many_files_are_not_kept(
+    lake: Lake, put: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the driver holds the file lists of every table it ever wrote."""
+    monkeypatch.setattr(module, "FILES", 2)
+    handles = Handles(lake)
+    for table in ("silver.a", "silver.b", "silver.c"):
+        put(0, table=table)
+
+    found = handles.open(["silver.a", "silver.b", "silver.c"])
+
+    assert all(found.values())
+    assert len(handles.kept) == 2
+    put(1, table="silver.b")
+    assert opened(handles, "silver.b").version() == 1

@@ -1,0 +1,108 @@
+"""Manifests: a batch is decided when its manifest is there, whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from router.applying import Applied
+from router.delta.commit import LandedFile, TableCommit
+from router.delta.lake import Lake
+from router.engine.balance import Partition
+from router.engine.checkpoint_store import KEPT, CheckpointStore, Manifest
+from router.engine.label.layout import Demands
+from router.errors import StartError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILE = LandedFile("r/s", "silver.t", "silver/t/part-0.parquet", 120, 3, ("a", "b"), '{"numRecords":3}')
+PARTITION = Partition("t", 0, 5, 7, 3, 0, 0, 0, {"r": 3}, {}, {}, {"r/w": 1}, {}, {"r/s": 3}, {})
+
+
+def manifest(batch: int) -> Manifest:
+    return Manifest(
+        batch=batch,
+        config="fingerprint",
+        targets=("r/s",),
+        commits=(TableCommit("r/s", "silver.t", "q/r/s/silver.t", batch, (FILE, FILE), '{"fields":[]}', added="x"),),
+        partitions=(PARTITION,),
+        conflicts={"r/s/silver.t": {"ü": 'why "not"'}},
+        allowed={"r/s": ["silver.t"]},
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    """Return the store of one run."""
+    return CheckpointStore(Lake.at(str(tmp_path)), "run-1")
+
+
+def test_a_manifest_comes_back_as_it_was(store: CheckpointStore) -> None:
+    """Without it a restart finishes another batch than the one that was decided."""
+    store.decide(manifest(7))
+
+    assert store.manifest(7) == manifest(7)
+    assert store.manifest(8) is None
+    assert manifest(7).demands == Demands({}, {"r/s/silver.t": {"ü": 'why "not"'}}, {"r/s": frozenset({"silver.t"})})
+
+
+def test_a_manifest_that_was_not_written_whole_is_none(store: CheckpointStore, tmp_path: Path) -> None:
+    """Without it a crash while deciding blocks the stream for ever."""
+    folder = tmp_path / "store" / "manifests" / "run-1"
+    folder.mkdir(parents=True)
+    (folder / "0000000007.tmp").write_bytes(manifest(7).dump()[:50])
+
+    assert store.manifest(7) is None
+    store.decide(manifest(7))
+    assert store.manifest(7) == manifest(7)
+
+
+def test_another_run_decides_for_itself(store: CheckpointStore, tmp_path: Path) -> None:
+    """Without it a new checkpoint takes the batches of the old one for its own, and skips its records."""
+    store.decide(manifest(0))
+
+    assert CheckpointStore(Lake.at(str(tmp_path)), "run-2").manifest(0) is None
+    assert CheckpointStore(Lake.at(str(tmp_path)), "run-1").manifest(0) == manifest(0)
+
+
+def test_old_manifests_go(store: CheckpointStore, tmp_path: Path) -> None:
+    """Without it a run of a month leaves a million files beside its checkpoint."""
+    for batch in range(KEPT + 3):
+        store.decide(manifest(batch))
+        store.mark_applied(batch, "r/s", Applied(3))
+
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2 * KEPT
+    assert store.manifest(2) is None
+    assert store.manifest(3) == manifest(3)
+
+
+def test_what_was_applied_is_kept_by_sink(store: CheckpointStore) -> None:
+    """Without it a restart applies the batch of one sink again because another one failed."""
+    assert store.applied(0) == {}
+
+    store.mark_applied(0, "r/a", Applied(2, 1))
+    store.mark_applied(0, "r/b", Applied(3))
+
+    assert store.applied(0) == {"r/a": Applied(2, 1), "r/b": Applied(3)}
+    assert store.applied(1) == {}
+
+
+@pytest.mark.parametrize("before", ["spark/metadata", "manifests/run-1/0000000000.json"])
+def test_a_checkpoint_of_another_version_is_refused(store: CheckpointStore, tmp_path: Path, before: str) -> None:
+    """Without it batches that an older version has begun are taken for new ones, or lost."""
+    (tmp_path / before).parent.mkdir(parents=True)
+    (tmp_path / before).write_text("{}")
+
+    with pytest.raises(StartError, match="another version"):
+        store.begin()
+
+
+def test_a_checkpoint_of_this_version_goes_on(store: CheckpointStore, tmp_path: Path) -> None:
+    """Without it no run is ever started again."""
+    store.begin()
+    (tmp_path / "spark").mkdir()
+    (tmp_path / "spark" / "metadata").write_text("{}")
+
+    store.begin()

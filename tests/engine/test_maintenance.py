@@ -1,0 +1,144 @@
+"""When tables are maintained between batches; how is in `tests.delta`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import write_deltalake
+from deltalake.transaction import AddAction
+
+from router.config.models import Maintenance
+from router.delta.maintenance import Care, maintain
+from router.delta.upsert import Upsert, upsert
+from router.engine.maintenance import TableMaintenance
+from router.merging import Keyed
+from tests.delta.model import Record, lane
+
+if TYPE_CHECKING:
+    import pytest
+    from pyspark.sql import SparkSession
+
+    from router.delta.lake import Lake
+
+
+def no_session() -> Any:
+    """Stand for a session that is not needed."""
+    raise AssertionError("Spark is not needed")
+
+
+def batch(lake: Lake, *tables: str) -> set[str]:
+    """Write a batch into tables."""
+    for table in tables:
+        write_deltalake(lake.address(table), pa.table({"k": [1]}), mode="append")
+    return set(tables)
+
+
+def files(lake: Lake, table: str) -> int:
+    handle = lake.open(table)
+    assert handle is not None
+    return len(handle.file_uris())
+
+
+def test_a_table_is_maintained_after_so_many_batches(lake: Lake) -> None:
+    """Without it small files pile up, or every batch waits for maintenance."""
+    care = TableMaintenance(lake, no_session, (Maintenance(tables="silver.*", commits=3),))
+    seen = []
+    for number in range(4):
+        care.after_batch(batch(lake, "silver.a", "bronze.a", *(["silver.b"] if number else [])))
+        seen.append((files(lake, "silver.a"), files(lake, "bronze.a")))
+
+    assert seen == [(1, 1), (2, 2), (1, 3), (2, 4)]
+    assert files(lake, "silver.b") == 1
+
+
+def test_the_budget_leaves_tables_for_the_next_batch(lake: Lake) -> None:
+    """Without it a stream stands still while hundreds of tables are maintained at once."""
+    care = TableMaintenance(lake, no_session, (Maintenance(tables="*.*", commits=2, budget="1 ms"),))
+    tables = [f"silver.t{number}" for number in range(5)]
+    care.after_batch(batch(lake, *tables))
+    care.after_batch(batch(lake, *tables))
+    left = [files(lake, table) for table in tables].count(2)
+    for _ in range(left):
+        care.after_batch([])
+
+    assert left >= 1
+    assert [files(lake, table) for table in tables] == [1] * 5
+
+
+def test_a_table_that_fails_stops_nothing(lake: Lake, caplog: pytest.LogCaptureFixture) -> None:
+    """Without it a dropped table ends the stream that filled it."""
+    care = TableMaintenance(lake, no_session, (Maintenance(tables="*.*", commits=1),))
+    care.after_batch(["silver.gone"])
+
+    assert "silver.gone" in caplog.text
+
+
+def delete(lake: Lake, table: str) -> None:
+    """Let four batches delete a key."""
+    keyed = Keyed(("k",))
+    for offset in range(4):
+        rows = lane([Record(("a",), offset, deletes=True)], keyed, {"k": pa.string()})
+        upsert(lake, Upsert(table, "query/route/upsert", offset, keyed, {}), rows)
+
+
+def test_what_is_remembered_of_deletions_is_compacted_too(lake: Lake) -> None:
+    """Without it each batch with a deletion leaves a small file for ever."""
+    delete(lake, "silver.p")
+    TableMaintenance(lake, no_session, (Maintenance(tables="*.*", commits=1),)).after_batch(["silver.p"])
+
+    assert files(lake, "silver.p._deletions") == 1
+
+
+def test_what_is_remembered_of_deletions_is_compacted_beside_a_table_of_sparks(lake: Lake) -> None:
+    """Without it a table with a CHECK leaves a small file for each batch with a deletion, for ever."""
+    delete(lake, "silver.p")
+    handle = lake.open("silver.p")
+    assert handle is not None
+    handle.alter.add_constraint({"known": "k <> ''"})
+
+    assert maintain(lake, "silver.p", Care()).by_spark == "checkConstraints"
+    assert files(lake, "silver.p._deletions") == 1
+
+
+def test_spark_maintains_what_only_it_may_write(
+    lake: Lake, spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it tables with a CHECK are never maintained."""
+    for _ in range(3):
+        batch(lake, "silver.a")
+    handle = lake.open("silver.a")
+    assert handle is not None
+    handle.alter.add_constraint({"small": "k < 100"})
+    caplog.set_level(logging.INFO, "router")
+    care = TableMaintenance(lake, lambda: spark, (Maintenance(tables="silver.a", commits=1, zorder=("k",)),))
+
+    dry = care.maintain("silver.a", care.plans[0], dry=True)
+    care.after_batch(["silver.a"])
+
+    assert (dry.files, dry.into, dry.by_spark) == (3, 1, "checkConstraints")
+    assert "3 files became 1" in caplog.text
+    assert files(lake, "silver.a") == 1
+
+
+def test_files_without_statistics_get_them(lake: Lake, spark: SparkSession) -> None:
+    """Without it what somebody else has written is read whole by every merge."""
+    batch(lake, "silver.a")
+    handle = lake.open("silver.a")
+    assert handle is not None
+    pq.write_table(pa.table({"k": range(7, 1007)}), Path(lake.address("silver.a"), "theirs.parquet"))
+    size = Path(lake.address("silver.a"), "theirs.parquet").stat().st_size
+    theirs = AddAction("theirs.parquet", size, {}, 0, data_change=True, stats="{}")
+    handle.create_write_transaction([theirs], mode="append", schema=handle.schema(), partition_by=[])
+    plan = Maintenance(tables="silver.a", file_bytes=1024)
+    care = TableMaintenance(lake, lambda: spark, (plan,))
+
+    assert care.maintain("silver.a", plan, dry=True).bare == 1
+    assert care.maintain("silver.a", plan).bare == 1
+    handle.update_incremental()
+    bounds = pa.table(handle.get_add_actions(flatten=True)).to_pylist()
+    assert sorted((row["num_records"], row["min.k"], row["max.k"]) for row in bounds) == [(1, 1, 1), (1000, 7, 1006)]
+    assert care.maintain("silver.a", plan).bare == 0
