@@ -1,4 +1,7 @@
-"""What passes between the harness and its processes: a job out, runs back; and Spark's checkpoint as a clock."""
+"""What passes between the harness and its processes: a job out, runs back.
+
+Spark's own checkpoint is the clock of a command line that reports nothing, and the count of its batches.
+"""
 
 from __future__ import annotations
 

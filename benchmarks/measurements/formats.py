@@ -1,4 +1,8 @@
-"""What formats cost: the same events in each, decoding alone, and a new schema version in a running stream."""
+"""What formats cost: the same events as JSON, Protobuf and Avro, written with 1 and 10 schemas.
+
+What decoding one value costs, by format and shape, and which part of a batch that is; and what a new schema version
+does to a running stream.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Memory: of the Python workers, of the driver over small batches, of a whole process tree; and bytes on disk."""
+"""Memory, and bytes on disk.
+
+Does the memory of Spark's Python workers grow with the batch? Does the driver's stay flat over thousands of small
+batches into tables that are maintained? What do all processes take together, and what is left on disk?
+"""
 
 from __future__ import annotations
 

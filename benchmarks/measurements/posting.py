@@ -1,4 +1,8 @@
-"""Posting to an HTTP API: how fast, how well a limit is held, and how fresh tables stay beside it."""
+"""Posting to an HTTP API: against the published table, and against the published way on this machine.
+
+Is a limit held by all tasks together, and how much of it is used? How old are events when tables have them, while the
+API that they are posted to works, and while it does not?
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a batch goes: its steps, and its commits."""
+"""Where the time of a batch goes: its steps, cold and warm, beside reading and decoding alone; its commits."""
 
 from __future__ import annotations
 

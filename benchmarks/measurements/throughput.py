@@ -1,4 +1,8 @@
-"""Throughput when warm: against tables, against partitions, and what many tables cost more than one."""
+"""Throughput when warm: into bronze + N tables, against the loops and one single table.
+
+Against the number of tables (bronze included) and of partitions; what many tables cost more than one for the same
+number of events; and by rule and schema, the sweeps beside the usual work.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,35 @@ from router.bench.chart import Chart
 if TYPE_CHECKING:
     from benchmarks.cells import Cell, Scale
     from benchmarks.results import Results
+
+Grid = dict[str, dict[int, "Cell"]]
+"""Per subject the cell of each point on the axis."""
+
+
+def table(across: str, grid: Grid, labels: dict[str, str], results: Results) -> Table:
+    """Return events per second, a row per point and a column per subject, with the ratio to the first subject."""
+    first, *others = grid
+    points = sorted({point for column in grid.values() for point in column})
+    rows: list[tuple[str, ...]] = []
+    figures: dict[str, float | None] = {}
+    for point in points:
+        found = {name: results.of(column[point]) if point in column else None for name, column in grid.items()}
+        faster = {name: ratio(median(found[name]), median(found[first])) for name in others}
+        figures |= {f"{name}_over_{first}_{point}": value for name, value in faster.items()}
+        shown = [rate(result) if result else MISSING for result in found.values()]
+        rows.append((str(point), *shown, *[times(value) for value in faster.values()]))
+    columns = (across, *[f"{labels[name]}, events/s" for name in grid])
+    return Table((*columns, *[f"faster than {labels[name]}" for name in others]), tuple(rows), figures)
+
+
+def lines(grid: Grid, labels: dict[str, str], results: Results) -> dict[str, list[tuple[int, float]]]:
+    """Return the points of each subject that have a valid figure."""
+    return {
+        labels[name]: [
+            (point, value) for point, cell in column.items() if (value := events_per_second(results.of(cell)))
+        ]
+        for name, column in grid.items()
+    }
 
 
 COLUMNS = (
@@ -128,6 +161,9 @@ def _width_table(results: Results, scale: Scale) -> Table:
     )
 
 
+WIDTH = Measurement("width", "The price of 200 tables", 30, _width_cells, _width_table)
+
+
 RULES = {
     "tables": "game IS NOT NULL",
     "arrow_rule": "lower, LIKE, a sum",
@@ -164,34 +200,3 @@ def _rules_chart(results: Results, scale: Scale) -> Chart:
 RULES_SWEEP = Measurement(
     "rules", "Throughput by rule and schema", 72, _rules_cells, _rules_table, _rules_chart, short=False
 )
-WIDTH = Measurement("width", "The price of 200 tables", 30, _width_cells, _width_table)
-
-
-Grid = dict[str, dict[int, "Cell"]]
-"""Per subject the cell of each point on the axis."""
-
-
-def table(across: str, grid: Grid, labels: dict[str, str], results: Results) -> Table:
-    """Return events per second, a row per point and a column per subject, with the ratio to the first subject."""
-    first, *others = grid
-    points = sorted({point for column in grid.values() for point in column})
-    rows: list[tuple[str, ...]] = []
-    figures: dict[str, float | None] = {}
-    for point in points:
-        found = {name: results.of(column[point]) if point in column else None for name, column in grid.items()}
-        faster = {name: ratio(median(found[name]), median(found[first])) for name in others}
-        figures |= {f"{name}_over_{first}_{point}": value for name, value in faster.items()}
-        shown = [rate(result) if result else MISSING for result in found.values()]
-        rows.append((str(point), *shown, *[times(value) for value in faster.values()]))
-    columns = (across, *[f"{labels[name]}, events/s" for name in grid])
-    return Table((*columns, *[f"faster than {labels[name]}" for name in others]), tuple(rows), figures)
-
-
-def lines(grid: Grid, labels: dict[str, str], results: Results) -> dict[str, list[tuple[int, float]]]:
-    """Return the points of each subject that have a valid figure."""
-    return {
-        labels[name]: [
-            (point, value) for point, cell in column.items() if (value := events_per_second(results.of(cell)))
-        ]
-        for name, column in grid.items()
-    }

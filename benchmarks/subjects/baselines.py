@@ -1,4 +1,10 @@
-"""What people ship without the router, and the floors: a loop of appends, N queries, one table, reading alone."""
+"""What the router is held against: what people ship without it, and what cannot be beaten by much.
+
+`loop`: one query whose batches are kept and written with one filtered append per table, the usual recipe; `loop_tuned`:
+the same in 8 threads, with the session and the consumer that the router sets up by itself. `queries`: one streaming
+query per table, each with its own checkpoint, what a declarative pipeline makes of N tables. `kafka_noop`,
+`decode_noop`: reading alone, reading and decoding. `partition_by`: one single table.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +33,27 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from benchmarks.runs import Task
+
+TUNED_SESSION = {"spark.driver.extraJavaOptions": "-XX:+UseParallelGC"}
+TUNED_CONSUMER = {
+    "kafka.fetch.max.wait.ms": "20",
+    "kafka.max.poll.records": "20000",
+    "kafka.max.partition.fetch.bytes": str(8 << 20),
+}
+"""What the router sets without being asked: a loop with the same shows how much of its speed comes from that alone."""
+
+
+def settings() -> dict[str, str]:
+    """Return the settings; shuffle partitions and snapshot partitions fit a small machine with many small tables."""
+    cores = os.cpu_count() or 1
+    return {
+        "spark.driver.memory": "4g",
+        "spark.sql.shuffle.partitions": str(cores),
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
 
 
 KAFKA = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
@@ -69,28 +96,6 @@ def timed(start: Callable[[], list[StreamingQuery]]) -> Run:
     seconds = time.perf_counter() - began
     batches = [progress for query in queries for progress in query.recentProgress if progress.numInputRows]
     return Run(seconds, read=sum(progress.numInputRows for progress in batches), batches=len(batches))
-
-
-TUNED_SESSION = {"spark.driver.extraJavaOptions": "-XX:+UseParallelGC"}
-TUNED_CONSUMER = {
-    "kafka.fetch.max.wait.ms": "20",
-    "kafka.max.poll.records": "20000",
-    "kafka.max.partition.fetch.bytes": str(8 << 20),
-}
-"""What the router sets without being asked: a loop with the same shows how much of its speed comes from that alone."""
-
-
-def settings() -> dict[str, str]:
-    """Return the settings; shuffle partitions and snapshot partitions fit a small machine with many small tables."""
-    cores = os.cpu_count() or 1
-    return {
-        "spark.driver.memory": "4g",
-        "spark.sql.shuffle.partitions": str(cores),
-        "spark.databricks.delta.snapshotPartitions": "2",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-    }
 
 
 RAW = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")

@@ -1,4 +1,11 @@
-"""Posting rows to an HTTP API: the router's REST sink on its own, and the way that is published and copied."""
+"""Posting rows to an HTTP API, and counting what arrived there: a figure of a run that lost a row is no figure.
+
+`posting`: the router's REST sink on its own: a batch as its outbox holds it (Parquet files with their coordinates, one
+per source partition), with retries, receipts and a limit. `udf_posts`: the way that is published and copied: a call per
+batch of rows in a plain UDF, one in flight per partition. It is written from the description in the article "Scalable
+Spark Structured Streaming for REST API Destinations" (2023), in its favour where it leaves room: rows are grouped only
+where a call has several, and the body is an array that parses.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +44,99 @@ if TYPE_CHECKING:
 
     from benchmarks.runs import Task
     from router import Outcome
+
+LATENCY = {1: 0.034, 10: 0.100}
+"""Seconds that the API takes, by the rows of a call: what the published figures were measured at."""
+
+
+def api(rows_per_call: int, **script: Any) -> Api:
+    """Return the API, to be used in a `with` block; a process of its own."""
+    return Api(latency=LATENCY[rows_per_call], **script)
+
+
+def arrived(served: Api) -> dict[str, float]:
+    """Return what the API counted; `sending` are the seconds between the first call and the last."""
+    stats, rows = served.stats(), served.rows("id")
+    found = {
+        "rows": len(rows),
+        "rows_processed": sum(rows.values()),
+        "calls": stats.arrived,
+        "throttled": stats.statuses.get(429, 0),
+        "connections": stats.connections,
+        "in_flight": stats.busiest,
+        "highest": stats.highest,
+        "api_lag": stats.lag,
+        "sending": (stats.last or 0.0) - (stats.first or 0.0),
+    }
+    used = stats.limit_used.get("calls")
+    return found if used is None else {**found, "limit_used": used}
+
+
+def not_once(events: int, found: dict[str, float]) -> str:
+    """Return "" when every event arrived once, and else what is wrong."""
+    got = {name: int(found[name]) for name in ("rows", "rows_processed")}
+    return compare(dict.fromkeys(got, events), got)
+
+
+SEED = 7
+TOPIC = "big-wins"
+BEGAN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+NOTE_LENGTH = 300
+"""Of a text without meaning, which lets an event be about 400 bytes as JSON."""
+
+
+def write_outbox(folder: Path, sizes: Sequence[int]) -> Path:
+    """Write so many events for each source partition; return the folder. Their `id` is unique."""
+    outbox = folder / "outbox"
+    outbox.mkdir(parents=True, exist_ok=True)
+    first = 0
+    for partition, size in enumerate(sizes):
+        pq.write_table(_events(partition, first, size), outbox / f"part-{partition:05d}.parquet")
+        first += size
+    return outbox
+
+
+def read_outbox(spark: SparkSession, outbox: Path, partitions: Sequence[int] | None = None) -> DataFrame:
+    """Return the events of some source partitions, of all by default."""
+    files = sorted(outbox.glob("*.parquet"))
+    chosen = files if partitions is None else [files[partition] for partition in partitions]
+    return spark.read.parquet(*map(str, chosen))
+
+
+def _values(events: DataFrame) -> list[str]:
+    """Return the columns that are of the events and not of their records."""
+    return [name for name in events.columns if not name.startswith("_")]
+
+
+def as_json(events: DataFrame) -> DataFrame:
+    """Return one column, `content`: each event as JSON."""
+    return events.select(F.to_json(F.struct(*_values(events))).alias("content"))
+
+
+def evenly(events: int, partitions: int) -> list[int]:
+    """Return the sizes of partitions that are as equal as can be."""
+    return [events // partitions + (number < events % partitions) for number in range(partitions)]
+
+
+def _events(partition: int, first: int, size: int) -> pa.Table:
+    dice = random.Random(SEED + partition)
+    numbers = range(first, first + size)
+    return pa.table(
+        {
+            "_topic": pa.array([TOPIC] * size),
+            "_partition": pa.array([partition] * size, pa.int32()),
+            "_offset": pa.array(range(size), pa.int64()),
+            "_timestamp": pa.array(
+                [BEGAN + timedelta(milliseconds=number) for number in numbers], pa.timestamp("us", "UTC")
+            ),
+            "_key": pa.array([b"player-%d" % (number % 1000) for number in numbers]),
+            "id": pa.array(numbers, pa.int64()),
+            "game": pa.array([f"game-{number % 50}" for number in numbers]),
+            "player": pa.array([f"player-{number % 1000}" for number in numbers]),
+            "amount": pa.array([dice.randrange(1, 100_000) / 100 for _ in numbers]),
+            "note": pa.array([f"{dice.getrandbits(4 * NOTE_LENGTH):0{NOTE_LENGTH}x}" for _ in numbers]),
+        }
+    )
 
 
 RECEIPTS = "ops.receipts"
@@ -193,97 +293,3 @@ def _posting(url: str):  # type: ignore[no-untyped-def] # what F.udf returns has
 
 
 UDF_POSTS = Subject("udf_posts", "a call per row in a UDF", _udf_posts_session, _udf_posts_run, records_read)
-
-
-LATENCY = {1: 0.034, 10: 0.100}
-"""Seconds that the API takes, by the rows of a call: what the published figures were measured at."""
-
-
-def api(rows_per_call: int, **script: Any) -> Api:
-    """Return the API, to be used in a `with` block; a process of its own."""
-    return Api(latency=LATENCY[rows_per_call], **script)
-
-
-def arrived(served: Api) -> dict[str, float]:
-    """Return what the API counted; `sending` are the seconds between the first call and the last."""
-    stats, rows = served.stats(), served.rows("id")
-    found = {
-        "rows": len(rows),
-        "rows_processed": sum(rows.values()),
-        "calls": stats.arrived,
-        "throttled": stats.statuses.get(429, 0),
-        "connections": stats.connections,
-        "in_flight": stats.busiest,
-        "highest": stats.highest,
-        "api_lag": stats.lag,
-        "sending": (stats.last or 0.0) - (stats.first or 0.0),
-    }
-    used = stats.limit_used.get("calls")
-    return found if used is None else {**found, "limit_used": used}
-
-
-def not_once(events: int, found: dict[str, float]) -> str:
-    """Return "" when every event arrived once, and else what is wrong."""
-    got = {name: int(found[name]) for name in ("rows", "rows_processed")}
-    return compare(dict.fromkeys(got, events), got)
-
-
-SEED = 7
-TOPIC = "big-wins"
-BEGAN = datetime(2026, 1, 1, tzinfo=timezone.utc)
-NOTE_LENGTH = 300
-"""Of a text without meaning, which lets an event be about 400 bytes as JSON."""
-
-
-def write_outbox(folder: Path, sizes: Sequence[int]) -> Path:
-    """Write so many events for each source partition; return the folder. Their `id` is unique."""
-    outbox = folder / "outbox"
-    outbox.mkdir(parents=True, exist_ok=True)
-    first = 0
-    for partition, size in enumerate(sizes):
-        pq.write_table(_events(partition, first, size), outbox / f"part-{partition:05d}.parquet")
-        first += size
-    return outbox
-
-
-def read_outbox(spark: SparkSession, outbox: Path, partitions: Sequence[int] | None = None) -> DataFrame:
-    """Return the events of some source partitions, of all by default."""
-    files = sorted(outbox.glob("*.parquet"))
-    chosen = files if partitions is None else [files[partition] for partition in partitions]
-    return spark.read.parquet(*map(str, chosen))
-
-
-def _values(events: DataFrame) -> list[str]:
-    """Return the columns that are of the events and not of their records."""
-    return [name for name in events.columns if not name.startswith("_")]
-
-
-def as_json(events: DataFrame) -> DataFrame:
-    """Return one column, `content`: each event as JSON."""
-    return events.select(F.to_json(F.struct(*_values(events))).alias("content"))
-
-
-def evenly(events: int, partitions: int) -> list[int]:
-    """Return the sizes of partitions that are as equal as can be."""
-    return [events // partitions + (number < events % partitions) for number in range(partitions)]
-
-
-def _events(partition: int, first: int, size: int) -> pa.Table:
-    dice = random.Random(SEED + partition)
-    numbers = range(first, first + size)
-    return pa.table(
-        {
-            "_topic": pa.array([TOPIC] * size),
-            "_partition": pa.array([partition] * size, pa.int32()),
-            "_offset": pa.array(range(size), pa.int64()),
-            "_timestamp": pa.array(
-                [BEGAN + timedelta(milliseconds=number) for number in numbers], pa.timestamp("us", "UTC")
-            ),
-            "_key": pa.array([b"player-%d" % (number % 1000) for number in numbers]),
-            "id": pa.array(numbers, pa.int64()),
-            "game": pa.array([f"game-{number % 50}" for number in numbers]),
-            "player": pa.array([f"player-{number % 1000}" for number in numbers]),
-            "amount": pa.array([dice.randrange(1, 100_000) / 100 for _ in numbers]),
-            "note": pa.array([f"{dice.getrandbits(4 * NOTE_LENGTH):0{NOTE_LENGTH}x}" for _ in numbers]),
-        }
-    )

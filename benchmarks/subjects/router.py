@@ -1,4 +1,9 @@
-"""The router: run by its command line when cold and by its engine in one session when warm; decoding alone."""
+"""The router: a configuration file, run by its command line when cold and by its engine in one session when warm.
+
+`profiles` is the same with upserts. `bare` is a process that only reads the topic, with the router's session and
+consumer: what no start can be faster than. `decoding` decodes alone, on one core: what a value costs before it is
+labelled and landed.
+"""
 
 from __future__ import annotations
 
@@ -64,6 +69,19 @@ def sweep_file(name: str) -> Path:
     return own if own.exists() else ROUTES / f"{name}.yaml"
 
 
+def written(task: Task, configuration: Mapping[str, Any]) -> Path:
+    """Write a configuration into the folder of a task."""
+    path = Path(task.folder, "benchmark.yaml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(dict(configuration), sort_keys=False))
+    return path
+
+
+def loaded(task: Task, configuration: Mapping[str, Any]) -> Loaded:
+    """Write a configuration, and return what the router reads."""
+    return load(written(task, configuration), load_registry())
+
+
 def write_configuration(task: Task) -> Path:
     """Write the configuration of a task into its folder."""
     return written(task, configuration(task))
@@ -126,19 +144,6 @@ class _Recorded(Exception):  # noqa: N818
 
 
 BARE = Subject("bare", "bare PySpark, to nowhere", start_session, _drain_topic, offsets_read, _bare_command)
-
-
-def written(task: Task, configuration: Mapping[str, Any]) -> Path:
-    """Write a configuration into the folder of a task."""
-    path = Path(task.folder, "benchmark.yaml")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(dict(configuration), sort_keys=False))
-    return path
-
-
-def loaded(task: Task, configuration: Mapping[str, Any]) -> Loaded:
-    """Write a configuration, and return what the router reads."""
-    return load(written(task, configuration), load_registry())
 
 
 ROWS = 10_000

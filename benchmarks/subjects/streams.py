@@ -1,4 +1,9 @@
-"""Running streams: a new schema version, and tables beside an API that changes."""
+"""Running streams, looked at from outside.
+
+`evolution`: a new schema version: when the table has its column, and what the batch takes longer. `freshness`: the
+router with tables and a detached sink, while events come and the API changes: how old tables let events get, by the log
+of each table, where every commit has its time.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +42,32 @@ if TYPE_CHECKING:
 
     from benchmarks.runs import Task
     from router import BatchReport
+
+WRITTEN = "sent"
+"""The column with the time at which an event was written to its source, in seconds since 1970."""
+
+
+def ages(tables: Iterable[Path], since: float, until: float) -> list[float]:
+    """Return the seconds from an event's writing to its commit, for every event written from `since` to `until`.
+
+    A commit's file is written whole just before it is in the log: its time is that of the commit, or a bit earlier.
+    """
+    found: list[float] = []
+    for table in tables:
+        for commit in sorted((table / "_delta_log").glob("*.json")):
+            actions = map(json.loads, commit.read_text().splitlines())
+            added = [table / action["add"]["path"] for action in actions if "add" in action]
+            written = [time for file in added for time in pq.read_table(file, columns=[WRITTEN]).column(0).to_pylist()]
+            found += [commit.stat().st_mtime - time for time in written if since <= time < until]
+    return found
+
+
+def figures(found: list[float]) -> dict[str, float]:
+    """Return the median age, the 99th percentile and the highest."""
+    if not found:
+        return {}
+    found = sorted(found)
+    return {"p50": statistics.median(found), "p99": found[int(len(found) * 0.99)], "max": found[-1]}
 
 
 VERSIONS = 10
@@ -280,30 +311,3 @@ def _all_there(task: Task, run: Run) -> str:
 
 
 FRESHNESS = Subject("freshness", "router", _freshness_session, _freshness_run, _all_there)
-
-
-WRITTEN = "sent"
-"""The column with the time at which an event was written to its source, in seconds since 1970."""
-
-
-def ages(tables: Iterable[Path], since: float, until: float) -> list[float]:
-    """Return the seconds from an event's writing to its commit, for every event written from `since` to `until`.
-
-    A commit's file is written whole just before it is in the log: its time is that of the commit, or a bit earlier.
-    """
-    found: list[float] = []
-    for table in tables:
-        for commit in sorted((table / "_delta_log").glob("*.json")):
-            actions = map(json.loads, commit.read_text().splitlines())
-            added = [table / action["add"]["path"] for action in actions if "add" in action]
-            written = [time for file in added for time in pq.read_table(file, columns=[WRITTEN]).column(0).to_pylist()]
-            found += [commit.stat().st_mtime - time for time in written if since <= time < until]
-    return found
-
-
-def figures(found: list[float]) -> dict[str, float]:
-    """Return the median age, the 99th percentile and the highest."""
-    if not found:
-        return {}
-    found = sorted(found)
-    return {"p50": statistics.median(found), "p99": found[int(len(found) * 0.99)], "max": found[-1]}
