@@ -50,10 +50,6 @@ def _run(subject: Subject, spark: SparkSession, job: Job, number: int) -> Run:
     return replace(add_samples(run), first=number == 0)
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-
-
 MB = 1 << 20
 WORKER_SECONDS = 0.1
 DRIVER_BATCHES = 50
@@ -72,7 +68,7 @@ class Workers:
         for pid, size in sizes.items():
             self.by_process[pid] = max(size, self.by_process.get(pid, 0))
         self.together = max(self.together, sum(sizes.values()))
-        self.java = max(self.java, *(process.memory_info().rss for process in _java()))
+        self.java = max([self.java, *(process.memory_info().rss for process in _java())])
 
     def peaks(self) -> dict[str, float]:
         """Return the peaks in megabytes and the number of worker processes seen."""
@@ -144,3 +140,7 @@ def _python_workers() -> list[psutil.Process]:
     below = psutil.Process().children(recursive=True)
     daemons = {process.pid for process in below if "pyspark.daemon" in process.cmdline()}
     return [process for process in below if process.pid in daemons and process.ppid() in daemons]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from benchmarks.harness import ROOT
-from benchmarks.runs import batches_done, processing_seconds
+from benchmarks.runs import Job, batches_done, processing_seconds, read_runs
 from router.bench import machine
 from router.bench.machine import Footprint, bytes_on_disk
 from router.bench.processes import run_command
@@ -20,6 +20,9 @@ from router.bench.processes import run_command
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from benchmarks.cells import Sample
+    from benchmarks.runs import Task
 
 
 def test_the_checkpoint_is_the_clock_of_a_cold_process(tmp_path: Path, touch: Callable[[str, float], None]) -> None:
@@ -32,6 +35,19 @@ def test_the_checkpoint_is_the_clock_of_a_cold_process(tmp_path: Path, touch: Ca
 
     assert batches_done(tmp_path) == 11
     assert processing_seconds(tmp_path) == 9.5
+
+
+STUB = """
+from unittest.mock import MagicMock
+from benchmarks.runs import Run
+from benchmarks.subjects import Subject
+STUB = Subject("stub", "stub", lambda task: MagicMock(), lambda spark, task: Run(1.5), lambda task, run: "")
+"""
+PEAKS: dict[Sample, set[str]] = {
+    "": set(),
+    "footprint": {"pss_mb", "disk_mb"},
+    "workers": {"worker_mb", "workers_mb", "workers", "java_mb"},
+}
 
 
 @pytest.fixture
@@ -125,6 +141,20 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("sample", ["", "footprint", "workers"])
+def test_a_worker_does_its_job_and_writes_every_run_down(tmp_path: Path, task: Task, sample: Sample) -> None:
+    (tmp_path / "stub.py").write_text(STUB)
+    Job("stub", "stub", task, 2, sample, str(tmp_path / "runs.jsonl")).write(tmp_path / "job.json")
+    command = [sys.executable, "-m", "benchmarks.worker", str(tmp_path / "job.json")]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    runs = read_runs(tmp_path / "runs.jsonl")
+    assert [(run.seconds, run.first) for run in runs] == [(1.5, True), (1.5, False)]
+    assert set(runs[0].peaks) == PEAKS[sample]
 
 
 def test_a_cold_contender_does_not_import_the_router() -> None:
