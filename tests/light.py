@@ -6,5 +6,6 @@ LIGHT = {
     # Nothing is compiled that does not run long enough to pay for it: neither expressions nor Spark's own code twice.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    # With one compiler the JVM reserves 48 MB for compiled code, and stops compiling after some minutes of tests.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m",
 }

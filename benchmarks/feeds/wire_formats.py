@@ -26,15 +26,14 @@ from router_demo.records import records
 from router_demo.registry import EmbeddedRegistry
 from router_demo.subject import subject_in
 from router_demo.traffic import Traffic
-from router_schemas.frames import prefix
-from router_schemas.protobuf.compile import descriptors
-from router_schemas.protobuf.messages import message_of
-from router_schemas.records import Closed, Registered
+from router_schemas.model import RegisteredSchema, ResolvedSchema
+from router_schemas.protobuf.descriptors import descriptors, message_of
+from router_schemas.wire_format import prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from router_schemas.records import Kind
+    from router_schemas.model import Kind
 
     Encode = Callable[[dict[str, Any]], bytes]
 
@@ -88,7 +87,7 @@ def avro_schema(version: int) -> dict[str, Any]:
 
 def message_class(version: int) -> Any:
     """Return google's class of the message of a version."""
-    files = descriptors(Closed(Registered(0, "PROTOBUF", proto_text(version))))
+    files = descriptors(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", proto_text(version))))
     return message_factory.GetMessageClass(message_of(files, "benchmark.Event"))
 
 

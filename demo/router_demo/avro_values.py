@@ -11,7 +11,7 @@ from router_demo.framed_garbage import FRAMED_GARBAGE
 from router_demo.games import GAMES, game_names, gamer_names
 from router_demo.garbage import BAD_NAMES
 from router_demo.values import draw_amounts, draw_ends
-from router_schemas.frames import prefix
+from router_schemas.wire_format import prefix
 
 if TYPE_CHECKING:
     from random import Random

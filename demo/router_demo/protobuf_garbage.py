@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from router_demo.framed_garbage import FRAMED_GARBAGE
 from router_demo.garbage import BAD_NAMES
-from router_schemas.frames import prefix
+from router_schemas.wire_format import prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,9 +7,8 @@ from typing import Any
 from google.protobuf import message_factory  # type: ignore[import-untyped]
 
 from router_demo.games import GAMES
-from router_schemas.protobuf.compile import descriptors
-from router_schemas.protobuf.messages import message_of
-from router_schemas.records import Closed, Registered
+from router_schemas.model import RegisteredSchema, ResolvedSchema
+from router_schemas.protobuf.descriptors import descriptors, message_of
 
 MESSAGE = "games.Event"
 FIRST_COLUMN = 100
@@ -93,7 +92,7 @@ message Poker {
 
 def message_class(version: int) -> Any:
     """Return google's class of the message of a version."""
-    files = descriptors(Closed(Registered(0, "PROTOBUF", schema_text(version))))
+    files = descriptors(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", schema_text(version))))
     return message_factory.GetMessageClass(message_of(files, MESSAGE))
 
 

@@ -11,7 +11,7 @@ from router_demo.games import game_names, gamer_names
 from router_demo.protobuf_garbage import spoil
 from router_demo.protobuf_schema import as_message, message_class, schema_text
 from router_demo.values import draw_amounts, draw_ends
-from router_schemas.frames import prefix
+from router_schemas.wire_format import prefix
 
 if TYPE_CHECKING:
     from random import Random

@@ -6,19 +6,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from router import StartError
-from router_schemas.client import Client
-from router_schemas.connection import Registry
+from router_schemas.registry_client import RegistryClient
+from router_schemas.registry_options import RegistryOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from router_schemas.records import Kind
+    from router_schemas.model import Kind
 
 
 class Subject:
     """Be a subject of a registry. `on_register` gets the id of each schema that is registered through this."""
 
-    def __init__(self, client: Client, name: str, on_register: Callable[[int], None] | None = None) -> None:
+    def __init__(self, client: RegistryClient, name: str, on_register: Callable[[int], None] | None = None) -> None:
         self._client = client
         self._name = name
         self._on_register = on_register
@@ -35,8 +35,8 @@ class Subject:
 def subject_in(url: str, name: str, on_register: Callable[[int], None] | None = None) -> Iterator[Subject]:
     """Hold a connection to a registry. Raises StartError for what is not the URL of one."""
     try:
-        registry = Registry(url=(url,))
+        registry = RegistryOptions(url=(url,))
     except ValueError:
         raise StartError(f"{url!r} is not the URL of a registry: write http(s)://host[:port][/path]") from None
-    with Client(registry) as client:
+    with RegistryClient(registry) as client:
         yield Subject(client, name, on_register)

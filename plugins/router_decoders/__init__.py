@@ -1,13 +1,12 @@
 """Turn records into events: JSON, Avro, Protobuf, what a registry says, and none for those who keep what came."""
 
 from router import Decoder, hookimpl
-from router_decoders.any_format import Auto
-from router_decoders.avro_events import Avro
-from router_decoders.json_events import Json
-from router_decoders.json_schema_events import JsonSchema
-from router_decoders.keyed import Keyed
+from router_decoders.auto import Auto
+from router_decoders.avro import Avro
+from router_decoders.json import Json, JsonSchema
 from router_decoders.none import Nothing
-from router_decoders.protobuf_events import Protobuf
+from router_decoders.protobuf import Protobuf
+from router_decoders.record_keys import Keyed
 
 __all__ = ["Auto", "Avro", "Json", "JsonSchema", "Keyed", "Nothing", "Protobuf", "router_decoders"]
 

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from router_decoders import frame_columns
-from router_schemas.told import ABOUT, ADDED
+from router_decoders import framing_spark as frame_columns
+from router_schemas.framed_rows import ABOUT, ADDED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import Column, DataFrame
 
-    from router_decoders.by_schema import BySchema
-    from router_schemas.formats import Formats
-    from router_schemas.records import Kind
+    from router_decoders.registry_decoder import RegistryDecoder
+    from router_schemas.library import Formats
+    from router_schemas.model import Kind
 
 NAMES = ("event", *ADDED.names)
 OWN = ("_any_format", "_any_value", "_any_why", "_any_wanted", "_any_id")
 """Columns while it decodes; the decoders of the formats have others of their own."""
 
 
-def decoded(raw: DataFrame, known: Formats, parts: Sequence[tuple[Kind, BySchema]]) -> DataFrame:
+def decoded(raw: DataFrame, known: Formats, parts: Sequence[tuple[Kind, RegistryDecoder]]) -> DataFrame:
     """Return raw records with `event`, `_error`, `_wanted` and what is known of the schema."""
     frame = _routed(raw, known)
     for kind, decoder in parts:

@@ -1,142 +1,146 @@
-"""Know, type by type, what Spark's JSON parser gets wrong without a word, and find it with native expressions.
-
-| what | the parser alone | here |
-|---|---|---|
-| timestamp, date | `12:30` is today's, a large number wraps around | parsed as text, then converted |
-| double, float | 1e400 becomes infinity | does not fit |
-| tinyint | 200 becomes -56 | refused in a schema |
-| map | a key that comes twice is kept twice | does not fit |
-"""
+"""Describe a schema to what decodes JSON in tasks: as plain data, to Arrow and to msgspec."""
 
 from __future__ import annotations
 
-import operator
-from functools import reduce
-from typing import TYPE_CHECKING
+import json
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Annotated, Any
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
+import msgspec
+import pyarrow as pa
 from pyspark.sql import types as T
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from router_schemas.json_schema.spark_json import children
 
-INFINITY = float("inf")
-FIRST, LAST = "0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z"
-"""The times that every reader of a table knows; Python has no others."""
-
-
-def check_types(kind: T.DataType, path: str = "") -> None:
-    """Raise ValueError for a type that JSON cannot be decoded to safely, and for names that differ by case only."""
-    at = path or "the schema"
-    if isinstance(kind, T.ByteType):
-        raise ValueError(f"{at}: tinyint takes 200 for -56; use smallint")
-    if isinstance(kind, T.MapType) and not isinstance(kind.keyType, T.StringType):
-        raise ValueError(f"{at}: keys in JSON are texts; use map<string, ...>")
-    if isinstance(kind, T.StructType):
-        folded: dict[str, str] = {}
-        for name in kind.fieldNames():
-            if folded.setdefault(name.lower(), name) is not name:
-                raise ValueError(f"{at}: {folded[name.lower()]} and {name} differ by case only; columns must not")
-        if not kind.fields:
-            raise ValueError(f"{at}: a struct needs fields")
-    for name, child in children(kind):
-        check_types(child, f"{path}.{name}" if path else name)
+SCALARS: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "smallint": pa.int16(),
+    "double": pa.float64(),
+    "float": pa.float32(),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "date": pa.date32(),
+    "void": pa.null(),
+    "variant": pa.struct([pa.field("value", pa.binary(), False), pa.field("metadata", pa.binary(), False)]),
+}
+"""The scalar types by Spark's names for them; a decimal has its digits besides."""
+INTEGERS = ("bigint", "int", "smallint")
+TIMES = ("timestamp", "timestamp_ntz", "date")
+COLLECTIONS = ("struct", "array", "map")
 
 
-def children(kind: T.DataType) -> Iterator[tuple[str, T.DataType]]:
-    """Yield the types inside a type."""
-    if isinstance(kind, T.StructType):
-        yield from ((field.name, field.dataType) for field in kind)
-    elif isinstance(kind, T.ArrayType):
-        yield "[]", kind.elementType
-    elif isinstance(kind, T.MapType):
-        yield "{}", kind.valueType
+@dataclass(frozen=True)
+class Shape:
+    """A type of Spark as plain data: a name of `SCALARS`, or decimal, struct, array or map.
 
-
-def parsed_type(kind: T.DataType) -> T.DataType:
-    """Return what the parser is asked for: a type with texts in place of times."""
-    if isinstance(kind, T.StructType):
-        return T.StructType([T.StructField(field.name, parsed_type(field.dataType)) for field in kind])
-    if isinstance(kind, T.ArrayType):
-        return T.ArrayType(parsed_type(kind.elementType))
-    if isinstance(kind, T.MapType):
-        return T.MapType(kind.keyType, parsed_type(kind.valueType))
-    return T.StringType() if isinstance(kind, (T.TimestampType, T.DateType)) else kind
-
-
-def has_times(kind: T.DataType) -> bool:
-    """Say whether anything inside a type is parsed as text and converted."""
-    return isinstance(kind, (T.TimestampType, T.DateType)) or any(has_times(child) for _, child in children(kind))
-
-
-def converted(parsed: Column, kind: T.DataType) -> Column:
-    """Return a parsed value with its times converted; a time that does not fit is null."""
-    if not has_times(kind):
-        return parsed
-    if isinstance(kind, T.StructType):
-        fields = [converted(parsed[field.name], field.dataType).alias(field.name) for field in kind]
-        return F.when(parsed.isNotNull(), F.struct(*fields))
-    if isinstance(kind, T.ArrayType):
-        return F.transform(parsed, lambda element: converted(element, kind.elementType))
-    if isinstance(kind, T.MapType):
-        return F.transform_values(parsed, lambda _, value: converted(value, kind.valueType))
-    return _time(parsed, kind)
-
-
-def _time(text: Column, kind: T.DataType) -> Column:
-    """Return an ISO 8601 text as a date or timestamp.
-
-    The cast alone would also take `12:30` (as today, so a replay would differ) and the number 2026.
+    `fields` are the types inside: a struct's by the keys of the JSON objects, an array's elements, a map's values.
+    `columns` are what a table calls a struct's fields.
     """
-    dashed = (F.locate("-", text) == 5) & (F.locate("-", text, 6) == 8)
-    if isinstance(kind, T.DateType):
-        dashed = dashed & (F.length(text) == 10)
-    return F.when(dashed, text.try_cast(kind))
+
+    kind: str
+    fields: tuple[tuple[str, Shape], ...] = ()
+    columns: tuple[str, ...] = ()
+    digits: tuple[int, int] = (0, 0)
+    """Precision and scale of a decimal."""
+
+    @property
+    def inner(self) -> Shape:
+        """Return the type of an array's elements or a map's values."""
+        return self.fields[0][1]
 
 
-def misfits(parsed: Column, value: Column, schema: T.StructType, prefix: str = "") -> Iterator[tuple[str, Column]]:
-    """Yield the name of every field, in structs too, that may not fit, and whether it does not."""
-    for field in schema:
-        name, was, now = f"{prefix}{field.name}", parsed[field.name], value[field.name]
-        if isinstance(field.dataType, T.StructType):
-            yield from misfits(was, now, field.dataType, f"{name}.")
-        elif (found := misfit(was, now, field.dataType)) is not None:
-            yield name, found
-
-
-def misfit(parsed: Column, value: Column, kind: T.DataType) -> Column | None:
-    """Return whether a value that the parser accepted does not fit after all; never null. None: it always fits."""
-    if isinstance(kind, (T.TimestampType, T.DateType)):
-        beyond = (value < F.lit(FIRST).cast(kind)) | (value > F.lit(LAST).cast(kind))
-        return parsed.isNotNull() & (value.isNull() | beyond)
-    if isinstance(kind, (T.DoubleType, T.FloatType)):
-        return value.isNotNull() & (F.abs(value) == INFINITY)
+def shape(kind: T.DataType, named: T.DataType | None = None) -> Shape:
+    """Return the shape of a type; `named` is the same type with a table's names."""
+    if isinstance(kind, T.DecimalType):
+        return Shape("decimal", digits=(kind.precision, kind.scale))
+    inside = [(name, child) for name, child in children(kind)]
+    others = [child for _, child in children(named or kind)]
+    fields = tuple((name, shape(child, other)) for (name, child), other in zip(inside, others, strict=True))
     if isinstance(kind, T.StructType):
-        return either([misfit(parsed[field.name], value[field.name], field.dataType) for field in kind])
-    if isinstance(kind, T.ArrayType):
-        return _misfit_inside(parsed, kind.elementType)
+        assert named is None or isinstance(named, T.StructType)
+        return Shape("struct", fields, tuple((named or kind).fieldNames()))
+    if fields:
+        return Shape(kind.typeName(), fields)
+    return Shape("string" if isinstance(kind, T.StringType) else kind.simpleString())
+
+
+def nullable(kind: T.DataType) -> Any:
+    """Return a type of Spark with null allowed everywhere, as JSON has it."""
+    if isinstance(kind, T.StructType):
+        return T.StructType([T.StructField(field.name, nullable(field.dataType)) for field in kind])
     if isinstance(kind, T.MapType):
-        keys = F.map_keys(parsed)
-        twice = F.coalesce(F.size(F.array_distinct(keys)) < F.size(keys), F.lit(False))
-        return either([twice, _misfit_inside(F.map_values(parsed), kind.valueType)])
-    return None
+        return T.MapType(kind.keyType, nullable(kind.valueType))
+    return T.ArrayType(nullable(kind.elementType)) if isinstance(kind, T.ArrayType) else kind
 
 
-def _misfit_inside(elements: Column, kind: T.DataType) -> Column | None:
-    if misfit(F.lit(None), F.lit(None), kind) is None:
-        return None
-    found = F.exists(elements, lambda element: _misfit_of(element, kind))
-    return F.coalesce(found, F.lit(False))
+@lru_cache(maxsize=256)
+def arrow_type(shape: Shape) -> pa.DataType:
+    """Return the type of Arrow that Spark has for a shape."""
+    if shape.kind == "struct":
+        inside = [child for _, child in shape.fields]
+        return pa.struct([(name, arrow_type(child)) for name, child in zip(shape.columns, inside, strict=True)])
+    if shape.kind == "array":
+        return pa.list_(pa.field("element", arrow_type(shape.inner)))
+    if shape.kind == "map":
+        return pa.map_(pa.string(), pa.field("value", arrow_type(shape.inner)))
+    return pa.decimal128(*shape.digits) if shape.kind == "decimal" else SCALARS[shape.kind]
 
 
-def _misfit_of(element: Column, kind: T.DataType) -> Column:
-    found = misfit(element, converted(element, kind), kind)
-    assert found is not None  # asked before
-    return found
+@lru_cache(maxsize=16)
+def parsers(shape: Shape) -> tuple[msgspec.json.Decoder[Any], ...]:
+    """Return the parsers of a struct, to be tried in turn; a task makes them once.
+
+    The second one takes any value for a string, as `Raw`. There is none where msgspec cannot have the name of a field.
+    """
+    loose = _loose(shape)
+    kinds = [shape] if loose == shape else [shape, loose]
+    return tuple(msgspec.json.Decoder(struct_class(kind)) for kind in kinds) if _is_plain(shape) else ()
 
 
-def either(conditions: list[Column | None]) -> Column | None:
-    """Return the disjunction of the conditions there are."""
-    given = [condition for condition in conditions if condition is not None]
-    return reduce(operator.or_, given) if given else None
+def _loose(shape: Shape) -> Shape:
+    """Return a shape with any value in place of the strings in its structs."""
+    if shape.kind == "struct":
+        return replace(shape, fields=tuple((name, _loose(child)) for name, child in shape.fields))
+    return replace(shape, kind="any") if shape.kind == "string" else shape
+
+
+@lru_cache(maxsize=64)
+def map_parser(shape: Shape) -> msgspec.json.Decoder[Any]:
+    """Return the parser of a map's text."""
+    return msgspec.json.Decoder(dict[str, _annotation(shape.inner)])  # type: ignore[misc]
+
+
+@lru_cache(maxsize=256)
+def struct_class(shape: Shape) -> type[msgspec.Struct]:
+    """Return the class of a struct's objects: attributes f0, f1, ... for its fields, None where JSON lacks one.
+
+    The garbage collector need not know of them: they hold no cycles, and there are thousands at a time.
+    """
+    fields = [(f"f{place}", _annotation(child), None) for place, (_, child) in enumerate(shape.fields)]
+    names = {f"f{place}": name for place, (name, _) in enumerate(shape.fields)}
+    return msgspec.defstruct("Object", fields, rename=names if _is_plain(shape) else None, gc=False)
+
+
+def _is_plain(shape: Shape) -> bool:
+    """Say whether JSON writes the names of all fields as they are."""
+    own = shape.kind != "struct" or all(json.dumps(name, ensure_ascii=False) == f'"{name}"' for name, _ in shape.fields)
+    return own and all(_is_plain(child) for _, child in shape.fields)
+
+
+def _annotation(shape: Shape) -> Any:
+    """Return what msgspec is asked for. A time is parsed as text; what is `Raw` is looked at when columns are made."""
+    if shape.kind == "struct":
+        return struct_class(shape) | None
+    if shape.kind == "array":
+        return list[_annotation(shape.inner)] | None  # type: ignore[misc]
+    if shape.kind in ("map", "decimal", "variant", "void", "any"):
+        return msgspec.Raw
+    if shape.kind in INTEGERS:
+        limit = 2 ** (SCALARS[shape.kind].bit_width - 1)
+        return Annotated[int, msgspec.Meta(ge=-limit, le=limit - 1)] | None
+    return {"double": float, "float": float, "boolean": bool, "binary": bytes}.get(shape.kind, str) | None

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from router import StartError
-from router_decoders.schema_mapping import json_schema_of, struct_of
+from router_schemas.json_schema.spark_types import json_schema_of, struct_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,9 +1,13 @@
-"""Turn the rows of a route into bytes for other systems: JSON, or Avro and Protobuf with a schema registry."""
+"""Turn the rows of a route into bytes for other systems: JSON, or Avro and Protobuf with a schema registry.
+
+In come the columns of the rows, on the driver, where a registry is asked and the schema chosen (registry_encoder); and
+the rows as an Arrow array, on the executors. Out goes a value per row, or the reason why there is none.
+"""
 
 from router import Encoder, hookimpl
-from router_encoders.avro_records import ToAvro
-from router_encoders.json_texts import ToJson
-from router_encoders.protobuf_messages import ToProtobuf
+from router_encoders.to_avro import ToAvro
+from router_encoders.to_json import ToJson
+from router_encoders.to_protobuf import ToProtobuf
 
 __all__ = ["ToAvro", "ToJson", "ToProtobuf", "router_encoders"]
 

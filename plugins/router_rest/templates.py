@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from router import StartError, tried
-from router_encoders.json_texts import OPTIONS
+from router_encoders.to_json import OPTIONS
 from router_http.addresses import checked_url
 from router_templates.pieces import Placeholder, parse
 

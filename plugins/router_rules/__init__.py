@@ -1,10 +1,11 @@
-"""Choose events: by a SQL condition, by a field, by their schema, and by other rules."""
+"""Choose the events of a route: by condition, field or schema (conditions), and by other rules (combined).
+
+In come the options that a configuration gives; out goes a Spark column that is true for the events that match.
+"""
 
 from router import Rule, hookimpl
 from router_rules.combined import All, Any, Not
-from router_rules.field import Field
-from router_rules.schema import Schema
-from router_rules.sql import Sql
+from router_rules.conditions import Field, Schema, Sql
 
 __all__ = ["All", "Any", "Field", "Not", "Schema", "Sql", "router_rules"]
 

@@ -1,1 +1,7 @@
-"""What a schema registry holds and how records refer to it: shared by the decoders and sinks that come with it."""
+"""What a schema registry has, how records refer to it, and how values of its formats are read and written.
+
+In come the options of a registry, and records or rows as Arrow arrays. Out go, on the driver, a library that says how
+all known schemas are read together (avro, protobuf, json_schema; `library` for what they share), and on the executors
+events with what each was written with (framed_rows), or rows as bytes. A library asks the resolver for schemas, the
+resolver the schema cache and then the registry. Decoders, encoders and sinks use it; it knows none of them.
+"""

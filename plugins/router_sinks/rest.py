@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import PrivateAttr
 
 from router import Batch, Encoding, Opening, Outcome, Resent, StartError, row
-from router_encoders.json_texts import as_it_is
+from router_encoders.to_json import as_it_is
 from router_rest.templates import check_fields, json_fields, json_row, to_column
 from router_sinks.outgoing import PLACE, lane_of, own_columns
 from router_sinks.rest_options import RestOptions

@@ -32,9 +32,9 @@ from router_demo.protobuf_values import ProtobufValues
 from router_demo.records import chunks, records
 from router_demo.simulator import simulate
 from router_demo.traffic import Traffic
-from router_schemas.client import Client
-from router_schemas.connection import Registry
-from router_schemas.frames import FRAMED, parse, prefix
+from router_schemas.registry_client import RegistryClient
+from router_schemas.registry_options import RegistryOptions
+from router_schemas.wire_format import FRAMED, parse, prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -226,7 +226,7 @@ def test_versions_appear_in_the_registry_while_events_are_sent(
 ) -> None:
     seen: dict[int, int] = {}
     with (
-        Client(Registry(url=(schema_registry.url,))) as client,
+        RegistryClient(RegistryOptions(url=(schema_registry.url,))) as client,
         opened(name, schema_registry.url, f"timely-{name}") as write,
     ):
 
@@ -244,7 +244,7 @@ def test_the_command_registers_under_the_topics_name(broker: EmbeddedKafka, sche
     result = CliRunner().invoke(command, options, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert json.loads(result.output)["events"] == 900
-    with Client(Registry(url=(schema_registry.url,))) as client:
+    with RegistryClient(RegistryOptions(url=(schema_registry.url,))) as client:
         assert client.versions("framed-value") == (1, 2, 3)
         assert "col_foo_3" in client.version("framed-value", 3).text
 

@@ -10,7 +10,7 @@ from deltalake import write_deltalake
 
 from router_demo.growth import Growth
 from router_demo.landed import letters, schema_ids, tables
-from router_schemas.frames import pack
+from router_schemas.wire_format import pack
 
 if TYPE_CHECKING:
     from pathlib import Path

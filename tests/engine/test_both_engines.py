@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from router.engine.land.parquet_writer import Landing
+from router.engine.land.parquet_writer import Staging
 from router.engine.merge.delta_rs import Job, Outcomes
 from router.engine.merge.delta_spark import SparkMerger, Table
 from tests.delta.test_keyed_tables import APP, KINDS, TABLE, Histories, Killed, killed
@@ -39,7 +39,7 @@ class Shared(Histories):
     def _upsert(self, batch: int) -> Any:
         if not self.by_spark:
             return super()._upsert(batch)
-        landing = Landing(self.lake, file_bytes=1 << 30, buffer_bytes=1 << 30)
+        landing = Staging(self.lake, file_bytes=1 << 30, buffer_bytes=1 << 30)
         job = Job(landing, self.keyed, APP, batch, "route", "upsert", "ops.dead", {})
         rows = self.batches[batch]
         events = self.spark.createDataFrame(rows.append_column("_table", pa.array([TABLE] * len(rows))))

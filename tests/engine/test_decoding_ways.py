@@ -16,8 +16,8 @@ from router.config.models import Route
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
 from router.testing import check_decoder
 from router_decoders import Auto, Avro, Protobuf
-from router_schemas.frames import guid_header, pack
-from router_schemas.places import VALUE_HEADER
+from router_schemas.model import VALUE_HEADER
+from router_schemas.wire_format import guid_header, pack
 from tests.engine.conftest import EITHER
 from tests.engine.parts import Named, Where
 from tests.engine.query import RAW, records

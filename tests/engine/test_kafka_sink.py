@@ -22,11 +22,10 @@ from router.engine.stream import Options, run
 from router.registry import load_registry
 from router.testing import check_applying_sink
 from router_demo.kafka import EmbeddedKafka
-from router_schemas.client import Client
-from router_schemas.connection import Registry
-from router_schemas.protobuf.compile import descriptors
-from router_schemas.protobuf.messages import message_of
-from router_schemas.records import Closed
+from router_schemas.model import ResolvedSchema
+from router_schemas.protobuf.descriptors import descriptors, message_of
+from router_schemas.registry_client import RegistryClient
+from router_schemas.registry_options import RegistryOptions
 from tests.engine.conftest import COMMITS
 from tests.engine.parts import Events, Where
 from tests.engine.query import records
@@ -117,14 +116,14 @@ def test_the_sink_keeps_the_contract(spark: SparkSession, broker: EmbeddedKafka,
     check_applying_sink(sink, spark.createDataFrame([("uno", 1), ("poker", 2), (None, None)], "game string, n int"))
 
 
-def of_avro(client: Client, value: bytes) -> Any:
+def of_avro(client: RegistryClient, value: bytes) -> Any:
     schema = json.loads(client.by_id(int.from_bytes(value[1:5], "big")).text)
     return fastavro.schemaless_reader(BytesIO(value[5:]), fastavro.parse_schema(schema))
 
 
-def of_protobuf(client: Client, value: bytes) -> Any:
+def of_protobuf(client: RegistryClient, value: bytes) -> Any:
     assert value[5] == 0
-    files = descriptors(Closed(client.by_id(int.from_bytes(value[1:5], "big"))))
+    files = descriptors(ResolvedSchema(client.by_id(int.from_bytes(value[1:5], "big"))))
     name = next(iter(message_of(files, "games.Bet").file.message_types_by_name))
     return message_factory.GetMessageClass(message_of(files, f"games.{name}")).FromString(value[6:])
 
@@ -139,7 +138,7 @@ def test_avro_is_registered_and_read_by_others(
 
     query.take(records([bet("uno", 0), bet("uno", 1, amount=None, odds=None)]))
 
-    with Client(Registry(url=(schema_registry.url,))) as client:
+    with RegistryClient(RegistryOptions(url=(schema_registry.url,))) as client:
         found = [of_avro(client, one.value or b"") for one in read_topic(broker.servers, topic)]
         assert client.versions(f"{topic}-value") == (1,)
     assert [one["n"] for one in found] == [0, 1]
@@ -159,7 +158,7 @@ def test_protobuf_is_registered_and_read_by_others(
 
     query.take(records([bet("uno", 0), bet(None, 1)]))
 
-    with Client(Registry(url=(schema_registry.url,))) as client:
+    with RegistryClient(RegistryOptions(url=(schema_registry.url,))) as client:
         found = [of_protobuf(client, one.value or b"") for one in read_topic(broker.servers, topic)]
     assert [(one.n, one.HasField("game")) for one in found] == [(0, True), (1, False)]
     assert (found[0].amount, list(found[0].cards), dict(found[0].odds)) == ("1.25", ["queen", ""], {"red": 0.5})

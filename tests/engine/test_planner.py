@@ -93,6 +93,23 @@ def test_rules_that_raise_on_a_row_do_not_match_it(planned: Callable[..., Plan])
     assert dict(zip(RULES, map(list, matched), strict=True)) == {name: wanted for name, (_, wanted) in RULES.items()}
 
 
+@pytest.mark.usefixtures("compiled")
+def test_a_rule_that_raises_on_a_row_is_no_match(planned: Callable[..., Plan]) -> None:
+    """Without it Spark computes what two columns share ahead of both, outside of what catches it: the batch fails.
+
+    See docs/decisions/0001. Spark must evaluate both routes, and its compiler must be on.
+    """
+    share = "event.n div (event.n - 1)"
+    rule = f"soundex(event.game) IS NOT NULL AND {share} >= 0"
+    found = planned(*[route(rule, f"r{i}", select=("event.*", f"{share} AS share")) for i in range(2)])
+
+    assert [*found.stages.left] == ["r0", "r1"]
+    assert labels(found, "_to0_0", "_to1_0") == [
+        *[(False, False), (True, True), (True, True), (False, False), (False, False)]
+    ]
+    assert labels(found, "_row1.share") == [None, 0, 2, None, None]
+
+
 def test_the_session_is_strict_about_values(spark: SparkSession) -> None:
     """Without it a sum that overflows is a wrong number in a table, not a dead letter."""
     assert spark.conf.get("spark.sql.ansi.enabled") == "true"

@@ -19,12 +19,11 @@ from router.config.models import Route
 from router.testing import check_decoder
 from router_decoders import Avro, Protobuf
 from router_rules import Schema
-from router_schemas.client import Client
-from router_schemas.connection import Registry
-from router_schemas.frames import pack
-from router_schemas.protobuf.compile import descriptors
-from router_schemas.protobuf.messages import message_of
-from router_schemas.records import Closed, Registered
+from router_schemas.model import RegisteredSchema, ResolvedSchema
+from router_schemas.protobuf.descriptors import descriptors, message_of
+from router_schemas.registry_client import RegistryClient
+from router_schemas.registry_options import RegistryOptions
+from router_schemas.wire_format import pack
 from tests.engine.conftest import EITHER
 from tests.engine.parts import Fixed, Named, Where
 from tests.engine.query import records
@@ -50,16 +49,16 @@ COLUMNS: list[dict[str, Any]] = [
 DECODERS: dict[str, type[Avro | Protobuf]] = {"avro": Avro, "protobuf": Protobuf}
 
 
-def protobuf(client: Client, package: str, version: int, values: dict[str, Any]) -> bytes:
+def protobuf(client: RegistryClient, package: str, version: int, values: dict[str, Any]) -> bytes:
     """Register a version, each with one field more, and return a framed record of it."""
     source = f'syntax = "proto3"; package {package}; message Bet {{ {" ".join(FIELDS[: version + 1])} }}'
     number = client.register(f"{package}-value", "PROTOBUF", source)
-    files = descriptors(Closed(Registered(number, "PROTOBUF", source)))
+    files = descriptors(ResolvedSchema(RegisteredSchema(number, "PROTOBUF", source)))
     message = message_factory.GetMessageClass(message_of(files, f"{package}.Bet"))()
     return pack(number, (0,), ParseDict(values, message).SerializeToString())
 
 
-def avro(client: Client, package: str, version: int, values: dict[str, Any]) -> bytes:
+def avro(client: RegistryClient, package: str, version: int, values: dict[str, Any]) -> bytes:
     """Register a version, each with one field more, and return a framed record of it."""
     schema = {"type": "record", "namespace": package, "name": "Bet", "fields": COLUMNS[: version + 1]}
     number = client.register(f"{package}-value", "AVRO", json.dumps(schema))
@@ -85,7 +84,7 @@ def package(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def bet(schema_registry: EmbeddedRegistry, package: str, written: str) -> Iterator[Callable[..., bytes]]:
-    with Client(Registry(url=(schema_registry.url,))) as client:
+    with RegistryClient(RegistryOptions(url=(schema_registry.url,))) as client:
         yield lambda version, **values: WRITERS[written](client, package, version, values)
 
 
@@ -95,7 +94,7 @@ def no_sample(rows: int) -> DataFrame:
 
 @pytest.fixture
 def prepared(schema_registry: EmbeddedRegistry, package: str, written: str, lake: Lake) -> Decoder:
-    decoder = DECODERS[written](registry=Registry(url=(schema_registry.url,)), subjects=(f"{package}-value",))
+    decoder = DECODERS[written](registry=RegistryOptions(url=(schema_registry.url,)), subjects=(f"{package}-value",))
     return decoder.prepare(Preparation(Path(lake.root), False, no_sample, Kept(lake, "decoder")))
 
 

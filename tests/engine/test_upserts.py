@@ -18,8 +18,9 @@ from deltalake import write_deltalake
 
 from router import SinkError, StartError, TableError
 from router.config.models import Route
+from router.engine.merge import delta_rs
 from router_decoders import Json
-from router_decoders.keyed import Keyed
+from router_decoders.record_keys import Keyed
 from router_sinks import Delta, Upsert
 from tests.engine.conftest import COMMITS, EITHER
 from tests.engine.parts import Where
@@ -133,6 +134,39 @@ def test_both_engines_make_the_same_tables(played: Any) -> None:
         names = sorted(one.content(table).column_names)
         assert sorted(other.content(table).column_names) == names
         assert other.rows(table, *names) == one.rows(table, *names)
+
+
+EVERY_TYPE = (
+    "game string, gamer string, level int, small tinyint, price decimal(10,2), ratio float, day date, at timestamp, "
+    "local timestamp_ntz, tags array<string>, more struct<a: int, b: array<struct<c: double>>>, props map<string, int>"
+)
+
+
+def typed(gamer: str, level: int, **more: Any) -> dict[str, Any]:
+    """Return an event with a value of every type."""
+    own = {"game": "uno", "gamer": gamer, "level": level, "small": level, "price": 1.25, "ratio": 0.5}
+    own |= {"day": "2026-01-02", "at": "2026-01-02T03:04:05.678Z", "local": "2026-01-02T03:04:05", "tags": ["x", None]}
+    return {**own, "more": {"a": level, "b": [{"c": 0.1}]}, "props": {"p": level}, **more}
+
+
+def test_few_rows_are_merged_without_a_job_as_a_job_merges_them(
+    make_query: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a table is another one after a small batch than after a large one."""
+    found = {}
+    for at_most in (delta_rs.SMALL_ROWS, -1):
+        monkeypatch.setattr(delta_rs, "SMALL_ROWS", at_most)
+        keyed = Keyed(value=Json(schema=EVERY_TYPE), key=Json(schema="game string, gamer string"))
+        query = make_query(tmp_path / str(at_most), decode=keyed, routes=route(LATEST))
+        query.take(raw(typed("a", 1), typed("b", 1), typed("a", 2, tags=[]), {**typed("c", 1), "game": "poker"}))
+        gone = {"dead": {"game": "uno", "gamer": "b"}}
+        query.take(raw(typed("a", 3, more=None), gone, typed("d", 1), event("uno", None, 9), first=4))
+        tables = ("silver.uno", "silver.poker", "ops.dead")
+        found[at_most] = {table: (query.content(table).schema, query.rows(table)) for table in tables}
+        assert [row["gamer"] for row in query.rows("silver.uno", "gamer")] == ["a", "d"]
+
+    here, by_a_job = found.values()
+    assert here == by_a_job
 
 
 @pytest.mark.parametrize("commit", EITHER)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from router import RAW_SCHEMA, Decoder, Preparation
-from router_schemas.memory import Folder
+from router_schemas.schema_cache import FolderMemory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +51,7 @@ def opened(tmp_path: Path) -> Open:
     def no_sample(rows: int) -> DataFrame:
         raise AssertionError("the source was read")
 
-    return lambda decoder: decoder.prepare(Preparation(tmp_path, False, no_sample, Folder(tmp_path / "memory")))
+    return lambda decoder: decoder.prepare(Preparation(tmp_path, False, no_sample, FolderMemory(tmp_path / "memory")))
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from router_schemas.frames import guid_header
-from router_schemas.places import VALUE_HEADER
+from router_schemas.model import VALUE_HEADER
+from router_schemas.wire_format import guid_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf import message_factory
 from google.protobuf.json_format import ParseDict
 
-from router_schemas.protobuf.compile import from_file
-from router_schemas.protobuf.messages import message_of
+from router_schemas.protobuf.descriptors import from_file, message_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,8 @@ import pytest
 from router import StartError
 from router.testing import check_decoder
 from router_decoders import Auto, JsonSchema, Protobuf
-from router_schemas.frames import guid_header, pack
-from router_schemas.places import VALUE_HEADER
+from router_schemas.model import VALUE_HEADER
+from router_schemas.wire_format import guid_header, pack
 from tests.plugins.protos import Proto
 from tests.schemas.raw import raw
 

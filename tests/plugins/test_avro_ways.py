@@ -16,14 +16,12 @@ from pydantic import ValidationError
 from router import RAW_SCHEMA, Preparation, StartError
 from router.testing import check_decoder
 from router_decoders import Avro
-from router_schemas.avro.fingerprint import single_object_header
-from router_schemas.avro.library import OneSchema
-from router_schemas.avro.parse import parse_text
-from router_schemas.avro.reading import Records, Use, records_of
-from router_schemas.frames import ID, NULL, guid_header, pack, parse, prefix
-from router_schemas.memory import Folder
-from router_schemas.origin import Origin
-from router_schemas.places import KEY_HEADER, VALUE_HEADER
+from router_schemas.avro.library import OneSchema, Records, RecordUse, records_of
+from router_schemas.avro.model import single_object_header
+from router_schemas.avro.parser import parse_text
+from router_schemas.model import KEY_HEADER, VALUE_HEADER, SchemaOrigin
+from router_schemas.schema_cache import FolderMemory
+from router_schemas.wire_format import ID, NULL, guid_header, pack, parse, prefix
 from tests.schemas.faulty import GUIDS, FaultyRegistry
 
 if TYPE_CHECKING:
@@ -70,7 +68,7 @@ def open_(tmp_path: Path) -> Callable[..., Decoder]:
 
     def open_(**options: Any) -> Decoder:
         decoder = Avro.model_validate(options)
-        return decoder.prepare(Preparation(tmp_path, False, no_sample, Folder(tmp_path / "memory")))
+        return decoder.prepare(Preparation(tmp_path, False, no_sample, FolderMemory(tmp_path / "memory")))
 
     return open_
 
@@ -304,7 +302,7 @@ def test_more_versions_than_a_list_of_conditions_takes_are_one_event(open_, faul
 
 def test_native_frames_are_those_of_the_parser(spark: SparkSession) -> None:
     """Both say where a value starts and what wrote it: one topic may be read by either."""
-    from router_decoders.frame_columns import framed, unframed
+    from router_decoders.framing_spark import framed, unframed
 
     draw = random.Random(8)
     starts = [b"", b"\0", prefix(7), prefix(2**31 - 1), b"\0\x80\0\0\0", b"\0\xff\xff\xff\xff", b"\1", b"{}{}{}"]
@@ -349,4 +347,4 @@ def test_every_frame_keeps_the_contract(spark: SparkSession, open_, written: str
 
 def test_a_use_is_a_record() -> None:
     with pytest.raises(ValueError, match="no record"):
-        Use.of(Origin("bets"), parse_text('"string"'))
+        RecordUse.of(SchemaOrigin("bets"), parse_text('"string"'))

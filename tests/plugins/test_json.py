@@ -236,30 +236,6 @@ def test_many_unknown_keys_are_rescued_in_reasonable_time(decode: Decode) -> Non
     assert dict(event["_rescued"])["k7"] == "10007"
 
 
-@pytest.mark.parametrize(("rescue", "parses"), [(False, 1), (True, 2)])
-def test_a_good_record_is_parsed_once(raw: Raw, rescue: bool, parses: int) -> None:
-    """Parsing is most of what decoding costs; a second parse would halve the rate."""
-    decoder = Json(schema="game string, at timestamp, amount double, tags array<int>", rescue=rescue)
-    used = decoder.decode(raw([])).where("event.game = 'uno' AND event.amount > 5 AND event.at > '2026-11-21'")
-    used = used.select("event.game", "event.amount", "event", "_error", "event.tags").where("_error IS NULL")
-
-    plan = used._jdf.queryExecution().optimizedPlan().toString()
-
-    assert plan.count("from_json(") == parses
-    assert plan.count("parseJson(") == plan.count("try_cast(") == 1
-
-
-@pytest.mark.usefixtures("compiled")
-def test_the_reasons_do_not_take_good_records_out_of_code_generation(raw: Raw) -> None:
-    """All but the parse itself is compiled; a lambda among the reasons would undo that for every record."""
-    decoded = Json(schema=SCHEMA.replace("array<", "struct<_:").replace("map<string,", "struct<_:")).decode(raw([]))
-
-    lines = decoded._jdf.queryExecution().executedPlan().toString().splitlines()
-    projects = [line for line in lines if "Project [" in line]
-
-    assert ["*(" in line for line in projects] == [True, True, True, True, False], "\n".join(projects)
-
-
 @pytest.mark.usefixtures("compiled")
 def test_three_hundred_fields_are_decoded(decode: Decode) -> None:
     """Wide events exist; code that is generated for them has limits."""

@@ -12,8 +12,8 @@ from router import RAW_SCHEMA, ConfigError
 from router.config.loader import load
 from router.registry import load_registry
 from router_decoders import Json, Keyed, Nothing
-from router_decoders.by_schema import BySchema
-from router_schemas.places import KEY_HEADER, VALUE_HEADER
+from router_decoders.registry_decoder import RegistryDecoder
+from router_schemas.model import KEY_HEADER, VALUE_HEADER
 from tests.engine.parts import Known, Shouted
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def test_the_guid_of_a_key_is_in_a_header_of_its_own(name: str, more: str, heade
     decoder = load(Path("games.yaml"), load_registry(), environ={}, text=text).config.decode
 
     assert isinstance(decoder, Keyed)
-    assert isinstance(decoder.key, BySchema)
+    assert isinstance(decoder.key, RegistryDecoder)
     assert (decoder.key.header, decoder.key.part_name) == (header, name)
     value = type(decoder.key).model_validate({"registry": "http://r.test"})
     assert Keyed(value=value, key=value).value.header == VALUE_HEADER  # type: ignore[attr-defined]

@@ -15,13 +15,13 @@ from pydantic import ValidationError
 
 from router import Preparation, StartError
 from router_decoders import Protobuf
-from router_schemas.client import Client
-from router_schemas.connection import Registry
-from router_schemas.frames import guid_header, pack
-from router_schemas.memory import Folder
-from router_schemas.places import VALUE_HEADER
+from router_schemas.model import VALUE_HEADER
 from router_schemas.protobuf.library import Messages
-from router_schemas.schemas import Schemas
+from router_schemas.registry_client import RegistryClient
+from router_schemas.registry_options import RegistryOptions
+from router_schemas.resolver import SchemaResolver
+from router_schemas.schema_cache import FolderMemory
+from router_schemas.wire_format import guid_header, pack
 from tests.plugins.protos import GAMES, Proto
 from tests.schemas.faulty import GUIDS, FaultyRegistry
 from tests.schemas.raw import raw
@@ -67,7 +67,7 @@ def open_(tmp_path: Path) -> Callable[..., Decoder]:
             return Sample(*sample)
 
         decoder = Protobuf.model_validate(options)
-        return decoder.prepare(Preparation(tmp_path, False, sampled, Folder(tmp_path / "memory")))
+        return decoder.prepare(Preparation(tmp_path, False, sampled, FolderMemory(tmp_path / "memory")))
 
     return open_
 
@@ -216,7 +216,7 @@ def test_a_restart_without_the_registry_reads_guids_seen_before(faulty: FaultyRe
 def test_a_memory_of_another_form_is_left_aside(faulty: FaultyRegistry, open_, games: Proto, tmp_path: Path) -> None:
     """A newer router must start on the checkpoint of an older one."""
     faulty.book.add("games-value", games.path.read_text())
-    Folder(tmp_path / "memory").write("protobuf-places.json", b'["1/0", "schema 1"]')
+    FolderMemory(tmp_path / "memory").write("protobuf-places.json", b'["1/0", "schema 1"]')
 
     rows = read(open_(registry=faulty.url), [pack(1, (0,), games.bytes("Bet", game="uno", amount=5))])
 
@@ -228,8 +228,10 @@ def test_what_a_batch_asked_for_is_not_wanted_again_however_long_it_takes(
 ) -> None:
     """Wanted twice, the stream would stop: a registry cannot have given what it was asked for."""
     faulty.book.add("games-value", games.path.read_text())
-    memory, now = Folder(tmp_path / "memory"), [0.0]
-    schemas = Schemas(Client(Registry(url=(faulty.url,))), memory, clock=lambda: now[0], sleep=lambda seconds: None)
+    memory, now = FolderMemory(tmp_path / "memory"), [0.0]
+    schemas = SchemaResolver(
+        RegistryClient(RegistryOptions(url=(faulty.url,))), memory, clock=lambda: now[0], sleep=lambda seconds: None
+    )
     library = Messages(schemas, memory, ("games-value",), clock=lambda: now[0])
     library.refreshed()
     library.refreshed(["schema 77"])

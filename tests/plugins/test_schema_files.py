@@ -12,7 +12,7 @@ from router.engine.memory import Forgotten
 from router import Preparation, StartError
 from router_decoders import Json
 from router_decoders.schema_files import differences, leaves
-from router_decoders.schema_mapping import struct_of
+from router_schemas.json_schema.spark_types import struct_of
 
 if TYPE_CHECKING:
     from pathlib import Path

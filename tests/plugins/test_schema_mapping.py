@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from router_decoders.schema_mapping import json_schema_of, struct_of
+from router_schemas.json_schema.spark_types import json_schema_of, struct_of
 
 PLAYER = {"type": "object", "properties": {"id": {"type": "string"}}}
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from router import Encoding
 from router.delta.staged_files import KeptParts
-from router_encoders.json_texts import as_it_is
+from router_encoders.to_json import as_it_is
 from router_rest import authority, circuit
 from router_rest.bodies import body_of
 from router_rest.credentials import Credentials, apply

@@ -12,8 +12,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, json_format, message_factory
 from hypothesis import strategies as st
 
-from router_schemas.protobuf.messages import message_of
-from router_schemas.protobuf.well_known import well_known
+from router_schemas.protobuf.descriptors import message_of, well_known
 
 PROTO = descriptor_pb2.FieldDescriptorProto
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_schemas.avro.envelope import END, reader_text, writer_text
-from router_schemas.avro.merge import Merged, Writer, merge
-from router_schemas.avro.parse import parse_text
-from router_schemas.avro.schema import text_of
+from router_schemas.avro.library import END, reader_text, writer_text
+from router_schemas.avro.merge import MergedRecord, RecordVersion, merge
+from router_schemas.avro.model import text_of
+from router_schemas.avro.parser import parse_text
 from tests.schemas import avro_strategies as avro
 
 Json = Any
@@ -24,15 +24,15 @@ def record(*fields: Json, name: str = "Event", **more: Json) -> Json:
     return {"type": "record", "name": name, "fields": listed, **more}
 
 
-def merged(*schemas: Json) -> Merged:
+def merged(*schemas: Json) -> MergedRecord:
     """Merge versions called v1, v2, ..."""
-    return merge([Writer(f"v{n}", parse_text(json.dumps(one))) for n, one in enumerate(schemas, 1)])
+    return merge([RecordVersion(f"v{n}", parse_text(json.dumps(one))) for n, one in enumerate(schemas, 1)])
 
 
 def reader(*schemas: Json) -> Json:
     """Return the reader's schema of versions that can be merged."""
     found = merged(*schemas)
-    assert found.findings == ()
+    assert found.conflicts == ()
     return json.loads(text_of(found.reader))
 
 
@@ -64,8 +64,8 @@ def test_strangers_are_refused_or_read_right(data: st.DataObject) -> None:
 
     found = merged(*(schema for schema, _ in drawn))
 
-    assert bool(found.findings) == (len(found.labels) < len(drawn))
-    assert {finding.new for finding in found.findings}.isdisjoint(found.labels)
+    assert bool(found.conflicts) == (len(found.labels) < len(drawn))
+    assert {conflict.new for conflict in found.conflicts}.isdisjoint(found.labels)
     for label, (schema, values) in enumerate(drawn, 1):
         if f"v{label}" in found.labels:
             value = data.draw(values)
@@ -87,7 +87,7 @@ def test_a_record_that_is_cut_or_followed_by_bytes_is_found(lineage: Any, tail: 
     """Spark reads both without a word, the one as nulls, the other as a good record."""
     template, history, versions = lineage
     writers = [parse_text(json.dumps(version.schema)) for version in versions]
-    reader = merge([Writer(f"v{n}", writer) for n, writer in enumerate(writers)]).reader
+    reader = merge([RecordVersion(f"v{n}", writer) for n, writer in enumerate(writers)]).reader
     frame = reader_text(reader)
 
     for version, writer in zip(versions, writers, strict=True):
@@ -208,9 +208,9 @@ def test_what_would_be_read_wrong_is_refused(old: Json, new: Json, what: str) ->
     """Avro's own rules let some of these through, and the column would hold other values than were sent."""
     found = merged(record(("it", old)), record(("it", new)))
 
-    (finding,) = found.findings
-    assert (finding.field, finding.old, finding.new) == ("it", "v1", "v2")
-    assert what in finding.what
+    (conflict,) = found.conflicts
+    assert (conflict.field, conflict.old, conflict.new) == ("it", "v1", "v2")
+    assert what in conflict.what
     assert found.labels == ("v1",)
 
 
@@ -260,8 +260,8 @@ def test_a_former_name_beside_the_new_one_is_refused() -> None:
 
     found = merged(record(("sum", "int")), renamed, record(("sum", "int"), ("amount", "int")))
 
-    assert [(finding.old, finding.new) for finding in found.findings] == [("v1", "v3")]
-    assert "sum" in found.findings[0].what
+    assert [(conflict.old, conflict.new) for conflict in found.conflicts] == [("v1", "v3")]
+    assert "sum" in found.conflicts[0].what
     assert found.labels == ("v1", "v2")
 
 
@@ -299,7 +299,7 @@ def test_types_that_split_or_join_are_refused(split: bool) -> None:
 
     found = merged(one, two) if split else merged(two, one)
 
-    assert [finding.field for finding in found.findings] == ["q"]
+    assert [conflict.field for conflict in found.conflicts] == ["q"]
 
 
 def test_the_finding_names_the_version_that_shaped_the_field() -> None:
@@ -310,17 +310,17 @@ def test_the_finding_names_the_version_that_shaped_the_field() -> None:
         record(("p", record(("x", "string"), name="P"))),
     )
 
-    (finding,) = found.findings
-    assert (finding.field, finding.old, finding.new) == ("p.x", "v2", "v3")
-    assert str(finding) == "field 'p.x' differs between v2 and v3: long became string"
+    (conflict,) = found.conflicts
+    assert (conflict.field, conflict.old, conflict.new) == ("p.x", "v2", "v3")
+    assert str(conflict) == "field 'p.x' differs between v2 and v3: long became string"
 
 
 def test_paths_step_into_arrays_and_maps() -> None:
-    """A finding inside of a list must be found in the schema."""
+    """A conflict inside of a list must be found in the schema."""
     inside = {"type": "map", "values": {"type": "array", "items": "int"}}
     other = {"type": "map", "values": {"type": "array", "items": "string"}}
 
-    assert merged(record(("m", inside)), record(("m", other))).findings[0].field == "m{}[]"
+    assert merged(record(("m", inside)), record(("m", other))).conflicts[0].field == "m{}[]"
 
 
 def test_versions_left_out_can_be_merged_with_each_other() -> None:
@@ -330,12 +330,12 @@ def test_versions_left_out_can_be_merged_with_each_other() -> None:
     found = merged(*versions)
 
     assert found.labels == ("v1", "v3")
-    assert [finding.new for finding in found.findings] == ["v2", "v4"]
+    assert [conflict.new for conflict in found.conflicts] == ["v2", "v4"]
     assert merged(versions[1], versions[3]).labels == ("v1", "v2")
 
 
 def test_a_recursive_record_is_merged() -> None:
-    """The columns cannot have it, but the finding must say that and the driver must not hang."""
+    """The columns cannot have it, but the conflict must say that and the driver must not hang."""
     first = record(("next", ["null", "Event"]), ("a", "int"))
     second = record(("next", ["null", "Event"]), ("a", "long"))
 

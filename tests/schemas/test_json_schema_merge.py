@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from router_decoders.schema_mapping import json_schema_of, struct_of
-from router_schemas.json_schema.merge import Merged, Version, merge, table_type
-from router_schemas.json_schema.registered import MAX_DEPTH, struct_of_registered, struct_of_text
-from router_schemas.records import Closed, Registered
+from router_schemas.json_schema.merge import MergedObject, ObjectVersion, merge, table_type
+from router_schemas.json_schema.schema import MAX_DEPTH, struct_of_registered, struct_of_text
+from router_schemas.json_schema.spark_types import json_schema_of, struct_of
+from router_schemas.model import RegisteredSchema, ResolvedSchema
 
 Json = Any
 
@@ -33,9 +33,9 @@ def found(schema: Json, **imports: Json) -> str:
     return struct_of_text(json.dumps(schema), {n: json.dumps(text) for n, text in imports.items()}).simpleString()
 
 
-def merged(*schemas: Json) -> Merged:
+def merged(*schemas: Json) -> MergedObject:
     """Merge versions called v1, v2, ..."""
-    return merge([Version(f"v{n}", struct_of(schema)) for n, schema in enumerate(schemas, 1)])
+    return merge([ObjectVersion(f"v{n}", struct_of(schema)) for n, schema in enumerate(schemas, 1)])
 
 
 PLAYER = event(id=kind("string"), level=kind("integer"))
@@ -215,9 +215,9 @@ def test_ten_megabytes_are_read() -> None:
 
 def test_a_registered_schema_is_read_with_its_imports() -> None:
     """This is how the registry's client hands them over."""
-    registered = Registered(7, "JSON", json.dumps(event(who={"$ref": "p"})))
+    registered = RegisteredSchema(7, "JSON", json.dumps(event(who={"$ref": "p"})))
 
-    struct = struct_of_registered(Closed(registered, {"p": json.dumps(PLAYER)}))
+    struct = struct_of_registered(ResolvedSchema(registered, {"p": json.dumps(PLAYER)}))
 
     assert struct.simpleString() == "struct<who:struct<id:string,level:bigint>>"
 
@@ -230,7 +230,7 @@ def test_properties_are_united_in_the_order_they_came() -> None:
     both = merged(first, second)
 
     assert both.struct.simpleString() == "struct<b:string,a:struct<x:bigint,y:bigint>,c:boolean>"
-    assert (both.labels, both.findings) == (("v1", "v2"), ())
+    assert (both.labels, both.conflicts) == (("v1", "v2"), ())
 
 
 @pytest.mark.parametrize(
@@ -278,10 +278,10 @@ def test_a_column_gets_the_wider_type(old: Json, new: Json, expected: str | None
 )
 def test_what_one_column_cannot_hold_is_refused(old: Json, new: Json, path: str, what: str) -> None:
     """Rows of one of the versions would all be dead letters."""
-    (finding,) = merged(event(it=old), event(it=new)).findings
+    (conflict,) = merged(event(it=old), event(it=new)).conflicts
 
-    assert (finding.field, finding.old, finding.new) == (path, "v1", "v2")
-    assert what in finding.what
+    assert (conflict.field, conflict.old, conflict.new) == (path, "v1", "v2")
+    assert what in conflict.what
 
 
 def test_the_finding_names_the_version_that_shaped_the_field() -> None:
@@ -290,7 +290,7 @@ def test_the_finding_names_the_version_that_shaped_the_field() -> None:
 
     both = merged(*schemas)
 
-    assert [(finding.old, finding.new) for finding in both.findings] == [("v2", "v3")]
+    assert [(conflict.old, conflict.new) for conflict in both.conflicts] == [("v2", "v3")]
     assert both.labels == ("v1", "v2", "v4")
 
 
@@ -349,12 +349,12 @@ def holds(wide: T.DataType, narrow: T.DataType) -> bool:
 @given(st.lists(any_struct, min_size=1, max_size=4))
 def test_a_merged_struct_holds_every_version_in_it(found: list[T.StructType]) -> None:
     """A version that is said to be in it and is not would lose its rows."""
-    versions = [Version(f"v{n}", struct_of(json_schema_of(struct))) for n, struct in enumerate(found)]
+    versions = [ObjectVersion(f"v{n}", struct_of(json_schema_of(struct))) for n, struct in enumerate(found)]
 
     both = merge(versions)
 
     assert both.labels[0] == "v0"
-    assert {finding.new for finding in both.findings} == {version.label for version in versions} - {*both.labels}
+    assert {conflict.new for conflict in both.conflicts} == {version.label for version in versions} - {*both.labels}
     for version in versions:
         assert holds(both.struct, version.struct) == (version.label in both.labels)
     kept = [version for version in versions if version.label in both.labels]
@@ -384,9 +384,9 @@ TAKEN = {
 )
 def test_fields_of_another_format_keep_their_types(schema: Json, expected: str) -> None:
     """A column that changes with the format would be no column."""
-    both = merge([Version("v1", struct_of(schema))], TAKEN)
+    both = merge([ObjectVersion("v1", struct_of(schema))], TAKEN)
 
-    assert (both.struct.simpleString(), both.findings) == (expected, ())
+    assert (both.struct.simpleString(), both.conflicts) == (expected, ())
 
 
 @pytest.mark.parametrize(
@@ -404,10 +404,12 @@ def test_fields_of_another_format_keep_their_types(schema: Json, expected: str) 
 )
 def test_what_another_format_brought_is_not_changed(schema: Json, path: str, what: str) -> None:
     """Both are named, for whoever repairs it has to know which two to look at."""
-    both = merge([Version("v1", struct_of(schema)), Version("v2", struct_of(event(new=kind("string"))))], TAKEN)
+    both = merge(
+        [ObjectVersion("v1", struct_of(schema)), ObjectVersion("v2", struct_of(event(new=kind("string"))))], TAKEN
+    )
 
-    (finding,) = both.findings
-    assert (finding.field, finding.new, both.labels) == (path, "v1", ("v2",))
-    assert finding.old == "Avro v1"
-    assert what in finding.what
+    (conflict,) = both.conflicts
+    assert (conflict.field, conflict.new, both.labels) == (path, "v1", ("v2",))
+    assert conflict.old == "Avro v1"
+    assert what in conflict.what
     assert both.struct.simpleString() == "struct<new:string>"

@@ -10,21 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_schemas.protobuf import native
-from router_schemas.protobuf.columns import Column
-from router_schemas.protobuf.decode import Reader, decode, reader
-from router_schemas.protobuf.merge import Version, merge
+from router_schemas.protobuf.decode import MessageReader, decode, handler_of, read_natively, reader
+from router_schemas.protobuf.merge import MessageVersion, merge
+from router_schemas.protobuf.model import Column
 from tests.schemas.proto_strategies import Schema, Spec, class_of, descriptors_of, messages, row_of, same, schemas
 
 EVENT = "game.v1.Event"
 
 
-def reader_of(descriptors: bytes) -> Reader:
+def reader_of(descriptors: bytes) -> MessageReader:
     """Return the reader of one version."""
-    return reader(merge([Version.of("v1", descriptors, EVENT)])[0])
+    return reader(merge([MessageVersion.of("v1", descriptors, EVENT)])[0])
 
 
-def simple(*fields: Spec, syntax: str = "proto3") -> tuple[Any, Reader]:
+def simple(*fields: Spec, syntax: str = "proto3") -> tuple[Any, MessageReader]:
     """Return google's class and the reader of a message with these fields."""
     descriptors = descriptors_of({"Event": list(fields), "Leaf": [Spec("x", 1, "int32")], "Nothing": []}, syntax)
     return class_of(descriptors), reader_of(descriptors)
@@ -35,7 +34,7 @@ def array(*payloads: bytes | None) -> pa.BinaryArray:
     return pa.array(payloads, pa.binary())
 
 
-def one(payload: bytes, read: Reader) -> Any:
+def one(payload: bytes, read: MessageReader) -> Any:
     """Return the event of one payload."""
     found = decode(array(payload), read)
     assert found.reasons.to_pylist() == [None]
@@ -262,9 +261,9 @@ class Faulty:
 @pytest.mark.parametrize("error", [PanicException("slice index"), ValueError("invalid varint")], ids=repr)
 def test_a_row_that_fails_the_native_decoder_does_not_take_its_batch_along(error: BaseException) -> None:
     """One row among ten thousand, and none of them landed."""
-    handler = native.handler_of((Column("id", 1, "int32"),))
+    handler = handler_of((Column("id", 1, "int32"),))
 
-    rows, bad = native.read(Faulty(handler, error), array(b"\x08\x01", b"\x08\x07", None, b"\x08\x02", b"\x08\x07"))
+    rows, bad = read_natively(Faulty(handler, error), array(b"\x08\x01", b"\x08\x07", None, b"\x08\x02", b"\x08\x07"))
 
     assert (len(rows), bad) == (5, [1, 4])
 
@@ -273,7 +272,7 @@ def test_a_row_that_fails_the_native_decoder_does_not_take_its_batch_along(error
 def test_an_end_asked_for_is_not_taken_for_a_bad_row(error: BaseException) -> None:
     """A task that is killed must not write good rows to dead letters first."""
     with pytest.raises(type(error)):
-        native.read(Faulty(None, error), array(b"\x08\x07"))
+        read_natively(Faulty(None, error), array(b"\x08\x07"))
 
 
 def test_a_reader_travels() -> None:

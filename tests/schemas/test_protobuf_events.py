@@ -8,16 +8,15 @@ import pytest
 from google.protobuf import message_factory
 from google.protobuf.json_format import ParseDict
 
-from router_schemas.client import Client
-from router_schemas.connection import Registry, RegistryAway
-from router_schemas.frames import pack
-from router_schemas.memory import Folder
-from router_schemas.protobuf.compile import descriptors
+from router_schemas.model import RegisteredSchema, ResolvedSchema
+from router_schemas.protobuf.descriptors import descriptors, message_of, path_of
 from router_schemas.protobuf.events import events
 from router_schemas.protobuf.library import Messages
-from router_schemas.protobuf.messages import message_of, path_of
-from router_schemas.records import Closed, Registered
-from router_schemas.schemas import Schemas
+from router_schemas.registry_client import RegistryClient
+from router_schemas.registry_options import RegistryAway, RegistryOptions
+from router_schemas.resolver import SchemaResolver
+from router_schemas.schema_cache import FolderMemory
+from router_schemas.wire_format import pack
 from tests.schemas.raw import raw
 
 if TYPE_CHECKING:
@@ -36,8 +35,8 @@ CLASH = HEAD + "message Logout { bytes game = 1; }"
 
 
 @pytest.fixture
-def client(schema_registry: EmbeddedRegistry) -> Iterator[Client]:
-    with Client(Registry(url=(schema_registry.url,))) as client:
+def client(schema_registry: EmbeddedRegistry) -> Iterator[RegistryClient]:
+    with RegistryClient(RegistryOptions(url=(schema_registry.url,))) as client:
         yield client
 
 
@@ -48,18 +47,18 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def library(client: Client, tmp_path: Path) -> Messages:
-    return Messages(Schemas(client, Folder(tmp_path)), Folder(tmp_path))
+def library(client: RegistryClient, tmp_path: Path) -> Messages:
+    return Messages(SchemaResolver(client, FolderMemory(tmp_path)), FolderMemory(tmp_path))
 
 
 @pytest.fixture
-def write(client: Client, name: str) -> Callable[..., tuple[int, bytes]]:
+def write(client: RegistryClient, name: str) -> Callable[..., tuple[int, bytes]]:
     """Register a text and return its id with a framed message."""
 
     def write(text: str, message: str, values: dict[str, Any], subject: str = "") -> tuple[int, bytes]:
         text = text.replace("{0}", name)
         number = client.register(subject or f"{name}-value", "PROTOBUF", text)
-        files = descriptors(Closed(Registered(number, "PROTOBUF", text)))
+        files = descriptors(ResolvedSchema(RegisteredSchema(number, "PROTOBUF", text)))
         made = ParseDict(values, message_factory.GetMessageClass(message_of(files, f"{name}.{message}"))())
         path = path_of(files, f"{name}.{message}")
         return number, pack(number, path, made.SerializeToString())
@@ -126,7 +125,9 @@ def test_messages_of_a_topic_share_one_event(library: Messages, write, name: str
     assert "game" in rows[3]["_error"]
 
 
-def test_what_is_no_message_has_a_reason_whatever_its_neighbours(library: Messages, client: Client, write) -> None:
+def test_what_is_no_message_has_a_reason_whatever_its_neighbours(
+    library: Messages, client: RegistryClient, write
+) -> None:
     number, good = write(V1, "Bet", {"game": "uno", "amount": 5})
     avro = client.register(f"avro-{number}", "AVRO", '{"type":"record","name":"r","fields":[]}')
     garbage = [None, b"", b"\x00", b"{}xxxxxx", pack(2**31 - 1, (0,), b""), pack(avro, (0,), b""),
@@ -156,11 +157,11 @@ def test_a_restart_without_the_registry_reads_what_was_read_before(
     """The first URL, the name of a registry, is one where nobody answers: alone, it is a registry that is down."""
     nobody = "http://127.0.0.1:9"
     _, old = write(V1, "Bet", {"game": "uno", "amount": 5})
-    with Client(Registry(url=(nobody, schema_registry.url))) as client:
-        before = read(Messages(Schemas(client, Folder(tmp_path)), Folder(tmp_path)), old)
+    with RegistryClient(RegistryOptions(url=(nobody, schema_registry.url))) as client:
+        before = read(Messages(SchemaResolver(client, FolderMemory(tmp_path)), FolderMemory(tmp_path)), old)
 
-    with Client(Registry(url=(nobody,), attempts=1)) as client:
-        restarted = Messages(Schemas(client, Folder(tmp_path)), Folder(tmp_path))
+    with RegistryClient(RegistryOptions(url=(nobody,), attempts=1)) as client:
+        restarted = Messages(SchemaResolver(client, FolderMemory(tmp_path)), FolderMemory(tmp_path))
         assert read(restarted, old) == before
         with pytest.raises(RegistryAway):
             read(restarted, pack(2**20, (0,), b""))

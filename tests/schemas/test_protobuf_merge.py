@@ -11,9 +11,9 @@ from google.protobuf import descriptor_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_schemas.findings import Incompatible
+from router_schemas.model import SchemaConflict
 from router_schemas.protobuf.decode import decode, reader
-from router_schemas.protobuf.merge import Merged, Version, merge
+from router_schemas.protobuf.merge import MergedMessage, MessageVersion, merge
 from tests.schemas.proto_strategies import (
     EVENT,
     KEYS,
@@ -31,10 +31,10 @@ from tests.schemas.proto_strategies import (
 )
 
 
-def versions(*schemas: Schema, syntax: str = "proto3") -> list[Version]:
+def versions(*schemas: Schema, syntax: str = "proto3") -> list[MessageVersion]:
     """Return the versions v1, v2 and so on of an event."""
     sets = [descriptors_of(schema, syntax) for schema in schemas]
-    return [Version.of(f"v{number}", one, EVENT) for number, one in enumerate(sets, 1)]
+    return [MessageVersion.of(f"v{number}", one, EVENT) for number, one in enumerate(sets, 1)]
 
 
 def schema(*fields: Spec, **messages: list[Spec]) -> Schema:
@@ -42,7 +42,7 @@ def schema(*fields: Spec, **messages: list[Spec]) -> Schema:
     return {"Event": list(fields), "Leaf": [Spec("x", 1, "int32")], "Part": [], "Nothing": [], **messages}
 
 
-def events(merged: Merged, *payloads: bytes) -> list[Any]:
+def events(merged: MergedMessage, *payloads: bytes) -> list[Any]:
     """Decode payloads with merged versions."""
     found = decode(pa.array(payloads, pa.binary()), reader(merged))
     assert found.reasons.null_count == len(payloads)
@@ -81,7 +81,7 @@ def test_ten_versions_in_one_batch_are_each_read_right(data: st.DataObject, hist
     sets = [descriptors_of(schema) for schema in history]
     rows = [data.draw(messages(class_of(one), 2)) for one in sets]
 
-    (merged,) = merge([Version.of(str(number), one, EVENT) for number, one in enumerate(sets)])
+    (merged,) = merge([MessageVersion.of(str(number), one, EVENT) for number, one in enumerate(sets)])
 
     assert merged.labels == tuple(map(str, range(10)))
     for row, event in zip(rows, events(merged, *(row.SerializeToString() for row in rows)), strict=True):
@@ -130,9 +130,9 @@ def test_a_change_that_would_give_wrong_values_is_refused(old: Spec, new: Spec, 
 
     assert first.labels == ("v1", "v3")
     assert second.labels == ("v2",)
-    (finding,) = first.refused
-    assert (finding.field, finding.old, finding.new) == ("n", "v1", "v2")
-    assert what in finding.what
+    (conflict,) = first.refused
+    assert (conflict.field, conflict.old, conflict.new) == ("n", "v1", "v2")
+    assert what in conflict.what
     assert second.refused == ()
 
 
@@ -177,8 +177,8 @@ def test_the_finding_names_the_versions_and_the_path() -> None:
     first, _ = merge(versions(old, old, new))
 
     assert first.refused == (
-        Incompatible("parts[].leaf{}.x", "v2", "v3", "it was int32 and is sint32"),
-        Incompatible("parts[].leaf{}.y", "v2", "v3", "it was string and is bytes"),
+        SchemaConflict("parts[].leaf{}.x", "v2", "v3", "it was int32 and is sint32"),
+        SchemaConflict("parts[].leaf{}.y", "v2", "v3", "it was string and is bytes"),
     )
 
 
@@ -232,7 +232,7 @@ def test_fields_that_were_once_alternatives_and_are_not_any_more_are_both_kept()
     ]
 
 
-def enum_version(label: str, *values: tuple[str, int], syntax: str = "proto3", alias: bool = False) -> Version:
+def enum_version(label: str, *values: tuple[str, int], syntax: str = "proto3", alias: bool = False) -> MessageVersion:
     """Return a version with one field of an enum."""
     file = descriptor_pb2.FileDescriptorProto(name="s.proto", package="game.v1", syntax=syntax)
     file.message_type.add(name="Event").field.add(name="k", number=1, label=1, type=14, type_name=".game.v1.Kind")
@@ -241,7 +241,7 @@ def enum_version(label: str, *values: tuple[str, int], syntax: str = "proto3", a
         enum.value.add(name=name, number=number)
     if alias:
         enum.options.allow_alias = True
-    return Version.of(label, described(file), EVENT)
+    return MessageVersion.of(label, described(file), EVENT)
 
 
 def test_enums_take_new_values_and_the_newest_names() -> None:
@@ -263,14 +263,14 @@ def test_enums_whose_names_changed_places_are_refused() -> None:
 
     first, _ = merge([old, new])
 
-    assert {(finding.field, finding.old, finding.new) for finding in first.refused} == {("k", "v1", "v2")}
+    assert {(conflict.field, conflict.old, conflict.new) for conflict in first.refused} == {("k", "v1", "v2")}
     assert "BLUE was 2 and is 1" in first.refused[1].what or "BLUE was 2 and is 1" in first.refused[0].what
 
 
 def test_a_refused_version_is_named_whichever_message_has_the_enum() -> None:
-    """The finding is how the version is found whose records are refused."""
+    """The conflict is how the version is found whose records are refused."""
 
-    def version(label: str, fields: dict[str, int], *values: tuple[str, int]) -> Version:
+    def version(label: str, fields: dict[str, int], *values: tuple[str, int]) -> MessageVersion:
         file = descriptor_pb2.FileDescriptorProto(name="s.proto", package="game.v1", syntax="proto3")
         event, part = file.message_type.add(name="Event"), file.message_type.add(name="Part")
         part.field.add(name="k", number=1, label=1, type=14, type_name=".game.v1.Kind")
@@ -280,14 +280,14 @@ def test_a_refused_version_is_named_whichever_message_has_the_enum() -> None:
         enum = file.enum_type.add(name="Kind")
         for value, number in values:
             enum.value.add(name=value, number=number)
-        return Version.of(label, described(file), EVENT)
+        return MessageVersion.of(label, described(file), EVENT)
 
     old = version("v1", {"k": 1, "part": 2}, ("NONE", 0), ("RED", 1))
 
     first, _ = merge([old, version("v2", {"k": 1}, ("NONE", 0), ("RED", 2))])
 
-    (finding,) = first.refused
-    assert (finding.old, finding.new) == ("v1", "v2")
+    (conflict,) = first.refused
+    assert (conflict.old, conflict.new) == ("v1", "v2")
 
 
 def test_enums_of_proto2_keep_numbers_without_a_name_and_show_the_first_of_two_names() -> None:
@@ -308,7 +308,7 @@ def test_required_fields_and_defaults_of_proto2_are_forgotten_and_extensions_are
     message.extension_range.add(start=100, end=200)
     file.extension.add(name="later", number=101, label=1, type=9, extendee=".game.v1.Event")
 
-    (merged,) = merge([Version.of("v1", described(file), EVENT)])
+    (merged,) = merge([MessageVersion.of("v1", described(file), EVENT)])
 
     assert events(merged, b"", b"\xaa\x06\x01x") == [
         {"a": None, "b": None, "later": None},
@@ -329,13 +329,13 @@ def test_what_cannot_be_decoded_is_refused_as_a_schema(kind: str) -> None:
         message.extension_range.add(start=4, end=100)
 
     with pytest.raises(ValueError, match=kind):
-        Version.of("v1", described(file), EVENT)
+        MessageVersion.of("v1", described(file), EVENT)
 
 
 def test_a_message_that_is_not_there_is_named_with_those_that_are() -> None:
     """A typing error in a configuration."""
     with pytest.raises(ValueError, match=r"'game.v1.Evnt'; there is game.v1.Event, "):
-        Version.of("v1", descriptors_of(schema(Spec("a", 1, "int32"))), "game.v1.Evnt")
+        MessageVersion.of("v1", descriptors_of(schema(Spec("a", 1, "int32"))), "game.v1.Evnt")
 
 
 def test_map_keys_of_every_kind_survive() -> None:

@@ -23,25 +23,25 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
-from router_schemas.avro.mapping import mapped
-from router_schemas.avro.parse import parse
-from router_schemas.avro.schema import (
+from router_schemas.avro.model import (
     Array,
+    AvroField,
+    AvroRecord,
+    AvroSchema,
     Definition,
-    Field,
     Logical,
     MapOf,
     Primitive,
-    Record,
     Ref,
-    Schema,
     Type,
+    joined,
     text_of,
 )
-from router_schemas.avro.widening import joined
+from router_schemas.avro.parser import parse
+from router_schemas.avro.spark_types import mapped
 
 if TYPE_CHECKING:
-    from router_schemas.records import Closed
+    from router_schemas.model import ResolvedSchema
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN: dict[type[T.DataType], Primitive] = {
@@ -60,16 +60,16 @@ _PLAIN: dict[type[T.DataType], Primitive] = {
 }
 
 
-def derived(columns: T.StructType, name: str) -> Schema:
+def derived(columns: T.StructType, name: str) -> AvroSchema:
     """Return a schema for columns; `name` is the full name of its record.
 
     Raises ValueError naming the column that Avro has no name or type for.
     """
     types: dict[str, Definition] = {}
-    return Schema(_record(columns, name, "", types), types)
+    return AvroSchema(_record(columns, name, "", types), types)
 
 
-def known(closed: Closed) -> Schema | None:
+def known(closed: ResolvedSchema) -> AvroSchema | None:
     """Return the schema of a version that this module could have written; None for one that it could not.
 
     Whatever else somebody declared (a field without null, a default, a text for people) would be lost on the way.
@@ -85,14 +85,14 @@ def known(closed: Closed) -> Schema | None:
 
 
 def _record(struct: T.StructType, name: str, path: str, types: dict[str, Definition]) -> Ref:
-    types[name] = Record(name, ())  # before the records inside of it
+    types[name] = AvroRecord(name, ())  # before the records inside of it
     fields = []
     for one in struct:
         at = f"{path}.{one.name}" if path else one.name
         if not NAME.fullmatch(one.name):
             raise ValueError(f"field {at}: a name in Avro has letters, digits and underscores; rename it in `select`")
-        fields.append(Field(one.name, _nullable(one.dataType, f"{name}.{one.name}", at, types)))
-    types[name] = Record(name, tuple(fields))
+        fields.append(AvroField(one.name, _nullable(one.dataType, f"{name}.{one.name}", at, types)))
+    types[name] = AvroRecord(name, tuple(fields))
     return Ref(name)
 
 

@@ -1,53 +1,190 @@
-"""Know what Avro schemas wrote: those of a registry, and that of one file. For the driver."""
+"""Collect the Avro schemas that records were written with, of a registry or a file. For the driver.
+
+They are read together: one reader's schema per record, one event for all.
+
+`from_avro` does not tell a decoded record from a broken one:
+Spark's `from_avro` reads a value and stops: bytes after it go unnoticed, and in PERMISSIVE mode a value that cannot be
+read becomes a struct whose fields are all null, which a good record may be as well. So the value is read as the first
+of two fields, `value` and `end`, from the payload with END behind it:
+
+    from_avro(concat(payload, END), writer_text(...), {"avroSchema": reader_text(...), "mode": "PERMISSIVE"})
+
+| `end` | the payload is |
+|---|---|
+| END | one whole value: the event is `value` |
+| null | broken or cut off, or null itself |
+| anything else | a value with more bytes behind it |
+
+A payload that is cut off is always found: the value then takes bytes of END, and too few are left for `end`. This
+needs no required field in the schema, and decodes once. Only a producer that writes END itself behind a value can
+make Spark overlook what follows.
+
+Spark allocates what a length in the payload claims, before it reads. A record of a few bytes can claim a text of 2 GiB,
+and a JVM out of memory ends whatever the mode is (run: the driver was gone). The JVMs that decode have to be started
+with `-Dorg.apache.avro.limits.string.maxLength=N`, `...limits.bytes.maxLength=N` and
+`...limits.collectionItems.maxLength=N` (Apache Avro, SystemLimitException): beyond these a record is a broken one.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pyspark.sql import types as T
 
 from router import StartError
-from router_schemas.avro.fingerprint import MARKER, single_object_header
-from router_schemas.avro.merge import Writer, merge
-from router_schemas.avro.parse import parse, parse_text
-from router_schemas.avro.reading import Records, Use, records_of
-from router_schemas.frames import frame_of
+from router_schemas.avro.merge import RecordVersion, merge
+from router_schemas.avro.model import (
+    MARKER,
+    AvroField,
+    AvroRecord,
+    AvroSchema,
+    Definition,
+    Fixed,
+    Ref,
+    renamed,
+    single_object_header,
+    text_of,
+)
+from router_schemas.avro.parser import parse, parse_text
+from router_schemas.avro.spark_types import mapped
 from router_schemas.library import HOLD, Library, RegistryLibrary
-from router_schemas.origin import Origin
-from router_schemas.places import VALUE_HEADER, Place
+from router_schemas.model import VALUE_HEADER, SchemaInfo, SchemaOrigin, WriterSchema, check_free, refusals
+from router_schemas.wire_format import frame_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
-    from router_schemas.avro.reading import Frame
-    from router_schemas.records import Closed, Kind
+    from router_schemas.avro.merge import MergedRecord
+    from router_schemas.model import Kind, ResolvedSchema, Taken
+
+
+Frame = Literal["confluent", "none", "single_object"]
+
+
+@dataclass(frozen=True)
+class RecordUse:
+    """A schema that records were written with; `name` is the full name of its record."""
+
+    origin: SchemaOrigin
+    schema: AvroSchema
+    name: str
+
+    @staticmethod
+    def of(origin: SchemaOrigin, schema: AvroSchema) -> RecordUse:
+        """Return the use of a schema; raise ValueError for one that is no record."""
+        if not isinstance(schema.root, Ref):
+            raise ValueError("it is no record, and an event has fields; wrap it in one")
+        return RecordUse(origin, schema, schema.root.name)
+
+
+@dataclass(frozen=True)
+class RecordReader:
+    """How one record is read: the text of its reader's schema, those of its writers by frame, and the columns."""
+
+    reader: str
+    writers: dict[bytes, str]
+    struct: T.StructType
+
+
+@dataclass(frozen=True)
+class Records:
+    """How values are read. `written` is by frame: the bytes before a value, or those in its `header`.
+
+    `only` names the file whose schema reads all values, whatever their ids and GUIDs (the frame is then b""); it is
+    empty where these count, and a frame that is not known is wanted.
+    """
+
+    event: T.StructType
+    records: tuple[RecordReader, ...] = ()
+    written: dict[bytes, SchemaInfo] = field(default_factory=dict)
+    frame: Frame = "confluent"
+    header: str = VALUE_HEADER
+    only: str = ""
+    origins: dict[str, str] = field(default_factory=dict)
+    """Field of the event -> the record and version that brought it."""
+
+
+def records_of(uses: Mapping[bytes, RecordUse], reasons: Mapping[bytes, str], taken: Taken | None = None) -> Records:
+    """Return one reader's schema per record; versions that do not fit the oldest, or what is `taken`, are refused."""
+    made = _Making({frame: SchemaInfo(reason=reason) for frame, reason in reasons.items()}, taken or {})
+    names: dict[str, dict[bytes, RecordUse]] = {}
+    for frame in sorted(uses, key=lambda frame: uses[frame].origin.age):
+        names.setdefault(uses[frame].name, {})[frame] = uses[frame]
+    for name, found in names.items():
+        made.add(name, found)
+    event = T.StructType([T.StructField(one, kind) for one, (kind, _) in made.types.items()])
+    origins = {one: label for one, (_, label) in made.types.items()}
+    return Records(event, tuple(made.records), made.written, origins=origins)
+
+
+@dataclass
+class _Making:
+    """Records in the making. `types`: field -> its type and what brought it; `taken` are those of other formats."""
+
+    written: dict[bytes, SchemaInfo]
+    taken: Taken
+    records: list[RecordReader] = field(default_factory=list)
+    types: dict[str, tuple[T.DataType, str]] = field(default_factory=dict)
+
+    def add(self, name: str, uses: dict[bytes, RecordUse]) -> None:
+        """Add the versions of a record."""
+        versions = {use.origin.label: use.schema for use in uses.values()}
+        merged = merge([RecordVersion(label, schema) for label, schema in versions.items()])
+        refused = refusals(merged.conflicts)
+        reasons = {frame: self.written[frame].reason for frame in uses if frame in self.written}
+        reasons |= {frame: refused[use.origin.label] for frame, use in uses.items() if use.origin.label in refused}
+        fits = {frame: use.schema for frame, use in uses.items() if frame not in reasons}
+        try:
+            if fits:
+                self.take(name, merged, fits, [uses[frame].origin.label for frame in fits][-1])
+        except ValueError as fault:
+            reasons |= {frame: f"{name} of {uses[frame].origin.label} cannot be decoded: {fault}" for frame in fits}
+        for frame, use in uses.items():
+            self.written[frame] = SchemaInfo.of(use.origin, name, reasons.get(frame))
+
+    def take(self, name: str, merged: MergedRecord, writers: dict[bytes, AvroSchema], newest: str) -> None:
+        """Add a record; raise ValueError where Spark cannot read it, or a field has another type in another record."""
+        found = mapped(merged.reader)
+        for one in found.struct:
+            kind, other = self.types.get(one.name, (one.dataType, name))
+            if kind != one.dataType:
+                types = f"{one.dataType.simpleString()}, and {kind.simpleString()} in {other}"
+                raise ValueError(f"its field {one.name} is {types}; no column holds both")
+        check_free(found.struct, self.taken)
+        texts = {frame: writer_text(schema, found.reader) for frame, schema in writers.items()}
+        self.records.append(RecordReader(reader_text(found.reader), texts, found.struct))
+        label = f"{name} of {newest}"
+        self.types.update({one.name: (one.dataType, label) for one in found.struct if one.name not in self.types})
+
 
 FINGERPRINT = "fingerprint "
 """What stands before the eight bytes of a fingerprint that is wanted, in the order of the value."""
 
 
 @dataclass
-class Writers(RegistryLibrary[Use, Records]):
-    """Know schemas of a registry, by ids and GUIDs."""
+class Writers(RegistryLibrary[RecordUse, Records]):
+    """Avro schemas of a registry that records were written with, by ids and GUIDs."""
 
     kind: ClassVar[Kind] = "AVRO"
 
     header: str = VALUE_HEADER
 
-    def use(self, place: Place, closed: Closed) -> Use:
-        """Return the schema at a place."""
-        return Use.of(Origin.of(closed), parse(closed))
+    def use(self, writer: WriterSchema, closed: ResolvedSchema) -> RecordUse:
+        """Return the use of a writer's schema."""
+        return RecordUse.of(SchemaOrigin.of(closed), parse(closed))
 
     def make(self) -> Records:
         """Return one reader's schema per record, and the schema of every frame."""
-        uses = {frame_of(Place.of(place)): use for place, use in self.uses.items()}
-        reasons = {frame_of(Place.of(place)): reason for place, reason in self.reasons.items()}
+        uses = {frame_of(WriterSchema.of(writer)): use for writer, use in self.uses.items()}
+        reasons = {frame_of(WriterSchema.of(writer)): reason for writer, reason in self.reasons.items()}
         return replace(records_of(uses, reasons, self.taken), header=self.header)
 
 
 @dataclass
 class SingleObjects(Writers):
-    """Know schemas of subjects by their fingerprints, which a registry cannot be asked for."""
+    """Avro schemas of subjects by their fingerprints, which a registry cannot be asked for."""
 
     keep: str = "objects"
 
@@ -63,25 +200,25 @@ class SingleObjects(Writers):
 
     def make(self) -> Records:
         """Return one reader's schema per record, and the schema of every fingerprint."""
-        uses: dict[bytes, Use] = {}
+        uses: dict[bytes, RecordUse] = {}
         unknown = {text: reason for text, (reason, _) in self.unknown.items() if text.startswith(FINGERPRINT)}
         reasons = {_fingerprinted(text): reason for text, reason in unknown.items()}
         for use in sorted(self.uses.values(), key=lambda use: use.origin.age):
             header = single_object_header(use.schema)
             older = uses.setdefault(header, use)
             # a fingerprint does not tell logical types, so it may be that of two schemas that mean different things
-            both = merge([Writer(one.origin.label, one.schema) for one in (older, use)])
-            if both.findings:
-                reasons[header] = f"{both.findings[0]}; both have one fingerprint"
+            both = merge([RecordVersion(one.origin.label, one.schema) for one in (older, use)])
+            if both.conflicts:
+                reasons[header] = f"{both.conflicts[0]}; both have one fingerprint"
         return replace(records_of(uses, reasons), frame="single_object")
 
 
 class OneSchema(Library[Records]):
-    """Know the schema of a file, whatever the schema that a frame names."""
+    """The schema of a file, which reads all values, whatever schema a value names."""
 
     def __init__(self, path: Path, frame: Frame, header: str = VALUE_HEADER) -> None:
         try:
-            use = Use.of(Origin(path.name), parse_text(path.read_text(encoding="utf-8")))
+            use = RecordUse.of(SchemaOrigin(path.name), parse_text(path.read_text(encoding="utf-8")))
         except OSError as error:
             what = f"{error.strerror}; it is looked for in the configuration's folder"
             raise StartError(f"schema file {path}: {what}") from error
@@ -95,7 +232,7 @@ class OneSchema(Library[Records]):
 
     @property
     def empty(self) -> bool:
-        """Say that the schema is known."""
+        """Return that the schema is known."""
         return False
 
     def refreshed(self, wanted: Iterable[str] = ()) -> Records:
@@ -105,3 +242,56 @@ class OneSchema(Library[Records]):
 
 def _fingerprinted(text: str) -> bytes:
     return MARKER + bytes.fromhex(text.removeprefix(FINGERPRINT))
+
+
+END = bytes.fromhex("a7f3d1c2e4b59680")
+"""What has to follow a value: eight bytes without a meaning, none of them a small number."""
+
+NAME, MARK = "Router_envelope", "Router_end"
+
+
+def reader_text(reader: AvroSchema) -> str:
+    """Return the JSON of a reader's schema with END behind its values; raise ValueError when it has these names."""
+    for name in (NAME, MARK):
+        if name in reader.types:
+            raise ValueError(f"the schema has a type {name}, which is needed to find broken records; rename it")
+    fields = (AvroField("value", reader.root), AvroField("end", Ref(MARK)))
+    plain = {name: _without_aliases(definition) for name, definition in reader.types.items()}
+    return text_of(AvroSchema(Ref(NAME), {NAME: AvroRecord(NAME, fields), MARK: Fixed(MARK, len(END)), **plain}))
+
+
+def writer_text(writer: AvroSchema, reader: AvroSchema) -> str:
+    """Return the JSON of one writer's schema with END behind its values, for that reader.
+
+    Types and fields are called as the reader calls them. Names are not part of what is written, and so nothing is
+    left to the reading library's rules for aliases: Avro's Java library has none for a name without namespace. Raises
+    ValueError when two of the writer's types or fields are one of the reader's; never so for a reader merged from it.
+    """
+    known = {name: one for one in reader.types.values() for name in (one.name, *one.aliases)}
+    names = {name: known[name].name if name in known else name for name in writer.types}
+    _check_distinct("types", names.values())
+    types = {names[name]: _as_known(one, known.get(name), names) for name, one in writer.types.items()}
+    return reader_text(AvroSchema(renamed(writer.root, names), types))
+
+
+def _as_known(definition: Definition, reader: Definition | None, names: dict[str, str]) -> Definition:
+    """Return a writer's type with the names of the reader's; a type that the reader lacks keeps its own."""
+    definition = replace(definition, name=names[definition.name])
+    if not isinstance(definition, AvroRecord):
+        return definition
+    columns = reader.fields if isinstance(reader, AvroRecord) else ()
+    called = {name: column.name for column in columns for name in (column.name, *column.aliases)}
+    fields = tuple(AvroField(called.get(one.name, one.name), renamed(one.type, names)) for one in definition.fields)
+    _check_distinct(f"fields of {definition.name}", [field.name for field in fields])
+    return replace(definition, fields=fields)
+
+
+def _check_distinct(what: str, names: Collection[str]) -> None:
+    if len(set(names)) < len(names):
+        raise ValueError(f"two {what} are one to the reader, by an alias; merge this version's schema as well")
+
+
+def _without_aliases(definition: Definition) -> Definition:
+    if isinstance(definition, AvroRecord):
+        definition = replace(definition, fields=tuple(replace(field, aliases=()) for field in definition.fields))
+    return replace(definition, aliases=())

@@ -1,4 +1,4 @@
-"""Know what JSON Schemas of a registry wrote. For the driver."""
+"""Collect the JSON Schemas of a registry that records were written with, and read them together. For the driver."""
 
 from __future__ import annotations
 
@@ -7,37 +7,34 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql import types as T
 
-from router_schemas.findings import refusals
-from router_schemas.frames import frame_of
-from router_schemas.json_schema.merge import Version, merge
-from router_schemas.json_schema.registered import struct_of_registered, title_of
+from router_schemas.json_schema.merge import ObjectVersion, merge
+from router_schemas.json_schema.schema import struct_of_registered, title_of
 from router_schemas.library import RegistryLibrary
-from router_schemas.origin import Origin
-from router_schemas.places import VALUE_HEADER, Place
-from router_schemas.written import Written
+from router_schemas.model import VALUE_HEADER, SchemaInfo, SchemaOrigin, WriterSchema, refusals
+from router_schemas.wire_format import frame_of
 
 if TYPE_CHECKING:
-    from router_schemas.records import Closed, Kind
+    from router_schemas.model import Kind, ResolvedSchema
 
 
 @dataclass(frozen=True)
-class Use:
-    """Be one schema that records were written with; `title` is what it calls them."""
+class ObjectUse:
+    """A schema that records were written with; `title` is what it calls them."""
 
-    origin: Origin
+    origin: SchemaOrigin
     struct: T.StructType
     title: str | None
 
 
 @dataclass(frozen=True)
 class Objects:
-    """Say how objects are read: all by one `struct`, which has the names of their properties.
+    """How objects are read: all by one `struct`, which has the names of their properties.
 
     `written` is by frame: the bytes before a value, or those in its `header`.
     """
 
     struct: T.StructType
-    written: dict[bytes, Written]
+    written: dict[bytes, SchemaInfo]
     header: str = VALUE_HEADER
     frame: str = "confluent"
     only: str = ""
@@ -46,25 +43,27 @@ class Objects:
 
 
 @dataclass
-class Documents(RegistryLibrary[Use, Objects]):
-    """Know JSON Schemas, by ids and GUIDs."""
+class Documents(RegistryLibrary[ObjectUse, Objects]):
+    """JSON Schemas of a registry that records were written with, by ids and GUIDs."""
 
     kind: ClassVar[Kind] = "JSON"
 
     header: str = VALUE_HEADER
 
-    def use(self, place: Place, closed: Closed) -> Use:
-        """Return the schema at a place."""
-        return Use(Origin.of(closed), struct_of_registered(closed), title_of(closed))
+    def use(self, writer: WriterSchema, closed: ResolvedSchema) -> ObjectUse:
+        """Return the use of a writer's schema."""
+        return ObjectUse(SchemaOrigin.of(closed), struct_of_registered(closed), title_of(closed))
 
     def make(self) -> Objects:
         """Return the one struct that all objects are read by; versions that do not fit the oldest are refused."""
         uses = dict(sorted(self.uses.items(), key=lambda one: one[1].origin.age))
         versions = {use.origin.label: use.struct for use in uses.values()}
-        found = [Version(label, struct) for label, struct in versions.items()]
-        merged = merge(found or [Version("", T.StructType())], self.taken)
-        refused = refusals(merged.findings)
-        known = {place: Written.of(use.origin, use.title, refused.get(use.origin.label)) for place, use in uses.items()}
-        known |= {place: Written(reason=reason) for place, reason in self.reasons.items()}
-        written = {frame_of(Place.of(place)): one for place, one in known.items()}
+        found = [ObjectVersion(label, struct) for label, struct in versions.items()]
+        merged = merge(found or [ObjectVersion("", T.StructType())], self.taken)
+        refused = refusals(merged.conflicts)
+        known = {
+            writer: SchemaInfo.of(use.origin, use.title, refused.get(use.origin.label)) for writer, use in uses.items()
+        }
+        known |= {writer: SchemaInfo(reason=reason) for writer, reason in self.reasons.items()}
+        written = {frame_of(WriterSchema.of(writer)): one for writer, one in known.items()}
         return Objects(merged.struct, written, self.header, origins=merged.origins)

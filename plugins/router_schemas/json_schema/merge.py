@@ -19,58 +19,60 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
-from router_schemas.avro.column_names import REFUSED, column_names
-from router_schemas.findings import Incompatible
+from router_schemas.column_names import REFUSED, column_names
+from router_schemas.model import SchemaConflict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from router_schemas.written import Taken
+    from router_schemas.model import Taken
 
 NUMBERS = {T.LongType(), T.DoubleType()}
 
 
 @dataclass(frozen=True)
-class Version:
-    """Be one version: its struct, and the label that findings call it by, such as "id 7 version 2"."""
+class ObjectVersion:
+    """A version: its struct, and the label that conflicts call it by, such as "id 7 version 2"."""
 
     label: str
     struct: T.StructType
 
 
 @dataclass(frozen=True)
-class Merged:
-    """Be the struct of the versions in `labels`; `findings` say why the other versions are not among them."""
+class MergedObject:
+    """The struct of the versions in `labels`; `conflicts` say why the other versions are not among them."""
 
     struct: T.StructType
     labels: tuple[str, ...]
-    findings: tuple[Incompatible, ...] = ()
+    conflicts: tuple[SchemaConflict, ...] = ()
     origins: dict[str, str] = field(default_factory=dict)
 
 
-def merge(versions: Sequence[Version], taken: Taken | None = None) -> Merged:
+def merge(versions: Sequence[ObjectVersion], taken: Taken | None = None) -> MergedObject:
     """Merge the versions of one event, oldest first; raise ValueError when there is none.
 
-    A version that does not go with those before it is left out with all its findings. The versions left out can be
+    A version that does not go with those before it is left out with all its conflicts. The versions left out can be
     merged with each other. Fields that are `taken` by records of another format keep their types, and are in the struct
     where a version has them; integers are read as the numbers they have there.
     """
     if not versions:
         raise ValueError("there is no schema to merge; give at least one version")
-    taken, labels, findings = taken or {}, list[str](), list[Incompatible]()
+    taken, labels, conflicts = taken or {}, list[str](), list[SchemaConflict]()
     struct = T.StructType([T.StructField(name, kind) for name, (kind, _) in taken.items()])
     origins = {name: label for name, (_, label) in taken.items()}
     for version in versions:
         fold = _Fold(version.label, origins)
         merged = fold.struct(struct, version.struct, "")
         fold.keep(taken, version.struct, merged)
-        if fold.findings:
-            findings += fold.findings
+        if fold.conflicts:
+            conflicts += fold.conflicts
         else:
             struct, origins = merged, fold.origins
             labels.append(version.label)
     own = {name for version in versions if version.label in labels for name in version.struct.fieldNames()}
-    return Merged(T.StructType([one for one in struct if one.name in own]), tuple(labels), tuple(findings), origins)
+    return MergedObject(
+        T.StructType([one for one in struct if one.name in own]), tuple(labels), tuple(conflicts), origins
+    )
 
 
 def table_type(kind: T.DataType) -> T.DataType:
@@ -90,12 +92,12 @@ def table_type(kind: T.DataType) -> T.DataType:
 
 
 class _Fold:
-    """Merge one version into what there is; `origins` names the version that last shaped a path."""
+    """The merge of one version into a struct; `origins` names the version that last shaped a path."""
 
     def __init__(self, label: str, origins: dict[str, str]) -> None:
         self.label = label
         self.origins = dict(origins)
-        self.findings: list[Incompatible] = []
+        self.conflicts: list[SchemaConflict] = []
 
     def struct(self, have: T.StructType, come: T.StructType, path: str) -> T.StructType:
         """Return a struct with the fields of both, those there were first."""
@@ -156,7 +158,7 @@ class _Fold:
         place = beside or path
         while place and place not in self.origins:
             place = place[:-2] if place.endswith(("[]", "{}")) else place.rpartition(".")[0]
-        self.findings.append(Incompatible(path, self.origins.get(place, self.label), self.label, what))
+        self.conflicts.append(SchemaConflict(path, self.origins.get(place, self.label), self.label, what))
 
 
 def _shown(kind: T.DataType) -> str:

@@ -1,1 +1,27 @@
-"""Decode Protobuf: descriptors on the driver, bytes to Arrow on the executors."""
+"""Protobuf: descriptors on the driver, bytes to and from Arrow on the executors. Needs the extra `protobuf` (`needed`).
+
+In come registered texts or files: `descriptors` compiles and links them, the model says what a message looks like on
+the wire, merge makes one message of all versions, and the library keeps what records were written with. Out go events
+(events, decode; spark_types are their columns), and, for writing, a schema made for columns (derive) and messages
+(encode).
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from router import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def needed(whose: str) -> Iterator[None]:
+    """Raise StartError with what to install where an import finds no module, and for whom."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        extra = "pip install 'spark-event-router[protobuf]', here and on every node"
+        raise StartError(f"{whose} needs the module {error.name}: {extra}") from error

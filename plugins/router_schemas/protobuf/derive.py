@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
-from router_schemas.protobuf.compile import descriptors
-from router_schemas.protobuf.messages import message_of
-from router_schemas.protobuf.shape import shape_of
-from router_schemas.records import Closed, Registered
+from router_schemas.model import RegisteredSchema, ResolvedSchema
+from router_schemas.protobuf.descriptors import descriptors, message_of
+from router_schemas.protobuf.model import shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,7 +52,7 @@ _KEYS = ("bool", "int32", "int64", "string")
 
 @dataclass(frozen=True)
 class Member:
-    """Be one field: of a scalar `kind`, a TIMESTAMP, or a message. `form` is "", repeated, or the kind of map keys."""
+    """A field: of a scalar `kind`, a TIMESTAMP, or a message. `form` is "", repeated, or the kind of map keys."""
 
     name: str
     number: int
@@ -63,7 +62,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Message:
-    """Be one message; the name of the outermost is a full one."""
+    """A message; the name of the outermost is a full one."""
 
     name: str
     members: tuple[Member, ...]
@@ -101,7 +100,7 @@ def known(files: bytes, name: str) -> Message | None:
 
     try:
         found = message(name, name)
-        again = descriptors(Closed(Registered(0, "PROTOBUF", text_of(found))))
+        again = descriptors(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", text_of(found))))
     except (ValueError, RecursionError):
         return None
     return found if again == files else None

@@ -20,9 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from router_schemas.findings import Incompatible
-from router_schemas.protobuf.messages import message_of
-from router_schemas.protobuf.shape import Field, Shape, descriptors_of, shape_of
+from router_schemas.model import SchemaConflict
+from router_schemas.protobuf.descriptors import message_of
+from router_schemas.protobuf.model import MessageField, MessageShape, descriptors_of, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,24 +37,24 @@ _WIDER = {
 
 
 @dataclass(frozen=True)
-class Version:
-    """Be one version of a message: what findings call it, and its shape."""
+class MessageVersion:
+    """A version of a message: its shape, and the label that conflicts call it by."""
 
     label: str
-    shape: Shape
+    shape: MessageShape
 
     @staticmethod
-    def of(label: str, descriptors: bytes, message: str) -> Version:
+    def of(label: str, descriptors: bytes, message: str) -> MessageVersion:
         """Return a version by the full name of its message.
 
         Raises ValueError for a message that is not there or cannot be decoded (groups, message sets).
         """
-        return Version(label, shape_of(message_of(descriptors, message), label))
+        return MessageVersion(label, shape_of(message_of(descriptors, message), label))
 
 
 @dataclass(frozen=True)
-class Merged:
-    """Be versions that one message reads.
+class MergedMessage:
+    """Versions that one message reads.
 
     `message` is the full name in the first of them; `labels` those that were merged; `descriptors` a
     FileDescriptorSet whose last file has the merged message first, for `decode.reader`; `refused` says why other
@@ -64,41 +64,41 @@ class Merged:
     message: str
     labels: tuple[str, ...]
     descriptors: bytes
-    refused: tuple[Incompatible, ...] = ()
+    refused: tuple[SchemaConflict, ...] = ()
 
 
-def merge(versions: Sequence[Version]) -> tuple[Merged, ...]:
+def merge(versions: Sequence[MessageVersion]) -> tuple[MergedMessage, ...]:
     """Return the compatible classes of versions, oldest version first. Runs on the driver.
 
     The first class has the first version and all that fit with it, taken in turn; the versions that it refuses make
     further classes in the same way.
     """
-    classes: list[Merged] = []
+    classes: list[MergedMessage] = []
     left = list(versions)
     while left:
-        merged, taken, findings, again = left[0].shape, [left[0].label], [], []
+        merged, taken, conflicts, again = left[0].shape, [left[0].label], [], []
         for version in left[1:]:
             grown = _Merge(merged, version)
-            if grown.findings:
-                findings += grown.findings
+            if grown.conflicts:
+                conflicts += grown.conflicts
                 again.append(version)
             else:
                 merged = grown.result
                 taken.append(version.label)
-        classes.append(Merged(merged.root, tuple(taken), descriptors_of(merged), tuple(findings)))
+        classes.append(MergedMessage(merged.root, tuple(taken), descriptors_of(merged), tuple(conflicts)))
         left = again
     return tuple(classes)
 
 
 class _Merge:
-    """Merge a version into a shape; `result` is right when there are no findings."""
+    """The merge of a version into a shape; `result` is right when there are no conflicts."""
 
-    def __init__(self, old: Shape, version: Version) -> None:
+    def __init__(self, old: MessageShape, version: MessageVersion) -> None:
         new = version.shape
         self.root, self.label = old.root, version.label
         self.same = _same(old, new)
-        self.findings: list[Incompatible] = []
-        fields: dict[str, list[Field]] = {}
+        self.conflicts: list[SchemaConflict] = []
+        fields: dict[str, list[MessageField]] = {}
         for name, members in (*old.messages.items(), *new.messages.items()):
             fields.setdefault(self.same[name], []).extend(members)
         values: dict[str, list[tuple[str, int]]] = {}
@@ -107,15 +107,17 @@ class _Merge:
         self.fields = {name: [self.renamed(one) for one in members] for name, members in fields.items()}
         self.paths = dict(self.reached())
         messages = {name: self.message(name) for name in self.fields}
-        self.result = Shape(self.root, messages, {name: self.enum(name, pairs) for name, pairs in values.items()})
+        self.result = MessageShape(
+            self.root, messages, {name: self.enum(name, pairs) for name, pairs in values.items()}
+        )
 
-    def renamed(self, one: Field) -> Field:
+    def renamed(self, one: MessageField) -> MessageField:
         """Return a field with the name that its type has in the merged shape."""
         return replace(one, of=self.same.get(one.of, one.of))
 
-    def message(self, name: str) -> tuple[Field, ...]:
+    def message(self, name: str) -> tuple[MessageField, ...]:
         """Return the fields of a merged message."""
-        found: dict[int, Field] = {}
+        found: dict[int, MessageField] = {}
         for new in self.fields[name]:
             old = found.get(new.number, new)
             what = _difference(old, new)
@@ -141,9 +143,9 @@ class _Merge:
         return tuple(found.items())
 
     def report(self, owner: str, name: str, before: str, what: str) -> None:
-        """Add a finding about a field of a merged message; the version that is refused is always the new one."""
+        """Add a conflict about a field of a merged message; the version that is refused is always the new one."""
         path = f"{self.paths[owner]}.{name}".removeprefix(".")
-        self.findings.append(Incompatible(path, before, self.label, what))
+        self.conflicts.append(SchemaConflict(path, before, self.label, what))
 
     def reached(self) -> Iterator[tuple[str, str]]:
         """Yield every merged message with the path of the first field that leads to it."""
@@ -157,14 +159,14 @@ class _Merge:
                     waiting.append((one.of, f"{path}.{one.name}{step}".removeprefix(".")))
 
 
-def _same(old: Shape, new: Shape) -> dict[str, str]:
+def _same(old: MessageShape, new: MessageShape) -> dict[str, str]:
     """Return for each type of two shapes the name of the merged type that it becomes."""
     same = {name: name for shape in (old, new) for name in (*shape.messages, *shape.enums)}
     _join(same, same[new.root], old.root)
     changed = True
     while changed:
         changed = False
-        first: dict[tuple[str, int], Field] = {}
+        first: dict[tuple[str, int], MessageField] = {}
         for name, one in ((name, one) for s in (old, new) for name, fields in s.messages.items() for one in fields):
             other = first.setdefault((same[name], one.number), one)
             if one.of in same and other.of in same and one.kind == other.kind and same[one.of] != same[other.of]:
@@ -177,8 +179,8 @@ def _join(same: dict[str, str], one: str, other: str) -> None:
     same.update({name: other for name, merged in same.items() if merged == one})
 
 
-def _difference(old: Field, new: Field) -> str:
-    """Say what no single column can hold of both, or nothing."""
+def _difference(old: MessageField, new: MessageField) -> str:
+    """Return what no single column can hold of both, or nothing."""
     for kind in ("repeated", "a map", "single"):
         if (_form(old) == kind) != (_form(new) == kind):
             return f"it was {_form(old)} and is {_form(new)}"
@@ -196,9 +198,9 @@ def _wider(old: str, new: str) -> str:
     return old if old == new else _WIDER.get(frozenset({old, new}), "")
 
 
-def _form(one: Field) -> str:
+def _form(one: MessageField) -> str:
     return "repeated" if one.repeated else "a map" if one.key else "single"
 
 
-def _shown(one: Field) -> str:
+def _shown(one: MessageField) -> str:
     return f"{one.kind} {one.of}" if one.of else one.kind

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from router.engine.label import times
 from router.engine.label.tree import (
     FLOATS,
     INTEGERS,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 UTC = {"UTC", "Etc/UTC", "Z", "GMT", "+00:00"}
 SPACE = "\x00-\x20\x7f"
-"""What Spark takes off both ends of a text before it reads a number, a date or a boolean: as in a regular expression."""
+"""What Spark takes off both ends of a text that it reads a number, a date or a boolean from, for a pattern."""
 WHOLE = f"^[{SPACE}]*[+-]?[0-9]+[{SPACE}]*$"
 SHORT = r"^-?[0-9]{1,18}$"
 PLAIN = r"^-?[0-9]{1,17}(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?$"
@@ -38,7 +39,8 @@ HEXADECIMAL = re.compile(r"[+-]?0[xX](?:[\da-fA-F]+\.?[\da-fA-F]*|\.[\da-fA-F]+)
 NAMED = {"nan": float("nan")} | {
     sign + name: float(sign + "inf") for sign in ("", "+", "-") for name in ("inf", "infinity")
 }
-DATE = re.compile(r"([+-]?)(\d{4,7})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?", re.ASCII | re.DOTALL)
+MOMENT = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z?$"
+NO_TEXT = pa.scalar(None, pa.string())
 NOW = ("epoch", "now", "today", "tomorrow", "yesterday")
 TRUE, FALSE = ("t", "true", "y", "yes", "1"), ("f", "false", "n", "no", "0")
 
@@ -72,8 +74,8 @@ def cast(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
         raise Untranslatable(f"a cast from {shown(have)} to {shown(kind)}")
     if {have, kind} & {"timestamp"} and {have, kind} & {"date", "timestamp_ntz", "string"}:
         check_zone(entry)
-    if kind == "date" and given(of[0]) and str(of[0].with_).strip().lower() in NOW:
-        raise Untranslatable(f"the date '{of[0].with_}'")
+    if kind in ("date", "timestamp") and given(of[0]) and str(of[0].with_).strip().lower() in NOW:
+        raise Untranslatable(f"the {kind} '{of[0].with_}'")
     return Node("cast", kind, of)
 
 
@@ -100,10 +102,6 @@ def _converter(have: Any, kind: Any) -> Callable[[pa.Array, pa.DataType], Any] |
         if kind in FLOATS or (have in INTEGERS and INTEGERS.index(have) < INTEGERS.index(kind)):
             return _plain
         return _narrowed if have in INTEGERS else _whole
-    if have == "boolean" and kind in NUMBERS:
-        return lambda value, to: pc.cast(pc.cast(value, pa.int8()), to)
-    if have in NUMBERS and kind == "boolean":
-        return lambda value, to: pc.not_equal(value, pa.scalar(0, value.type))
     return _CONVERTERS.get((have, kind))
 
 
@@ -145,7 +143,7 @@ def _integer(value: pa.Array, to: pa.DataType) -> Any:
     """Read whole numbers: digits with a sign, and white space around them."""
     if not pc.all(short := pc.match_substring_regex(value, SHORT)).as_py():
         readable = pc.match_substring_regex(value, WHOLE)
-        value = pc.if_else(pc.or_kleene(short, readable), value, pa.scalar(None, pa.string()))
+        value = pc.if_else(pc.or_kleene(short, readable), value, NO_TEXT)
         wide = by_value(_trimmed(value), lambda text: number if abs(number := int(text)) < 2**64 else 2**64, WIDE)
         failed = pc.or_(pc.less(wide, Decimal(_bounds(to)[0])), pc.greater(wide, Decimal(_bounds(to)[1])))
         failed = pc.or_(pc.fill_null(failed, False), pc.fill_null(pc.invert(pc.or_kleene(short, readable)), False))
@@ -160,10 +158,10 @@ WIDE = pa.decimal128(38, 0)
 def _real(value: pa.Array, to: pa.DataType) -> Any:
     """Read numbers as Java does; most are plain, and read by Arrow."""
     plain = pc.match_substring_regex(value, PLAIN)
-    found = pc.cast(pc.if_else(plain, value, pa.scalar(None, pa.string())), pa.float64())
+    found = pc.cast(pc.if_else(plain, value, NO_TEXT), pa.float64())
     if pc.all(plain).as_py():
         return found
-    read = by_value(pc.if_else(plain, pa.scalar(None, pa.string()), value), _parsed, pa.float64())
+    read = by_value(pc.if_else(plain, NO_TEXT, value), _parsed, pa.float64())
     found = pc.coalesce(found, read)
     return found, pc.and_(pc.is_valid(value), pc.is_null(found))
 
@@ -189,21 +187,20 @@ def _boolean(value: pa.Array, _: pa.DataType) -> Any:
 
 
 def _dates(value: pa.Array, to: pa.DataType) -> Any:
-    found = by_value(value, _day, pa.int32())
+    found = by_value(value, times.day, pa.int32())
     return pc.cast(found, to), pc.and_(pc.is_valid(value), pc.is_null(found))
 
 
-def _day(text: str) -> int | None:
-    """Return the day of a text as a count from 1970-01-01; None where it is no date."""
-    found = DATE.fullmatch(text.strip("".join(map(chr, [*range(33), 127]))))
-    if found is None:
-        return None
-    year, month, day = int(found[1] + found[2]), int(found[3] or 1), int(found[4] or 1)
-    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-    if not 1 <= month <= 12 or not 1 <= day <= (31, 28 + leap, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)[month - 1]:
-        return None
-    year, month = (year - 1, month + 9) if month < 3 else (year, month - 3)  # years from March on
-    return year * 365 + year // 4 - year // 100 + year // 400 + (month * 153 + 2) // 5 + day - 719469
+def _moments(value: pa.Array, to: pa.DataType) -> Any:
+    """Read times. Arrow reads the usual form, if all days in it exist."""
+    usual = pc.match_substring_regex(value, MOMENT)
+    try:
+        found = pc.cast(pc.if_else(usual, pc.replace_substring(value, "Z", ""), NO_TEXT), pa.timestamp("us"))
+    except pa.ArrowInvalid:
+        usual, found = pc.fill_null(pc.and_(usual, False), False), pa.nulls(len(value), pa.timestamp("us"))
+    read = by_value(pc.if_else(usual, NO_TEXT, value), times.microseconds, pa.int64())
+    found = pc.coalesce(pc.cast(found, pa.int64()), read)
+    return pc.cast(found, to), pc.and_(pc.is_valid(value), pc.is_null(found))
 
 
 def _written(value: pa.Array, to: pa.DataType) -> pa.Array:
@@ -215,7 +212,7 @@ def _written(value: pa.Array, to: pa.DataType) -> pa.Array:
 def _of_decimals(have: str, kind: str) -> Callable[[pa.Array, pa.DataType], Any] | None:
     old, new = precision(have), precision(kind)
     if old and new:
-        return _rescaled
+        return rescaled
     if new:
         return _decimal if have in INTEGERS else None
     assert old is not None
@@ -226,23 +223,18 @@ def _of_decimals(have: str, kind: str) -> Callable[[pa.Array, pa.DataType], Any]
     return None
 
 
-def fitted(value: pa.Array, to: pa.DataType) -> Any:
-    """Return decimals as another decimal type of at least their scale, and where they have too many digits."""
-    limit = pa.scalar(Decimal(10) ** (to.precision - to.scale), pa.decimal256(76, 0))
-    wide = pc.cast(value, pa.decimal256(76, to.scale))
-    failed = pc.greater_equal(pc.abs(wide), limit)
+def rescaled(value: pa.Array, to: pa.DataType) -> Any:
+    """Return decimals as another decimal type, rounded half up, and where they have too many digits."""
+    wide = pc.cast(value, pa.decimal256(60, value.type.scale))
+    if to.scale < value.type.scale:
+        wide = pc.round(wide, to.scale, "half_towards_infinity")
+    limit = pa.scalar(Decimal(10) ** (to.precision - to.scale), wide.type)
+    failed = pc.or_(pc.greater_equal(wide, limit), pc.less_equal(wide, pc.negate(limit)))
     return pc.cast(pc.if_else(failed, pa.scalar(None, wide.type), wide), to), failed
 
 
-def _rescaled(value: pa.Array, to: pa.DataType) -> Any:
-    if to.scale < value.type.scale:
-        wide = pc.cast(value, pa.decimal256(76, value.type.scale))
-        value = pc.cast(pc.round(wide, to.scale, "half_towards_infinity"), pa.decimal256(76, to.scale))
-    return fitted(value, to)
-
-
 def _decimal(value: pa.Array, to: pa.DataType) -> Any:
-    return fitted(pc.cast(pc.cast(value, pa.int64()), pa.decimal256(19, 0)), to)
+    return rescaled(pc.cast(pc.cast(value, pa.int64()), pa.decimal128(19, 0)), to)
 
 
 def _double(value: pa.Array, _: pa.DataType) -> pa.Array:
@@ -259,11 +251,16 @@ def _unscaled(value: pa.Array) -> pa.Array:
 
 _MICROS = 1_000_000
 _CONVERTERS: dict[tuple[str, str], Callable[[pa.Array, pa.DataType], Any]] = {
+    **dict.fromkeys([("boolean", kind) for kind in NUMBERS], lambda value, to: pc.cast(pc.cast(value, pa.int8()), to)),
+    **dict.fromkeys(
+        [(kind, "boolean") for kind in NUMBERS], lambda value, to: pc.not_equal(value, pa.scalar(0, value.type))
+    ),
     **dict.fromkeys([(kind, "string") for kind in (*INTEGERS, "boolean")], _plain),
     **dict.fromkeys([("string", kind) for kind in INTEGERS], _integer),
     ("string", "double"): _real,
     ("string", "boolean"): _boolean,
     ("string", "date"): _dates,
+    ("string", "timestamp"): _moments,
     ("string", "binary"): _plain,
     ("date", "string"): _plain,
     ("timestamp", "string"): _written,

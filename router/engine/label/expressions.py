@@ -88,6 +88,8 @@ class _Tree:
             raise Untranslatable(self._called(path, name))
         if name == "Literal" and entry["dataType"] in ("binary", *TIMES) and entry["value"] is not None:
             entry["value"] = self._at(path).value()  # as text it may be the address of an array, or a local time
+        if "escapeChar" in entry:
+            entry["escapeChar"] = str(self._at(path).escapeChar())
         of = tuple(self.node((*path, k)) for k in range(entry["num-children"]))
         node = make(name, entry, of)
         if name == "Cast" and self.tries and self._at(path).prettyName() == "try_cast":
@@ -246,6 +248,8 @@ def _strict(node: Node, of: list[_Found]) -> _Found:
         raised = _either(raised, _where(reached, operand.raised))
         reached = pc.and_(reached, operand.value.is_valid() if isinstance(operand.value, pa.Array) else _valid(operand))
     value, failed = _applied(node, [operand.value for operand in of])
+    if any(isinstance(operand.value, pa.Scalar) and not operand.value.is_valid for operand in of):
+        return _Found(value)  # with a constant null, Spark's optimiser leaves off the whole
     if failed is not None and not node.quiet:
         raised = _either(raised, pc.and_(reached, _true(failed)))
     if failed is not None:
@@ -281,12 +285,21 @@ def _caught(node: Node, of: list[_Found]) -> _Found:
 
 def _and(node: Node, of: list[_Found]) -> _Found:
     left, right = of
+    if _constant(right, False):
+        return right
     reached = pc.fill_null(left.value, True)
     return _Found(pc.and_kleene(left.value, right.value), _either(left.raised, _where(reached, right.raised)))
 
 
+def _constant(found: _Found, value: bool) -> bool:
+    """Return whether this is a constant that decides: Spark's optimiser then leaves off the left side as well."""
+    return found.raised is None and isinstance(found.value, pa.Scalar) and found.value.as_py() is value
+
+
 def _or(node: Node, of: list[_Found]) -> _Found:
     left, right = of
+    if _constant(right, True):
+        return right
     reached = pc.invert(_true(left.value))
     return _Found(pc.or_kleene(left.value, right.value), _either(left.raised, _where(reached, right.raised)))
 
@@ -318,6 +331,8 @@ def _if(holds: Mask, then: Any, other: Any) -> Any:
 def _is_in(node: Node, of: list[_Found]) -> _Found:
     """Compare with one value after the other, until one is equal."""
     value, *wanted = of
+    if all(isinstance(item.value, pa.Scalar) and not item.value.is_valid for item in wanted):
+        return _Found(pa.scalar(None, pa.bool_()))  # Spark's optimiser leaves off the value then
     if value.value.type not in (pa.float32(), pa.float64()) and all(map(given, node.of[1:])):
         listed = pa.concat_arrays([repeated(item.value, 1) for item in wanted])
         found = pc.and_(pc.is_in(value.value, listed), pa.scalar(True))

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.engine.label.casts import cast, check_zone, fitted, floor_divided
+from router.engine.label.casts import cast, check_zone, floor_divided, rescaled
 from router.engine.label.tree import (
     FLOATS,
     INTEGERS,
@@ -179,7 +179,9 @@ def _remainder(node: Node, one: Any, other: Any) -> Any:
 
 
 def _numbers(value: pa.Array) -> np.ndarray[Any, Any]:
-    return pc.fill_null(value, pa.scalar(1, value.type)).to_numpy(zero_copy_only=False)
+    some = pa.scalar(1).cast(value.type)  # stands where there is none
+    found: np.ndarray[Any, Any] = pc.fill_null(value, some).to_numpy(zero_copy_only=False)
+    return found
 
 
 def _signed(name: str, entry: Any, of: Nodes) -> Node:
@@ -217,8 +219,7 @@ def _rounded(node: Node, value: pa.Array) -> Any:
     """Round half up, decided on the decimal text of a number as Spark does."""
     if node.kind != "double":
         to = arrow_type(node.kind)
-        wide = pc.cast(value, pa.decimal256(76, value.type.scale))
-        return fitted(pc.cast(pc.round(wide, to.scale, "half_towards_infinity"), pa.decimal256(76, to.scale)), to)
+        return rescaled(value, to)
     nulls, values = _numbers(pc.is_null(value)), _numbers(value)
     with np.errstate(invalid="ignore", over="ignore"):
         scaled = np.abs(values) * 10.0**node.with_
@@ -327,7 +328,9 @@ _UNIX = {
 
 
 def _since(node: Node, value: pa.Array) -> pa.Array:
-    return floor_divided(pc.cast(value, pa.int64()), _UNIX[node.op][1])
+    """Return the time since 1970. Before it unix_timestamp cuts towards zero, the others towards the past."""
+    divide = pc.divide if "Timestamp" in node.op else floor_divided
+    return divide(pc.cast(value, pa.int64()), _UNIX[node.op][1])
 
 
 def _truncated(name: str, entry: Any, of: Nodes) -> Node:
@@ -366,6 +369,8 @@ def _read_date(name: str, entry: Any, of: Nodes) -> Node:
 
 
 def _field(_: str, entry: Any, of: Nodes) -> Node:
+    if of[0].op == "CreateNamedStruct":  # Spark makes no struct for it, and evaluates none of the other fields
+        return of[0].of[entry["ordinal"]]
     return Node("field", of[0].kind["fields"][entry["ordinal"]]["type"], of, entry["ordinal"])
 
 

@@ -61,12 +61,17 @@ def decoded(records: pa.RecordBatch, decoding: Decoding) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*columns.values()], names=[*columns])
 
 
-def decoding_task(decoding: Decoding) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function of a task that decodes and no more, for mapInArrow: Spark's expressions come after it."""
+def decoding_task(
+    decoding: Decoding, columns: list[str]
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function of a task that decodes and no more, for mapInArrow: Spark's expressions come after it.
+
+    `columns` are those that it returns, in their order: Spark takes them by place.
+    """
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for records in batches:
-            yield decoded(records, decoding)
+            yield decoded(records, decoding).select(columns)
 
     return decode
 

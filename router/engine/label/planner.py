@@ -84,7 +84,7 @@ class Plan:
         if stages.arrow or stages.decoding.tombstones:
             more = [field for field in frame.schema if field.name in kept]
             kinds = StructType([*stages.decoded.fields, *more])
-            frame = frame.mapInArrow(decoding_task(stages.decoding), kinds).select(*kinds.names)
+            frame = frame.mapInArrow(decoding_task(stages.decoding, kinds.names), kinds)
         columns = [*stages.decoded.names, *kept]
         for level in stages.levels:
             frame = frame.withColumns(level)

@@ -7,12 +7,13 @@ for every different value.
 from __future__ import annotations
 
 import re
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.engine.label.tree import Node, Untranslatable, by_value, given, shown
+from router.engine.label.tree import Node, Untranslatable, arrays, by_value, given, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +32,8 @@ def _named(name: str) -> str:
 
 def _text(name: str, entry: Any, of: Nodes) -> Node:
     """Return a function of texts."""
-    if not of or any(node.kind != "string" for node in of):
+    least = 2 if name == "ConcatWs" else 1
+    if len(of) < least or any(node.kind != "string" for node in of):
         raise Untranslatable(f"{_named(name)} of other types than texts")
     return Node(name, _KINDS.get(name, "string"), of)
 
@@ -48,6 +50,14 @@ def _constant(name: str, entry: Any, of: Nodes) -> Node:
         raise Untranslatable(f"{_named(name)} with other than constants")
     kind = "boolean" if name in ("StartsWith", "EndsWith", "Contains") else _KINDS.get(name, "string")
     return Node(name, kind, (value,), tuple(node.with_ for node in rest))
+
+
+def _joined(node: Node, by: Any, *values: Any) -> pa.Array:
+    """Join what is not null. Arrow leaves out a row where all are: it gets an empty text first."""
+    first, *others, by = arrays(*values, by)
+    empty = reduce(pc.and_, [pc.is_null(value) for value in (first, *others)])
+    first = pc.if_else(empty, "", first)
+    return pc.binary_join_element_wise(first, *others, by, null_handling="skip")
 
 
 def _substring(name: str, entry: Any, of: Nodes) -> Node:
@@ -70,10 +80,6 @@ def _sliced(node: Node, value: pa.Array) -> pa.Array:
     return pc.utf8_slice_codeunits(value, start, None if start < 0 <= stop or stop > LARGEST else stop)
 
 
-def _trim(name: str, entry: Any, of: Nodes) -> Node:
-    return _constant(name, entry, of)
-
-
 def _trimmed(node: Node, value: pa.Array) -> pa.Array:
     """Take characters off the ends: spaces only, if not told otherwise."""
     if node.with_ == ("",):
@@ -90,12 +96,28 @@ _TRIMS: dict[str, Callable[..., pa.Array]] = {
 
 def _cased(node: Node, value: pa.Array) -> pa.Array:
     """Return texts in upper or lower case: ASCII by Arrow, others by Python, which knows of ß and the final sigma."""
-    plain, full = (pc.ascii_upper, str.upper) if node.op == "Upper" else (pc.ascii_lower, str.lower)
+    plain, full = (pc.ascii_upper, upper) if node.op == "Upper" else (pc.ascii_lower, lower)
     ascii_ = pc.string_is_ascii(value)
     if pc.all(ascii_).as_py() in (True, None):
         return plain(value)
     other = by_value(pc.if_else(ascii_, NO_TEXT, value), full, pa.string())
     return pc.coalesce(plain(pc.if_else(ascii_, value, NO_TEXT)), other)
+
+
+NEWER = {0x1C89: 0x1C8A, 0xA7CB: 0x264, 0xA7CC: 0xA7CD, 0xA7DA: 0xA7DB, 0xA7DC: 0x19B}
+NEWER |= {0x10D50 + k: 0x10D70 + k for k in range(22)}
+"""Letters of Unicode 16, which Spark's ICU has, in upper and lower case: Python 3.11 has Unicode 14."""
+NEWER_UPPER = {low: high for high, low in NEWER.items()}
+
+
+def upper(text: str) -> str:
+    """Return a text in upper case."""
+    return text.upper().translate(NEWER_UPPER)
+
+
+def lower(text: str) -> str:
+    """Return a text in lower case. One difference is left: a sigma beside a character of Unicode 15 or 16."""
+    return text.lower().translate(NEWER)
 
 
 def _found_at(node: Node, value: pa.Array) -> pa.Array:
@@ -169,7 +191,7 @@ def _like(name: str, entry: Any, of: Nodes) -> Node:
         raise Untranslatable("LIKE with a pattern that is no constant")
     written = pattern.with_
     if name == "ILike":
-        value, written = Node("Lower", "string", (value,)), written.lower()
+        value, written = Node("Lower", "string", (value,)), lower(written)
     return Node("Like", "boolean", (value,), _pieces(written, escape))
 
 
@@ -179,13 +201,14 @@ def _pieces(pattern: str, escape: str) -> tuple[str | int, ...]:
     characters = iter(pattern)
     for character in characters:
         if character == escape:
-            character = next(characters, "")
-            if character not in ("%", "_", escape) or not character:
+            escaped = next(characters, "")
+            if escaped not in ("%", "_", escape):
                 raise Untranslatable(f"LIKE with a pattern that Spark refuses: {pattern}")
+            found[-1] = f"{found[-1]}{escaped}"
         elif character in "%_":
             found += [-1 if character == "%" else 1, ""]
-            continue
-        found[-1] = f"{found[-1]}{character}"
+        else:
+            found[-1] = f"{found[-1]}{character}"
     return tuple(piece for piece in found if piece != "")
 
 
@@ -232,15 +255,16 @@ def _rlike_matches(node: Node, value: pa.Array) -> pa.Array:
     return found
 
 
+CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\x{9}-\x{d}\x{20}"}
+CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
 class Pattern:
     """A regular expression of Java, in what means the same in RE2. All that could differ is refused.
 
     Allowed: characters, `.`, classes without others inside, groups, alternatives, greedy and lazy quantifiers, `^`,
     and `$` at the end of an alternative.
     """
-
-    CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\x{9}-\x{d}\x{20}"}
-    CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
@@ -323,9 +347,9 @@ class Pattern:
     def _character(self) -> str:
         if self._taken("\\"):
             kind = self._next()
-            if kind.lower() in self.CLASSES and kind:
+            if kind.lower() in CLASSES and kind:
                 self.at += 1
-                return f"[{'^' if kind.isupper() else ''}{self.CLASSES[kind.lower()]}]"
+                return f"[{'^' if kind.isupper() else ''}{CLASSES[kind.lower()]}]"
             return _quoted(self._escaped())
         character = self._next()
         if character in "*+?{}[])":
@@ -336,8 +360,8 @@ class Pattern:
     def _escaped(self) -> str:
         character = self._next()
         self.at += 1
-        if character in self.CONTROLS:
-            return self.CONTROLS[character]
+        if character in CONTROLS:
+            return CONTROLS[character]
         if not character or character.isalnum() or ord(character) > 127:
             raise self._refused()
         return character
@@ -347,8 +371,8 @@ class Pattern:
         found = []
         while not self._taken("]"):
             if self._taken("\\"):
-                if self._next() in self.CLASSES and self._next():
-                    found.append(self.CLASSES[self._next()])
+                if self._next() in CLASSES and self._next():
+                    found.append(CLASSES[self._next()])
                     self.at += 1
                     continue
                 first = self._escaped()
@@ -392,7 +416,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "Length": lambda node, value: pc.utf8_length(value),
     "OctetLength": lambda node, value: pc.binary_length(value),
     "Concat": lambda node, *values: pc.binary_join_element_wise(*values, ""),
-    "ConcatWs": lambda node, by, *values: pc.binary_join_element_wise(*values, by, null_handling="skip"),
+    "ConcatWs": _joined,
     "Reverse": lambda node, value: pc.utf8_reverse(value),
     "StartsWith": lambda node, value: pc.starts_with(value, node.with_[0]),
     "EndsWith": lambda node, value: pc.ends_with(value, node.with_[0]),

@@ -19,7 +19,7 @@ from router.delta.upsert import LARGE, choice
 from router.engine.label.layout import DEAD_SCHEMA
 from router.engine.land.parquet_writer import Staging
 from router.engine.merge.backlog import Pending, PendingRows, joined, with_pending
-from router.engine.merge.delta_rs import Job, Outcomes, outcomes
+from router.engine.merge.delta_rs import Job, Outcomes, is_small, outcomes, outcomes_here
 from router.engine.merge.delta_spark import SparkMerger
 from router.engine.upsert_columns import TABLE, asked, counted
 from router.errors import SinkError
@@ -90,8 +90,7 @@ class Merger:
         target, work = rows.target, rows.work
         room = PendingRows(self.store, target.key)
         before = room.before(self.query, work.version)
-        events = with_pending(rows.events, before, self.spark, self.lake.address(work.table))
-        found = self._outcomes(sink, rows, events)
+        found = self._outcomes(sink, rows, before)
         pending = self._pending(found, rows, before)
         self._bury(found, work, rows.notes)
         applied, dead = found.counts.get("applied", 0), found.counts.get("refused", 0)
@@ -109,8 +108,9 @@ class Merger:
         log.info("batch %d, %s: %d tables, %s", work.version, target.key, len(found.tables), told)
         return counts
 
-    def _outcomes(self, sink: MergingSink, rows: OutboxRows, events: DataFrame) -> Outcomes:
+    def _outcomes(self, sink: MergingSink, rows: OutboxRows, before: dict[str, Pending]) -> Outcomes:
         target, job = rows.target, self._job(sink, rows)
+        events = with_pending(rows.events, before, self.spark, self.lake.address(rows.work.table))
         by_spark, found = SparkMerger(self.spark, self.lake, job), Outcomes()
         if target.key not in self.left:
             log.info("%s: %s", target.key, MERGES[job.keyed.engine])
@@ -119,7 +119,9 @@ class Merger:
             by_spark.merge(events, found)
             return found
         left = self._still_left(target, job.keyed)
-        if target.names_in_outbox or not left:
+        if not left and not before and self._on_one_machine and is_small(rows.work):
+            found = outcomes_here(rows.work, job)
+        elif target.names_in_outbox or not left:
             several = TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism
             rest = events.filter(~F.col(TABLE).isin(*left)) if left else events
             found = outcomes(rest, job, several if target.names_in_outbox else 1)
@@ -127,6 +129,10 @@ class Merger:
         if self.left[target.key]:
             by_spark.merge(events.filter(F.col(TABLE).isin(*self.left[target.key])), found)
         return found
+
+    @property
+    def _on_one_machine(self) -> bool:
+        return str(self.spark.sparkContext.master).partition("[")[0] == "local"
 
     def _job(self, sink: MergingSink, rows: OutboxRows) -> Job:
         target, work, keyed = rows.target, rows.work, asked(counted(sink), self.engine)

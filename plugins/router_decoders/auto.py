@@ -1,0 +1,144 @@
+"""Decode records of every format that a registry has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import override
+
+from router_decoders.avro import Avro
+from router_decoders.json import JsonSchema
+from router_decoders.protobuf import Protobuf
+from router_decoders.registry_decoder import RegistryDecoder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from router import ArrowDecoding, Preparation
+    from router_schemas.library import Formats, Library, RegistryLibrary
+    from router_schemas.model import Kind, Taken
+    from router_schemas.offline_registry import OfflineRegistry
+
+DECODERS: dict[Kind, type[RegistryDecoder]] = {"AVRO": Avro, "PROTOBUF": Protobuf, "JSON": JsonSchema}
+
+
+class Auto(RegistryDecoder):
+    """Decode a record in whatever format the registry says that its schema has: Avro, Protobuf or JSON Schema.
+
+    The value is in the frame of a Confluent-compatible schema registry, or the record has the header
+    `__value_schema_id` with the schema's GUID. One topic may hold all three formats. Each record is decoded as by the
+    decoders `avro`, `protobuf` and `json_schema`, whose manual pages say how.
+
+    All records share one event, as messages of one topic do: a field has one type in all formats, and is null in
+    records that lack it. The format that came first says what the type is; JSON integers are read as the int, bigint,
+    double or decimal that is there. A message of another format whose field has another type is refused with both
+    versions and the field, and its records become dead letters.
+
+    Adds `schema_id`, `schema_version`, `subject` and `message`. While only one format is known it runs as that format's
+    decoder does; with several, as native expressions, and Protobuf in Python. Protobuf needs
+    `pip install 'spark-event-router[protobuf]'` when its first schema comes, on every node.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("router_decoders.json_arrow",)
+
+    @property
+    @override
+    def zero_is_absent(self) -> bool:
+        return self._known is not None and "PROTOBUF" in self._known.made
+
+    def library(self, preparation: Preparation) -> Library[Formats]:
+        """Return where schemas of all formats come from."""
+        from router_schemas.library import AnyFormat
+
+        schemas, memory = self.schemas(preparation), preparation.memory
+
+        def opened(kind: Kind) -> RegistryLibrary[Any, Any]:
+            if kind == "AVRO":
+                from router_schemas.avro.library import Writers
+
+                return Writers(schemas, memory, header=self.header)
+            if kind == "JSON":
+                from router_schemas.json_schema.library import Documents
+
+                return Documents(schemas, memory, header=self.header)
+            return Protobuf.messages(schemas, memory, self.header)
+
+        return AnyFormat(schemas, memory, self.subjects, self.header, opened, {kind: fields(kind) for kind in DECODERS})
+
+    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
+        """Return a registry that has files of all formats, told by their names."""
+        from router_schemas.offline_registry import OfflineRegistry
+        from router_schemas.protobuf.descriptors import imports_below
+
+        return OfflineRegistry(None, schemas, imports_below)
+
+    def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
+        """Return an event as the decoder of its schema's format does."""
+        from router_schemas.offline_registry import kind_of
+
+        part = self._part(kind_of(self.chosen(schema)[1]), None)
+        part._files = self._files
+        return part.encode(event, schema, message)
+
+    def wanted_by(self, records: pa.RecordBatch, known: Formats) -> frozenset[str]:
+        """Return the schemas and messages that records name and that are not known."""
+        from router_schemas.wire_format import frame_of, parse
+
+        keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
+        wanted = frozenset(str(key.writer) for key in keys if frame_of(key.writer) not in known.written)
+        for kind, made in known.made.items():
+            if kind == "PROTOBUF":  # a schema that is known, and another message of it
+                found = self._part(kind, made).wanted_by(records, made)
+                wanted |= frozenset(place for place in found if place.startswith("message "))
+        return wanted
+
+    def decoding(self) -> ArrowDecoding | None:
+        """Return how tasks decode while only one format is known."""
+        return self._only.decoding() if len(self.known.made) == 1 else None
+
+    def decode(self, raw: DataFrame) -> DataFrame:
+        """Add `event`, `_error`, `_wanted` and what is known of the schema."""
+        if len(self.known.made) == 1:
+            return self._only.decode(raw)
+        from router_decoders.any_format_columns import decoded
+
+        return decoded(raw, self.known, self._parts())
+
+    @property
+    def _only(self) -> RegistryDecoder:
+        """Return the decoder of the one format there is."""
+        [(kind, made)] = self.known.made.items()
+        return self._part(kind, made)
+
+    def _parts(self) -> list[tuple[Kind, RegistryDecoder]]:
+        """Return the decoders of the formats that can be read; of none, one that can say why."""
+        made = self.known.made
+        readable = [kind for kind in made if fields(kind)(made[kind])] or [kind for kind in made if kind != "JSON"][:1]
+        # Python's way first, for a row takes all of its columns along
+        return [(kind, self._part(kind, made[kind])) for kind in sorted(readable, key="PROTOBUF".__ne__)]
+
+    def _part(self, kind: Kind, made: Any) -> RegistryDecoder:
+        return DECODERS[kind].model_validate({"registry": self.registry, "header": self.header}).reading(made)
+
+
+def fields(kind: Kind) -> Any:
+    """Return what tells the fields of a format's event with their types and what brought them."""
+
+    def told(made: Any) -> Taken:
+        from router_schemas.column_names import column_names
+        from router_schemas.json_schema.merge import table_type
+
+        if kind == "PROTOBUF":
+            from router_schemas.protobuf.spark_types import spark_struct
+
+            event = spark_struct(made.event)
+        else:
+            event = made.event if kind == "AVRO" else made.struct
+        pairs = zip(column_names(event.fieldNames()).values(), event, strict=True)
+        return {column: (table_type(one.dataType), made.origins[one.name]) for column, one in pairs}
+
+    return told

@@ -1,0 +1,195 @@
+"""Decode JSON objects: those with a schema of the configuration, and framed ones with schemas of a registry."""  # noqa: A005 - nobody imports it by this name alone
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field, model_validator
+from pyspark.sql import SparkSession
+from pyspark.sql import types as T
+
+from router import ArrowDecoder, ArrowDecoding, Preparation, StartError
+from router_decoders.registry_decoder import RegistryDecoder
+from router_decoders.schema_files import Infer, inferred, read_schema, struct_of_ddl
+from router_schemas.json_schema.spark_json import check_types
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+    from typing_extensions import Self
+
+    from router_schemas.json_schema.library import Objects
+    from router_schemas.library import Library
+    from router_schemas.offline_registry import OfflineRegistry
+
+
+class Json(ArrowDecoder):
+    """Decode a record whose value is one JSON object in UTF-8 (RFC 8259) to a struct with a known schema.
+
+    The schema is given in one of three ways: in Spark DDL, as a JSON Schema file, or inferred once from a sample of
+    the source into a file that every later start uses as it is (`--refresh-schema` makes it again and logs what
+    changed).
+
+    Fields that the record lacks are null, fields that the schema lacks are left out (or kept, see `rescue`). A record
+    that cannot be decoded whole has no event, and `_error` says why: the value is null, is empty, is not UTF-8, is not
+    JSON, has text after the object, is an array or a scalar; or it does not fit the schema, with the fields as far as
+    they can be told (those inside of arrays cannot).
+
+    - Numbers fit when they are in the range of their type; an integer field takes no 1.0 and no 1e3, a number field
+      takes any number but is rounded to its type, a decimal to its scale. No number is taken from a text, except that
+      a decimal may be one.
+    - A timestamp is ISO 8601: `2026-11-21T10:00:00Z`, with up to 9 decimals of the second (6 are kept), a space in
+      place of the T, the zone as Z, +02:00 or Europe/Berlin; without a zone it is in the session's time zone, and a
+      date alone is its midnight. A date is `2026-11-21`. Years are 0001 to 9999. Numbers do not fit either: declare a
+      bigint and convert it in `select`.
+    - A string field takes any value, as JSON text: `5`, `{"a":1}`.
+    - Of a key that comes twice the last value counts, except that both must fit; in a map field it does not fit.
+    - Half of a surrogate pair (`\\ud800` alone) becomes a question mark. Nesting deeper than 998 levels, a text of
+      more than 20 million characters and a number of more than 1000 digits are not JSON here.
+
+    Runs in Python, on record batches; what Spark's from_json would do in another way is in docs/formats.md.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("router_decoders.json_arrow",)
+    main_option: ClassVar[str | None] = "schema"
+
+    # pydantic models have a method called schema
+    ddl: str | None = Field(
+        default=None, alias="schema", min_length=1, description='Spark DDL, such as "game string, amount double"'
+    )
+    schema_file: str | None = Field(
+        default=None, min_length=1, description="JSON Schema (or Spark DDL, in *.ddl), from the configuration's folder"
+    )
+    infer: Infer | None = Field(default=None, description="infer the schema from a sample, once, into a file")
+    rescue: bool = Field(
+        default=False,
+        description="add the field _rescued, map<string,string>: top-level keys that the schema does not know",
+    )
+
+    @model_validator(mode="after")
+    def _one_schema(self) -> Self:
+        ways = {"schema": self.ddl, "schema_file": self.schema_file, "infer": self.infer}
+        given = [name for name, value in ways.items() if value is not None]
+        if len(given) != 1:
+            found = f"{' and '.join(given)} are given" if given else "none is given"
+            raise ValueError(f"give exactly one of {', '.join(ways)}; {found}")
+        return self
+
+    def prepare(self, preparation: Preparation) -> Self:
+        """Return this decoder with its schema in hand; may read a sample of the source and write the cached file."""
+        if self.infer is not None:
+            struct = inferred(self.infer, preparation)
+        elif self.schema_file is not None:
+            struct = read_schema(preparation.folder / self.schema_file)
+        else:
+            return self
+        return self.model_copy(update={"ddl": struct.toDDL(), "schema_file": None, "infer": None})
+
+    def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
+        """Return the text of an event."""
+        return json.dumps(event).encode()
+
+    def decoding(self) -> ArrowDecoding:
+        """Return how tasks decode; raise ValueError for a schema that JSON cannot be decoded to."""
+        if self.ddl is None:
+            raise StartError("the schema is in a file: call prepare() before decode()")
+        return _decoding(self.ddl, session_zone(), self.rescue)
+
+
+@lru_cache(maxsize=16)
+def _decoding(ddl: str, zone: str, rescue: bool) -> ArrowDecoding:
+    """Return how tasks decode to a schema; made once, because Spark is asked what the DDL means."""
+    from router_decoders.json_arrow import RESCUED, JsonEvents, events
+    from router_decoders.json_types import nullable, shape
+
+    schema = struct_of_ddl(ddl)
+    check_types(schema)
+    event = nullable(schema)
+    if rescue:
+        if RESCUED in (name.lower() for name in schema.fieldNames()):
+            raise ValueError(f"the schema has a field {RESCUED} already; take it away or switch `rescue` off")
+        event = event.add(RESCUED, T.MapType(T.StringType(), T.StringType()))
+    adds = T.StructType([T.StructField("event", event), T.StructField("_error", T.StringType())])
+    return ArrowDecoding(events, JsonEvents(shape(schema), zone, rescue), adds)
+
+
+def session_zone() -> str:
+    """Return the session's time zone, in which times without one are read; raise StartError where tasks lack it."""
+    from router_decoders.json_scalars import zone_of
+
+    zone = str(SparkSession.active().conf.get("spark.sql.session.timeZone"))
+    if zone_of(zone) is None:
+        raise StartError(f"spark.sql.session.timeZone is {zone!r}, which is no zone such as UTC or Europe/Berlin")
+    return zone
+
+
+class JsonSchema(RegistryDecoder, ArrowDecoder):
+    """Decode a record whose value is a JSON object with a JSON Schema in a registry.
+
+    The value is in the frame of a Confluent-compatible schema registry: a zero byte, the schema's id (4 bytes,
+    big-endian) and the object in UTF-8; or the record has the header `__value_schema_id` with the schema's GUID, and
+    the value is the bare object. The schemas of all versions are merged into one, by which every object is read: a
+    property that a version lacks is null, integers become doubles where a version says number. New versions are looked
+    for before every batch, and an id that comes unannounced within it.
+
+    The schema says what the columns are, and that is all it is used for: `required`, `pattern`, `minimum` and the like
+    are not checked (a route's `expect` is for that), and a property that no version knows is left out. What no column
+    can hold (free-form objects, values of several types, a schema within itself) is a string with the JSON text. What
+    fits a type and what does not, and what is no JSON, is as for the decoder `json`.
+
+    A version that no single table column can hold together with the older ones (a string became an integer) is reported
+    with both versions and the field, and its records become dead letters. So do records with an unknown id, of another
+    format, and objects that do not fit the merged schema.
+
+    Adds `schema_id`, `schema_version`, `subject` and `message` (the schema's title, null without one). Types:
+    docs/formats.md. Runs in Python, on record batches.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("router_decoders.json_arrow",)
+
+    def library(self, preparation: Preparation) -> Library[Objects]:
+        """Return where JSON Schemas come from."""
+        from router_schemas.json_schema.library import Documents
+
+        return Documents(self.schemas(preparation), preparation.memory, self.subjects, header=self.header)
+
+    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
+        """Return a registry that has files with JSON Schemas."""
+        from router_schemas.offline_registry import OfflineRegistry
+
+        return OfflineRegistry("JSON", schemas)
+
+    def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
+        """Return an event as an object in its frame. It is not held against the schema."""
+        from router_schemas.wire_format import pack
+
+        return pack(self.chosen(schema)[0], None, json.dumps(event, ensure_ascii=False).encode())
+
+    def wanted_by(self, records: pa.RecordBatch, known: Objects) -> frozenset[str]:
+        """Return the schemas that records name by id or GUID and that are not known."""
+        from router_schemas.wire_format import frame_of, parse
+
+        keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
+        return frozenset(str(key.writer) for key in keys if frame_of(key.writer) not in known.written)
+
+    def decoding(self) -> ArrowDecoding:
+        """Return how tasks decode."""
+        import pyarrow as pa
+
+        from router_decoders.json_arrow import FramedObjects, JsonEvents, framed_events
+        from router_decoders.json_types import nullable, shape
+        from router_schemas.framed_rows import ADDED
+        from router_schemas.json_schema.merge import table_type
+        from router_schemas.protobuf.spark_types import spark_struct
+
+        known: Objects = self.known
+        check_types(known.struct)
+        named = table_type(known.struct)
+        event = T.StructField("event", nullable(named))
+        adds = T.StructType([event, *spark_struct(pa.struct(list(ADDED))).fields])
+        asked = JsonEvents(shape(known.struct, named), session_zone())
+        return ArrowDecoding(framed_events, FramedObjects(asked, known.written, known.header), adds)

@@ -1,0 +1,196 @@
+"""Decode Protobuf messages whose schemas are in a registry or in a file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing_extensions import override
+
+from router import ArrowDecoder, ArrowDecoding, Preparation
+from router_decoders.registry_decoder import RegistryDecoder
+from router_schemas.model import FULL_NAME
+from router_schemas.protobuf import needed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+    from typing_extensions import Self
+
+    from router import Memory
+    from router_schemas.library import Library
+    from router_schemas.offline_registry import OfflineRegistry
+    from router_schemas.protobuf.library import Messages
+    from router_schemas.resolver import SchemaResolver
+
+
+class Wrapper(BaseModel):
+    """Say where an outer message holds the message that is the event. Paths are fields with dots between them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    payload: str = Field(pattern=FULL_NAME, description="field with the message inside: bytes or a google.protobuf.Any")
+    name: str | None = Field(
+        default=None,
+        pattern=FULL_NAME,
+        description="field with its name: the full one, a type URL, or the last part of it",
+    )
+    schema_id: str | None = Field(
+        default=None, pattern=FULL_NAME, description="field with the id of its schema, whose first message it is"
+    )
+    messages: tuple[str, ...] = Field(
+        default=(), description="full names of messages inside that are known before their first record"
+    )
+    subjects: tuple[str, ...] = Field(
+        default=(), description="with schema_id: subjects whose schemas are known before their first record"
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.name is not None and self.schema_id is not None:
+            raise ValueError("give name or schema_id, not both; neither where the payload is a google.protobuf.Any")
+        if self.schema_id is None and self.subjects:
+            raise ValueError("subjects go with schema_id; payloads with a name are of the outer message's schema")
+        if self.schema_id is not None and self.messages:
+            raise ValueError("messages go with a name; of schemas with ids give the subjects")
+        return self
+
+
+class Protobuf(RegistryDecoder, ArrowDecoder):
+    """Decode a record whose value is a Protobuf message.
+
+    With a `registry` the value is in the frame of a Confluent-compatible schema registry: a zero byte, the schema's id
+    (4 bytes, big-endian) and the index path of the message in its file; or the record has the header
+    `__value_schema_id` with the schema's GUID, and the value is the bare message. All versions of a message are read
+    by one merged schema: a field that a version lacks is null (zero, where the field cannot tell absent from zero), one
+    that was removed keeps its data, an unknown one is never lost silently, because its schema is fetched first. New
+    versions are looked for before every batch, and an id that comes unannounced within it: the stream is not started
+    again for them.
+
+    Without one, `descriptor_file` or `proto_file` says what the one `message` looks like. The value is the message
+    alone (`frame: none`), or has a frame, of which id and GUID do not count; a record whose index path is that of
+    another message is a dead letter.
+
+    With a `wrapper` the message found so is only the outer one, and the event is the message inside: see its options.
+    `message` is then the full name of the message inside.
+
+    A version that no single table column can hold together with the older ones (int32 became string) is reported with
+    both versions and the field, and its records become dead letters. So do records with an unknown id, of another
+    format, or that google's parser refuses. While the registry is away, ids that were seen before are decoded, and a
+    batch with a new one waits.
+
+    Adds `schema_id`, `schema_version`, `subject` and `message` (full name), which rules and `select` may use.
+    How types are mapped: docs/formats.md. Runs in Python, on record batches.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("router_schemas.protobuf.events",)
+    sources: ClassVar[tuple[str, ...]] = ("registry", "descriptor_file", "proto_file")
+
+    descriptor_file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="a FileDescriptorSet (protoc --include_imports -o FILE), from the configuration's folder",
+    )
+    proto_file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="a .proto text, from the configuration's folder; what it imports is looked for beside it",
+    )
+    message: str | None = Field(default=None, pattern=FULL_NAME, description="with a file: full name of the message")
+    frame: Literal["confluent", "none"] = Field(
+        default="confluent", description="`confluent`: as a registry's clients write; `none`: the value is the message"
+    )
+    wrapper: Wrapper | None = Field(
+        default=None,
+        description="the message holds another one, which is the event; options: `payload` (a field of bytes or a "
+        "google.protobuf.Any), `name` or `schema_id` (for bytes: the field that says which message), `messages` or "
+        "`subjects` (known before their first record)",
+    )
+
+    @model_validator(mode="after")
+    def _fits_the_source(self) -> Self:
+        if self.registry is not None and (self.message is not None or self.frame == "none"):
+            raise ValueError("records of a registry name their message in a frame; leave out message and frame")
+        if self.registry is None and self.message is None:
+            raise ValueError("say which message of the file the records are: message: PACKAGE.NAME")
+        if self.registry is None and self.wrapper is not None and self.wrapper.schema_id is not None:
+            raise ValueError("wrapper.schema_id needs the registry that the ids are of")
+        return self
+
+    @property
+    @override
+    def zero_is_absent(self) -> bool:
+        return True  # a field without presence, of all versions in one event: zero is what any reader takes it for
+
+    def library(self, preparation: Preparation) -> Library[Any]:
+        """Return where Protobuf schemas come from."""
+        with needed("the decoder protobuf"):
+            from router_schemas.protobuf.events import Fields
+            from router_schemas.protobuf.library import FileMessages, Files, Messages, OneMessage, Payloads
+
+        memory, wrapper = preparation.memory, self.wrapper
+        outer: Messages | OneMessage
+        inner: Messages | FileMessages
+        if self.registry is not None:
+            schemas = self.schemas(preparation)
+            outer = Messages(schemas, memory, self.subjects, header=self.header)
+            if wrapper is None:
+                return outer
+            inner = Messages(schemas, memory, wrapper.subjects, keep="payloads")
+        else:
+            files = Files.read(preparation.folder / str(self.descriptor_file or self.proto_file))
+            outer = OneMessage(files, str(self.message), self.frame, self.header)
+            if wrapper is None:
+                return outer
+            inner = FileMessages(files, memory)
+        fields = Fields.of(wrapper.payload, wrapper.name, wrapper.schema_id)
+        return Payloads(outer, inner, fields, wrapper.messages)
+
+    @staticmethod
+    def messages(schemas: SchemaResolver, memory: Memory, header: str) -> Messages:
+        """Return the messages of a registry that has other formats, too."""
+        with needed("the decoder protobuf"):
+            from router_schemas.protobuf.library import Messages
+
+        return Messages(schemas, memory, header=header, among_others=True)
+
+    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
+        """Return a registry that has .proto files."""
+        from router_schemas.offline_registry import OfflineRegistry
+        from router_schemas.protobuf.descriptors import imports_below
+
+        return OfflineRegistry("PROTOBUF", schemas, imports_below)
+
+    def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
+        """Return the message of an event given as in ProtoJSON, in its frame: the outer message, with a wrapper."""
+        from router_schemas.protobuf.descriptors import from_file, message_names, path_of
+        from router_schemas.protobuf.encode import written
+        from router_schemas.wire_format import pack
+
+        number, path = self.chosen(schema)
+        files = from_file(path)
+        name = message or self.message or message_names(files)[0]
+        payload = written(event, files, name)
+        return payload if self.frame == "none" else pack(number, path_of(files, name), payload)
+
+    def wanted_by(self, records: pa.RecordBatch, known: Any) -> frozenset[str]:
+        """Return the schemas and messages that records name and that are not known."""
+        return frozenset(self._function(records, known).column("_wanted").drop_null().to_pylist())
+
+    @property
+    def _function(self) -> Any:
+        from router_schemas.protobuf.events import events, unwrapped
+
+        return events if self.wrapper is None else unwrapped
+
+    def decoding(self) -> ArrowDecoding:
+        """Return how tasks decode."""
+        import pyarrow as pa
+
+        from router_schemas.framed_rows import ADDED
+        from router_schemas.protobuf.spark_types import spark_struct
+
+        event = (self.known if self.wrapper is None else self.known.inner).event
+        return ArrowDecoding(self._function, self.known, spark_struct(pa.struct([("event", event), *ADDED])))

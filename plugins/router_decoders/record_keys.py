@@ -1,0 +1,129 @@
+"""Decode the keys of records, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field, field_validator
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from typing_extensions import override
+
+from router import ArrowDecoding, Decoder, Preparation
+from router_decoders.key_names import KEY_NAMES, OF_A_KEY, SCHEMA
+from router_decoders.registry_decoder import RegistryDecoder
+from router_schemas.model import KEY_HEADER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import Column, DataFrame
+    from typing_extensions import Self
+
+    from router import Memory
+
+
+class Keyed(Decoder):
+    """Decode the value of a record by one decoder and its key by another: `decode: {value: ..., key: ...}`.
+
+    The value becomes `event` as always, the key becomes `event_key`, a struct that rules and `select` may use; what a
+    decoder tells of a schema is told of the key as `key_schema_id`, `key_subject` and so on. A record without a key
+    has a null `event_key`. A record whose key cannot be decoded is a dead letter, as one whose value cannot. Where a
+    record header may hold a schema's GUID, that of the key is `__key_schema_id` unless `header` says otherwise.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("router_decoders.keyed_batches",)
+
+    value: Decoder = Field(description="decoder of the value")
+    key: Decoder = Field(description="decoder of the key")
+
+    @field_validator("key")
+    @classmethod
+    def _of_a_key(cls, key: Decoder) -> Decoder:
+        """Let a GUID be looked for where clients put that of a key: the value's would be taken for it."""
+        if isinstance(key, RegistryDecoder) and "header" not in key.model_fields_set:
+            return key.model_copy(update={"header": KEY_HEADER})
+        return key
+
+    @property
+    @override
+    def zero_is_absent(self) -> bool:
+        return self.value.zero_is_absent or self.key.zero_is_absent
+
+    def prepare(self, preparation: Preparation) -> Self:
+        """Return this decoder with both prepared."""
+        of_key = replace(
+            preparation,
+            sample=lambda rows: preparation.sample(rows).withColumn("value", F.col("key")),
+            memory=_Beside(preparation.memory),
+        )
+        return self._with(self.value.prepare(preparation), self.key.prepare(of_key))
+
+    def tested(self, schemas: Mapping[str, Sequence[Path]]) -> Self:
+        """Return this decoder with files in place of the registries of both."""
+        return self._with(self.value.tested(schemas), self.key.tested(schemas))
+
+    def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
+        """Return the value of an event; a key is given as its text."""
+        return self.value.encode(event, schema, message)
+
+    def refresh(self, wanted: frozenset[str]) -> Self:
+        """Return this decoder with what either wants."""
+        of_key = frozenset(want for want in wanted if want.startswith(OF_A_KEY))
+        key = self.key.refresh(frozenset(want.removeprefix(OF_A_KEY) for want in of_key))
+        return self._with(self.value.refresh(wanted - of_key), key)
+
+    def _with(self, value: Decoder, key: Decoder) -> Self:
+        if value is self.value and key is self.key:
+            return self
+        return self.model_copy(update={"value": value, "key": key})
+
+    def decoding(self) -> ArrowDecoding | None:
+        """Return how tasks decode both; None where one of them does not work in tasks."""
+        value, key = self.value.decoding(), self.key.decoding()
+        if value is None or key is None:
+            return None
+        of_key = [T.StructField(KEY_NAMES[f.name], f.dataType) for f in key.adds if f.name in KEY_NAMES]
+        from router_decoders.keyed_batches import decoded
+
+        fields = {f.name: f for f in (*value.adds, *of_key)}
+        if "_wanted" in key.adds.names:
+            fields["_wanted"] = T.StructField("_wanted", T.StringType())
+        return ArrowDecoding(decoded, (value, key, tuple(fields)), T.StructType(list(fields.values())))
+
+    def decode(self, raw: DataFrame) -> DataFrame:
+        """Add what the decoder of the value adds, and `event_key` beside it."""
+        frame = self.value.decode(raw)
+        kept = [name for name in ("value", "event", "_error", "_wanted", *SCHEMA) if name in frame.columns]
+        frame = frame.withColumnsRenamed({name: f"_kept_{name}" for name in kept}).withColumn("value", F.col("key"))
+        frame = self.key.decode(frame)
+        has_key = F.col("key").isNotNull()
+        told = [name for name in ("_error", "_wanted") if name in frame.columns]
+        combined = {name: _either(name, kept, frame, has_key) for name in told}
+        frame = frame.withColumns({f"_new_{name}": column for name, column in combined.items()})
+        of_key = {old: new for old, new in KEY_NAMES.items() if old in frame.columns}
+        frame = frame.drop("value", *combined, *(f"_kept_{name}" for name in combined)).withColumnsRenamed(of_key)
+        frame = frame.withColumnsRenamed({f"_new_{name}": name for name in combined})
+        frame = frame.withColumnsRenamed({f"_kept_{name}": name for name in kept if name not in combined})
+        return frame.withColumn("event", F.when(F.col("_error").isNull(), F.col("event")))
+
+
+def _either(name: str, kept: list[str], frame: DataFrame, has_key: Column) -> Column:
+    """Return what is said of the value, or else of the key."""
+    of_key = F.when(has_key, F.concat(F.lit(OF_A_KEY), F.col(name)))
+    return F.coalesce(F.col(f"_kept_{name}"), of_key) if name in kept else of_key
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """Be the memory of the key's decoder, beside that of the value's."""
+
+    memory: Memory
+
+    def read(self, name: str) -> bytes | None:
+        return self.memory.read(f"key-{name}")
+
+    def write(self, name: str, content: bytes) -> None:
+        self.memory.write(f"key-{name}", content)

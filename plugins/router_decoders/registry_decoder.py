@@ -1,0 +1,162 @@
+"""Be a decoder of what was written with a schema: open where schemas come from, look for new ones, fetch the wanted."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from router import Decoder, Preparation, StartError
+from router_schemas.model import KEY_HEADER, VALUE_HEADER
+from router_schemas.registry_options import RegistryAway, RegistryOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+    from typing_extensions import Self
+
+    from router_schemas.library import Library
+    from router_schemas.offline_registry import OfflineRegistry
+    from router_schemas.resolver import SchemaResolver
+
+SAMPLE = 1000
+"""Records that are looked at where nothing else says which schemas there are."""
+ROUNDS = 3
+"""Times that they are looked at: what a schema wraps is seen when that schema is known."""
+
+
+class RegistryDecoder(Decoder):
+    """Decode values by the schemas that they were written with. A format opens a library and reads with what it makes.
+
+    `sources` are the options that say where schemas come from, of which one is given.
+    """
+
+    main_option: ClassVar[str | None] = "registry"
+    sources: ClassVar[tuple[str, ...]] = ("registry",)
+
+    registry: RegistryOptions | None = Field(
+        default=None, description="where the schemas of all records are: a schema registry; a bare URL is enough"
+    )
+    subjects: tuple[str, ...] = Field(
+        default=(),
+        description="subjects of the registry whose schemas are known before their first record; those of records that "
+        "came are found by what their frames name",
+    )
+
+    header: str = Field(
+        default=VALUE_HEADER,
+        min_length=1,
+        description=f"record header that may hold the schema's GUID, in place of a frame; that of keys is {KEY_HEADER}",
+    )
+
+    _files: Any = PrivateAttr(default=None)
+    _folder: Any = PrivateAttr(default=None)
+    _library: Any = PrivateAttr(default=None)
+    _known: Any = PrivateAttr(default=None)
+    _sample: Any = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [name for name in self.sources if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = f"{' and '.join(given)} are given" if given else "none is given"
+            raise ValueError(f"give exactly one of {', '.join(self.sources)}; {found}")
+        if self.subjects and self.registry is None:
+            raise ValueError(f"subjects are those of a registry; leave them out with {given[0]}")
+        return self
+
+    @abstractmethod
+    def library(self, preparation: Preparation) -> Library[Any]:
+        """Return where the schemas of this format come from."""
+
+    @abstractmethod
+    def wanted_by(self, records: pa.RecordBatch, known: Any) -> frozenset[str]:
+        """Return what raw records (their values and headers) want that is not known."""
+
+    @abstractmethod
+    def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
+        """Return a registry that has files of this format."""
+
+    def tested(self, schemas: Mapping[str, Sequence[Path]]) -> Self:
+        """Return this decoder with files in place of its registry."""
+        if self.registry is None:
+            return self
+        if not schemas:
+            raise StartError(
+                "a route test asks no registry: give the files that it would have, `schemas: {SUBJECT: [FILE, ...]}`"
+            )
+        tested = self.model_copy(update={} if self.subjects else {"subjects": tuple(schemas)})
+        tested._files = self.on_disk(schemas)
+        return tested
+
+    def schemas(self, preparation: Preparation) -> SchemaResolver:
+        """Return the schemas of the registry, or of the files that stand for it."""
+        from router_schemas.resolver import SchemaResolver
+
+        if self._files is not None:
+            return SchemaResolver(self._files, preparation.memory)
+        assert self.registry is not None  # asked where there is one
+        return SchemaResolver.opened(self.registry, preparation.folder, preparation.memory)
+
+    def chosen(self, schema: Path | None) -> tuple[int, Path]:
+        """Return the file that a route test writes an event with, and its id; raise ValueError."""
+        if self._files is not None:
+            found: tuple[int, Path] = self._files.chosen(schema)
+            return found
+        only = self._folder / next(getattr(self, name) for name in self.sources if getattr(self, name) is not None)
+        if schema not in (None, only):
+            raise ValueError(f"events are written with {only.name}, the one schema of the configuration")
+        return 1, only
+
+    def prepare(self, preparation: Preparation) -> Self:
+        """Return this decoder with what former runs learnt; where that is nothing, with a sample to learn from."""
+        prepared = self.model_copy()
+        prepared._folder = preparation.folder
+        prepared._library = self.library(preparation)
+        if prepared._library.empty and not prepared._library.announced:
+            sample = preparation.sample(SAMPLE).select("value", "headers").toArrow()
+            prepared._sample = sample.combine_chunks().to_batches()
+        return prepared
+
+    def refresh(self, wanted: frozenset[str]) -> Self:
+        """Return this decoder with new versions of known subjects and with what is wanted."""
+        if self._library is None:
+            raise StartError("where the schemas are is not open: call prepare() before refresh()")
+        try:
+            known = self._learnt(self._library.refreshed(wanted))
+        except RegistryAway as away:
+            raise ConnectionError(f"waiting for the schema registry: {away}") from away
+        if self._library.empty:
+            advice = self._library.advice
+            raise StartError(f"no schema is known that can be read: {advice}, or look at what the source holds")
+        if known is self._known:
+            return self
+        return self.reading(known)
+
+    def reading(self, known: Any) -> Self:
+        """Return this decoder with what a library made."""
+        copy = self.model_copy()
+        copy._known = known
+        copy._sample = None
+        return copy
+
+    @property
+    def known(self) -> Any:
+        """Return what the library made last."""
+        if self._known is None:
+            raise StartError("no schema is known: call refresh() before decode()")
+        return self._known
+
+    def _learnt(self, known: Any) -> Any:
+        """Return what is known after a look at the sample, where there is one."""
+        for _ in range(ROUNDS):
+            wanted: frozenset[str] = frozenset()
+            for records in self._sample or ():
+                wanted |= self.wanted_by(records, known)
+            if not wanted:
+                break
+            known = self._library.refreshed(wanted)
+        return known

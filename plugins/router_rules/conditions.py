@@ -1,0 +1,169 @@
+"""Match events by what one event holds: a SQL condition, the value of a field, the schema it was written with."""
+
+from __future__ import annotations
+
+import operator
+import re
+import warnings
+from functools import reduce
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import (
+    AfterValidator,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+from pydantic import Field as Option
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from router import Rule
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Sql(Rule):
+    """Match events for which a Spark SQL condition over `event` and the raw columns is true.
+
+    Null is no match: `event.amount > 5` leaves out events without an amount. So is a row on which the condition
+    raises (Spark's ANSI mode is on: a cast that fails, a division by zero); write `try_cast(event.amount AS int)`,
+    `try_divide(a, b)` where such rows are to match something else.
+    """
+
+    main_option: ClassVar[str | None] = "where"
+
+    where: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)] = Option(
+        description="condition, such as event.amount > 9000 AND event.country IN ('de', 'at')"
+    )
+
+    def matches(self) -> Column:
+        """Return the condition; a record without an event does not match."""
+        return F.col("event").isNotNull() & F.expr(self.where)
+
+
+def _storable(value: bool | int | float | str) -> bool | int | float | str:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("a whole number has at most 64 bits")
+    return value
+
+
+Float = Annotated[StrictFloat, Option(allow_inf_nan=False)]
+Scalar = Annotated[StrictBool | StrictInt | Float | StrictStr, AfterValidator(_storable)]
+
+TESTS = ("equals", "one_of", "regex", "exists")
+
+WRONG_IN_JAVA_TOO = ("missing )", "unbalanced parenthesis", "unterminated character set", "nothing to repeat")
+"""What Python says of patterns that Java refuses as well; other complaints are about Java's own syntax (`\\p{L}`)."""
+
+
+class Field(Rule):
+    """Match events by the value of one field, with exactly one test.
+
+    A null or missing value matches only `exists: false`.
+
+    | test | matches when |
+    |---|---|
+    | equals | the field has this value |
+    | one_of | the field has one of these values |
+    | regex | the whole text of the field matches this Java regular expression |
+    | exists | the field is not null (`true`) or is null (`false`) |
+
+    No value makes a row fail: a field is compared as its text. A text in the configuration equals that text (`"5"`
+    equals the number 5 and the text 5, not 5.0); a number equals any text that is this number (5 equals 5, 5.0 and
+    "5.0"); true and false equal a boolean and the texts true and false. Times are compared in the form of Spark,
+    `2026-11-21 10:00:00`, in the session's time zone. A field that the events' type does not have is reported by
+    `router check --plan`.
+    """
+
+    column: str = Option(min_length=1, description="field or raw column: event.game, event.player.level, topic")
+    equals: Scalar | None = Option(default=None, description="text, number, true or false")
+    one_of: tuple[Scalar, ...] | None = Option(default=None, min_length=1, description="texts, numbers, true or false")
+    regex: str | None = Option(
+        default=None, description="Java regular expression for the whole text; (?i) at its start ignores case"
+    )
+    exists: StrictBool | None = Option(default=None, description="whether the field must have a value")
+
+    @field_validator("regex")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        fault = "" if pattern is None or r"\Q" in pattern else _fault(pattern)
+        if fault.startswith(WRONG_IN_JAVA_TOO):
+            raise ValueError(f"not a regular expression: {fault}")
+        return pattern
+
+    @model_validator(mode="after")
+    def _one_test(self) -> Self:
+        given = [test for test in TESTS if getattr(self, test) is not None]
+        if len(given) != 1:
+            found = f"{' and '.join(given)} are given" if given else "none is given"
+            raise ValueError(f"give exactly one of {', '.join(TESTS)}; {found}")
+        return self
+
+    def matches(self) -> Column:
+        """Return the test; null where the field is null, except for `exists`."""
+        value = F.col(self.column)
+        if self.exists is not None:
+            return value.isNotNull() if self.exists else F.col("event").isNotNull() & value.isNull()
+        text = value.try_cast("string")
+        if self.regex is not None:
+            return text.rlike(rf"\A(?:{self.regex})\z")
+        return one_of(text, self.one_of if self.equals is None else (self.equals,))
+
+
+class Schema(Rule):
+    """Match events by the schema they were written with: its subject in the registry, its record name, or both.
+
+    Reads the columns `subject` and `message`, which the decoders that work with a schema registry add beside `event`.
+    With a decoder that does not add them `router check --plan` reports the missing column.
+    """
+
+    subject: str | None = Option(default=None, min_length=1, description="subject in the registry, such as games-value")
+    name: str | None = Option(
+        default=None, min_length=1, description="full name of the message or record, such as acme.games.Bet"
+    )
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if self.subject is None and self.name is None:
+            raise ValueError("give `subject`, `name` or both")
+        return self
+
+    def matches(self) -> Column:
+        """Return whether every given name is the event's."""
+        given = {"subject": self.subject, "message": self.name}
+        return reduce(operator.and_, [F.col(column) == name for column, name in given.items() if name is not None])
+
+
+def one_of(text: Column, wanted: tuple[Scalar, ...] | None) -> Column:
+    """Return whether a text is one of the wanted values."""
+    texts = [value for value in wanted or () if isinstance(value, str)]
+    tests = [text.isin(texts)] if texts else []
+    return reduce(operator.or_, tests + [equal(text, value) for value in wanted or () if not isinstance(value, str)])
+
+
+def equal(text: Column, wanted: bool | int | float) -> Column:
+    """Return whether a text is this number or truth value."""
+    if isinstance(wanted, bool):
+        return F.lower(text) == str(wanted).lower()
+    number = text.try_cast("double") == F.lit(float(wanted))
+    if isinstance(wanted, float):
+        return number
+    # doubles alone cannot tell 2^53 from 2^53 + 1, decimals of scale 0 cannot tell 5.4 from 5
+    return number & (text.try_cast("decimal(38,0)") == F.lit(wanted))
+
+
+def _fault(pattern: str) -> str:
+    """Return what Python finds wrong with a pattern."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a nested set is a union in Java
+        try:
+            re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            return str(error)
+    return ""

@@ -1,0 +1,262 @@
+"""Read a registered Avro schema, with what it refers to, into one schema that stands alone.
+
+Checked as Apache Avro 1.12 does: names, duplicates, unions, references. Two things are let through as Avro's own
+reader lets them: a logical type that does not fit its type is ignored (specification, "Logical Types"), and defaults
+are not looked at, because a value's bytes do not depend on them. Unknown attributes are dropped, so nothing that
+somebody registered reaches Spark but types and names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from router_schemas.avro.model import (
+    MAX_DEPTH,
+    Array,
+    AvroField,
+    AvroRecord,
+    AvroSchema,
+    Definition,
+    Enum,
+    Fixed,
+    Logical,
+    MapOf,
+    Primitive,
+    Ref,
+    Type,
+    Union,
+    reachable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from router_schemas.model import ResolvedSchema
+
+
+PRIMITIVES = {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}
+LOGICAL = {
+    "int": {"date", "time-millis"},
+    "long": {"time-micros"}
+    | {f"{local}timestamp-{unit}" for local in ("", "local-") for unit in ("millis", "micros", "nanos")},
+    "bytes": {"decimal", "big-decimal"},
+    "string": {"uuid"},
+    "fixed": {"decimal", "duration", "uuid"},
+}
+SIZES = {"duration": 12, "uuid": 16}
+MAX_FIXED = 1 << 20
+"""Bytes of a fixed: a reader allocates them before it looks at a value, so a larger one would take the memory."""
+
+
+def parse(closed: ResolvedSchema) -> AvroSchema:
+    """Return the schema that a registered text and its imports make; raise ValueError saying where it is wrong."""
+    return parse_text(closed.schema.text, closed.imports)
+
+
+def parse_text(text: str, imports: Mapping[str, str] | None = None) -> AvroSchema:
+    """Return the schema of a text; `imports` are texts whose types it may name, dependencies first."""
+    parsing = _Parsing()
+    for name, other in {body: name for name, body in (imports or {}).items()}.items():
+        parsing.type(_loaded(name, f"reference {_shown(other)}"), _Place(f"reference {_shown(other)}"))
+    root = parsing.type(_loaded(text, "the schema"), _Place("the schema"))
+    try:
+        return AvroSchema(root, reachable(root, parsing.types))
+    except ValueError as error:
+        raise _fault("the schema", str(error)) from None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a type stands: for messages, for names without a namespace, and to bound the nesting."""
+
+    path: str
+    space: str = ""
+    depth: int = 0
+
+    def inside(self, step: str = "") -> _Place:
+        return replace(self, path=f"{self.path}{step}", depth=self.depth + 1)
+
+
+class _Parsing:
+    """A parser of types, one after the other; `types` has what was defined so far."""
+
+    def __init__(self) -> None:
+        self.types: dict[str, Definition] = {}
+
+    def type(self, node: object, at: _Place) -> Type:
+        """Return the type that a piece of JSON describes."""
+        if at.depth > MAX_DEPTH:
+            raise _fault(at.path, f"types are nested more than {MAX_DEPTH} deep; register a flatter schema")
+        if isinstance(node, str):
+            return self.named(node, at)
+        if isinstance(node, list):
+            return self.union(node, at)
+        if isinstance(node, dict):
+            return self.described(node, at)
+        raise _fault(at.path, f"a type is a name, an object or a list, not {_shown(node)}")
+
+    def described(self, node: dict[str, Any], at: _Place) -> Type:
+        """Return the type that a JSON object describes."""
+        kind = node.get("type")
+        if isinstance(kind, (dict, list)):  # some libraries write {"type": {"type": ...}}
+            return self.type(kind, at.inside())
+        if kind in {"record", "error", "enum", "fixed"}:
+            return self.defined(node, at)
+        if kind == "array":
+            return Array(self.type(_needed(node, "items", at), at.inside("[]")))
+        if kind == "map":
+            return MapOf(self.type(_needed(node, "values", at), at.inside("{}")))
+        if isinstance(kind, str) and kind in PRIMITIVES:
+            return Primitive(kind, _logical(node, kind))
+        return self.named(kind, at)
+
+    def named(self, name: object, at: _Place) -> Type:
+        """Return the type of a name: in its namespace, else in the enclosing one, else in none."""
+        if not isinstance(name, str):
+            raise _fault(at.path, "a type needs the attribute `type`")
+        if name in PRIMITIVES:
+            return Primitive(name)
+        for full in (_full_name(name, at.space), name):
+            if full in self.types:
+                return Ref(full)
+        raise _fault(
+            at.path, f"there is no type {_shown(name)}; define it before its use, or register it as a reference"
+        )
+
+    def union(self, nodes: list[Any], at: _Place) -> Union:
+        """Return a union; raise for one inside another and for a branch that comes twice."""
+        branches = [self.type(node, at.inside()) for node in nodes]
+        seen: set[str] = set()
+        for branch in branches:
+            if isinstance(branch, Union):
+                raise _fault(at.path, "a union cannot stand directly in a union; write its branches into the outer one")
+            name = branch.name if isinstance(branch, (Primitive, Ref)) else type(branch).__name__.lower()
+            if name in seen:
+                raise _fault(at.path, f"a union has {_shown(name)} twice; a reader could not tell which is meant")
+            seen.add(name)
+        return Union(tuple(branches))
+
+    def defined(self, node: dict[str, Any], at: _Place) -> Ref:
+        """Return the name of a record, enum or fixed, and remember its definition."""
+        given, space = _needed(node, "name", at), node.get("namespace", at.space)
+        if not isinstance(given, str) or not isinstance(space, str):
+            raise _fault(at.path, "name and namespace are texts")
+        name = _full_name(given, space)
+        if not all(_is_name(part) for part in name.split(".")) or name in PRIMITIVES:
+            raise _fault(at.path, f"{_shown(name)} cannot be a name; use letters, digits and underscores")
+        if name in self.types:
+            raise _fault(at.path, f"type {name} is defined twice; define it once and then use its name")
+        own = name.rpartition(".")[0]
+        aliases = tuple(_full_name(alias, own) for alias in _texts(node, "aliases", at))
+        place = _Place(name, own, at.depth + 1)
+        if node["type"] == "enum":
+            self.types[name] = Enum(name, _symbols(node, place), aliases)
+        elif node["type"] == "fixed":
+            size = _size(node, place)
+            self.types[name] = Fixed(name, size, _logical(node, "fixed", size), aliases)
+        else:
+            self.types[name] = AvroRecord(name, ())  # its fields may name it
+            self.types[name] = AvroRecord(name, self.fields(_needed(node, "fields", place), place), aliases)
+        return Ref(name)
+
+    def fields(self, nodes: object, at: _Place) -> tuple[AvroField, ...]:
+        """Return the fields of a record."""
+        if not isinstance(nodes, list):
+            raise _fault(at.path, "fields are a list")
+        found: dict[str, AvroField] = {}
+        for node in nodes:
+            if not isinstance(node, dict):
+                raise _fault(at.path, f"a field is an object, not {_shown(node)}")
+            name = _needed(node, "name", at)
+            if not isinstance(name, str) or not _is_name(name):
+                raise _fault(at.path, f"{_shown(name)} cannot be a field's name; use letters, digits and underscores")
+            if name in found:
+                raise _fault(at.path, f"field {name} is defined twice; rename one")
+            place = at.inside(f".{name}")
+            found[name] = AvroField(
+                name, self.type(_needed(node, "type", place), place), _texts(node, "aliases", place)
+            )
+        return tuple(found.values())
+
+
+def _loaded(text: str, where: str) -> object:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise _fault(where, "the JSON is nested too deep; register a flatter schema") from None
+    except ValueError as error:
+        raise _fault(where, f"it is not JSON ({error}); register an Avro schema") from None
+
+
+def _needed(node: dict[str, Any], key: str, at: _Place) -> object:
+    if key not in node:
+        raise _fault(at.path, f"the attribute `{key}` is missing; add it")
+    return node[key]
+
+
+def _texts(node: dict[str, Any], key: str, at: _Place) -> tuple[str, ...]:
+    texts = node.get(key) or []
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise _fault(at.path, f"{key} are a list of texts")
+    return tuple(texts)
+
+
+def _symbols(node: dict[str, Any], at: _Place) -> tuple[str, ...]:
+    _needed(node, "symbols", at)
+    symbols = _texts(node, "symbols", at)
+    for symbol in symbols:
+        if not _is_name(symbol):
+            raise _fault(at.path, f"{_shown(symbol)} cannot be a symbol; use letters, digits and underscores")
+    if len(set(symbols)) < len(symbols):
+        raise _fault(at.path, "a symbol comes twice; write it once")
+    return symbols
+
+
+def _size(node: dict[str, Any], at: _Place) -> int:
+    size = _needed(node, "size", at)
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MAX_FIXED:
+        raise _fault(at.path, f"the size of a fixed is a number of bytes up to {MAX_FIXED}; use bytes for more")
+    return size
+
+
+def _logical(node: dict[str, Any], kind: str, size: int = 0) -> Logical | None:
+    """Return the logical type, None where it does not fit its type: such ones are to be ignored."""
+    name = node.get("logicalType")
+    if not isinstance(name, str) or name not in LOGICAL.get(kind, ()):
+        return None
+    if name != "decimal":
+        return Logical(name) if kind != "fixed" or SIZES[name] == size else None
+    precision: Any = node.get("precision")
+    scale: Any = node.get("scale", 0)
+    if any(not isinstance(number, int) or isinstance(number, bool) for number in (precision, scale)):
+        return None
+    most = math.floor(math.log10(2) * (8 * size - 1)) if kind == "fixed" else precision
+    return Logical(name, precision, scale) if 0 < precision <= most and 0 <= scale <= precision else None
+
+
+def _full_name(name: str, space: str) -> str:
+    """Return the full name of a name inside a namespace."""
+    return name if "." in name or not space else f"{space}.{name}"
+
+
+def _is_name(name: str) -> bool:
+    """Return whether Avro takes a name: letters (of any script, as its Java library does), digits, underscores."""
+    if name.isascii():
+        return name.isidentifier()
+    letters = [character == "_" or unicodedata.category(character)[0] == "L" for character in name]
+    digits = [unicodedata.category(character) == "Nd" for character in name]
+    return letters[0] and all(map(max, letters, digits))
+
+
+def _shown(value: object) -> str:
+    """Return a piece of somebody's schema for a message, cut."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _fault(where: str, what: str) -> ValueError:
+    return ValueError(f"{where}: {what}")

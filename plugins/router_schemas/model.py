@@ -1,0 +1,201 @@
+"""Model what a registry has under an id, and how records refer to it. Immutable, quick to import.
+
+The schema that a record was written with is called by a text that people can read; it stands in logs and beside the
+checkpoint:
+
+| a record was written with | text |
+|---|---|
+| schema 17 of the registry, its first or only message | `schema 17` |
+| another message of it, by message index or full name | `message 0.1 of schema 17`, `message games.Bet of schema 17` |
+| the schema with a GUID | `schema f3a1b8de-0f2a-4b8e-9d0b-7d5d7a1d7b11` |
+| a message of the one file that there is | `message games.Bet` |"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+from uuid import UUID
+
+from pyspark.sql import types as T
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+Kind = Literal["AVRO", "PROTOBUF", "JSON"]
+LARGEST_ID = 2**31 - 1
+"""Ids are Java's int; some registries answer nonsense to others, which any garbage can contain."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Another registered schema that this one imports under `name`."""
+
+    name: str
+    subject: str
+    version: int
+
+
+@dataclass(frozen=True)
+class RegisteredSchema:
+    """One schema as registered.
+
+    `text` is what the registry serves: Avro or JSON Schema as JSON; Protobuf as .proto text or as a base64
+    FileDescriptorProto. `subjects` are the (subject, version) pairs that the id has; a registry may not say.
+    """
+
+    id: int
+    kind: Kind
+    text: str
+    references: tuple[Reference, ...] = ()
+    subjects: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class ResolvedSchema:
+    """A schema with everything it refers to, however deep.
+
+    `imports`: the name under which a schema is imported -> its text, dependencies before those that need them. Names
+    come from whoever registered the schema: they are keys and never paths.
+    """
+
+    schema: RegisteredSchema
+    imports: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SchemaOrigin:
+    """A version of a subject, or a file. `label` is what conflicts call it; a file and some registries have less."""
+
+    label: str
+    id: int | None = None
+    subject: str | None = None
+    version: int | None = None
+
+    @staticmethod
+    def of(closed: ResolvedSchema) -> SchemaOrigin:
+        """Return the origin of a registered schema; of several subjects the first is named."""
+        number = closed.schema.id
+        if not closed.schema.subjects:
+            return SchemaOrigin(f"schema {number}", number)
+        subject, version = closed.schema.subjects[0]
+        return SchemaOrigin(f"{subject} version {version} (schema {number})", number, subject, version)
+
+    @property
+    def age(self) -> tuple[str, int]:
+        """Return what versions are sorted by: subject and version, or the id where a registry tells neither."""
+        return (self.subject or "", self.version or self.id or 0)
+
+
+VALUE_HEADER = "__value_schema_id"
+KEY_HEADER = "__key_schema_id"
+"""Record headers that Confluent's clients put GUIDs into."""
+FULL_NAME = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
+"""Names with dots between them: the full name of a record or message, or a path of fields."""
+FIRST = (0,)
+"""The message index of a file's first message."""
+_GUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_TEXT = re.compile(rf"(?:message (?P<message>[^ ]+))?(?:(?:^| of )schema (?:(?P<id>\d{{1,10}})|(?P<guid>{_GUID})))?")
+
+
+@dataclass(frozen=True)
+class WriterSchema:
+    """A schema that records were written with, and the message in it.
+
+    `message` is a message index (`0.1`), a full name, or empty: the first or only one.
+    """
+
+    schema: int | UUID | None = None
+    message: str = ""
+
+    def __str__(self) -> str:
+        schema = "" if self.schema is None else f"schema {self.schema}"
+        message = f"message {self.message}" if self.message else ""
+        return " of ".join(filter(None, (message, schema)))
+
+    @staticmethod
+    def of(text: str) -> WriterSchema:
+        """Return the schema and message that a text calls; raise ValueError for any other text."""
+        found = _TEXT.fullmatch(text)
+        if found is None or not text:
+            raise ValueError(f"{text[:100]!r} is no name of a schema and message, such as `schema 17`")
+        number, guid = found["id"], found["guid"]
+        return WriterSchema(int(number) if number else UUID(guid) if guid else None, found["message"] or "")
+
+    @property
+    def path(self) -> tuple[int, ...] | None:
+        """Return the message index of the message; None where it is called by its name."""
+        if not self.message:
+            return FIRST
+        steps = self.message.split(".")
+        return tuple(map(int, steps)) if all(step.isdecimal() for step in steps) else None
+
+
+def dotted(path: Sequence[int]) -> str:
+    """Return a message index as the `message` of a WriterSchema."""
+    return "" if tuple(path) == FIRST else ".".join(map(str, path))
+
+
+Taken = Mapping[str, tuple[T.DataType, str]]
+"""Field of the event -> the type that it has in records of another format, and what brought it."""
+
+
+@dataclass(frozen=True)
+class SchemaInfo:
+    """What is known of the values with one prefix or header; `reason` says why they cannot be read."""
+
+    schema_id: int | None = None
+    schema_version: int | None = None
+    subject: str | None = None
+    message: str | None = None
+    reason: str | None = None
+
+    @staticmethod
+    def of(origin: SchemaOrigin, message: str | None, reason: str | None = None) -> SchemaInfo:
+        """Return what is known of the values that a schema wrote."""
+        return SchemaInfo(origin.id, origin.version, origin.subject, message, reason)
+
+
+def check_free(event: T.StructType, taken: Taken) -> None:
+    """Raise ValueError for a field that has another type in records of another format."""
+    for one in event:
+        kind, other = taken.get(one.name, (one.dataType, ""))
+        if kind.simpleString() != one.dataType.simpleString():
+            types = f"{one.dataType.simpleString()}, and {kind.simpleString()} in {other}"
+            raise ValueError(f"its field {one.name} is {types}; no column holds both")
+
+
+log = logging.getLogger("router")
+
+
+@dataclass(frozen=True)
+class SchemaConflict:
+    """A place where no single table column can hold what two schema versions write.
+
+    `field` is the dotted path of the column from the record's root ("" is the record
+    itself; `[]` steps into an array's items, `{}` into a map's values). `old` and `new`
+    name the two versions as the caller named them (such as "id 7 version 2"), `what` says
+    what differs, in words and without any value of the data.
+    """
+
+    field: str
+    old: str
+    new: str
+    what: str
+
+    def __str__(self) -> str:
+        where = f"field {self.field!r}" if self.field else "the record itself"
+        return f"{where} differs between {self.old} and {self.new}: {self.what}"
+
+
+def refusals(conflicts: Iterable[SchemaConflict]) -> dict[str, str]:
+    """Return a reason for each version that was refused, its first conflict, and warn of it."""
+    reasons: dict[str, str] = {}
+    for conflict in conflicts:
+        if conflict.new not in reasons:
+            log.warning("incompatible schemas: %s; its records become dead letters", conflict)
+            reasons[conflict.new] = str(conflict)
+    return reasons

