@@ -15,7 +15,7 @@ from router.errors import (
     TableError,
 )
 from router.hookspecs import hookimpl
-from router.merging import Keyed, MergingSink
+from router.merging import KeyedTable, MergingSink
 from router.parts import (
     RAW_SCHEMA,
     ArrowDecoder,
@@ -44,7 +44,7 @@ __all__ = [
     "Encoded",
     "Encoder",
     "Encoding",
-    "Keyed",
+    "KeyedTable",
     "Memory",
     "MergingSink",
     "Opening",

@@ -23,6 +23,8 @@ from router.errors import PluginError
 if TYPE_CHECKING:
     from router.parts import ArrowDecoding
 
+RAISED = "the decoder raises "
+"""What the `_error` of a row begins with on which a function raised."""
 SHOWN = 300
 """Characters of an exception's text that an `_error` quotes."""
 
@@ -48,7 +50,7 @@ def _parts(records: pa.RecordBatch, made: ArrowDecoding) -> list[Any]:
         if not _is_of_a_row(error) or not records.num_rows:
             raise
         if records.num_rows == 1:
-            return [f"the decoder raises {type(error).__name__}: {error}"[:SHOWN]]
+            return [f"{RAISED}{type(error).__name__}: {error}"[:SHOWN]]
     else:
         _check(added, records, made)
         return [added]

@@ -20,8 +20,8 @@ WEEK = timedelta(days=7)
 
 
 @dataclass(frozen=True)
-class Keyed:
-    """Describe tables that hold one row per key.
+class KeyedTable:
+    """A table that holds one row per key, or one of several such tables.
 
     `keys` are columns of the route. `newest` is the number of columns that say which row of a key is the newest: those
     of `MergingSink.newest`, the engine counts them; with none it is the record's offset. Ties go to the larger
@@ -61,7 +61,7 @@ class Keyed:
 
 
 class MergingSink(Sink, ABC):
-    """Keep one row per key, in one Delta table or in one per value: the engine lands rows in a lane and merges them.
+    """A sink that keeps one row per key, in one Delta table or in one per value: the engine stages its rows and merges.
 
     Delivery: exactly once; a late row never overwrites a newer one.
     """
@@ -83,7 +83,7 @@ class MergingSink(Sink, ABC):
         """
 
     @abstractmethod
-    def keyed(self) -> Keyed:
+    def keyed(self) -> KeyedTable:
         """Return how the rows of one key become one row."""
 
     def newest(self) -> tuple[Column, ...]:

@@ -21,10 +21,8 @@ from google.protobuf import message_factory  # type: ignore[import-untyped]
 
 from benchmarks.feeds import Feed
 from benchmarks.feeds.json_events import JSON, SCHEMA
-from router_demo.formats import opened
-from router_demo.records import records
-from router_demo.registry import EmbeddedRegistry
-from router_demo.subject import subject_in
+from router_demo.records import opened, records
+from router_demo.registry import EmbeddedRegistry, subject_in
 from router_demo.traffic import Traffic
 from router_schemas.model import RegisteredSchema, ResolvedSchema
 from router_schemas.protobuf.descriptors import descriptors, message_of

@@ -32,7 +32,7 @@ from benchmarks.subjects.router import loaded
 from benchmarks.verify import compare, count_rows, records_read
 from router import ApplyingSink, Batch, Opening
 from router.delta.lake import Lake
-from router.delta.staged_files import KeptParts
+from router.delta.staged_files import StagedParts
 from router.engine.session import build_session
 from router_demo.api import Api
 
@@ -213,8 +213,8 @@ def _sink(task: Task, served: Api, nothing: DataFrame) -> ApplyingSink:
 def _apply(sink: ApplyingSink, events: DataFrame, number: int, task: Task) -> Outcome:
     lake = Lake.at(str(task.lake))
 
-    def keeps(table: str) -> KeptParts:
-        return KeptParts(lake, table, f"benchmark{number}:run/wins_0/rest", 0)
+    def keeps(table: str) -> StagedParts:
+        return StagedParts(lake, table, f"benchmark{number}:run/wins_0/rest", 0)
 
     return sink.apply(events, Batch(f"benchmark{number}", 0, "wins_0", "rest", False, threading.Event(), keeps))
 

@@ -26,10 +26,10 @@ from router.config.models import Config
 from router.delta.lake import Lake
 from router.engine.land.parquet_writer import Staging
 from router.engine.merge.coordinator import TASKS_PER_CORE
-from router.engine.merge.delta_rs import Job, Outcomes, outcomes
+from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_by_tasks
 from router.engine.merge.delta_spark import SparkMerger
 from router.engine.session import build_session
-from router.merging import Keyed
+from router.merging import KeyedTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,14 +76,14 @@ def _run(spark: SparkSession, task: Task) -> Run:
 def _router(spark: SparkSession, lake: Lake, events: DataFrame, names: list[str], batch: int, task: Task) -> None:
     """Merge as the engine does: a sink with one table needs one task."""
     several = TASKS_PER_CORE * spark.sparkContext.defaultParallelism
-    found = outcomes(events, _job(lake, batch, task), 1 if len(names) == 1 else several)
+    found = merge_by_tasks(events, _job(lake, batch, task), 1 if len(names) == 1 else several)
     assert not found.failed, found.failed
     assert not found.spark, found.spark
 
 
 def _spark(spark: SparkSession, lake: Lake, events: DataFrame, names: list[str], batch: int, task: Task) -> None:
     """Merge as the engine does where Delta on Spark has to."""
-    found = Outcomes()
+    found = MergeOutcomes()
     SparkMerger(spark, lake, _job(lake, batch, task)).merge(events, found)
     assert not found.failed, found.failed
 
@@ -100,11 +100,11 @@ def _merge(spark: SparkSession, lake: Lake, events: DataFrame, names: list[str],
 WAYS: dict[str, Callable[..., None]] = {"router": _router, "merge": _merge, "spark": _spark}
 
 
-def _job(lake: Lake, batch: int, task: Task) -> Job:
+def _job(lake: Lake, batch: int, task: Task) -> MergeJob:
     memory = task.options.get("memory")
-    keyed = Keyed(("k",), memory=int(memory) << 20) if memory else Keyed(("k",))
+    keyed = KeyedTable(("k",), memory=int(memory) << 20) if memory else KeyedTable(("k",))
     staging = Staging(lake, file_bytes=128 << 20, buffer_bytes=64 << 20)
-    return Job(staging, keyed, "bench:run/route/upsert", batch + 1, "route", "upsert", "ops.dead", {})
+    return MergeJob(staging, keyed, "bench:run/route/upsert", batch + 1, "route", "upsert", "ops.dead", {})
 
 
 def _tables(task: Task) -> list[str]:

@@ -1,1 +1,10 @@
-"""Show the router at work: a real Kafka without an installer, and a simulator of game events."""
+"""The demo: a real Kafka and a schema registry without an installer, games that send events, a mock API, the router.
+
+`python -m router_demo` (`__main__`) tells the story: options go in, a lake comes out, and what landed compared
+with what was sent.
+- Events: `games`, `garbage`, `traffic`; a format each in `json_values`, `avro_values`, `protobuf_values`; put together
+  in `records`, sent to Kafka by `simulator`, as a command by `cli`.
+- Servers: `embedded` runs a process for as long as a block, `kafka`, `registry` and `api` are such servers, `jars`
+  fetches what the first two need, `api_server` is the program of the third.
+- The story: `running` runs routers, `big_wins` posts to the API, `landed` reads the lake, `summary` compares.
+"""

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from router import RouterError
-from router_demo.crm import crm
-from router_demo.formats import opened
+from router_demo.big_wins import crm
+from router_demo.games import Profiles
 from router_demo.kafka import EmbeddedKafka
-from router_demo.profiles import Profiles
-from router_demo.records import chunks
+from router_demo.records import chunks, opened
 from router_demo.registry import EmbeddedRegistry
 from router_demo.running import ENDING, Demo, failed, routing
 from router_demo.simulator import Sent, send, simulate
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from router_demo.embedded import Embedded
-    from router_demo.process import Router
-    from router_demo.values import Values
+    from router_demo.running import Router
+    from router_demo.traffic import Values
 
 TOPIC, PROFILE_TOPIC = "game-events", "gamer-profiles"
 ROUTES = {
@@ -89,10 +88,10 @@ def _run(demo: Demo) -> int:
             return 1
         api = held.enter_context(crm(demo, kafka, environ))
         profiles = Profiles(options.games)
-        with routing(demo, PROFILES, environ) as keeper:
-            _change(demo, keeper, kafka, profiles)
-        if (code := keeper.stop()) or keeper.read < options.changes:
-            return failed(demo, keeper, options.changes, code)
+        with routing(demo, PROFILES, environ) as profile_router:
+            _change(demo, profile_router, kafka, profiles)
+        if (code := profile_router.stop()) or profile_router.read < options.changes:
+            return failed(demo, profile_router, options.changes, code)
         posted = api.post()
     if isinstance(posted, int):
         return posted

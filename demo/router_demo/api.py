@@ -21,12 +21,12 @@ __all__ = ["Api", "Failure", "Items", "Limit", "Poison", "Script", "Stats", "Tok
 
 @dataclass(frozen=True)
 class Stats:
-    """Be the figures of the requests of some time, each counted from the times and contents of all of them.
+    """The figures of the calls of some time, each counted from the times and contents of all of them.
 
-    `highest` is the most requests within any window, `highest_let_in` the same without those that got 429;
+    `highest` is the most calls within any window, `highest_let_in` the same without those that got 429;
     `limit_used` is by the name of a limit. `processed` counts calls whose rows took effect, `repeated_keys` those of
     them that took effect again. `first` and `last` are monotonic times of this machine. From `replayed` on the
-    figures are of all requests since the last reset.
+    figures are of all calls since the last reset.
     """
 
     arrived: int
@@ -50,7 +50,7 @@ class Stats:
 
 
 class Api(Embedded):
-    """Hold the API and its record, which is in its memory: it is gone after `stop()`, so take an `outage` instead.
+    """The API with its record, which is in its memory: it is gone after `stop()`, so take an `outage` instead.
 
     Without a script every request succeeds at once. `certificate` is a PEM file with certificate and key.
     """
@@ -80,11 +80,11 @@ class Api(Embedded):
         return float(self._ask("PUT", "script", data=written.model_dump_json())["at"])
 
     def reset(self) -> None:
-        """Forget every request and the script; connections stay open."""
+        """Forget every call and the script; connections stay open."""
         self._ask("POST", "reset")
 
     def stats(self, *, since: float | None = None, until: float | None = None, window: float = 1.0) -> Stats:
-        """Return the figures of the requests that arrived in a span of monotonic time; `window` is in seconds."""
+        """Return the figures of the calls that arrived in a span of monotonic time; `window` is in seconds."""
         found = self._ask("GET", "stats", params={"since": since, "until": until, "window": window})
         statuses = {int(status): count for status, count in found.pop("statuses").items()}
         return Stats(statuses=statuses, **found)
@@ -95,7 +95,7 @@ class Api(Embedded):
         return Counter({tuple(row) if len(ids) > 1 else row[0]: times for row, times in found})
 
     def requests(self, last: int = 100) -> list[dict[str, Any]]:
-        """Return the newest requests, oldest first, with `body` as latin-1 text."""
+        """Return the newest calls, oldest first, with `body` as latin-1 text."""
         return list(self._ask("GET", "requests", params={"last": last}))
 
     def _ask(self, method: str, path: str, **more: Any) -> Any:

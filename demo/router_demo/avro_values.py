@@ -1,4 +1,4 @@
-"""Render events as Avro in the frame of a schema registry."""
+"""Render events as Avro in the frame of a schema registry, with the schema of each version."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import json
 import struct
 from typing import TYPE_CHECKING, Any
 
-from router_demo.avro_schema import event_schema, schema_text
-from router_demo.framed_garbage import FRAMED_GARBAGE
 from router_demo.games import GAMES, game_names, gamer_names
-from router_demo.garbage import BAD_NAMES
-from router_demo.values import draw_amounts, draw_ends
+from router_demo.garbage import BAD_NAMES, FRAMED_GARBAGE
+from router_demo.traffic import draw_amounts, draw_ends
 from router_schemas.wire_format import prefix
 
 if TYPE_CHECKING:
     from random import Random
 
     from router_demo.games import Fields
-    from router_demo.subject import Subject
-    from router_demo.traffic import Traffic
-    from router_demo.values import Drawn
+    from router_demo.registry import Subject
+    from router_demo.traffic import Drawn, Traffic
 
     Texts = list[bytes]
 
@@ -28,12 +25,59 @@ _FRAME = 5
 _NO_BRANCH = b"\x7f"
 """A branch of a union, -64, that there never is."""
 _FIELDS_OF_THE_HEAD = 5
+_COLUMNS = ("double", "long", "string")
+_CARDS = {"type": "array", "items": "string"}
+
+
+def _record(name: str, **fields: Any) -> dict[str, Any]:
+    members = [{"name": field, "type": form} for field, form in fields.items()]
+    return {"type": "record", "name": name, "fields": members}
+
+
+_DETAILS: dict[str, dict[str, Any]] = {
+    "rummy": _record(
+        "Rummy", melds={"type": "array", "items": _CARDS}, hand=_record("Hand", size="int", deadwood="int")
+    ),
+    "spades": _record("Spades", bid="int", tricks="int", bags=_record("Bags", ours="int", theirs="int")),
+    "euchre": _record("Euchre", trump="string", alone="boolean", score={"type": "array", "items": "int"}),
+    "go_fish": _record("GoFish", asked="string", got="int", books=_CARDS),
+    "uno": _record(
+        "Uno",
+        color="string",
+        card="string",
+        players={"type": "array", "items": _record("Player", seat="int", cards="int")},
+    ),
+    "hearts": _record("Hearts", passed=_CARDS, points="int", moon="boolean"),
+    "poker": _record("Poker", pot="double", board=_CARDS, blinds=_record("Blinds", small="int", big="int")),
+}
+_HEAD: dict[str, Any] = {
+    "game": "string",
+    "gamer_id": "string",
+    "ts": {"type": "long", "logicalType": "timestamp-millis"},
+    "session_id": "string",
+    "amount": "double",
+    "type": "string",
+}
+
+
+def event_schema(version: int) -> dict[str, Any]:
+    """Return the schema of a version, which has the fields col_foo_1 to col_foo_{version}; each may be null."""
+    further = {f"col_foo_{number}": _COLUMNS[number % len(_COLUMNS)] for number in range(1, version + 1)}
+    fields = _HEAD | {game: _DETAILS[game] for game in GAMES} | further
+    members = [{"name": name, "type": ["null", form], "default": None} for name, form in fields.items()]
+    return {"type": "record", "name": "Event", "namespace": "games", "fields": members}
+
+
+def schema_text(version: int) -> str:
+    """Return the schema of a version as it is registered."""
+    return json.dumps(event_schema(version))
 
 
 class AvroValues:
-    """Put events together from bytes rendered before; a version is registered when its first events are rendered.
+    """Events as Avro, put together from bytes rendered before.
 
-    A record is the concatenation of its fields, each here a union of null and one type.
+    A version is registered when its first events are rendered. A record is the concatenation of its fields, each here
+    a union of null and one type.
     """
 
     def __init__(self, subject: Subject, traffic: Traffic) -> None:

@@ -97,7 +97,7 @@ def simulate(
     """
     # Imported here: every command of the router imports this module, and these take a while.
     from router import RouterError
-    from router_demo.formats import opened
+    from router_demo.records import opened
     from router_demo.simulator import simulate as send
     from router_demo.traffic import Traffic
 

@@ -34,7 +34,7 @@ rm -rf "$1"
 
 
 class Embedded(ABC):
-    """Hold a server with its own ports and its own temporary folder.
+    """A server with its own ports and its own temporary folder.
 
     `stop()` or `kill()` and then `start()` keep data and port, so a test can take the server away and bring it back;
     `close()` ends it and removes the folder.
@@ -186,5 +186,5 @@ def is_open(port: int) -> bool:
 
 
 def tail(folder: Path, lines: int = 30) -> str:
-    """Return the end of what the server in a folder said."""
+    """Return the end of the log of the server in a folder."""
     return "\n".join((folder / "server.log").read_text(errors="replace").splitlines()[-lines:])

@@ -1,15 +1,17 @@
-"""Describe the games: what an event of each holds beside the fields all have in common.
+"""Describe the games: what an event of each holds beside the fields all have in common, and the players' profiles.
 
 Every event carries `game`, `gamer_id`, `ts`, `session_id`, `type` and `amount`; the fields here come after them.
 """
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from random import Random
+    from collections.abc import Callable, Iterator
 
 GAMES = ("rummy", "spades", "euchre", "go_fish", "uno", "hearts", "poker")
 TYPES = ("deal", "play", "play", "play", "win", "chat", "leave")
@@ -21,6 +23,9 @@ _UNO_CARDS = ("skip", "reverse", "draw_two", "wild", "0", "5", "9")
 LARGEST_AMOUNT = 10_000
 
 Fields = dict[str, object]
+Headers = list[tuple[str, str | bytes | None]]
+Record = tuple[bytes, bytes | None, Headers]
+"""Key, value and headers."""
 
 
 def _cards(random: Random, count: int) -> list[str]:
@@ -92,3 +97,50 @@ def event_fields(game: int, version: int, random: Random) -> Fields:
 def _further(number: int, random: Random) -> object:
     value = random.randint(0, 9999)
     return (value / 100, value, f"foo-{value}")[number % 3]
+
+
+COUNTRIES = ("AT", "BR", "DE", "FR", "IN", "JP", "US")
+DELETED = 0.02
+"""The share of changes that delete a profile."""
+Player = tuple[str, str]
+"""A game and a gamer."""
+
+
+@dataclass
+class Profiles:
+    """Changes of the profiles of the games' players, and what tables of the latest profiles must then hold.
+
+    `levels` has what is left: the level of each player's profile. `states` counts those that ever were, `records` all
+    changes, deletions included.
+    """
+
+    games: int = 7
+    gamers: int = 500
+    seed: int = 7
+    levels: dict[Player, int] = field(default_factory=dict)
+    states: int = 0
+    records: int = 0
+
+    def __post_init__(self) -> None:
+        self._random = Random(self.seed)
+        self._players = [(game, gamer) for game in game_names(self.games) for gamer in gamer_names(self.gamers)]
+
+    def changes(self, count: int) -> Iterator[Record]:
+        """Yield so many changes: key and value are JSON, a deletion has no value."""
+        for _ in range(count):
+            player = self._random.choice(self._players)
+            key = json.dumps({"game": player[0], "gamer_id": player[1]}).encode()
+            self.records += 1
+            if self._random.random() < DELETED:
+                self.levels.pop(player, None)
+                yield key, None, []
+                continue
+            self.states += 1
+            self.levels[player] = self.levels.get(player, 0) + 1
+            yield key, json.dumps(self._profile(player)).encode(), []
+
+    def _profile(self, player: Player) -> dict[str, str | int]:
+        game, gamer = player
+        country = COUNTRIES[int(gamer[1:]) % len(COUNTRIES)]
+        names = {"game": game, "gamer_id": gamer, "nickname": f"{gamer}_the_{game}_player", "country": country}
+        return {**names, "level": self.levels[player]}

@@ -1,4 +1,4 @@
-"""Render events as JSON."""
+"""Render events as JSON, and garbage among them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from router_demo import garbage
 from router_demo.games import game_names, gamer_names
-from router_demo.values import draw_amounts, draw_ends
+from router_demo.garbage import BAD_NAMES, empty, null, random_bytes
+from router_demo.traffic import draw_amounts, draw_ends
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from random import Random
 
     from router_demo.games import Fields
-    from router_demo.traffic import Traffic
-    from router_demo.values import Drawn
+    from router_demo.garbage import Maker
+    from router_demo.traffic import Drawn, Traffic
 
 
 class JsonValues:
-    """Put events together from texts rendered before: amounts once, their ends once per schema version."""
+    """Events as JSON, put together from texts rendered before: amounts once, ends once per schema version."""
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
@@ -44,7 +45,8 @@ class JsonValues:
 
     def spoil(self, event: bytes, random: Random) -> tuple[str, bytes | None]:
         """Turn a good event into garbage; return its kind and the value."""
-        return garbage.spoil(event, random)
+        kind = random.choice(list(JSON_GARBAGE))
+        return kind, JSON_GARBAGE[kind](event, random)
 
     def _ends_of(self, version: int) -> list[list[str]]:
         """Return the ends of events of a schema version; only the newest version is held."""
@@ -55,3 +57,34 @@ class JsonValues:
 
 def _tail(kind: int, fields: Fields) -> str:
     return json.dumps(fields, separators=(",", ":"))[1:]
+
+
+def _broken_json(event: bytes, random: Random) -> bytes:
+    """Cut the event short: without its last brace it is never valid."""
+    return event[: random.randrange(1, len(event))]
+
+
+def _no_game(event: bytes, random: Random) -> bytes:
+    fields = json.loads(event)
+    del fields["game"]
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def _named(*names: str) -> Callable[[bytes, Random], bytes]:
+    """Replace the game by a name that no table may get; the event stays valid JSON."""
+
+    def rename(event: bytes, random: Random) -> bytes:
+        fields = json.loads(event) | {"game": random.choice(names)}
+        return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+
+    return rename
+
+
+JSON_GARBAGE: dict[str, Maker] = {
+    "broken_json": _broken_json,
+    "random_bytes": random_bytes,
+    "empty": empty,
+    "null": null,
+    "no_game": _no_game,
+} | {kind: _named(*names) for kind, names in BAD_NAMES.items()}
+"""A maker of each kind: from a good event to the value sent in its place (None is a tombstone)."""

@@ -9,13 +9,12 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, ClassVar
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from router import StartError
 from router_demo.embedded import HOST, Embedded, free_ports, is_open, tail
-from router_demo.jars import kafka_jars
-from router_demo.java import find_java
+from router_demo.jars import find_java, kafka_jars
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 LARGEST_MESSAGE = 16 * 1024 * 1024
 """Bytes of one record the broker takes; tests send values of 5 MB and more."""
 STOP_SECONDS = 20
+TOPIC_SECONDS = 30
 
 _PROPERTIES = """\
 process.roles=broker,controller
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 class EmbeddedKafka(Embedded):
-    """Hold a broker. `settings` are further broker properties."""
+    """A broker. `settings` are further broker properties."""
 
     what: ClassVar[str] = "Kafka"
     start_seconds: ClassVar[int] = 90
@@ -82,11 +82,7 @@ class EmbeddedKafka(Embedded):
         admin = AdminClient({"bootstrap.servers": self.servers})
         wanted = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
         admin.create_topics([wanted])[name].result(timeout=30)
-        deadline = time.monotonic() + 30
-        while len(admin.list_topics(name, timeout=10).topics[name].partitions) < partitions:
-            if time.monotonic() > deadline:
-                raise StartError(f"topic {name} was created, but its partitions do not appear: see {self._folder}")
-            time.sleep(0.02)
+        await_topic(admin, name, partitions)
 
     def _prepare(self, folder: Path) -> None:
         """Choose ports, and format the storage as Kafka demands before the first start."""
@@ -120,3 +116,25 @@ class EmbeddedKafka(Embedded):
 
 def _java(*options: str) -> list[str]:
     return [str(find_java()), *options, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", f"{kafka_jars()}/*"]
+
+
+def await_topic(admin: AdminClient, name: str, partitions: int) -> None:
+    """Wait until a broker serves every partition of a new topic; raise StartError when it takes too long.
+
+    A broker lists a topic a moment before it can read or write it: on a busy machine clients see that.
+    """
+    deadline = time.monotonic() + TOPIC_SECONDS
+    while not _is_served(admin, name, partitions):
+        if time.monotonic() > deadline:
+            raise StartError(f"topic {name} was created, but its partitions are not served after {TOPIC_SECONDS} s")
+        time.sleep(0.02)
+
+
+def _is_served(admin: AdminClient, name: str, partitions: int) -> bool:
+    try:
+        known = admin.list_topics(name, timeout=10).topics[name].partitions
+        ends = {TopicPartition(name, number): OffsetSpec.latest() for number in known}  # type: ignore[no-untyped-call]
+        served = [end.result() for end in admin.list_offsets(ends, request_timeout=10).values()] if ends else []
+    except KafkaException:
+        return False
+    return len(served) >= partitions

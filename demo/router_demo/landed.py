@@ -1,7 +1,8 @@
-"""Read back what a lake holds."""
+"""Read what a lake holds, and watch the columns of its tables while they are written, as any reader could."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -11,16 +12,18 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from numpy.typing import NDArray
 
 BRONZE, DEAD = "bronze.game_events", "ops.dead_letters"
+OWN_LAYERS = {"outbox", "quarantine"}
 PROFILE_BRONZE, HISTORY = "bronze.gamer_profiles", "silver.profile_history"
 
 
 class Landed:
-    """Be what a Delta table of the lake holds now."""
+    """What a Delta table of the lake holds now."""
 
     def __init__(self, name: str, path: Path) -> None:
         table = DeltaTable(str(path))
@@ -33,8 +36,8 @@ class Landed:
 
 
 def tables(lake: Path) -> dict[str, Landed]:
-    """Return the tables of a lake by name, without the lanes that sinks work from."""
-    logs = [log for log in sorted(lake.glob("[!_]*/*/_delta_log")) if log.parts[-3] != "lanes"]
+    """Return the tables of a lake by name, without those that the router keeps for itself."""
+    logs = [log for log in sorted(lake.glob("[!_]*/*/_delta_log")) if log.parts[-3] not in OWN_LAYERS]
     found = (Landed(f"{log.parent.parent.name}.{log.parent.name}", log.parent) for log in logs)
     return {table.name: table for table in found}
 
@@ -74,3 +77,44 @@ def _places(records: pa.Table) -> NDArray[np.int64]:
     """Return one number per record, its partition and offset."""
     partition, offset = (np.asarray(records.column(name), np.int64) for name in ("partition", "offset"))
     return np.asarray(partition << 40 | offset, np.int64)
+
+
+Grown = dict[str, list[str]]
+"""Column -> the tables that gained it."""
+
+
+class Growth:
+    """The columns that tables gained, and when; times are those of the monotonic clock.
+
+    `gained`: column -> table -> when it was seen there, and not before. The columns that a table begins with are not
+    gained.
+    """
+
+    def __init__(self, lake: Path, tables: Iterable[str]) -> None:
+        self._folders = {table: lake.joinpath(*table.split(".")) for table in tables}
+        self._handles: dict[str, DeltaTable] = {}
+        self._known: dict[str, set[str]] = {}
+        self.gained: dict[str, dict[str, float]] = {}
+
+    def look(self) -> Grown:
+        """Return what tables gained since the last look."""
+        grown: Grown = {}
+        for table in self._folders:
+            for column in self._new(table):
+                grown.setdefault(column, []).append(table)
+        now = time.monotonic()
+        for column, tables in grown.items():
+            self.gained.setdefault(column, {}).update(dict.fromkeys(tables, now))
+        return grown
+
+    def _new(self, table: str) -> list[str]:
+        if table not in self._handles:
+            if not DeltaTable.is_deltatable(str(self._folders[table])):
+                return []
+            handle = self._handles[table] = DeltaTable(str(self._folders[table]), version=0)
+            self._known[table] = {field.name for field in handle.schema().fields}
+        handle = self._handles[table]
+        handle.update_incremental()
+        new = [field.name for field in handle.schema().fields if field.name not in self._known[table]]
+        self._known[table].update(new)
+        return new

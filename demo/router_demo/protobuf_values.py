@@ -1,35 +1,144 @@
-"""Render events as Protobuf in the frame of a schema registry."""
+"""Render events as Protobuf in the frame of a schema registry, with the schema of each version, and garbage."""
 
 from __future__ import annotations
 
 import struct
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.json_format import ParseDict  # type: ignore[import-untyped]
+from google.protobuf import message_factory  # type: ignore[import-untyped]
+from google.protobuf.json_format import MessageToJson, ParseDict  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from router_demo.games import game_names, gamer_names
-from router_demo.protobuf_garbage import spoil
-from router_demo.protobuf_schema import as_message, message_class, schema_text
-from router_demo.values import draw_amounts, draw_ends
+from router_demo.games import GAMES, game_names, gamer_names
+from router_demo.garbage import BAD_NAMES, FRAMED_GARBAGE
+from router_demo.traffic import draw_amounts, draw_ends
+from router_schemas.model import RegisteredSchema, ResolvedSchema
+from router_schemas.protobuf.descriptors import descriptors, message_of
 from router_schemas.wire_format import prefix
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from random import Random
 
     from router_demo.games import Fields
-    from router_demo.subject import Subject
-    from router_demo.traffic import Traffic
-    from router_demo.values import Drawn
+    from router_demo.registry import Subject
+    from router_demo.traffic import Drawn, Traffic
 
     Texts = list[bytes]
+    Maker = Callable[[bytes, Random, Any], bytes]
 
+MESSAGE = "games.Event"
+FIRST_COLUMN = 100
+"""The number of the field col_foo_1."""
+FRAME = len(prefix(0, (0,)))
 _VARINT, _EIGHT_BYTES, _LENGTH = 0, 1, 2
 _NANOS = 1_000_000
 """Nanoseconds of a millisecond."""
+_COLUMNS = ("double", "int64", "string")
+
+# What may be absent is `optional`: the router's rules then see null, and not an empty name.
+_EVENT = """\
+syntax = "proto3";
+package games;
+
+import "google/protobuf/timestamp.proto";
+
+message Event {
+  optional string game = 1;
+  optional string gamer_id = 2;
+  google.protobuf.Timestamp ts = 3;
+  optional string session_id = 4;
+  optional double amount = 5;
+  optional string type = 6;
+  oneof details {
+    Rummy rummy = 10;
+    Spades spades = 11;
+    Euchre euchre = 12;
+    GoFish go_fish = 13;
+    Uno uno = 14;
+    Hearts hearts = 15;
+    Poker poker = 16;
+  }
+"""
+_DETAILS = """\
+}
+
+message Rummy {
+  message Meld { repeated string cards = 1; }
+  message Hand { int32 size = 1; int32 deadwood = 2; }
+  repeated Meld melds = 1;
+  Hand hand = 2;
+}
+
+message Spades {
+  message Bags { int32 ours = 1; int32 theirs = 2; }
+  int32 bid = 1;
+  int32 tricks = 2;
+  Bags bags = 3;
+}
+
+message Euchre {
+  string trump = 1;
+  bool alone = 2;
+  repeated int32 score = 3;
+}
+
+message GoFish {
+  string asked = 1;
+  int32 got = 2;
+  repeated string books = 3;
+}
+
+message Uno {
+  message Player { int32 seat = 1; int32 cards = 2; }
+  string color = 1;
+  string card = 2;
+  repeated Player players = 3;
+}
+
+message Hearts {
+  repeated string passed = 1;
+  int32 points = 2;
+  bool moon = 3;
+}
+
+message Poker {
+  message Blinds { int32 small = 1; int32 big = 2; }
+  double pot = 1;
+  repeated string board = 2;
+  Blinds blinds = 3;
+}
+"""
+
+
+def message_class(version: int) -> Any:
+    """Return google's class of the message of a version."""
+    files = descriptors(ResolvedSchema(RegisteredSchema(0, "PROTOBUF", schema_text(version))))
+    return message_factory.GetMessageClass(message_of(files, MESSAGE))
+
+
+def schema_text(version: int) -> str:
+    """Return the .proto text of a version, which has the fields col_foo_1 to col_foo_{version}."""
+    columns = (
+        f"  optional {_COLUMNS[number % len(_COLUMNS)]} col_foo_{number} = {FIRST_COLUMN + number - 1};\n"
+        for number in range(1, version + 1)
+    )
+    return _EVENT + "".join(columns) + _DETAILS
+
+
+def as_message(kind: int, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that end an event of a kind of game as a message has them, for google's ParseDict."""
+    shared = {name: value for name, value in fields.items() if name == "type" or name.startswith("col_foo_")}
+    own = {name: value for name, value in fields.items() if name not in shared}
+    if "melds" in own:  # Protobuf has no lists of lists
+        own["melds"] = [{"cards": cards} for cards in own["melds"]]
+    return shared | {GAMES[kind]: own}
 
 
 class ProtobufValues:
-    """Put events together from bytes rendered before; a version is registered when its first events are rendered.
+    """Events as Protobuf, put together from bytes rendered before.
+
+    A version is registered when its first events are rendered.
 
     A message is the concatenation of its fields, so that google's runtime is needed for the ends of events only: a
     message made by it for every event would take ten times as long. The fields are in the order of their numbers, as
@@ -61,7 +170,7 @@ class ProtobufValues:
 
     def spoil(self, event: bytes, random: Random) -> tuple[str, bytes | None]:
         """Turn a good event into garbage; return its kind and the value."""
-        return spoil(event, random, self._message)
+        return _spoil(event, random, self._message)
 
     def _begun(self, version: int) -> tuple[Texts, list[Texts]]:
         """Return beginnings by game and ends by kind of game of a version; only the newest version is held."""
@@ -111,3 +220,68 @@ def _varint(number: int) -> bytes:
         left >>= 7
     encoded.append(left)
     return bytes(encoded)
+
+
+def _truncated(event: bytes, random: Random, message: Any) -> bytes:
+    """Cut the event short, not between two fields: what is left there is a message."""
+    while True:
+        cut = event[: random.randrange(1, len(event))]
+        if len(cut) < FRAME or not _is_message(cut[FRAME:], message):
+            return cut
+
+
+def _random_payload(event: bytes, random: Random, message: Any) -> bytes:
+    """Put random bytes into a good frame; some are a message, of fields nobody knows, and are not taken."""
+    while True:
+        payload = random.randbytes(random.randrange(1, 2 * len(event)))
+        if not _is_message(payload, message):
+            return event[:FRAME] + payload
+
+
+def _json_text(event: bytes, random: Random, message: Any) -> bytes:
+    """Write the event as a producer does that knows no registry."""
+    text: str = MessageToJson(message.FromString(event[FRAME:]), preserving_proto_field_name=True, indent=None)
+    return text.encode()
+
+
+def _no_game(event: bytes, random: Random, message: Any) -> bytes:
+    changed = message.FromString(event[FRAME:])
+    changed.ClearField("game")
+    return event[:FRAME] + bytes(changed.SerializeToString())
+
+
+def _named(*names: str) -> Maker:
+    """Replace the game by a name that no table may get; the event stays a valid message."""
+
+    def rename(event: bytes, random: Random, message: Any) -> bytes:
+        changed = message.FromString(event[FRAME:])
+        changed.game = random.choice(names)
+        return event[:FRAME] + bytes(changed.SerializeToString())
+
+    return rename
+
+
+_MAKERS: dict[str, Maker] = {
+    "truncated": _truncated,
+    "random_payload": _random_payload,
+    "json_text": _json_text,
+    "no_game": _no_game,
+} | {kind: _named(*names) for kind, names in BAD_NAMES.items()}
+PROTOBUF_GARBAGE = (*_MAKERS, *FRAMED_GARBAGE)
+"""The kinds of garbage."""
+
+
+def _spoil(event: bytes, random: Random, message: Any) -> tuple[str, bytes | None]:
+    """Turn a good event, framed, into garbage; return its kind and the value. `message` is the class of the event."""
+    kind = random.choice(PROTOBUF_GARBAGE)
+    if kind in FRAMED_GARBAGE:
+        return kind, FRAMED_GARBAGE[kind](event, random)
+    return kind, _MAKERS[kind](event, random, message)
+
+
+def _is_message(payload: bytes, message: Any) -> bool:
+    try:
+        message.FromString(payload)
+    except DecodeError:
+        return False
+    return True

@@ -1,5 +1,7 @@
 """Generate the records of the simulated games: the same ones for the same seed, hundreds of thousands a second.
 
+A record has the same content in every format: JSON, and Avro and Protobuf under schemas of a registry.
+
 Nothing is rendered per event that can be rendered before: the ends of events come from a pool per kind of game and
 schema version, amounts from another, times and sessions are rendered per chunk.
 """
@@ -7,28 +9,29 @@ schema version, amounts from another, times and sessions are rendered per chunk.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from router import StartError
+from router_demo.avro_values import AvroValues
 from router_demo.games import game_names, gamer_names
 from router_demo.json_values import JsonValues
-from router_demo.values import AMOUNTS, TAILS, Drawn
+from router_demo.registry import subject_in
+from router_demo.traffic import AMOUNTS, TAILS, Drawn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import numpy.typing as npt
 
-    from router_demo.traffic import Traffic
-    from router_demo.values import Values
-
-Headers = list[tuple[str, str | bytes | None]]
-Record = tuple[bytes, bytes | None, Headers]
-"""Key, value and headers."""
+    from router_demo.games import Headers, Record
+    from router_demo.traffic import Traffic, Values
 
 CHUNK = 1000
 CHUNKS_PER_SECOND = 20
@@ -38,7 +41,7 @@ SESSION_SECONDS = 600
 
 @dataclass(frozen=True)
 class Chunk:
-    """Hold records that follow each other, and what they are: good events by game, garbage by kind."""
+    """Records that follow each other, and what they are: good events by game, garbage by kind."""
 
     version: int
     records: list[Record]
@@ -69,7 +72,7 @@ def chunks(traffic: Traffic, write: Callable[[Traffic], Values] = JsonValues) ->
 
 
 class _Writer:
-    """Draw events, let a format render them, and put garbage among them."""
+    """A writer of chunks: it draws events, lets a format render them, and puts garbage among them."""
 
     def __init__(self, traffic: Traffic, values: Values) -> None:
         self._traffic = traffic
@@ -131,3 +134,30 @@ class _Writer:
 
 def _places(draws: npt.NDArray[np.float64], count: int) -> list[int]:
     return list((draws * count).astype(np.int64).tolist())
+
+
+@contextmanager
+def opened(
+    form: str, registry: str | None, subject: str, on_register: Callable[[int], None] | None = None
+) -> Iterator[Callable[[Traffic], Values]]:
+    """Hold what renders json, protobuf or avro; its connection to the registry is closed at the end.
+
+    `on_register` gets the id of each schema that is registered. Raises StartError without a registry where the format
+    needs one, or without the extra that it needs.
+    """
+    if form == "json":
+        yield JsonValues
+        return
+    if registry is None:
+        raise StartError(f"{form} needs a registry: give the URL of a Confluent-compatible one")
+    with subject_in(registry, subject, on_register) as connected:
+        yield partial(AvroValues, connected) if form == "avro" else partial(_protobuf(), connected)
+
+
+def _protobuf() -> Callable[..., Values]:
+    try:
+        from router_demo.protobuf_values import ProtobufValues  # noqa: PLC0415 - an extra, which JSON does not need
+    except ModuleNotFoundError as error:
+        extra = "pip install 'spark-event-router[protobuf]'"
+        raise StartError(f"protobuf needs the module {error.name}: {extra}") from error
+    return ProtobufValues

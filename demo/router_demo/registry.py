@@ -1,37 +1,35 @@
-"""Run a real Confluent-compatible schema registry, Apicurio, for as long as a `with` block: loopback only."""
+"""Run a real Confluent-compatible schema registry, Apicurio, for as long as a `with` block, and register schemas."""
 
 from __future__ import annotations
 
-import logging
 import shutil
-import subprocess
 import tarfile
-import tempfile
-from pathlib import Path, PurePosixPath
-from typing import ClassVar
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, ClassVar
 
 import requests
 
 from router import StartError
 from router_demo.embedded import HOST, Embedded, free_ports
-from router_demo.jars import cache_home, locked, resolver
-from router_demo.java import find_java
+from router_demo.jars import fetched_once, find_java, resolve
+from router_schemas.registry_client import RegistryClient
+from router_schemas.registry_options import RegistryOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from router_schemas.model import Kind
 
 APICURIO = "3.0.9"
 """The newest release whose archive runs on Java 17."""
 API = "/apis/ccompat/v7"
 _ARTIFACT = "apicurio-registry-app"
-_WANTED = f"""\
-<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">
-  <info organisation="router" module="demo"/>
-  <configurations><conf name="default"/></configurations>
-  <dependencies>
+_DEPENDENCY = f"""\
     <dependency org="io.apicurio" name="{_ARTIFACT}" rev="{APICURIO}" transitive="false" conf="default->default">
       <artifact name="{_ARTIFACT}" type="tar.gz" ext="tar.gz" m:classifier="all"/>
-    </dependency>
-  </dependencies>
-</ivy-module>
-"""
+    </dependency>"""
 # Without POMs: the archive needs nothing, and mirrors do not always have the parents of a POM that nobody asked for.
 _SETTINGS = """\
 <ivysettings>
@@ -40,11 +38,9 @@ _SETTINGS = """\
 </ivysettings>
 """
 
-log = logging.getLogger(__name__)
-
 
 class EmbeddedRegistry(Embedded):
-    """Hold a registry: it has written what it answered, so that `stop()` may kill it."""
+    """A registry on loopback: it has written what it answered, so that `stop()` may kill it."""
 
     what: ClassVar[str] = "registry"
     start_seconds: ClassVar[int] = 120
@@ -75,16 +71,25 @@ class EmbeddedRegistry(Embedded):
 
 def registry_jar() -> Path:
     """Return the registry's runnable jar; fetch and unpack it first (109 MB) when it is missing."""
-    folder = cache_home() / f"apicurio-{APICURIO}"
-    if not folder.is_dir():
-        with locked(folder):
-            if not folder.is_dir():
-                log.info("fetching the schema registry Apicurio %s (109 MB, once)", APICURIO)
-                _fetch(into=folder)
+    what = f"the schema registry Apicurio {APICURIO} (109 MB, once)"
+    folder = fetched_once(f"apicurio-{APICURIO}", what, _fetch_archive)
     found = sorted(folder.rglob("*runner.jar"))
     if not found:
         raise StartError(f"no runnable jar in {folder}: remove that folder, and it is fetched again")
     return found[0]
+
+
+def _fetch_archive(part: Path) -> Path:
+    settings = part / "settings.xml"
+    settings.write_text(_SETTINGS)
+    options = ["-retrieve", f"{part}/[artifact]-[revision](-[classifier]).[ext]", "-types", "tar.gz"]
+    name = f"io.apicurio:{_ARTIFACT}:{APICURIO}"
+    resolve(name, _DEPENDENCY, part, "-settings", str(settings), *options)
+    found = sorted(part.glob("*.tar.gz"))
+    if not found:
+        raise StartError(f"{name} could not be fetched: the resolver found no archive of it")
+    unpack(found[0], part / "unpacked")
+    return part / "unpacked"
 
 
 def unpack(archive: Path, into: Path) -> None:
@@ -106,31 +111,28 @@ def unpack(archive: Path, into: Path) -> None:
                 shutil.copyfileobj(content, file, 1 << 20)
 
 
-def _fetch(*, into: Path) -> None:
-    """Fetch and unpack the archive, and let the folder appear only when it is complete."""
-    prefix = f"{into.name}.part-"
-    for left in into.parent.glob(f"{prefix}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    part = Path(tempfile.mkdtemp(prefix=prefix, dir=into.parent))
+class Subject:
+    """A subject of a registry. `on_register` gets the id of each schema that is registered through this."""
+
+    def __init__(self, client: RegistryClient, name: str, on_register: Callable[[int], None] | None = None) -> None:
+        self._client = client
+        self._name = name
+        self._on_register = on_register
+
+    def register(self, kind: Kind, text: str) -> int:
+        """Register a schema and return its id. Raises RegistryError when the registry does not take it."""
+        number = self._client.register(self._name, kind, text)
+        if self._on_register:
+            self._on_register(number)
+        return number
+
+
+@contextmanager
+def subject_in(url: str, name: str, on_register: Callable[[int], None] | None = None) -> Iterator[Subject]:
+    """Hold a connection to a registry. Raises StartError for what is not the URL of one."""
     try:
-        unpack(_archive(part), part / "unpacked")
-        (part / "unpacked").replace(into)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def _archive(part: Path) -> Path:
-    """Fetch the archive into `part` with the resolver that ships inside PySpark, and a cache of its own."""
-    wanted, settings = part / "wanted.xml", part / "settings.xml"
-    wanted.write_text(_WANTED)
-    settings.write_text(_SETTINGS)
-    command = [str(find_java()), "-jar", str(resolver()), "-settings", str(settings), "-ivy", str(wanted)]
-    command += ["-cache", str(part / "cache")]
-    command += ["-retrieve", f"{part}/[artifact]-[revision](-[classifier]).[ext]", "-types", "tar.gz"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = sorted(part.glob("*.tar.gz"))
-    if done.returncode != 0 or not found:
-        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-20:])
-        name = f"io.apicurio:{_ARTIFACT}:{APICURIO}"
-        raise StartError(f"{name} could not be fetched: is the network up, and the proxy set for Java?\n{tail}")
-    return found[0]
+        registry = RegistryOptions(url=(url,))
+    except ValueError:
+        raise StartError(f"{url!r} is not the URL of a registry: write http(s)://host[:port][/path]") from None
+    with RegistryClient(registry) as client:
+        yield Subject(client, name, on_register)

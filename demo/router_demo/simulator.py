@@ -13,15 +13,16 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from router import StartError
 from router_demo.json_values import JsonValues
+from router_demo.kafka import await_topic
 from router_demo.records import chunks
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Iterator
 
-    from router_demo.records import Chunk, Record
-    from router_demo.traffic import Traffic
-    from router_demo.values import Values
+    from router_demo.games import Record
+    from router_demo.records import Chunk
+    from router_demo.traffic import Traffic, Values
 
 ANSWER_SECONDS = 10
 
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sent:
-    """Report a run: what was handed to the producer, and what of it was not delivered.
+    """What a run sent: what was handed to the producer, and what of it was not delivered.
 
     `games` counts good events by game, `versions` the same by schema version, `garbage` the rest by kind. `errors`
     counts the records that Kafka did not take, by reason; they are not taken out of the other counts. `bytes` are those
@@ -131,6 +132,7 @@ def ensure_topic(servers: str, topic: str, partitions: int) -> None:
     try:
         if topic not in admin.list_topics(timeout=ANSWER_SECONDS).topics:
             admin.create_topics([NewTopic(topic, partitions)])[topic].result(ANSWER_SECONDS)
+            await_topic(admin, topic, partitions)
     except KafkaException as error:
         reason = error.args[0]
         if reason.code() == KafkaError.TOPIC_ALREADY_EXISTS:

@@ -1,4 +1,4 @@
-"""Show what landed in the demo's lake, and hold it against what was sent."""
+"""Show what landed in the demo's lake, compared with what was sent."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from router_demo import landed
+from router_demo.big_wins import PAUSE
 from router_demo.garbage import stage_of
 from router_demo.landed import BRONZE, DEAD, HISTORY, PROFILE_BRONZE
-from router_demo.posted import PAUSE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rich.console import Console
 
+    from router_demo.big_wins import Posted
+    from router_demo.games import Profiles
     from router_demo.landed import Landed
-    from router_demo.posted import Posted
-    from router_demo.profiles import Profiles
+    from router_demo.running import Version
     from router_demo.simulator import Sent
 
 LONGEST_REASON = 68
@@ -33,21 +34,8 @@ DETAIL = ": it answers"
 
 
 @dataclass(frozen=True)
-class Version:
-    """Be a schema version that was registered while the demo ran.
-
-    `column` is what it brought, `gained` says after how many seconds a reader saw it, by table.
-    """
-
-    number: int
-    id: int
-    column: str
-    gained: dict[str, float]
-
-
-@dataclass(frozen=True)
 class Speed:
-    """Hold how long the router took, the first batch included, and the rate of its fastest batch."""
+    """How long the router took, the first batch included, and the rate of its fastest batch."""
 
     seconds: float
     fastest: float
@@ -140,7 +128,7 @@ def _versions(versions: list[Version], read: Counter[int], sent: Sent) -> Table:
 
 
 def _posted(posted: Posted) -> Table:
-    """Hold the table of big wins and the API against each other."""
+    """Compare the table of big wins with the API."""
     title = f"Big wins in a table, and at an API that takes {posted.limit} calls a second"
     shown = _table(title, "", "table", "API")
     there = posted.table.total(), posted.taken.total()
@@ -157,10 +145,10 @@ def _posted(posted: Posted) -> Table:
 
 def _calls(posted: Posted) -> dict[str, str]:
     """Return what the API counted."""
-    told = {f"most calls in any second, of {posted.limit}": f"{posted.highest:,}"}
+    counted = {f"most calls in any second, of {posted.limit}": f"{posted.highest:,}"}
     if posted.highest > posted.limit:  # a busy machine: what waits to be read seems to come at once
-        told["the API itself was held up, at most"] = f"{posted.held_up:.2f} s"
-    return told | {
+        counted["the API itself was held up, at most"] = f"{posted.held_up:.2f} s"
+    return counted | {
         f"limit used, pauses of over {PAUSE} s left out": "" if posted.used is None else f"{posted.used:.0%}",
         "calls answered 429: too many": f"{posted.statuses.get(429, 0):,}",
         f"calls answered 503: {posted.course.outage:.1f} s out of order": f"{posted.refused:,}",

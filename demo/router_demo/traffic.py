@@ -1,24 +1,36 @@
-"""Describe what the simulated games send."""
+"""Describe what the simulated games send, and what chance chooses for it; a format makes values of that."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from random import Random
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from router_demo.games import GAMES
+from router_demo.games import GAMES, event_fields, render_amounts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from router_demo.games import Fields
+
+T = TypeVar("T")
 
 EVENTS_PER_SECOND = 1000
 """The pace of event time when no rate is given."""
 OPEN_EVENTS_PER_VERSION = 100_000
 """How long a schema version lasts when the run has no end."""
+TAILS = 512
+"""Different ends of events per kind of game and schema version."""
+AMOUNTS = 65_536
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Describe what to send; the same description and `start` give the same records.
+    """What to send; the same description and `start` give the same records.
 
     `events`: how many records, garbage included; None never ends.
     `games`: how many games; past the seven known ones they get generated names.
@@ -70,3 +82,42 @@ class Traffic:
             return 0, self.events
         past = place * self.versions // self.events
         return past + 1, -(-(past + 1) * self.events // self.versions)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What chance chose for events that follow each other and have one schema version.
+
+    `games`, `gamers`, `amounts` and `ends` are places in lists that a format renders before; `times` are in
+    milliseconds, `session` is the number of the session that all of them are in.
+    """
+
+    version: int
+    session: int
+    games: list[int]
+    gamers: list[int]
+    amounts: list[int]
+    ends: list[int]
+    times: npt.NDArray[np.datetime64]
+
+
+class Values(Protocol):
+    """A format of the values of records."""
+
+    def render(self, drawn: Drawn) -> list[bytes]:
+        """Return the values of good events."""
+
+    def spoil(self, event: bytes, random: Random) -> tuple[str, bytes | None]:
+        """Turn a good event into garbage; return its kind and the value sent in its place (None is a tombstone)."""
+
+
+def draw_amounts(traffic: Traffic) -> list[str]:
+    """Return the amounts that events of some traffic have."""
+    return render_amounts(AMOUNTS, Random(traffic.seed))
+
+
+def draw_ends(traffic: Traffic, version: int, write: Callable[[int, Fields], T]) -> list[list[T]]:
+    """Return the ends of events of a schema version, a list per kind of game; `write` takes the kind and the fields."""
+    random = Random(f"{traffic.seed}/{version}")
+    kinds = range(min(len(GAMES), traffic.games))
+    return [[write(kind, event_fields(kind, version, random)) for _ in range(TAILS)] for kind in kinds]

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame
 
     from router import ArrowDecoding, Preparation
     from router_schemas.library import Formats, Library, RegistryLibrary
@@ -38,12 +37,12 @@ class Auto(RegistryDecoder):
     double or decimal that is there. A message of another format whose field has another type is refused with both
     versions and the field, and its records become dead letters.
 
-    Adds `schema_id`, `schema_version`, `subject` and `message`. While only one format is known it runs as that format's
-    decoder does; with several, as native expressions, and Protobuf in Python. Protobuf needs
-    `pip install 'spark-event-router[protobuf]'` when its first schema comes, on every node.
+    Adds `schema_id`, `schema_version`, `subject` and `message`. Runs in Python, on record batches; Avro's
+    values are read by Spark's from_avro before. Protobuf needs `pip install 'spark-event-router[protobuf]'` when its
+    first schema comes, on every node.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ("router_decoders.json_arrow",)
+    needs: ClassVar[tuple[str, ...]] = ("router_decoders.auto_arrow", "router_decoders.json_arrow")
 
     @property
     @override
@@ -86,40 +85,30 @@ class Auto(RegistryDecoder):
 
     def wanted_by(self, records: pa.RecordBatch, known: Formats) -> frozenset[str]:
         """Return the schemas and messages that records name and that are not known."""
-        from router_schemas.wire_format import frame_of, parse
+        from router_schemas.wire_format import parse, schema_bytes
 
         keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
-        wanted = frozenset(str(key.writer) for key in keys if frame_of(key.writer) not in known.written)
+        wanted = frozenset(str(key.writer) for key in keys if schema_bytes(key.writer) not in known.written)
         for kind, made in known.made.items():
             if kind == "PROTOBUF":  # a schema that is known, and another message of it
                 found = self._part(kind, made).wanted_by(records, made)
                 wanted |= frozenset(place for place in found if place.startswith("message "))
         return wanted
 
-    def decoding(self) -> ArrowDecoding | None:
-        """Return how tasks decode while only one format is known."""
-        return self._only.decoding() if len(self.known.made) == 1 else None
+    def decoding(self) -> ArrowDecoding:
+        """Return how tasks decode: as the one format there is, or each row as its own."""
+        from router_decoders.auto_arrow import combined
 
-    def decode(self, raw: DataFrame) -> DataFrame:
-        """Add `event`, `_error`, `_wanted` and what is known of the schema."""
-        if len(self.known.made) == 1:
-            return self._only.decode(raw)
-        from router_decoders.any_format_columns import decoded
-
-        return decoded(raw, self.known, self._parts())
-
-    @property
-    def _only(self) -> RegistryDecoder:
-        """Return the decoder of the one format there is."""
-        [(kind, made)] = self.known.made.items()
-        return self._part(kind, made)
+        made = [(kind, decoder.decoding()) for kind, decoder in self._parts()]
+        return made[0][1] if len(self.known.made) == 1 else combined(self.known, made)
 
     def _parts(self) -> list[tuple[Kind, RegistryDecoder]]:
         """Return the decoders of the formats that can be read; of none, one that can say why."""
         made = self.known.made
+        if len(made) == 1:
+            return [(kind, self._part(kind, one)) for kind, one in made.items()]
         readable = [kind for kind in made if fields(kind)(made[kind])] or [kind for kind in made if kind != "JSON"][:1]
-        # Python's way first, for a row takes all of its columns along
-        return [(kind, self._part(kind, made[kind])) for kind in sorted(readable, key="PROTOBUF".__ne__)]
+        return [(kind, self._part(kind, made[kind])) for kind in readable]
 
     def _part(self, kind: Kind, made: Any) -> RegistryDecoder:
         return DECODERS[kind].model_validate({"registry": self.registry, "header": self.header}).reading(made)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
+from pyspark.sql import types as T
 
+from router import ArrowDecoding
 from router_decoders.registry_decoder import RegistryDecoder
 
 if TYPE_CHECKING:
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame
     from typing_extensions import Self
 
     from router import Preparation
@@ -39,8 +40,8 @@ class Avro(RegistryDecoder):
     field, and its records become dead letters. So do records with an unknown id, of another format, and values that
     are cut off or have more bytes behind them.
 
-    Adds `schema_id`, `schema_version`, `subject` and `message` (the record's full name). Types: docs/formats.md. Runs
-    as native expressions (Spark's from_avro) on executors. Where the JVM is not started by `router`, start it with
+    Adds `schema_id`, `schema_version`, `subject` and `message` (the record's full name). Types: docs/formats.md. Values
+    are read by Spark's from_avro on executors. Where the JVM is not started by `router`, start it with
     Avro's limits (docs/formats.md): a hostile length in a record can end it otherwise.
     """
 
@@ -81,27 +82,36 @@ class Avro(RegistryDecoder):
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return the record of an event, in its frame."""
-        from router_schemas.avro.encode import written
+        from router_schemas.avro.encode import encoded_event
         from router_schemas.avro.model import single_object_header
         from router_schemas.avro.parser import parse_text
         from router_schemas.wire_format import pack
 
         number, path = self.chosen(schema)
         read = parse_text(path.read_text(encoding="utf-8"))
-        record = written(event, read)
+        record = encoded_event(event, read)
         if self.frame == "single_object":
             return single_object_header(read) + record
         return record if self.frame == "none" else pack(number, None, record)
 
     def wanted_by(self, records: pa.RecordBatch, known: Records) -> frozenset[str]:
         """Return the schemas that records name by id or GUID and that are not known."""
-        from router_schemas.wire_format import frame_of, parse
+        from router_schemas.wire_format import parse, schema_bytes
 
         keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
-        return frozenset(str(key.writer) for key in keys if frame_of(key.writer) not in known.written)
+        return frozenset(str(key.writer) for key in keys if schema_bytes(key.writer) not in known.written)
 
-    def decode(self, raw: DataFrame) -> DataFrame:
-        """Add `event`, `_error`, `_wanted` and what is known of the schema."""
-        from router_decoders.avro_spark import decoded
+    def decoding(self) -> ArrowDecoding:
+        """Return how tasks decode: from_avro before them, and the rest in them."""
+        import pyarrow as pa
 
-        return decoded(raw, self.known)
+        from router_decoders.avro_arrow import AvroRows, avro_events
+        from router_decoders.avro_spark import with_records
+        from router_schemas.framed_rows import ADDED
+        from router_schemas.protobuf.spark_types import spark_struct
+
+        known: Records = self.known
+        added = spark_struct(pa.struct([field for field in ADDED if not (known.only and field.name == "_wanted")]))
+        rows = AvroRows(known.written, known.frame, known.header, known.only)
+        adds = T.StructType([T.StructField("event", known.event), *added.fields])
+        return ArrowDecoding(avro_events, rows, adds, before=lambda raw: with_records(raw, known))

@@ -1,40 +1,55 @@
-"""Decode Avro values in Spark columns."""
+"""Read Avro values with Spark's from_avro, before tasks decode: native columns, each row read once.
+
+What starts where is what `router_schemas.wire_format` says, which tests hold this to; tasks say why a row has no frame.
+The expressions are small on purpose: a method of more than 8000 bytes is not compiled by the JVM, and all of a plan's
+stage is one method. For the same reason nothing here uses a lambda where there is another way: it would take the
+projection out of whole-stage code generation.
+"""
 
 from __future__ import annotations
 
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from pyspark.sql import Column
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 from pyspark.sql.avro.functions import from_avro
 
-from router_decoders.avro_texts import are_utf8
-from router_decoders.framing_spark import TEMPORARY, about, binary, framed, unframed, wanted
+from router_decoders.avro_arrow import OBJECT_KEY, READ
 from router_schemas.avro.library import END
+from router_schemas.avro.model import MARKER
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame
 
     from router_schemas.avro.library import RecordReader, Records
 
+TEMPORARY = ("_header", "_key", "_body", "_writer")
+TO_THE_END = 2**31 - 1
+ID_KEY, GUID_KEY = 5, 17
+"""Bytes of a key: a zero and the id; a one and the GUID."""
 
-def decoded(raw: DataFrame, known: Records) -> DataFrame:
-    """Return raw records with `event`, `_error`, `_wanted` (where something can be) and what is known of the schema."""
+
+def with_records(raw: DataFrame, known: Records) -> DataFrame:
+    """Return raw records with the column READ."""
     numbers = {key: number for number, key in enumerate(known.written)}
     read = {f"_r{k}": _read(record, numbers) for k, record in enumerate(known.records)}
-    frame = framed(raw, known).withColumns({**read, "_wanted": wanted(known)})
+    frame = framed(raw, known).withColumns({"_writer": _writer(numbers)}).withColumns(read)
     parts = [_Part(f"_r{k}", record) for k, record in enumerate(known.records)]
-    frame = frame.withColumns({"event": _event(known, parts), "_error": _reason(known, parts), **about(known)})
-    return frame.drop(*TEMPORARY, *read, *(["_wanted"] if known.only else []))
+    found = F.struct(_event(known, parts).alias("event"), _reason(parts).alias("reason"))
+    return frame.withColumn(READ, found).drop(*TEMPORARY, *read)
 
 
 class _Part:
-    """Be one record of an event, decoded into a column of envelopes, which is null on the rows of others."""
+    """One record of an event, decoded into a column of envelopes, which is null on the rows of others."""
 
     def __init__(self, column: str, record: RecordReader) -> None:
         self.is_mine = F.col(column).isNotNull()
         self.end = F.col(f"{column}.end")
-        self.whole = F.coalesce(self.end == binary(END), F.lit(False))
+        self.whole = F.coalesce(self.end == _binary(END), F.lit(False))
         self.value = F.col(f"{column}.value")
         self.good = self.whole & are_utf8(self.value, record.struct)
         self.names = set(record.struct.fieldNames())
@@ -43,22 +58,20 @@ class _Part:
 def _read(record: RecordReader, numbers: dict[bytes, int]) -> Column:
     """Return the envelope of one record's values, null on other rows: a CASE, so that each row is decoded once."""
     options = {"avroSchema": record.reader, "mode": "PERMISSIVE"}
-    writer, body = F.col("_known.writer"), F.concat("_body", binary(END))
-    cases = [(writer == numbers[key], from_avro(body, text, options)) for key, text in record.writers.items()]
+    body = F.concat("_body", _binary(END))
+    cases = [(F.col("_writer") == numbers[key], from_avro(body, text, options)) for key, text in record.writers.items()]
     return reduce(lambda case, one: case.when(*one), cases[1:], F.when(*cases[0]))
 
 
-def _reason(known: Records, parts: list[_Part]) -> Column:
-    """Return why a row has no event; null where it has one."""
-    case = F.when(F.col("_key").isNull(), unframed(known))
-    missing = f" is not that of {known.only}" if known.only else " is not known yet"
-    case = case.when(F.col("_known").isNull(), F.concat("_wanted", F.lit(missing)))
+def _reason(parts: list[_Part]) -> Column:
+    """Return why a value could not be read; null where it could, and where nothing reads it."""
+    case = F.when(F.lit(False), F.lit(None).cast("string"))
     for part in parts:
         case = case.when(part.good, F.lit(None).cast("string"))
         case = case.when(part.is_mine & part.end.isNull(), "avro: the value is broken or cut off")
         case = case.when(part.whole, "avro: a string is not UTF-8")
         case = case.when(part.is_mine, "avro: there are more bytes behind the value")
-    return case.otherwise(F.col("_known.reason"))
+    return case
 
 
 def _event(known: Records, parts: list[_Part]) -> Column:
@@ -74,3 +87,95 @@ def _fields(known: Records, part: _Part) -> list[Column]:
         for one in known.event
     }
     return [column.alias(one.name) for one, column in found.items()]
+
+
+# Keys: what names the schema of a row, as the bytes of its frame
+
+
+def framed(raw: DataFrame, known: Records) -> DataFrame:
+    """Return raw records with `_header` (that may hold a GUID), `_key` and `_body`, null where there is none."""
+    key, body = _key_and_body(known)
+    frame = raw.withColumn("_header", _header(known) if known.frame == "confluent" else F.lit(None).cast("binary"))
+    return frame.withColumns({"_key": key, "_body": body})
+
+
+def _header(known: Records) -> Column:
+    """Return the last header of the name; one without a value is there, too."""
+    at = F.array_position(F.reverse("headers.key"), known.header).cast("int")
+    return F.when(at > 0, F.coalesce(F.get(F.reverse("headers.value"), at - 1), _binary(b"")))
+
+
+def _key_and_body(known: Records) -> tuple[Column, Column]:
+    value, header = F.col("value"), F.col("_header")
+    if known.frame == "none":
+        return F.when(value.isNotNull(), _binary(b"")), value
+    if known.frame == "single_object":
+        good = _begins(value, MARKER) & (F.length(value) >= OBJECT_KEY)
+        return F.when(good, F.substring(value, 1, OBJECT_KEY)), F.substring(value, OBJECT_KEY + 1, TO_THE_END)
+    good = _begins(header, b"\1") & (F.length(header) >= GUID_KEY)
+    key = F.when(header.isNotNull(), F.when(good & value.isNotNull(), F.substring(header, 1, GUID_KEY)))
+    key = key.when(_prefixed(value), F.substring(value, 1, ID_KEY))
+    if known.only:
+        key = F.when(key.isNotNull(), _binary(b""))
+    return key, F.when(header.isNotNull(), value).otherwise(F.substring(value, ID_KEY + 1, TO_THE_END))
+
+
+def _writer(numbers: dict[bytes, int]) -> Column:
+    """Return the number of a key, by a literal: a loop over its keys, and no code for each of them."""
+    pairs = [column for key, number in numbers.items() for column in (_binary(key), F.lit(number))]
+    return F.try_element_at(F.create_map(*pairs), F.col("_key")) if pairs else F.lit(None).cast("int")
+
+
+def _prefixed(value: Column) -> Column:
+    whole = _begins(value, b"\0") & (F.length(value) >= ID_KEY)
+    return whole & (F.substring(value, 2, 1) < _binary(b"\x80"))
+
+
+def _begins(value: Column, beginning: bytes) -> Column:
+    return F.substring(value, 1, len(beginning)) == _binary(beginning)
+
+
+def _binary(value: bytes) -> Column:
+    """Return bytes as a literal."""
+    return F.lit(bytearray(value))
+
+
+# Strings: Spark takes their bytes as they are, and a table with one that is not UTF-8 cannot be read
+
+
+def are_utf8(value: Column, kind: T.StructType) -> Column:
+    """Return whether every string in a struct, however deep, is UTF-8; never null.
+
+    They are looked at one behind the other, with blanks between: a lambda for arrays and maps would take the projection
+    out of whole-stage code generation.
+    """
+    texts = list(_texts(value, kind))
+    return F.coalesce(F.is_valid_utf8(F.concat_ws(" ", *texts)), F.lit(True)) if texts else F.lit(True)
+
+
+def _texts(value: Column, kind: T.DataType) -> Iterator[Column]:
+    """Yield columns of string or array<string>."""
+    if isinstance(kind, T.StringType):
+        yield value
+    elif isinstance(kind, T.StructType):
+        for field in kind:
+            yield from _texts(value.getField(field.name), field.dataType)
+    elif isinstance(kind, T.MapType):
+        yield F.map_keys(value)
+        yield from _elements(F.map_values(value), kind.valueType)
+    elif isinstance(kind, T.ArrayType):
+        yield from _elements(value, kind.elementType)
+
+
+def _elements(values: Column, kind: T.DataType) -> Iterator[Column]:
+    """Yield the strings in the elements of an array."""
+    if isinstance(kind, T.StringType):
+        yield values
+    elif isinstance(kind, T.StructType):
+        for field in kind:
+            yield from _elements(values.getField(field.name), field.dataType)
+    elif isinstance(kind, T.ArrayType):  # flatten is null where one of them is
+        yield from _elements(F.flatten(F.array_compact(values)), kind.elementType)
+    elif isinstance(kind, T.MapType):
+        yield F.flatten(F.transform(F.array_compact(values), F.map_keys))
+        yield from _elements(F.flatten(F.transform(F.array_compact(values), F.map_values)), kind.valueType)

@@ -47,9 +47,11 @@ class Json(ArrowDecoder):
       date alone is its midnight. A date is `2026-11-21`. Years are 0001 to 9999. Numbers do not fit either: declare a
       bigint and convert it in `select`.
     - A string field takes any value, as JSON text: `5`, `{"a":1}`.
-    - Of a key that comes twice the last value counts, except that both must fit; in a map field it does not fit.
-    - Half of a surrogate pair (`\\ud800` alone) becomes a question mark. Nesting deeper than 998 levels, a text of
-      more than 20 million characters and a number of more than 1000 digits are not JSON here.
+    - Of a key that comes twice the last value counts, except that both must fit (of a time, a decimal and a map the
+      last one alone); within a map such a key does not fit.
+    - Half of a surrogate pair (`\\ud800` alone) becomes a question mark. Nesting deeper than 999 levels and a number
+      of more than 1000 digits are not JSON here; a text of more than 20 million characters does not fit.
+    - Binary is base64. A variant takes any value. Intervals, char and varchar are refused.
 
     Runs in Python, on record batches; what Spark's from_json would do in another way is in docs/formats.md.
     """
@@ -127,7 +129,7 @@ def session_zone() -> str:
     return zone
 
 
-class JsonSchema(RegistryDecoder, ArrowDecoder):
+class JsonSchema(RegistryDecoder):
     """Decode a record whose value is a JSON object with a JSON Schema in a registry.
 
     The value is in the frame of a Confluent-compatible schema registry: a zero byte, the schema's id (4 bytes,
@@ -171,10 +173,10 @@ class JsonSchema(RegistryDecoder, ArrowDecoder):
 
     def wanted_by(self, records: pa.RecordBatch, known: Objects) -> frozenset[str]:
         """Return the schemas that records name by id or GUID and that are not known."""
-        from router_schemas.wire_format import frame_of, parse
+        from router_schemas.wire_format import parse, schema_bytes
 
         keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
-        return frozenset(str(key.writer) for key in keys if frame_of(key.writer) not in known.written)
+        return frozenset(str(key.writer) for key in keys if schema_bytes(key.writer) not in known.written)
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode."""

@@ -32,7 +32,7 @@ from router_decoders.json_scalars import read_decimal, read_time
 from router_decoders.json_types import TIMES, Shape, arrow_type, map_parser, parsers, struct_class
 from router_schemas.framed_rows import ADDED, about, framed_rows, wanted, why
 from router_schemas.model import WriterSchema
-from router_schemas.wire_format import frame_of
+from router_schemas.wire_format import schema_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -401,7 +401,7 @@ class FramedObjects:
 def framed_events(records: pa.RecordBatch, known: FramedObjects) -> pa.RecordBatch:
     """Return `event` and the columns of ADDED for records with the columns of `RAW_SCHEMA`, as `events` does."""
     found = framed_rows(records, "confluent", known.header, indexed=False)
-    written = [known.written.get(frame_of(WriterSchema.of(writer))) for writer in found.writers]
+    written = [known.written.get(schema_bytes(WriterSchema.of(writer))) for writer in found.writers]
     unread = why(found, written)
     failed = unread.is_valid()
     payloads = pc.if_else(failed, pa.scalar(None, found.payloads.type), found.payloads)

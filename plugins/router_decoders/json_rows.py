@@ -296,7 +296,8 @@ def _reader(shape: Shape, zone: str, place: FieldPath) -> Read:
 
 def _scalar(shape: Shape, zone: str, place: FieldPath) -> Read:
     if shape.kind in TIMES:
-        return partial(_fitting, lambda text: read_time(text, shape.kind, zone), place)
+        told = None if shape.kind == "timestamp_ntz" else place
+        return partial(_fitting, lambda text: read_time(text, shape.kind, zone), told)
     if shape.kind in INTEGERS:
         return partial(_integer, 2 ** (SCALARS[shape.kind].bit_width - 1))
     if shape.kind in ("double", "float"):
@@ -353,10 +354,12 @@ def _beyond(place: FieldPath, misfits: Misfits) -> None:
     misfits.beyond.add((place.order, place.name))
 
 
-def _fitting(read: Callable[[str], Any], place: FieldPath, value: Any, misfits: Misfits) -> str:
-    """Return the text of a time, which is read again with its column."""
+def _fitting(read: Callable[[str], Any], place: FieldPath | None, value: Any, misfits: Misfits) -> str:
+    """Return the text of a time, which is read again with its column. Without a place a wrong one is mistyped."""
     text = _clean(value) if type(value) is str else _written(value)
     if read(text) is None:
+        if place is None:
+            raise MistypedError
         _beyond(place, misfits)
     return text
 

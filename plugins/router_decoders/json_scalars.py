@@ -18,10 +18,10 @@ from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from functools import lru_cache
 from zoneinfo import ZoneInfo, available_timezones
 
-DATE = r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
+DAY = r"([0-9]{4})-([0-9]{2})-([0-9]{1,2})"
 TIME = r"([0-9]{1,2})(?::([0-9]{1,2})(?::([0-9]{1,2})(?:\.([0-9]*))?([^0-9.].*)?)?)?"
-DATES = re.compile(DATE)
-TIMESTAMPS = re.compile(rf"{DATE}(?:[T ]{TIME})?", re.DOTALL)
+DATES = re.compile(DAY.replace("1,2", "2"))
+TIMESTAMPS = re.compile(rf"{DAY}(?:[T ]{TIME})?", re.DOTALL)
 OFFSET = re.compile(r"([+-])([0-9]{1,2})(?::([0-9]{1,2})(?::([0-9]{1,2}))?)?|([+-])([0-9]{2})([0-9]{2})([0-9]{2})?")
 BLANKS = " \t\r\n"
 UNIVERSAL = ("UTC", "GMT", "UT")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import override
 
-from router import ArrowDecoder, ArrowDecoding, Preparation
+from router import ArrowDecoding, Preparation
 from router_decoders.registry_decoder import RegistryDecoder
 from router_schemas.model import FULL_NAME
 from router_schemas.protobuf import needed
@@ -58,7 +58,7 @@ class Wrapper(BaseModel):
         return self
 
 
-class Protobuf(RegistryDecoder, ArrowDecoder):
+class Protobuf(RegistryDecoder):
     """Decode a record whose value is a Protobuf message.
 
     With a `registry` the value is in the frame of a Confluent-compatible schema registry: a zero byte, the schema's id
@@ -165,15 +165,15 @@ class Protobuf(RegistryDecoder, ArrowDecoder):
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return the message of an event given as in ProtoJSON, in its frame: the outer message, with a wrapper."""
-        from router_schemas.protobuf.descriptors import from_file, message_names, path_of
-        from router_schemas.protobuf.encode import written
+        from router_schemas.protobuf.descriptors import from_file, message_index_of, message_names
+        from router_schemas.protobuf.encode import encoded_event
         from router_schemas.wire_format import pack
 
         number, path = self.chosen(schema)
         files = from_file(path)
         name = message or self.message or message_names(files)[0]
-        payload = written(event, files, name)
-        return payload if self.frame == "none" else pack(number, path_of(files, name), payload)
+        payload = encoded_event(event, files, name)
+        return payload if self.frame == "none" else pack(number, message_index_of(files, name), payload)
 
     def wanted_by(self, records: pa.RecordBatch, known: Any) -> frozenset[str]:
         """Return the schemas and messages that records name and that are not known."""

@@ -11,12 +11,12 @@ from pyspark.sql import types as T
 from typing_extensions import override
 
 from router import ArrowDecoding, Decoder, Preparation
-from router_decoders.key_names import KEY_NAMES, OF_A_KEY, SCHEMA
+from router_decoders.record_keys_arrow import KEY_NAMES, OF_A_KEY, OF_KEY, SCHEMA
 from router_decoders.registry_decoder import RegistryDecoder
 from router_schemas.model import KEY_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import Column, DataFrame
@@ -34,7 +34,7 @@ class Keyed(Decoder):
     record header may hold a schema's GUID, that of the key is `__key_schema_id` unless `header` says otherwise.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ("router_decoders.keyed_batches",)
+    needs: ClassVar[tuple[str, ...]] = ("router_decoders.record_keys_arrow",)
 
     value: Decoder = Field(description="decoder of the value")
     key: Decoder = Field(description="decoder of the key")
@@ -81,17 +81,19 @@ class Keyed(Decoder):
         return self.model_copy(update={"value": value, "key": key})
 
     def decoding(self) -> ArrowDecoding | None:
-        """Return how tasks decode both; None where one of them does not work in tasks."""
+        """Return how tasks decode both; None where native columns do all of one."""
         value, key = self.value.decoding(), self.key.decoding()
         if value is None or key is None:
             return None
-        of_key = [T.StructField(KEY_NAMES[f.name], f.dataType) for f in key.adds if f.name in KEY_NAMES]
-        from router_decoders.keyed_batches import decoded
+        from router_decoders.record_keys_arrow import both_events
 
+        of_key = [T.StructField(KEY_NAMES[f.name], f.dataType) for f in key.adds if f.name in KEY_NAMES]
         fields = {f.name: f for f in (*value.adds, *of_key)}
         if "_wanted" in key.adds.names:
             fields["_wanted"] = T.StructField("_wanted", T.StringType())
-        return ArrowDecoding(decoded, (value, key, tuple(fields)), T.StructType(list(fields.values())))
+        before = _before(value, key) if value.before or key.before else None
+        both = (replace(value, before=None), replace(key, before=None), tuple(fields))
+        return ArrowDecoding(both_events, both, T.StructType(list(fields.values())), before)
 
     def decode(self, raw: DataFrame) -> DataFrame:
         """Add what the decoder of the value adds, and `event_key` beside it."""
@@ -110,6 +112,20 @@ class Keyed(Decoder):
         return frame.withColumn("event", F.when(F.col("_error").isNull(), F.col("event")))
 
 
+def _before(value: ArrowDecoding, key: ArrowDecoding) -> Callable[[DataFrame], DataFrame]:
+    """Return what adds the native columns of both; those of the key with a name of their own."""
+
+    def before(raw: DataFrame) -> DataFrame:
+        frame = raw
+        if key.before:
+            keys = key.before(raw.withColumns({"value": F.col("key"), "_value": F.col("value")}))
+            own = {name: f"{OF_KEY}{name}" for name in keys.columns if name not in (*raw.columns, "_value")}
+            frame = keys.withColumnsRenamed(own).withColumn("value", F.col("_value")).drop("_value")
+        return value.before(frame) if value.before else frame
+
+    return before
+
+
 def _either(name: str, kept: list[str], frame: DataFrame, has_key: Column) -> Column:
     """Return what is said of the value, or else of the key."""
     of_key = F.when(has_key, F.concat(F.lit(OF_A_KEY), F.col(name)))
@@ -118,7 +134,7 @@ def _either(name: str, kept: list[str], frame: DataFrame, has_key: Column) -> Co
 
 @dataclass(frozen=True)
 class _Beside:
-    """Be the memory of the key's decoder, beside that of the value's."""
+    """The memory of the key's decoder, beside that of the value's."""
 
     memory: Memory
 

@@ -1,4 +1,4 @@
-"""Be a decoder of what was written with a schema: open where schemas come from, look for new ones, fetch the wanted."""
+"""Decode what was written with schemas: open where these come from, look for new ones, fetch the wanted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from router import Decoder, Preparation, StartError
+from router import ArrowDecoder, Preparation, StartError
 from router_schemas.model import KEY_HEADER, VALUE_HEADER
 from router_schemas.registry_options import RegistryAway, RegistryOptions
 
@@ -28,7 +28,7 @@ ROUNDS = 3
 """Times that they are looked at: what a schema wraps is seen when that schema is known."""
 
 
-class RegistryDecoder(Decoder):
+class RegistryDecoder(ArrowDecoder):
     """Decode values by the schemas that they were written with. A format opens a library and reads with what it makes.
 
     `sources` are the options that say where schemas come from, of which one is given.

@@ -73,7 +73,7 @@ class RegistryEncoder(Encoder):
         return found
 
     @abstractmethod
-    def written(self, closed: ResolvedSchema, columns: StructType) -> Encoding:
+    def written(self, resolved: ResolvedSchema, columns: StructType) -> Encoding:
         """Return how rows are written with a schema; raise ValueError, naming the field, where they cannot be."""
 
     @abstractmethod
@@ -104,7 +104,7 @@ class RegistryEncoder(Encoder):
 
     def _chosen(self, client: RegistryClient, subject: str, columns: StructType, folder: Path, trial: bool) -> Encoding:
         if self.id is not None:
-            return self._fitted(_closed(client, client.by_id(self.id)), columns)
+            return self._fitted(_resolved(client, client.by_id(self.id)), columns)
         if self.file:
             made = self._of_file(client, subject, columns, folder, trial)
             return self._fitted(made, columns, f"{self.file} (schema {made.schema.id})")
@@ -131,12 +131,12 @@ class RegistryEncoder(Encoder):
         number = NOBODYS if trial else client.register(subject, self.schema_kind, text)
         return ResolvedSchema(RegisteredSchema(number, self.schema_kind, text))
 
-    def _fitted(self, closed: ResolvedSchema, columns: StructType, label: str | None = None) -> Encoding:
-        label = label or SchemaOrigin.of(closed).label
-        if closed.schema.kind != self.schema_kind:
-            raise ValueError(f"{label} is {closed.schema.kind}, not {self.schema_kind}")
+    def _fitted(self, resolved: ResolvedSchema, columns: StructType, label: str | None = None) -> Encoding:
+        label = label or SchemaOrigin.of(resolved).label
+        if resolved.schema.kind != self.schema_kind:
+            raise ValueError(f"{label} is {resolved.schema.kind}, not {self.schema_kind}")
         try:
-            encoding = self.written(closed, columns)
+            encoding = self.written(resolved, columns)
         except ValueError as fault:
             raise ValueError(f"{label}: {fault}") from fault
         return replace(encoding, what=f"{encoding.what}, {label}")
@@ -177,10 +177,10 @@ def _latest(client: RegistryClient, subject: str) -> ResolvedSchema | None:
         version = client.versions(subject)[-1]
     except (NotFound, IndexError):
         return None
-    return _closed(client, replace(client.version(subject, version), subjects=((subject, version),)))
+    return _resolved(client, replace(client.version(subject, version), subjects=((subject, version),)))
 
 
-def _closed(client: RegistryClient, schema: RegisteredSchema) -> ResolvedSchema:
+def _resolved(client: RegistryClient, schema: RegisteredSchema) -> ResolvedSchema:
     """Return a schema with what it refers to."""
     from router_schemas.resolver import References
 

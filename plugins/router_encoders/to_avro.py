@@ -44,14 +44,14 @@ class ToAvro(RegistryEncoder):
         default=None, pattern=FULL_NAME, description="full name of a record made for columns; default: the subject's"
     )
 
-    def written(self, closed: ResolvedSchema, columns: StructType) -> Encoding:
+    def written(self, resolved: ResolvedSchema, columns: StructType) -> Encoding:
         """Return how rows are written with a schema."""
         from router_schemas.avro.model import text_of
         from router_schemas.avro.parser import parse
         from router_schemas.wire_format import prefix
 
-        frame = b"" if self.frame == "none" else prefix(closed.schema.id)
-        argument = AvroTarget(frame, text_of(parse(closed)), columns)
+        frame = b"" if self.frame == "none" else prefix(resolved.schema.id)
+        argument = AvroTarget(frame, text_of(parse(resolved)), columns)
         _writer(argument)  # what does not go together shall be said here
         return Encoding(encode, argument, "Avro")
 

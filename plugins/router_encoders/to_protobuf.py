@@ -67,15 +67,15 @@ class ToProtobuf(RegistryEncoder):
         except CompilerError as error:
             raise StartError(f"the schema cannot be compiled here: {error}") from error
 
-    def written(self, closed: ResolvedSchema, columns: StructType) -> Encoding:
+    def written(self, resolved: ResolvedSchema, columns: StructType) -> Encoding:
         """Return how rows are written with a message of a schema."""
-        from router_schemas.protobuf.descriptors import descriptors, message_names, path_of
+        from router_schemas.protobuf.descriptors import descriptors, message_index_of, message_names
         from router_schemas.wire_format import prefix
 
-        files = descriptors(closed)
+        files = descriptors(resolved)
         message = self.message or next(iter(message_names(files)), "")
-        path = path_of(files, message)
-        frame = b"" if self.frame == "none" else prefix(closed.schema.id, path)
+        path = message_index_of(files, message)
+        frame = b"" if self.frame == "none" else prefix(resolved.schema.id, path)
         argument = ProtobufTarget(frame, files, message, columns)
         _writer(argument)  # what does not go together shall be said here
         return Encoding(encode, argument, f"Protobuf message {message}")

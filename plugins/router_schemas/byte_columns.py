@@ -2,7 +2,7 @@
 
 Avro and Protobuf both put the fields of a record one behind the other, so a record is the concatenation of what its
 columns write. Every function takes an array without nulls unless it says otherwise, and raises ValueError with the
-field where a value cannot be written: whoever calls finds the row by halves (router_encoders.encoding).
+field where a value cannot be written: whoever calls finds the row by halves (router_encoders.registry_encoder).
 """
 
 from __future__ import annotations

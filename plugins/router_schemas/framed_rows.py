@@ -62,12 +62,12 @@ def framed_rows(
         groups = np.where(known, 0, -1).astype(np.int64)
         reasons = pa.array(["value is null"], pa.string()).take(pa.array(np.zeros(len(values), np.int8), mask=known))
         return FramedRows(values, groups, (WHOLE,), reasons, pa.nulls(len(values), pa.int32()))
-    frames = parse(values, indexed, headers=records.column("headers"), header=header)
-    writers = tuple(str(key.writer) if numbered else at_index(key.path or FIRST) for key in frames.keys)
-    ids = pa.array(frames.ids.astype(np.int32), mask=frames.ids < 0)
-    framed = (frames.groups >= 0).all()
-    reasons = pa.nulls(len(values), pa.string()) if framed else _REASONS.take(pa.array(frames.status))
-    return FramedRows(payloads(values, frames), frames.groups, writers, reasons, ids)
+    parsed = parse(values, indexed, headers=records.column("headers"), header=header)
+    writers = tuple(str(key.writer) if numbered else at_index(key.path or FIRST) for key in parsed.keys)
+    ids = pa.array(parsed.ids.astype(np.int32), mask=parsed.ids < 0)
+    framed = (parsed.groups >= 0).all()
+    reasons = pa.nulls(len(values), pa.string()) if framed else _REASONS.take(pa.array(parsed.status))
+    return FramedRows(payloads(values, parsed), parsed.groups, writers, reasons, ids)
 
 
 def at_index(path: tuple[int, ...]) -> str:
@@ -84,7 +84,7 @@ ADDED = pa.schema([("_error", pa.string()), ("_wanted", pa.string()), *ABOUT])
 
 
 def why(found: FramedRows, written: Sequence[Any], only: str = "") -> pa.StringArray:
-    """Return why rows have no event, as far as their frames and schemas say; null for the others.
+    """Return why rows have no event, as far as their prefixes and schemas say; null for the others.
 
     `only` names the message that is read where ids do not count.
     """

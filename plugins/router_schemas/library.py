@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from router_schemas.model import VALUE_HEADER, ResolvedSchema, SchemaInfo, WriterSchema
-from router_schemas.wire_format import frame_of
+from router_schemas.wire_format import schema_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -78,7 +78,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
     """The name under which the memory has what was used."""
     clock: Callable[[], float] = time.monotonic
     uses: dict[str, U] = field(default_factory=dict)
-    closed: dict[str, ResolvedSchema] = field(default_factory=dict)
+    resolved: dict[str, ResolvedSchema] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
     unknown: dict[str, tuple[str, float]] = field(default_factory=dict)
     made: M | None = None
@@ -86,7 +86,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
     """What fields have other formats brought, where records of several formats are one event."""
 
     @abstractmethod
-    def use(self, writer: WriterSchema, closed: ResolvedSchema) -> U:
+    def use(self, writer: WriterSchema, resolved: ResolvedSchema) -> U:
         """Return what a writer's schema is used for; raise ValueError with the reason when it cannot be read."""
 
     @abstractmethod
@@ -135,8 +135,8 @@ class RegistryLibrary(Library[M], Generic[U, M]):
     def _new_versions(self) -> list[str]:
         """Return what is in new versions of subjects: those that older versions are used for, or the first."""
         used: dict[str, set[str]] = {subject: set() for subject in self.subjects}
-        for writer, closed in self.closed.items():
-            for subject, _ in closed.schema.subjects:
+        for writer, resolved in self.resolved.items():
+            for subject, _ in resolved.schema.subjects:
                 used.setdefault(subject, set()).add(WriterSchema.of(writer).message)
         polled = ((number, inside) for subject, inside in used.items() for number in self.schemas.poll([subject]))
         return [str(WriterSchema(number, one)) for number, inside in polled for one in inside or {""}]
@@ -147,17 +147,17 @@ class RegistryLibrary(Library[M], Generic[U, M]):
         for text, writer in new.items():
             self._take(text, writer, found[_schema(writer)])
 
-    def _take(self, text: str, writer: WriterSchema, closed: ResolvedSchema | Unknown) -> None:
-        if not isinstance(closed, ResolvedSchema):
-            self.unknown[text] = closed.reason, self.clock() + HOLD
-        elif closed.schema.kind != self.kind:
-            self.faults[text] = f"schema {closed.schema.id} is {closed.schema.kind}, not {self.kind}"
+    def _take(self, text: str, writer: WriterSchema, resolved: ResolvedSchema | Unknown) -> None:
+        if not isinstance(resolved, ResolvedSchema):
+            self.unknown[text] = resolved.reason, self.clock() + HOLD
+        elif resolved.schema.kind != self.kind:
+            self.faults[text] = f"schema {resolved.schema.id} is {resolved.schema.kind}, not {self.kind}"
         else:
             try:
-                self.uses[text] = self.use(writer, closed)
-                self.closed[text] = closed
+                self.uses[text] = self.use(writer, resolved)
+                self.resolved[text] = resolved
             except ValueError as fault:
-                self.faults[text] = f"schema {closed.schema.id} cannot be used: {fault}"
+                self.faults[text] = f"schema {resolved.schema.id} cannot be used: {fault}"
 
 
 def remembered(memory: Memory, name: str) -> list[str]:
@@ -271,8 +271,8 @@ class AnyFormat(Library[Formats]):
         """Return the format of each schema, None for one that the registry does not give."""
         schemas = {text: schema for text in texts if (schema := WriterSchema.of(text).schema) is not None}
         found = self._schemas.resolved(schemas.values())
-        closed = {text: found[schema] for text, schema in schemas.items()}
-        return {text: one.schema.kind if isinstance(one, ResolvedSchema) else None for text, one in closed.items()}
+        resolved = {text: found[schema] for text, schema in schemas.items()}
+        return {text: one.schema.kind if isinstance(one, ResolvedSchema) else None for text, one in resolved.items()}
 
     def _known(self, texts: list[str]) -> bool:
         kinds = self._kinds(texts).items()
@@ -284,13 +284,13 @@ class AnyFormat(Library[Formats]):
         written: dict[bytes, SchemaInfo] = {}
         for kind, library in self._libraries.items():
             for text, (reason, _) in library.unknown.items():
-                written[frame_of(WriterSchema.of(text))] = SchemaInfo(message=kind, reason=reason)
+                written[schema_bytes(WriterSchema.of(text))] = SchemaInfo(message=kind, reason=reason)
         for kind, library in self._libraries.items():
             readable = bool(self._fields[kind](made[kind]))
             for text, its_kind in self._kinds(_writers(library)).items():
                 if its_kind == kind:
                     why = None if readable else library.faults.get(text) or _why(kind, made[kind], text)
-                    written[frame_of(WriterSchema.of(text))] = SchemaInfo(message=kind, reason=why)
+                    written[schema_bytes(WriterSchema.of(text))] = SchemaInfo(message=kind, reason=why)
         return written
 
 
@@ -299,5 +299,5 @@ def _writers(library: RegistryLibrary[Any, Any]) -> list[str]:
 
 
 def _why(kind: Kind, made: Any, text: str) -> str | None:
-    reason: str | None = made.written[text if kind == "PROTOBUF" else frame_of(WriterSchema.of(text))].reason
+    reason: str | None = made.written[text if kind == "PROTOBUF" else schema_bytes(WriterSchema.of(text))].reason
     return reason

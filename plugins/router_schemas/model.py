@@ -76,12 +76,12 @@ class SchemaOrigin:
     version: int | None = None
 
     @staticmethod
-    def of(closed: ResolvedSchema) -> SchemaOrigin:
+    def of(resolved: ResolvedSchema) -> SchemaOrigin:
         """Return the origin of a registered schema; of several subjects the first is named."""
-        number = closed.schema.id
-        if not closed.schema.subjects:
+        number = resolved.schema.id
+        if not resolved.schema.subjects:
             return SchemaOrigin(f"schema {number}", number)
-        subject, version = closed.schema.subjects[0]
+        subject, version = resolved.schema.subjects[0]
         return SchemaOrigin(f"{subject} version {version} (schema {number})", number, subject, version)
 
     @property

@@ -120,10 +120,10 @@ class SchemaResolver:
         self._kept.keep_guid(guid, schema_id)
         return schema_id
 
-    def _keep(self, closed: ResolvedSchema) -> ResolvedSchema:
-        self._kept.keep_schema(closed)
-        self._known[closed.schema.id] = closed
-        return closed
+    def _keep(self, resolved: ResolvedSchema) -> ResolvedSchema:
+        self._kept.keep_schema(resolved)
+        self._known[resolved.schema.id] = resolved
+        return resolved
 
     def _ids(self, subject: str, wait: bool) -> dict[int, int]:
         """Return version -> id of a subject, as new as can be had; the lock is held."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import threading
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from threading import Event
@@ -24,7 +22,6 @@ from router_schemas.registry_options import NotFound, UnusableSchema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
     from uuid import UUID
 
     from router import Memory
@@ -34,33 +31,9 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_CLOSED: TypeAdapter[ResolvedSchema] = TypeAdapter(ResolvedSchema)
+_RESOLVED: TypeAdapter[ResolvedSchema] = TypeAdapter(ResolvedSchema)
 _VERSIONS: TypeAdapter[dict[int, int]] = TypeAdapter(dict[int, int])
 _ID: TypeAdapter[int] = TypeAdapter(int)
-
-
-@dataclass(frozen=True)
-class FolderMemory:
-    """A memory in a local folder, which is made when something is written."""
-
-    path: Path
-
-    def read(self, name: str) -> bytes | None:
-        """Return the content of a file, None when there is none."""
-        try:
-            return (self.path / name).read_bytes()
-        except FileNotFoundError:
-            return None
-
-    def write(self, name: str, content: bytes) -> None:
-        """Replace a file so that a crash leaves the old one or the new one."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        fresh = self.path / f".{name}.{os.getpid()}.{threading.get_ident()}"
-        with fresh.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self.path / name)
 
 
 class SchemaCache:
@@ -77,12 +50,12 @@ class SchemaCache:
 
     def schema(self, schema_id: int) -> ResolvedSchema | None:
         """Return what was kept for an id."""
-        found = self._read(self._name("id", str(schema_id)), _CLOSED)
+        found = self._read(self._name("id", str(schema_id)), _RESOLVED)
         return found if found is not None and found.schema.id == schema_id else None
 
-    def keep_schema(self, closed: ResolvedSchema) -> None:
+    def keep_schema(self, resolved: ResolvedSchema) -> None:
         """Keep a schema under its id."""
-        self._memory.write(self._name("id", str(closed.schema.id)), _CLOSED.dump_json(closed))
+        self._memory.write(self._name("id", str(resolved.schema.id)), _RESOLVED.dump_json(resolved))
 
     def guid(self, guid: UUID) -> int | None:
         """Return the id that was kept for a GUID."""

@@ -34,108 +34,19 @@ if TYPE_CHECKING:
 
 FINE, CUT, RANGE, DEEP = range(4)
 PROBLEMS = (
-    "frame: the bytes end within the message index of the message",
+    "frame: the bytes end within the message index",
     "frame: an index of the message is negative or too large",
-    "frame: the message index of the message is too long",
+    "frame: the message index is too long",
 )
 """What is wrong, for CUT, RANGE and DEEP in turn."""
 
 DEEPEST = 32
-"""Positions that a path may have; compilers nest messages no deeper than that."""
+"""Positions that a message index may have; compilers nest messages no deeper than that."""
 _VARINT = 5
 """Bytes that a 32-bit varint may have."""
 _LONGEST = (1 + DEEPEST) * _VARINT
 _WINDOW = 8
-_FIRST = (0,)
-
 MessageIndex = tuple[int, ...]
-
-
-def encoded_index(path: Sequence[int]) -> bytes:
-    """Return the bytes of a message index; raise ValueError for one that no message can have."""
-    if not 0 < len(path) <= DEEPEST or any(not 0 <= index < 2**31 for index in path):
-        raise ValueError(f"a message index has 1 to {DEEPEST} positions from 0 on, not {tuple(path)}")
-    if tuple(path) == _FIRST:
-        return b"\0"
-    return b"".join(varint(number << 1) for number in (len(path), *path))
-
-
-def read_index(raw: bytes) -> tuple[int, MessageIndex, int]:
-    """Return (FINE, path, its bytes) of what starts with a message index, or (problem, (), 0)."""
-    numbers: list[int] = []
-    at, wanted = 0, 1
-    while len(numbers) < wanted:
-        problem, value, at = _number(raw, at)
-        if problem:
-            return problem, (), 0
-        numbers.append(value)
-        wanted = 1 + numbers[0]
-        if wanted > 1 + DEEPEST:
-            return DEEP, (), 0
-    return FINE, tuple(numbers[1:]) or _FIRST, at
-
-
-def indexes_at(
-    data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64], known: dict[MessageIndex, int]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
-    """Return for each row of `data` the code of its path, the bytes the path takes, and its problem.
-
-    `known` has the codes of the paths and gains those that are new. The first message, and paths of short positions,
-    are read without a loop over the rows.
-    """
-    codes = np.full(len(begins), -1, np.int64)
-    sizes = np.zeros(len(begins), np.int64)
-    problems = np.where(begins < ends, FINE, CUT).astype(np.uint8)
-    rows = np.flatnonzero(problems == FINE)
-    head = data[begins[rows]]
-    first = rows[head == 0]
-    if len(first):
-        codes[first], sizes[first] = known.setdefault(_FIRST, len(known)), 1
-    rest = rows[head != 0]
-    for raw, alike in _alike(data, begins[rest], ends[rest]):
-        at = rest[alike]
-        problem, path, size = read_index(raw)
-        problems[at], sizes[at] = problem, size
-        if not problem:
-            codes[at] = known.setdefault(path, len(known))
-    return codes, sizes, problems
-
-
-def _alike(
-    data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]
-) -> list[tuple[bytes, NDArray[np.int64]]]:
-    """Return the bytes to read a path from, and the rows that have these; most rows share a few paths."""
-    if not len(begins):
-        return []
-    columns = np.arange(_WINDOW)
-    at = np.minimum(begins[:, None] + columns, len(data) - 1)
-    inside = columns <= (data[begins] >> 1)[:, None]
-    window = np.where(inside, data[at], 0).astype(np.uint8)
-    size = 1 + (data[begins] >> 1).astype(np.int64)
-    short = (size <= np.minimum(_WINDOW, ends - begins)) & (window < 128).all(axis=1)
-    found: list[tuple[bytes, NDArray[np.int64]]] = []
-    simple = np.flatnonzero(short)
-    words, codes = np.unique(window[simple].view(np.uint64).ravel(), return_inverse=True)
-    for code, word in enumerate(words):
-        found.append((word.tobytes(), simple[codes == code]))
-    for row in np.flatnonzero(~short):
-        stop = min(int(ends[row]), int(begins[row]) + _LONGEST)
-        found.append((data[begins[row] : stop].tobytes(), np.array([row])))
-    return found
-
-
-def _number(raw: bytes, at: int) -> tuple[int, int, int]:
-    """Return (FINE, the number, where the next one starts), or a problem."""
-    value = 0
-    for size in range(_VARINT):
-        if at + size >= len(raw):
-            return CUT, 0, 0
-        byte = raw[at + size]
-        value |= (byte & 0x7F) << 7 * size
-        if byte < 0x80:
-            odd = value & 1 or value >= 2**32
-            return (RANGE, 0, 0) if odd else (FINE, value >> 1, at + size + 1)
-    return RANGE, 0, 0
 
 
 FRAMED, NULL, EMPTY, SHORT, MAGIC, ID, HEADER = range(7)
@@ -149,7 +60,7 @@ REASONS = (
     "frame: the header with the schema's GUID is not 01 and 16 bytes",
     *PROBLEMS,
 )
-"""The reason of each status; FRAMED and NULL (a tombstone, which has no frame) have none."""
+"""The reason of each status; FRAMED and NULL (a tombstone, which names no schema) have none."""
 
 _PREFIX = 5
 _GUID = 17
@@ -188,7 +99,7 @@ class ParsedValues:
 
     @property
     def reasons(self) -> pa.StringArray:
-        """Return why a row has no frame; null where it has one, and for tombstones."""
+        """Return why a row names no schema; null where it does, and for tombstones."""
         return pa.array(REASONS, pa.string()).take(pa.array(self.status))
 
 
@@ -223,9 +134,9 @@ def parse(
     headers: pa.ListArray | None = None,
     header: str = VALUE_HEADER,
 ) -> ParsedValues:
-    """Find the frame of every value. Runs on an executor; never raises for what a row holds.
+    """Parse the prefix or header of every value. Runs on an executor; never raises for what a row holds.
 
-    `indexed` says which schemas are Protobuf, whose frames have a message index: all, none, or these ids and GUIDs.
+    `indexed` says which schemas are Protobuf, whose values have a message index: all, none, or these ids and GUIDs.
     `headers` is a column of list<struct<key: string, value: binary>>: a row that has the header named `header` (the
     last of them, as Java readers take it) is framed by it, any other row by its prefix.
     """
@@ -244,20 +155,20 @@ def parse(
         groups[rows[good]] = _by_guid(given.rows(good), names)
         left = ~np.isin(framed, rows)
         sources = [(framed[left], column.rows(framed[left]), _PREFIX), (rows[good], given.rows(good), _GUID)]
-    frames = ParsedValues(status, groups, ids, starts, tuple(names))
-    return _with_paths(frames, sources, indexed) if indexed is not False else frames
+    parsed = ParsedValues(status, groups, ids, starts, tuple(names))
+    return _with_paths(parsed, sources, indexed) if indexed is not False else parsed
 
 
-def payloads(values: pa.BinaryArray, frames: ParsedValues) -> pa.BinaryArray:
-    """Return what follows the frames; null where there is no frame."""
-    framed = frames.status == FRAMED
-    starts = np.unique(frames.starts[framed])
+def payloads(values: pa.BinaryArray, parsed: ParsedValues) -> pa.BinaryArray:
+    """Return what follows the prefixes; null where a row names no schema."""
+    framed = parsed.status == FRAMED
+    starts = np.unique(parsed.starts[framed])
     if len(starts) == 0:
         return pa.nulls(len(values), values.type)
     if len(starts) == 1:
         rest = pc.binary_slice(values, int(starts[0]), _TO_THE_END)
         return rest if framed.all() else pc.if_else(pa.array(framed), rest, pa.scalar(None, rest.type))
-    rows = [np.flatnonzero(framed & (frames.starts == start)) for start in starts]
+    rows = [np.flatnonzero(framed & (parsed.starts == start)) for start in starts]
     parts = [
         pc.binary_slice(values.take(pa.array(some)), int(start), _TO_THE_END)
         for some, start in zip(rows, starts, strict=True)
@@ -268,14 +179,14 @@ def payloads(values: pa.BinaryArray, frames: ParsedValues) -> pa.BinaryArray:
 
 
 def prefix(schema_id: int, path: Sequence[int] | None = None) -> bytes:
-    """Return the frame to put before a payload; `path` for Protobuf only. Raises ValueError for an impossible one."""
+    """Return the bytes to put before a payload; `path` for Protobuf only. Raises ValueError for an impossible id."""
     if not 0 <= schema_id < 2**31:
         raise ValueError(f"a schema id is a number from 0 to 2147483647, not {schema_id}")
     return struct.pack(">bI", 0, schema_id) + (b"" if path is None else encoded_index(path))
 
 
 def pack(schema_id: int, path: Sequence[int] | None, payload: bytes) -> bytes:
-    """Return a framed value; `path` for Protobuf only. Raises ValueError for an impossible frame."""
+    """Return a whole value; `path` for Protobuf only. Raises ValueError for an impossible id."""
     return prefix(schema_id, path) + payload
 
 
@@ -284,7 +195,7 @@ def guid_header(guid: UUID, path: Sequence[int] | None = None) -> bytes:
     return b"\x01" + guid.bytes + (b"" if path is None else encoded_index(path))
 
 
-def frame_of(writer: WriterSchema) -> bytes:
+def schema_bytes(writer: WriterSchema) -> bytes:
     """Return the bytes by which values or headers name a schema of a registry, without a message index."""
     assert writer.schema is not None
     return guid_header(writer.schema) if isinstance(writer.schema, UUID) else prefix(writer.schema)
@@ -342,15 +253,15 @@ def _headers(headers: pa.ListArray, header: str, status: NDArray[np.uint8]) -> t
 
 
 def _with_paths(
-    frames: ParsedValues, sources: list[tuple[Rows, _Bytes, int]], indexed: bool | Collection[int | bytes]
+    parsed: ParsedValues, sources: list[tuple[Rows, _Bytes, int]], indexed: bool | Collection[int | bytes]
 ) -> ParsedValues:
     """Add the message indexes: to the groups and keys, and to where the payloads of prefixed values start."""
-    chosen = np.array([indexed is True or _is_one(key, indexed) for key in frames.keys] or [False])
-    status, starts = frames.status.copy(), frames.starts.copy()
+    chosen = np.array([indexed is True or _is_one(key, indexed) for key in parsed.keys] or [False])
+    status, starts = parsed.status.copy(), parsed.starts.copy()
     paths = np.zeros(len(status), np.int64)
     known: dict[MessageIndex, int] = {}
     for rows, given, skip in sources:
-        mine = chosen[frames.groups[rows]]
+        mine = chosen[parsed.groups[rows]]
         chosen_rows, at = given.rows(mine), rows[mine]
         codes, sizes, problems = indexes_at(chosen_rows.data, chosen_rows.begins + skip, chosen_rows.ends, known)
         paths[at] = codes + 1
@@ -358,13 +269,100 @@ def _with_paths(
         status[at] = np.where(problems, problems + HEADER, FRAMED)
     framed = status == FRAMED
     both, groups = len(known) + 1, np.full(len(status), -1, np.int64)
-    coded = pa.array(frames.groups[framed] * both + paths[framed]).dictionary_encode()
+    coded = pa.array(parsed.groups[framed] * both + paths[framed]).dictionary_encode()
     groups[framed] = coded.indices.to_numpy(zero_copy_only=False)
     found = [None, *known]
-    pairs = [(frames.keys[code // both], found[code % both]) for code in coded.dictionary.to_pylist()]
+    pairs = [(parsed.keys[code // both], found[code % both]) for code in coded.dictionary.to_pylist()]
     keys = tuple(SchemaKey(key.id, key.guid, path) for key, path in pairs)
-    return ParsedValues(status, groups, frames.ids, starts, keys)
+    return ParsedValues(status, groups, parsed.ids, starts, keys)
 
 
 def _is_one(key: SchemaKey, chosen: bool | Collection[int | bytes]) -> bool:
     return not isinstance(chosen, bool) and (key.id if key.guid is None else key.guid) in chosen
+
+
+def encoded_index(path: Sequence[int]) -> bytes:
+    """Return the bytes of a message index; raise ValueError for one that no message can have."""
+    if not 0 < len(path) <= DEEPEST or any(not 0 <= index < 2**31 for index in path):
+        raise ValueError(f"a message index has 1 to {DEEPEST} positions from 0 on, not {tuple(path)}")
+    if tuple(path) == FIRST:
+        return b"\0"
+    return b"".join(varint(number << 1) for number in (len(path), *path))
+
+
+def read_index(raw: bytes) -> tuple[int, MessageIndex, int]:
+    """Return (FINE, index, its bytes) of what starts with a message index, or (problem, (), 0)."""
+    numbers: list[int] = []
+    at, wanted = 0, 1
+    while len(numbers) < wanted:
+        problem, value, at = _number(raw, at)
+        if problem:
+            return problem, (), 0
+        numbers.append(value)
+        wanted = 1 + numbers[0]
+        if wanted > 1 + DEEPEST:
+            return DEEP, (), 0
+    return FINE, tuple(numbers[1:]) or FIRST, at
+
+
+def indexes_at(
+    data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64], known: dict[MessageIndex, int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
+    """Return for each row of `data` the code of its message index, the bytes that it takes, and its problem.
+
+    `known` has the codes of the indexes and gains those that are new. The first message, and indexes of short
+    positions, are read without a loop over the rows.
+    """
+    codes = np.full(len(begins), -1, np.int64)
+    sizes = np.zeros(len(begins), np.int64)
+    problems = np.where(begins < ends, FINE, CUT).astype(np.uint8)
+    rows = np.flatnonzero(problems == FINE)
+    head = data[begins[rows]]
+    first = rows[head == 0]
+    if len(first):
+        codes[first], sizes[first] = known.setdefault(FIRST, len(known)), 1
+    rest = rows[head != 0]
+    for raw, alike in _alike(data, begins[rest], ends[rest]):
+        at = rest[alike]
+        problem, path, size = read_index(raw)
+        problems[at], sizes[at] = problem, size
+        if not problem:
+            codes[at] = known.setdefault(path, len(known))
+    return codes, sizes, problems
+
+
+def _alike(
+    data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]
+) -> list[tuple[bytes, NDArray[np.int64]]]:
+    """Return the bytes to read an index from, and the rows that have these; most rows share a few indexes."""
+    if not len(begins):
+        return []
+    columns = np.arange(_WINDOW)
+    at = np.minimum(begins[:, None] + columns, len(data) - 1)
+    inside = columns <= (data[begins] >> 1)[:, None]
+    window = np.where(inside, data[at], 0).astype(np.uint8)
+    size = 1 + (data[begins] >> 1).astype(np.int64)
+    short = (size <= np.minimum(_WINDOW, ends - begins)) & (window < 128).all(axis=1)
+    found: list[tuple[bytes, NDArray[np.int64]]] = []
+    simple = np.flatnonzero(short)
+    words, codes = np.unique(window[simple].view(np.uint64).ravel(), return_inverse=True)
+    for code, word in enumerate(words):
+        found.append((word.tobytes(), simple[codes == code]))
+    for row in np.flatnonzero(~short):
+        stop = min(int(ends[row]), int(begins[row]) + _LONGEST)
+        found.append((data[begins[row] : stop].tobytes(), np.array([row])))
+    return found
+
+
+def _number(raw: bytes, at: int) -> tuple[int, int, int]:
+    """Return (FINE, the number, where the next one starts), or a problem."""
+    value = 0
+    for size in range(_VARINT):
+        if at + size >= len(raw):
+            return CUT, 0, 0
+        byte = raw[at + size]
+        value |= (byte & 0x7F) << 7 * size
+        if byte < 0x80:
+            odd = value & 1 or value >= 2**32
+            return (RANGE, 0, 0) if odd else (FINE, value >> 1, at + size + 1)
+    return RANGE, 0, 0

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from router import Keyed, MergingSink
+from router import KeyedTable, MergingSink
 from router_sinks.naming import check_name, check_template
 from router_sinks.properties import check_property
 from router_templates.pieces import Placeholder, parse
@@ -146,11 +146,11 @@ class Upsert(MergingSink):
         pieces = parse(self.template)
         return F.concat(*[F.col(p.path).cast("string") if isinstance(p, Placeholder) else F.lit(p) for p in pieces])
 
-    def keyed(self) -> Keyed:
+    def keyed(self) -> KeyedTable:
         """Return how the rows of a key become one."""
         found = KEPT.fullmatch(self.deletions_kept)
         assert found  # by validation
-        return Keyed(
+        return KeyedTable(
             keys=tuple(map(_column, self.keys)),
             when_matched=self.when_matched,
             columns=tuple(map(_column, self.changes)) if self.changes else None,

@@ -58,10 +58,10 @@ def sample(file: Path, framing: Framing = "lines", separator: str | None = None)
 
 def simulated(tables: int, form: str = "json", registry: str | None = None, subject: str = "") -> Payload:
     """Return events of so many simulated games; formats other than JSON are registered under a subject first."""
-    demo = _demo("traffic"), _demo("formats"), _demo("records")
-    traffic = demo[0].Traffic(events=DISTINCT, games=tables, skew=0.0, seed=7, start=SIMULATED_FROM)
-    with demo[1].opened(form, registry, subject) as write:
-        records = [(key, value) for key, value, _ in demo[2].records(traffic, write)]
+    demo = _demo("records")
+    traffic = _demo("traffic").Traffic(events=DISTINCT, games=tables, skew=0.0, seed=7, start=SIMULATED_FROM)
+    with demo.opened(form, registry, subject) as write:
+        records = [(key, value) for key, value, _ in demo.records(traffic, write)]
     return Payload(f"simulator, {tables} games, {form}", records)
 
 

@@ -58,7 +58,7 @@ def approve(file: Path, route: str | None, table: str | None, show: bool, plugin
     if unfit:
         tables = ", ".join(sorted({waiting.place.table for waiting in unfit}))
         raise click.ClickException(
-            f"{tables}: what waits cannot go into it, see above; change the table, or delete the rows from the quarantine"
+            f"{tables}: what waits cannot go into it, see above; change the table, or delete the rows that wait"
         )
 
 

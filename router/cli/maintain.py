@@ -64,7 +64,7 @@ def _one(care: Any, table: str, plan: Maintenance, *, dry: bool) -> tuple[str, .
     except TableError as error:
         return table, str(error)
     by = f"by Spark: {found.by_spark}" if found.by_spark else ""
-    numbers = found.files, found.into, found.bare, found.deleted
+    numbers = found.files, found.into, found.without_statistics, found.deleted
     return table, *map(str, numbers), f"{found.freed / 1e6:,.1f}", by
 
 

@@ -12,6 +12,6 @@ def warm_up() -> None:
     Runs a small configuration once, which takes half a minute. Sessions that `router` starts by itself then map the
     archive instead of loading some ten thousand classes from jars; under spark-submit nothing changes.
     """
-    from router.engine.warm_up import warm_up as make
+    from router.engine.session import make_class_archive
 
-    click.echo(make())
+    click.echo(make_class_archive())

@@ -24,7 +24,7 @@ _VARIABLE: JsonSchemaValue = {"type": "string", "pattern": r"\$\{"}
 
 
 class _Generator(GenerateJsonSchema):
-    """Let `${VARIABLE}` stand for any scalar, and leave a mark where a part stands."""
+    """A generator that lets `${VARIABLE}` stand for any scalar, and leaves a mark where a part stands."""
 
     def function_before_schema(self, schema: core_schema.BeforeValidatorFunctionSchema) -> JsonSchemaValue:
         owner = getattr(schema["function"]["function"], "__self__", None)

@@ -30,7 +30,7 @@ _ROUNDS = 5  # rules inside rules show their faults one level at a time, at wors
 
 @dataclass(frozen=True)
 class Loaded:
-    """Hold a configuration that can start.
+    """A configuration that can start.
 
     `fingerprint` names the configuration as it is written, without comments and layout and before variables are
     replaced: it changes with the file's meaning and never with a secret.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from router.applying import ApplyingSink
 from router.parts import Decoder, Rule, Sink
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -76,13 +77,13 @@ Moment = Annotated[str, AfterValidator(_moment)]
 
 
 class Model(BaseModel):
-    """Be a frozen piece of configuration that refuses unknown keys and shows no value in an error."""
+    """A frozen piece of configuration that refuses unknown keys and shows no value in an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True)
 
 
 class KafkaSource(Model):
-    """Read Kafka topics. Offsets live in the checkpoint, not in a consumer group."""
+    """Kafka topics. Offsets live in the checkpoint, not in a consumer group."""
 
     servers: str = Field(description="host:port, several with commas")
     topics: tuple[str, ...] = Field(default=(), description="topics to read; or give `pattern`")
@@ -100,7 +101,7 @@ class KafkaSource(Model):
 
 
 class FilesSource(Model):
-    """Read text files (JSON lines or any lines) as they arrive in a folder, each file once, each line a record."""
+    """Text files (JSON lines or any lines), read as they arrive in a folder, each file once, each line a record."""
 
     path: str = Field(description="folder or glob; new files are picked up")
     files_per_batch: int = Field(default=100, ge=1)
@@ -109,7 +110,7 @@ class FilesSource(Model):
 
 
 class FormatSource(Model):
-    """Read anything Spark can stream that has a `value` column (string or binary)."""
+    """Anything Spark can stream that has a `value` column (string or binary)."""
 
     name: str = Field(description="Spark's name of the format: delta, rate, kinesis, ...")
     options: dict[str, SecretStr] = Field(default_factory=dict)
@@ -119,7 +120,7 @@ class FormatSource(Model):
 
 
 class Source(Model):
-    """Say where records come from: exactly one of the kinds."""
+    """Where records come from: exactly one of the kinds."""
 
     kafka: KafkaSource | None = None
     files: FilesSource | None = None
@@ -127,7 +128,7 @@ class Source(Model):
 
 
 class Expectation(Model):
-    """State what must hold for the events of a route; null counts as a violation."""
+    """What must hold for the events of a route; null counts as a violation."""
 
     name: Name
     sql: str
@@ -135,7 +136,7 @@ class Expectation(Model):
 
 
 class Route(Model):
-    """Join a rule, a projection, expectations and sinks."""
+    """A rule, a projection, expectations and sinks."""
 
     name: Name
     match: Rule
@@ -143,9 +144,18 @@ class Route(Model):
     expect: tuple[Expectation, ...] = ()
     sinks: tuple[Sink, ...] = Field(min_length=1)
 
+    @property
+    def named_sinks(self) -> dict[str, Sink]:
+        """Return the sinks by name: the part's name, numbered from the second of its kind on."""
+        found: dict[str, Sink] = {}
+        for place, sink in enumerate(self.sinks):
+            alike = sum(other.part_name == sink.part_name for other in self.sinks[:place])
+            found[f"{sink.part_name}_{alike + 1}" if alike else sink.part_name] = sink
+        return found
+
 
 class Trigger(Model):
-    """Say when batches run: one of the three."""
+    """When batches run: one of the three."""
 
     once: bool = Field(default=False, description="take what is there, in batches, and end")
     every: Interval | None = Field(default=None, description="an interval: 10 s, 5 min")
@@ -153,7 +163,7 @@ class Trigger(Model):
 
 
 class Landing(Model):
-    """Tune how files are written."""
+    """How files are written."""
 
     file_bytes: int = Field(default=128 << 20, ge=1 << 10, description="bytes at which a file is closed")
     buffer_bytes: int = Field(default=64 << 20, ge=1 << 20, description="Arrow bytes a task holds before it writes")
@@ -163,7 +173,7 @@ class Landing(Model):
 
 
 class Maintenance(Model):
-    """Keep tables in shape between batches, one at a time: whichever of `every` and `commits` comes first."""
+    """How tables are kept in shape between batches, one at a time: whichever of `every` and `commits` comes first."""
 
     tables: str = Field(
         description="a table, or a pattern of tables: silver.*", pattern=r"^[a-z0-9_*?]+\.[a-z0-9_*?]+$"
@@ -190,7 +200,7 @@ class Maintenance(Model):
 
 
 class Config(Model):
-    """Be one router: a source, a decoder, routes and where everything goes."""
+    """One router: a source, a decoder, routes and where everything goes."""
 
     name: Name
     lake: str = Field(description="folder or URI; the table layer.table lives at lake/layer/table")
@@ -231,6 +241,13 @@ class Config(Model):
     def _both(cls, value: object) -> object:
         """Take `{value: ..., key: ...}` for the options of the decoder `keyed`."""
         return {"keyed": value} if isinstance(value, Mapping) and set(value) == {"value", "key"} else value
+
+    def detached_sinks(self) -> Iterator[tuple[str, str, ApplyingSink]]:
+        """Yield route, name and sink of those that have a query of their own; a debugging run has none."""
+        for route in self.routes if not self.debug else ():
+            for name, sink in route.named_sinks.items():
+                if isinstance(sink, ApplyingSink) and sink.detached:
+                    yield route.name, name, sink
 
     def debugged(self) -> Config:
         """Return this with a lake and a checkpoint of its own."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
 from router.config.models import NAME_PATTERN, TABLE_PATTERN, Config
-from router.config.yaml_tree import Entry, Items, Keys, Node, Scalar, children, printable
+from router.config.yaml_tree import Items, Keys, MappingEntry, Node, Scalar, children, printable
 from router.errors import Problem
 from router.parts import Part
 from router.resolve import TRUSTED, options_of, suggestion
@@ -73,10 +73,10 @@ _WITHHELD = "its message is withheld, since the value is a secret or comes from 
 
 @dataclass(frozen=True)
 class _Fault:
-    """Hold one error with its place; `member` says that it may be one of several ways to be wrong."""
+    """One error with its place; `member` says that it may be one of several ways to be wrong."""
 
     line: ErrorDetails
-    place: Place
+    place: LocatedNode
     what: str
     hint: str
     at_key: bool = False
@@ -92,7 +92,7 @@ def problems_of(error: ValidationError, document: Document, entries: Entries) ->
     ]
 
 
-def _follows(line: ErrorDetails, place: Place) -> bool:
+def _follows(line: ErrorDetails, place: LocatedNode) -> bool:
     """Say whether an error only repeats that a value is not known (an unset variable, say)."""
     if isinstance(place.node, Scalar):
         return place.node.broken
@@ -102,7 +102,7 @@ def _follows(line: ErrorDetails, place: Place) -> bool:
     return about_all and not line["type"].startswith(TRUSTED) and any(node.broken for _, node in _scalars(place.node))
 
 
-def _fault(line: ErrorDetails, place: Place, document: Document, entries: Entries) -> _Fault:
+def _fault(line: ErrorDetails, place: LocatedNode, document: Document, entries: Entries) -> _Fault:
     kind, loc, context = line["type"], line["loc"], line.get("ctx", {})
     if kind == "missing":
         meaning = description(entries, loc)
@@ -176,7 +176,7 @@ def _either(faults: list[_Fault]) -> tuple[_Fault, str]:
     return next((f for f in faults if f.hint), faults[0]), f"must be {' or '.join(expected)}{rest}"
 
 
-def _hidden_texts(line: ErrorDetails, place: Place, document: Document, entries: Entries) -> list[str]:
+def _hidden_texts(line: ErrorDetails, place: LocatedNode, document: Document, entries: Entries) -> list[str]:
     """Return the texts that a validator could see and no message may show: of the value and those beside it."""
     beside = document.locate(place.path[:-1])
     texts = [
@@ -206,8 +206,8 @@ _LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")  # what YAML 1.1 counts 
 
 
 @dataclass(frozen=True)
-class Place:
-    """Hold what stands at a location.
+class LocatedNode:
+    """What stands at a location.
 
     `path` is the part of the location that the document has, `left` the elements it has not: a missing key, the name
     of a main option that was not written, the member of a union. `key` is the entry through which `node` was reached.
@@ -216,20 +216,20 @@ class Place:
     path: tuple[str, ...]
     left: tuple[str, ...]
     node: Node
-    key: Entry | None
+    key: MappingEntry | None
 
 
 @dataclass(frozen=True)
 class Document:
-    """Hold the tree of one file and make problems out of locations in it."""
+    """The tree of one file, which makes problems out of locations in it."""
 
     file: str
     root: Node = field(repr=False)
     widths: tuple[int, ...] = field(repr=False)
 
-    def locate(self, loc: Location) -> Place:
+    def locate(self, loc: Location) -> LocatedNode:
         """Walk a location as far as the document goes, past elements that it does not have."""
-        place = Place((), (), self.root, None)
+        place = LocatedNode((), (), self.root, None)
         for element in map(str, loc):
             place = _step(place, element)
         return place
@@ -260,14 +260,14 @@ def in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     return tuple(sorted(unique.values(), key=lambda problem: (problem.line, problem.column, problem.path)))
 
 
-def _step(place: Place, element: str) -> Place:
+def _step(place: LocatedNode, element: str) -> LocatedNode:
     node = place.node
     if isinstance(node, Keys) and element in node.entries:
         entry = node.entries[element]
-        return Place((*place.path, element), place.left, entry.value, entry)
+        return LocatedNode((*place.path, element), place.left, entry.value, entry)
     if isinstance(node, Items) and element.isdecimal() and int(element) < len(node.items):
-        return Place((*place.path, element), place.left, node.items[int(element)], None)
-    return Place(place.path, (*place.left, element), node, place.key)
+        return LocatedNode((*place.path, element), place.left, node.items[int(element)], None)
+    return LocatedNode(place.path, (*place.left, element), node, place.key)
 
 
 def annotations_at(entries: Entries, loc: Location) -> list[Any]:

@@ -27,8 +27,8 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
-class Record(_Model):
-    """Be one record of the source: an event as its producer writes it, or a value as it stands."""
+class InputRecord(_Model):
+    """One record of the source: an event as its producer writes it, or a value as it stands."""
 
     event: Any = Field(default=None, description="is written in the format that the configuration decodes")
     file: str | None = Field(default=None, alias="schema", description="of `schemas`, what the event is written with")
@@ -67,8 +67,8 @@ class Record(_Model):
         return self.value.encode() if isinstance(self.value, str) else json.dumps(self.value).encode()
 
 
-class Letter(_Model):
-    """Expect dead letters. What is not given may be anything; `reason` is part of the text."""
+class ExpectedDeadLetter(_Model):
+    """Expected dead letters. What is not given may be anything; `reason` is part of the text."""
 
     stage: str | None = None
     reason: str = ""
@@ -78,7 +78,7 @@ class Letter(_Model):
 
 
 class Expected(_Model):
-    """Expect what the records become: everything that gets a row must be named here, but bronze and the ledger."""
+    """What the records are to become: everything that gets a row must be named here, but bronze and the ledger."""
 
     tables: dict[str, int | list[dict[str, Any]]] = Field(
         default_factory=dict, description="table -> its rows: how many, or which (in any order, the columns given)"
@@ -88,19 +88,19 @@ class Expected(_Model):
         description="route/sink -> what it sends, in any order: how many, or which (the parts given). For a rest sink: "
         "method, url, headers, body",
     )
-    dead_letters: tuple[Letter, ...] = ()
+    dead_letters: tuple[ExpectedDeadLetter, ...] = ()
 
 
-class Case(_Model):
-    """Be one test."""
+class RouteTest(_Model):
+    """One test: records, and what becomes of them."""
 
     name: str = Field(min_length=1)
-    records: tuple[Record, ...] = Field(min_length=1)
+    records: tuple[InputRecord, ...] = Field(min_length=1)
     expect: Expected
 
 
 class RouteTests(_Model):
-    """Be a file of route tests."""
+    """A file of route tests."""
 
     configuration: str | None = Field(
         default=None, description="the file that is tested; default: X.yaml for X.test.yaml"
@@ -111,7 +111,7 @@ class RouteTests(_Model):
         description="in place of a registry: subject -> files of its versions, the oldest first, from the "
         "configuration's folder",
     )
-    tests: tuple[Case, ...] = Field(min_length=1)
+    tests: tuple[RouteTest, ...] = Field(min_length=1)
 
     def tested(self, path: Path) -> Path:
         """Return the configuration that the file at `path` tests; raise ConfigError when its name does not tell."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finding:
-    """Hold what a check found, and where."""
+    """What a check found, and where."""
 
     loc: Location
     what: str

@@ -12,7 +12,7 @@ import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from router.config.yaml_tree import Entry, Items, Keys, Node, Scalar, printable, typed
+from router.config.yaml_tree import Items, Keys, MappingEntry, Node, Scalar, printable, typed
 from router.errors import Problem
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _FORMS = "known forms: ${NAME}, ${NAME:-default}, ${file:/path}; a plain `${` is
 
 
 class _UnresolvedError(Exception):
-    """Say why a reference has no value: what, and the next step."""
+    """The reason why a reference has no value: what, and the next step."""
 
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(what, hint)
@@ -42,7 +42,7 @@ def substitute(root: Node, environ: Mapping[str, str], folder: Path, file: str) 
 
 
 class _Substitution:
-    """Walk a tree once; a node that aliases share stays shared."""
+    """One walk over a tree; a node that aliases share stays shared."""
 
     def __init__(self, environ: Mapping[str, str], folder: Path, file: str) -> None:
         self.problems: list[Problem] = []
@@ -64,7 +64,7 @@ class _Substitution:
             return replace(node, items=tuple(self.of(item, (*path, str(i))) for i, item in enumerate(node.items)))
         return self._scalar(node, path) if "${" in node.text else node
 
-    def _entry(self, entry: Entry, path: tuple[str, ...]) -> Entry:
+    def _entry(self, entry: MappingEntry, path: tuple[str, ...]) -> MappingEntry:
         return replace(entry, value=self.of(entry.value, path))
 
     def _scalar(self, node: Scalar, path: tuple[str, ...]) -> Scalar:

@@ -29,7 +29,7 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Scalar:
-    """Hold one value; `text` is how it is written, `plain` says that it stands without quotes.
+    """One value; `text` is how it is written, `plain` says that it stands without quotes.
 
     A tainted scalar holds text from a variable or a file, which no message may show; a broken one stands for a value
     that could not be had, about which a problem exists already.
@@ -46,7 +46,7 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Items:
-    """Hold a list."""
+    """A list."""
 
     line: int
     column: int
@@ -54,8 +54,8 @@ class Items:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """Hold one value of a mapping and the place of its key."""
+class MappingEntry:
+    """One value of a mapping, and the place of its key."""
 
     line: int
     column: int
@@ -64,11 +64,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Keys:
-    """Hold a mapping. All keys are text, as written."""
+    """A mapping. All keys are text, as written."""
 
     line: int
     column: int
-    entries: dict[str, Entry]
+    entries: dict[str, MappingEntry]
 
 
 Node = Scalar | Items | Keys
@@ -144,7 +144,7 @@ _TAG = "tag:yaml.org,2002:"
 
 
 class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
-    """Compose nodes and type nothing; refuse what is nested too deeply before Python's stack does."""
+    """A loader that only composes nodes, and refuses what is nested too deeply before Python's stack does."""
 
     def __init__(self, text: str) -> None:
         Reader.__init__(self, text)
@@ -216,7 +216,7 @@ class _Extent:
 
 
 class _Builder:
-    """Make the tree from PyYAML's nodes; a node that several aliases share is made once and shared."""
+    """The builder of the tree from PyYAML's nodes; a node that several aliases share is made once and shared."""
 
     def __init__(self, file: str) -> None:
         self.problems: list[Problem] = []
@@ -259,9 +259,9 @@ class _Builder:
             return self._bad(node, path, f"the text is not of type {kind}", "remove the tag")
         return Scalar(line, column, text, converted(convert, text))
 
-    def _entries(self, node: yaml.MappingNode, path: Path) -> dict[str, Entry]:
-        own: dict[str, Entry] = {}
-        merged: dict[str, Entry] = {}
+    def _entries(self, node: yaml.MappingNode, path: Path) -> dict[str, MappingEntry]:
+        own: dict[str, MappingEntry] = {}
+        merged: dict[str, MappingEntry] = {}
         for key, value in node.value:
             line, column = _place(key)
             if not isinstance(key, yaml.ScalarNode) or not _is_unicode(key.value):
@@ -274,7 +274,7 @@ class _Builder:
                 hint = f"the first is at line {first.line}, column {first.column}; keep one"
                 self._bad(key, (*path, key.value), "this key is given twice", hint)
             else:
-                own[key.value] = Entry(line, column, self.build(value, (*path, key.value)))
+                own[key.value] = MappingEntry(line, column, self.build(value, (*path, key.value)))
         return {**merged, **own}
 
     def _merge_sources(self, node: yaml.Node, path: Path) -> Iterator[Keys]:

@@ -1,9 +1,9 @@
 """Cast Arrow columns to the types of a table.
 
-`conformed` gives rows a table's columns, where no value can be lost: wider leaves, nested fields added, left out and
-reordered. `narrowed` brings values into the types of a table that may not change, and says in which rows something is
+`cast_to` gives rows a table's columns, where no value can be lost: wider leaves, nested fields added, left out and
+reordered. `cast_down` brings values into the types of a table that may not change, and says in which rows something is
 lost by it: new columns and new fields inside of columns are left out; a value of a type wider than the table's fits or
-does not. `beyond` only says which rows would lose something.
+does not. `would_lose` only says which rows would lose something.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.delta.schema_diff import merge
+from router.delta.schema_diff import common_type
 
 if TYPE_CHECKING:
     from router.delta.row_order import Mask
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
 
 
-def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def cast_to(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return rows with exactly the columns of a schema; one that they lack is null."""
     columns = []
     for field in schema:
         if field.name in rows.column_names:
-            columns.append(_conformed(_whole(rows.column(field.name)), field.type))
+            columns.append(_cast_array(_whole(rows.column(field.name)), field.type))
         else:
             columns.append(pa.nulls(len(rows), field.type))
     return pa.Table.from_arrays(columns, schema=pa.schema([field.with_nullable(True) for field in schema]))
 
 
-def beyond(column: pa.ChunkedArray, kind: pa.DataType) -> Mask:
+def would_lose(column: pa.ChunkedArray, kind: pa.DataType) -> Mask:
     """Return which rows hold a value that would be lost, wholly or in part, if the column became of a type."""
-    return _beyond(_whole(column), kind)
+    return _would_lose(_whole(column), kind)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
@@ -48,21 +48,21 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
     return array.take(pa.array(np.arange(len(array)))) if array.offset else array
 
 
-def _conformed(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if array.type == kind:
         return array
     if pa.types.is_struct(kind):
         have = {child.name for child in array.type}
         fields = [
-            _conformed(array.field(child.name), child.type) if child.name in have else pa.nulls(len(array), child.type)
+            _cast_array(array.field(child.name), child.type) if child.name in have else pa.nulls(len(array), child.type)
             for child in kind
         ]
         return pa.StructArray.from_arrays(fields, fields=list(kind), mask=array.is_null())
     if pa.types.is_map(kind):
-        keys, items = _conformed(array.keys, kind.key_type), _conformed(array.items, kind.item_type)
+        keys, items = _cast_array(array.keys, kind.key_type), _cast_array(array.items, kind.item_type)
         return pa.MapArray.from_arrays(_offsets(array), keys, items, kind)
     if pa.types.is_list(kind):
-        return pa.ListArray.from_arrays(_offsets(array), _conformed(array.values, kind.value_type), kind)
+        return pa.ListArray.from_arrays(_offsets(array), _cast_array(array.values, kind.value_type), kind)
     return array.cast(kind)
 
 
@@ -71,7 +71,7 @@ def _offsets(array: pa.Array) -> pa.Array:
     return pa.array(array.offsets.to_numpy(), pa.int32(), mask=np.append(np.asarray(array.is_null()), False))
 
 
-def _beyond(array: pa.Array, kind: pa.DataType) -> Mask:
+def _would_lose(array: pa.Array, kind: pa.DataType) -> Mask:
     valued: Mask = np.asarray(array.is_valid())
     if array.type == kind:
         return np.zeros(len(array), dtype=bool)
@@ -80,7 +80,7 @@ def _beyond(array: pa.Array, kind: pa.DataType) -> Mask:
         found: Mask = np.zeros(len(array), dtype=bool)
         for child in array.type:
             field = array.field(child.name)
-            found |= _beyond(field, known[child.name]) if child.name in known else np.asarray(field.is_valid())
+            found |= _would_lose(field, known[child.name]) if child.name in known else np.asarray(field.is_valid())
         return found & valued
     if not any(family(array.type) and family(kind) for family in NUMBERS):
         return valued  # of a list or map it is not told which element does not fit
@@ -96,28 +96,29 @@ def _beyond(array: pa.Array, kind: pa.DataType) -> Mask:
 
 
 @dataclass(frozen=True)
-class Narrowed:
-    """Be an array in narrower types. `lost`: rows with a value that is left out; `unfit`: rows with one too wide."""
+class CastDown:
+    """An array cast to narrower types. `lost`: rows with a value that is left out; `too_wide`: rows with one that
+    does not fit."""
 
     array: pa.Array
     lost: Mask
-    unfit: Mask
+    too_wide: Mask
 
 
-def within(have: pa.DataType, come: pa.DataType) -> pa.DataType:
+def type_within(have: pa.DataType, come: pa.DataType) -> pa.DataType:
     """Return `come` without the nested fields that `have` lacks, and no wider than `have` anywhere."""
     if pa.types.is_struct(come) and pa.types.is_struct(have):
         kinds = {child.name: child.type for child in have}
         kept = [child for child in come if child.name in kinds]
-        return pa.struct([pa.field(child.name, within(kinds[child.name], child.type)) for child in kept])
+        return pa.struct([pa.field(child.name, type_within(kinds[child.name], child.type)) for child in kept])
     if pa.types.is_list(come) and pa.types.is_list(have):
-        return pa.list_(pa.field("element", within(have.value_type, come.value_type)))
+        return pa.list_(pa.field("element", type_within(have.value_type, come.value_type)))
     if pa.types.is_map(come) and pa.types.is_map(have):
-        return pa.map_(within(have.key_type, come.key_type), within(have.item_type, come.item_type))
-    return come if merge(have, come) in (None, have) else have
+        return pa.map_(type_within(have.key_type, come.key_type), type_within(have.item_type, come.item_type))
+    return come if common_type(have, come) in (None, have) else have
 
 
-def brought(array: pa.Array, *, blank: bool) -> Mask:
+def has_value(array: pa.Array, *, blank: bool) -> Mask:
     """Return the rows that hold a value. `blank`: zero, false and what is empty count as none."""
     valued = array.is_valid()
     if blank and not pa.types.is_struct(array.type):
@@ -140,57 +141,60 @@ def _filled(array: pa.Array) -> pa.Array:
     return pc.not_equal(array, pa.scalar(0, kind))
 
 
-def narrowed(array: pa.Array, kind: pa.DataType, *, blank: bool = False) -> Narrowed:
+def cast_down(array: pa.Array, kind: pa.DataType, *, blank: bool = False) -> CastDown:
     """Return an array in a type that is `within` its own."""
     if array.type == kind:
-        return Narrowed(array, *_nowhere(array))
+        return CastDown(array, *_nowhere(array))
     if pa.types.is_struct(kind):
         return _struct(array, kind, blank)
     if pa.types.is_list(kind):
-        values = narrowed(array.flatten(), kind.value_type, blank=blank)
+        values = cast_down(array.flatten(), kind.value_type, blank=blank)
         lists = pa.ListArray.from_arrays(_starts(array), values.array, type=kind, mask=array.is_null())
-        return Narrowed(lists, _rows_of(array, values.lost), _rows_of(array, values.unfit))
+        return CastDown(lists, _rows_of(array, values.lost), _rows_of(array, values.too_wide))
     if pa.types.is_map(kind):
         return _map(array, kind, blank)
-    found, unfit = _cast(array, kind)
-    return Narrowed(found, _nowhere(array)[0], unfit)
+    found, too_wide = _cast(array, kind)
+    return CastDown(found, _nowhere(array)[0], too_wide)
 
 
 def _nowhere(array: pa.Array) -> tuple[Mask, Mask]:
     return np.zeros(len(array), bool), np.zeros(len(array), bool)
 
 
-def _struct(array: pa.Array, kind: pa.DataType, blank: bool) -> Narrowed:
-    lost, unfit = _nowhere(array)
+def _struct(array: pa.Array, kind: pa.DataType, blank: bool) -> CastDown:
+    lost, too_wide = _nowhere(array)
     names = {child.name for child in kind}
     for child in array.type:
         if child.name not in names:
-            lost |= brought(pc.struct_field(array, [child.name]), blank=blank)
+            lost |= has_value(pc.struct_field(array, [child.name]), blank=blank)
     columns = []
     for child in kind:
-        inner = narrowed(pc.struct_field(array, [child.name]), child.type, blank=blank)
+        inner = cast_down(pc.struct_field(array, [child.name]), child.type, blank=blank)
         columns.append(inner.array)
         lost |= inner.lost
-        unfit |= inner.unfit
-    return Narrowed(pa.StructArray.from_arrays(columns, fields=list(kind), mask=array.is_null()), lost, unfit)
+        too_wide |= inner.too_wide
+    return CastDown(pa.StructArray.from_arrays(columns, fields=list(kind), mask=array.is_null()), lost, too_wide)
 
 
-def _map(array: pa.Array, kind: pa.DataType, blank: bool) -> Narrowed:
+def _map(array: pa.Array, kind: pa.DataType, blank: bool) -> CastDown:
     entries = array.cast(pa.list_(pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])))
     flat = entries.flatten()
-    keys, items = narrowed(flat.field("key"), kind.key_type), narrowed(flat.field("value"), kind.item_type, blank=blank)
+    keys, items = (
+        cast_down(flat.field("key"), kind.key_type),
+        cast_down(flat.field("value"), kind.item_type, blank=blank),
+    )
     starts = pa.array(
         _starts(entries).to_numpy(), mask=np.append(array.is_null().to_numpy(zero_copy_only=False), False)
     )
     maps = pa.MapArray.from_arrays(starts, keys.array, items.array, type=kind)
-    return Narrowed(maps, _rows_of(entries, items.lost), _rows_of(entries, items.unfit | keys.unfit))
+    return CastDown(maps, _rows_of(entries, items.lost), _rows_of(entries, items.too_wide | keys.too_wide))
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
     """Return values in a narrower type, and where they are others than they were."""
     if pa.types.is_decimal(kind):
         return _decimals(array, kind)
-    found, both = array.cast(kind, safe=False), merge(kind, array.type)
+    found, both = array.cast(kind, safe=False), common_type(kind, array.type)
     same = pc.equal(found.cast(both), array.cast(both))
     if pa.types.is_floating(kind):
         same = pc.or_(same, pc.is_nan(array))
@@ -198,18 +202,18 @@ def _cast(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
 
 
 def _decimals(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
-    unfit = np.zeros(len(array), bool)
+    too_wide = np.zeros(len(array), bool)
     try:
-        return array.cast(kind), unfit
+        return array.cast(kind), too_wide
     except pa.ArrowInvalid:  # one does not fit: find out which, one by one
         values = []
         for row, value in enumerate(array):
             try:
                 values.append(value.cast(kind).as_py())
             except pa.ArrowInvalid:
-                unfit[row] = True
+                too_wide[row] = True
                 values.append(None)
-        return pa.array(values, kind), unfit
+        return pa.array(values, kind), too_wide
 
 
 def _starts(array: pa.Array) -> pa.Array:

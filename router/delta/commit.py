@@ -42,8 +42,8 @@ default of 100 an append to a table of small commits takes twice the time."""
 
 
 @dataclass(frozen=True)
-class LandedFile:
-    """Describe one Parquet file written into a table's folder and referenced by nothing yet.
+class StagedFile:
+    """A Parquet file written into a table's folder, to which no commit refers yet.
 
     `target` is `route/sink`, or `/bronze` and `/dead_letters`; `path` is relative to the lake; `statistics` is the
     add action's JSON.
@@ -58,14 +58,14 @@ class LandedFile:
     statistics: str
 
     @classmethod
-    def of(cls, found: dict[str, Any]) -> LandedFile:
+    def of(cls, found: dict[str, Any]) -> StagedFile:
         """Return a file from what `asdict` made of one, by way of JSON."""
         return cls(**{**found, "columns": tuple(found["columns"])})
 
 
 @dataclass(frozen=True)
 class TableCommit:
-    """Be the work of one table in one batch: its files, its new columns, and the transaction id.
+    """What one batch adds to one table: staged files, new columns, and the transaction id.
 
     `columns` is the Delta schema (JSON) of all columns with values; `added` of those that the table lacked when the
     batch was decided.
@@ -75,7 +75,7 @@ class TableCommit:
     table: str
     app_id: str
     version: int
-    files: tuple[LandedFile, ...]
+    files: tuple[StagedFile, ...]
     columns: str
     added: str | None = None
     widened: str | None = None
@@ -138,7 +138,7 @@ def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTab
     try:
         if handle is None:
             return _create(lake, work, actions, properties)
-        if done(handle, work):
+        if is_committed(handle, work):
             return False
         if work.added:
             add_columns(handle, work.added)
@@ -150,12 +150,12 @@ def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTab
     return True
 
 
-def done(table: DeltaTable, work: TableCommit) -> bool:
+def is_committed(table: DeltaTable, work: TableCommit) -> bool:
     """Say whether this batch is in the table already."""
-    return has(table, Transaction(work.app_id, work.version))
+    return has_transaction(table, Transaction(work.app_id, work.version))
 
 
-def has(table: DeltaTable, once: Transaction) -> bool:
+def has_transaction(table: DeltaTable, once: Transaction) -> bool:
     """Say whether a transaction id is in a table already."""
     version = table.transaction_version(once.app_id)
     return version is not None and version >= once.version
@@ -183,7 +183,7 @@ def add_columns(table: DeltaTable, added: str) -> None:
     table.update_incremental()
 
 
-def _add(file: LandedFile) -> AddAction:
+def _add(file: StagedFile) -> AddAction:
     return AddAction(
         path=file.path.split("/", 2)[2],  # below the table's folder
         size=file.bytes,
@@ -199,7 +199,7 @@ def fields(schema: str) -> list[Field]:
     return list(Schema.from_json(schema).fields)
 
 
-def rows(table: DeltaTable) -> int:
+def row_count(table: DeltaTable) -> int:
     """Return the number of rows a table's current version states in its file statistics."""
     actions: Any = pa.table(table.get_add_actions())
     return sum(actions.column("num_records").to_pylist())
@@ -213,7 +213,7 @@ def names(schema: str) -> list[str]:
 T = TypeVar("T")
 
 
-def in_turn(
+def retry_on_conflict(
     work: Callable[[], T],
     faster: type[Exception],
     tries: int,
@@ -234,7 +234,7 @@ def in_turn(
     return work()
 
 
-def outrun(table: str, tries: int, error: Exception) -> TableError:
+def conflict_error(table: str, tries: int, error: Exception) -> TableError:
     """Return what is raised where no try was fast enough; `error` is the last one's."""
     why = str(error).split("\n")[0]
     return TableError(table, f"other writers were faster {tries} times, the last time: {why}; stop one of them")

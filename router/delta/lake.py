@@ -15,7 +15,7 @@ from pyarrow import fs
 
 @dataclass(frozen=True)
 class Lake:
-    """Be a folder or URI of tables: the table `layer.name` lives at `root/layer/name`.
+    """A folder or URI of tables: the table `layer.name` lives at `root/layer/name`.
 
     `options` are delta-rs storage options; the same ones feed the file writer, so a table and its files are always
     reached with the same rights. They may hold secrets and stay out of `repr`.

@@ -10,9 +10,9 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from router.delta.commit import in_turn
+from router.delta.commit import retry_on_conflict
 from router.delta.row_versions import DELETIONS, deletions_table
-from router.delta.upsert import refused
+from router.delta.upsert import unmergeable
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ WAIT_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Care:
-    """Say what a table is to be like: files of about `file_bytes`, sorted by `zorder`, with `statistics`; what no
-    version refers to is deleted after `retention`."""
+class MaintenanceOptions:
+    """How a table is kept: files of about `file_bytes`, sorted by `zorder`, with `statistics`; what no version refers
+    to is deleted after `retention`."""
 
     file_bytes: int = 128 << 20
     zorder: tuple[str, ...] = ()
@@ -41,10 +41,10 @@ class Care:
 
 
 @dataclass(frozen=True)
-class Maintained:
-    """Be what was done to a table, or would be: files that became `into` others, and what was deleted.
+class MaintenanceResult:
+    """What was done to a table, or would be: `files` that became `into` others, and what was deleted.
 
-    `bare` files have no statistics, and get them from Delta on Spark.
+    Files `without_statistics` get them from Delta on Spark.
     """
 
     table: str
@@ -53,10 +53,10 @@ class Maintained:
     deleted: int
     freed: int
     by_spark: str = ""
-    bare: int = 0
+    without_statistics: int = 0
 
 
-def maintain(lake: Lake, table: str, care: Care, *, dry: bool = False) -> Maintained:
+def maintain(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool = False) -> MaintenanceResult:
     """Compact, index and clean one table; `dry` only says what would be done. Another writer is waited for.
 
     What Delta on Spark alone may write is left to it: `by_spark` then says why. Raises TableError.
@@ -65,24 +65,28 @@ def maintain(lake: Lake, table: str, care: Care, *, dry: bool = False) -> Mainta
     if handle is None:
         raise TableError(table, "there is no such table")
     if not dry and not table.endswith(DELETIONS) and deletions_table(lake, table):  # plain, whatever the table is
-        maintain(lake, f"{table}.{DELETIONS}", replace(care, zorder=()))
-    if features := refused(handle):
-        return Maintained(table, 0, 0, 0, 0, ", ".join(sorted(features)), _bare(handle, care))
+        maintain(lake, f"{table}.{DELETIONS}", replace(options, zorder=()))
+    if features := unmergeable(handle):
+        return MaintenanceResult(
+            table, 0, 0, 0, 0, ", ".join(sorted(features)), _count_without_statistics(handle, options)
+        )
     try:
-        files, into = small(handle, care) if dry else _compacted(handle, care)
-        old = handle.vacuum(care.hours, dry_run=True, enforce_retention_duration=False, full=True)
+        files, into = small_files(handle, options) if dry else _compacted(handle, options)
+        old = handle.vacuum(options.hours, dry_run=True, enforce_retention_duration=False, full=True)
         freed = size_of(lake, table, old)
         if not dry:
-            handle.vacuum(care.hours, dry_run=False, enforce_retention_duration=False, full=True)
+            handle.vacuum(options.hours, dry_run=False, enforce_retention_duration=False, full=True)
             handle.create_checkpoint()
             handle.cleanup_metadata()
     except (DeltaError, OSError) as error:
         raise TableError(table, f"it could not be maintained: {error}") from error
-    return Maintained(table, files, into, len(old), freed, bare=_bare(handle, care))
+    return MaintenanceResult(
+        table, files, into, len(old), freed, without_statistics=_count_without_statistics(handle, options)
+    )
 
 
-def forget(lake: Lake, table: str, before: datetime, version: int) -> int:
-    """Delete the rows of a lane whose record is from before a time, of those that it had at a version; return how many.
+def delete_older(lake: Lake, table: str, before: datetime, version: int) -> int:
+    """Delete an outbox's rows of a version whose record is from before a time; return how many.
 
     Rows that were added later stay, whatever their time. Where a row that just came would have to go, nothing is done.
     """
@@ -90,7 +94,7 @@ def forget(lake: Lake, table: str, before: datetime, version: int) -> int:
     moment = before.astimezone(timezone.utc).isoformat(timespec="microseconds")
     try:
         found = handle.delete(f"_timestamp < arrow_cast('{moment}', 'Timestamp(Microsecond, Some(\"UTC\"))')")
-        handle.vacuum(Care().hours, dry_run=False, enforce_retention_duration=False, full=True)
+        handle.vacuum(MaintenanceOptions().hours, dry_run=False, enforce_retention_duration=False, full=True)
     except CommitFailedError:
         return 0
     except (DeltaError, OSError) as error:
@@ -98,26 +102,26 @@ def forget(lake: Lake, table: str, before: datetime, version: int) -> int:
     return int(found["num_deleted_rows"] or 0)
 
 
-def small(handle: DeltaTable, care: Care) -> tuple[int, int]:
+def small_files(handle: DeltaTable, options: MaintenanceOptions) -> tuple[int, int]:
     """Return how many files are worth joining, and into about how many."""
     actions: Any = pa.table(handle.get_add_actions())
-    few = [size for size in actions.column("size_bytes").to_pylist() if size < care.file_bytes]
-    into = -(-sum(few) // care.file_bytes)
+    few = [size for size in actions.column("size_bytes").to_pylist() if size < options.file_bytes]
+    into = -(-sum(few) // options.file_bytes)
     return (len(few), into) if len(few) > into else (0, 0)
 
 
-def _bare(handle: DeltaTable, care: Care) -> int:
+def _count_without_statistics(handle: DeltaTable, options: MaintenanceOptions) -> int:
     actions: Any = pa.table(handle.get_add_actions())
-    return int(actions.column("num_records").null_count) if care.statistics else 0
+    return int(actions.column("num_records").null_count) if options.statistics else 0
 
 
-def _compacted(handle: DeltaTable, care: Care) -> tuple[int, int]:
+def _compacted(handle: DeltaTable, options: MaintenanceOptions) -> tuple[int, int]:
     def work() -> dict[str, Any]:
-        if care.zorder:
-            return handle.optimize.z_order(care.zorder, target_size=care.file_bytes)
-        return handle.optimize.compact(target_size=care.file_bytes)
+        if options.zorder:
+            return handle.optimize.z_order(options.zorder, target_size=options.file_bytes)
+        return handle.optimize.compact(target_size=options.file_bytes)
 
-    found = in_turn(work, CommitFailedError, TRIES, WAIT_SECONDS, before=handle.update_incremental)
+    found = retry_on_conflict(work, CommitFailedError, TRIES, WAIT_SECONDS, before=handle.update_incremental)
     return int(found["numFilesRemoved"]), int(found["numFilesAdded"])
 
 

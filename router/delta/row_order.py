@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from router.merging import Keyed
+    from router.merging import KeyedTable
 
 
-PLACE = {"_partition": pa.int32(), "_offset": pa.int64(), "_topic": pa.string()}
+POSITION = {"_partition": pa.int32(), "_offset": pa.int64(), "_topic": pa.string()}
 """Where a record was: with these no two records are equally new."""
 Codes = npt.NDArray[np.int64]
 
@@ -25,21 +25,21 @@ def newest_names(count: int) -> tuple[str, ...]:
     return tuple(f"_newest_{number}" for number in range(1, count + 1))
 
 
-def order_names(keyed: Keyed) -> tuple[str, ...]:
+def order_names(keyed: KeyedTable) -> tuple[str, ...]:
     """Return the columns that order rows, the most important one first. A table keeps those of each row's record."""
-    return (*newest_names(keyed.newest), *PLACE) if keyed.newest else ("_offset", "_partition", "_topic")
+    return (*newest_names(keyed.newest), *POSITION) if keyed.newest else ("_offset", "_partition", "_topic")
 
 
-def placed(rows: pa.Table, keyed: Keyed) -> pa.Table:
+def keys_and_order(rows: pa.Table, keyed: KeyedTable) -> pa.Table:
     """Return the keys and order columns of rows."""
     return rows.select(list(dict.fromkeys((*keyed.keys, *order_names(keyed)))))
 
 
-def ordered(rows: pa.Table, keyed: Keyed) -> pa.Table:
+def comparable(rows: pa.Table, keyed: KeyedTable) -> pa.Table:
     """Return rows whose order columns have the types that a table keeps, and values that all engines order alike."""
     for name in order_names(keyed):
         column = rows.column(name)
-        rows = rows.set_column(rows.schema.get_field_index(name), name, _comparable(column, PLACE.get(name)))
+        rows = rows.set_column(rows.schema.get_field_index(name), name, _comparable(column, POSITION.get(name)))
     return rows
 
 
@@ -94,15 +94,15 @@ SINCE = "_since"
 """A column of a state: since when a row has been the current one, or its key deleted, with a history."""
 REFUSED = "_refused"
 """A column that rows may have: why they cannot go into the table, where that was found out before."""
-LANE_ONLY = ("_timestamp", "_key", "_table", DELETED, REFUSED)
+OUTBOX_ONLY = ("_timestamp", "_key", "_table", DELETED, REFUSED)
 """Columns of rows that no table keeps."""
 NEVER = np.iinfo(np.int64).min
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Newer:
-    """Be newer rows. A run is the rows of one key: it begins at `starts`, and oldest first.
+class NewerRows:
+    """Rows that are newer than what a table holds. A run is the rows of one key, oldest first; it begins at `starts`.
 
     `deleted` is by row, `there`, `live` and `since` (microseconds) are by run. `late` counts the rows that are not
     newer: the table has a newer row or deletion of their key, or that very record.
@@ -127,10 +127,10 @@ class Newer:
         return np.append(self.starts, len(self.rows))[1:] - 1
 
 
-def newer(rows: pa.Table, state: pa.Table, keyed: Keyed) -> Newer:
+def newer_rows(rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> NewerRows:
     """Return what of a batch is newer than a state: keys, order columns, `_there`, `_live` and `_since` of each row.
 
-    The keys of rows must not be null, and both must come from `ordered`.
+    The keys of rows must not be null, and both must come from `comparable`.
     """
     count = len(rows)
     key = codes([_joined(rows, state, name) for name in keyed.keys])
@@ -148,7 +148,7 @@ def newer(rows: pa.Table, state: pa.Table, keyed: Keyed) -> Newer:
     of = key[at[starts]]
     there, live = (_any(key[count:], _mask(state, name), keys)[of] for name in HELD)
     since = _since(key[count:], state, keys)[of]
-    return Newer(chosen, starts, _mask(chosen, DELETED), there, live, since, count - len(at))
+    return NewerRows(chosen, starts, _mask(chosen, DELETED), there, live, since, count - len(at))
 
 
 def _joined(rows: pa.Table, state: pa.Table, name: str) -> pa.ChunkedArray:

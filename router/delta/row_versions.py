@@ -1,4 +1,4 @@
-"""What a table holds of given keys: how new each row is, and which keys were deleted."""
+"""What a table holds of given keys: how new the row of each is, and which keys were deleted when."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyarrow import fs
 
-from router.delta.casting import conformed
-from router.delta.commit import has
-from router.delta.row_order import HELD, SINCE, placed
-from router.delta.scd2 import COLUMNS, MOMENT
+from router.delta.casting import cast_to
+from router.delta.commit import has_transaction
+from router.delta.row_order import HELD, SINCE, keys_and_order
+from router.delta.scd2 import HISTORY_COLUMNS, TIMESTAMP
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake
-    from router.merging import Keyed
+    from router.merging import KeyedTable
 
 
 DELETIONS = "_deletions"
@@ -32,25 +32,25 @@ SWEPT = 64
 """Commits after which deletions that were kept long enough are forgotten."""
 
 
-def versions_schema(rows: pa.Schema, keyed: Keyed) -> pa.Schema:
+def versions_schema(rows: pa.Schema, keyed: KeyedTable) -> pa.Schema:
     """Return the columns of a state, in the types of rows."""
-    keys = placed(rows.empty_table(), keyed).schema
-    return pa.schema([*keys, *((name, pa.bool_()) for name in HELD), (SINCE, MOMENT)])
+    keys = keys_and_order(rows.empty_table(), keyed).schema
+    return pa.schema([*keys, *((name, pa.bool_()) for name in HELD), (SINCE, TIMESTAMP)])
 
 
-def held_versions(table: DeltaTable, rows: pa.Table, keyed: Keyed, *, past: bool = False) -> pa.Table:
+def held_versions(table: DeltaTable, rows: pa.Table, keyed: KeyedTable, *, past: bool = False) -> pa.Table:
     """Return the keys, order columns, `_there`, `_live` and `_since` of the table's rows that have a key of `rows`.
 
     Only files that may hold one of the keys are read. Of a history what is current, and what is past if asked for.
     """
-    schema = placed(rows, keyed).schema
-    extra = (keyed.soft_delete,) if keyed.soft_delete else COLUMNS.names if keyed.history else ()
+    schema = keys_and_order(rows, keyed).schema
+    extra = (keyed.soft_delete,) if keyed.soft_delete else HISTORY_COLUMNS.names if keyed.history else ()
     found = _scan(table, rows, keyed, [*schema.names, *extra])
-    keys = conformed(found, schema)
+    keys = cast_to(found, schema)
     if keyed.history and set(extra) <= set(found.column_names):
         current = found.column("is_current")
         since = pc.coalesce(found.column("valid_to"), found.column("valid_from"))
-        held = _held(keys, current, current, since.cast(MOMENT))
+        held = _held(keys, current, current, since.cast(TIMESTAMP))
         return held if past else held.filter(current)
     flagged = keyed.soft_delete in found.column_names
     return _held(keys, True, pc.invert(found.column(keyed.soft_delete).fill_null(False)) if flagged else None)
@@ -63,27 +63,27 @@ def deletions_table(lake: Lake, table: str) -> DeltaTable | None:
     return lake.open(_name(table)) if there else None
 
 
-def remembered_deletions(lake: Lake, table: str, rows: pa.Table, keyed: Keyed) -> pa.Table:
+def remembered_deletions(lake: Lake, table: str, rows: pa.Table, keyed: KeyedTable) -> pa.Table:
     """Return what is remembered of the deletion of the keys of `rows`, as a state."""
-    schema, have = placed(rows, keyed).schema, deletions_table(lake, table)
+    schema, have = keys_and_order(rows, keyed).schema, deletions_table(lake, table)
     if have is None:
         return _held(schema.empty_table(), False)
     found = _scan(have, rows, keyed, [*schema.names, SINCE])
     since = found.column(SINCE) if SINCE in found.column_names else None
-    return _held(conformed(found, schema), False, since=since)
+    return _held(cast_to(found, schema), False, since=since)
 
 
-def remember_deletions(lake: Lake, table: str, gone: pa.Table, keyed: Keyed, once: Transaction) -> None:
+def remember_deletions(lake: Lake, table: str, gone: pa.Table, keyed: KeyedTable, once: Transaction) -> None:
     """Remember deletions under a transaction id, and forget, now and then, those that were kept long enough."""
     have, now = deletions_table(lake, table), datetime.now(timezone.utc)
-    if have is not None and has(have, once):
+    if have is not None and has_transaction(have, once):
         return
     for index, field in enumerate(gone.schema):
         if pa.types.is_integer(field.type):  # the table's own column may be widened one day
             gone = gone.set_column(index, field.name, gone.column(index).cast(pa.int64()))
     write_deltalake(
         have or lake.address(_name(table)),
-        gone.append_column(DELETED_AT, pa.array([now] * len(gone), MOMENT)),
+        gone.append_column(DELETED_AT, pa.array([now] * len(gone), TIMESTAMP)),
         mode="append",
         schema_mode="merge",
         storage_options=lake.options or None,
@@ -96,10 +96,10 @@ def remember_deletions(lake: Lake, table: str, gone: pa.Table, keyed: Keyed, onc
 def deletions_remembered(lake: Lake, table: str, once: Transaction) -> bool:
     """Say whether the deletions of a transaction id are remembered already."""
     have = deletions_table(lake, table)
-    return have is not None and has(have, once)
+    return have is not None and has_transaction(have, once)
 
 
-def _scan(table: DeltaTable, rows: pa.Table, keyed: Keyed, names: list[str]) -> pa.Table:
+def _scan(table: DeltaTable, rows: pa.Table, keyed: KeyedTable, names: list[str]) -> pa.Table:
     """Return the rows of a table that have a key of `rows`, of those columns that there are.
 
     Files are left out by the bounds of their keys. Rows are not left out by the reader: it cannot compare the texts of
@@ -107,7 +107,7 @@ def _scan(table: DeltaTable, rows: pa.Table, keyed: Keyed, names: list[str]) -> 
     """
     content = table.to_pyarrow_dataset()
     schema = content.schema
-    keys = conformed(rows, pa.schema([schema.field(key) for key in keyed.keys]))
+    keys = cast_to(rows, pa.schema([schema.field(key) for key in keyed.keys]))
     files = list(content.get_fragments(_bounds(keys)))
     asked = [name for name in names if name in schema.names]
     found = pa.schema([schema.field(name) for name in asked]).empty_table()
@@ -141,7 +141,7 @@ def _name(table: str) -> str:
 def _held(found: pa.Table, there: Any, live: Any = None, since: Any = None) -> pa.Table:
     """Return keys and order columns with what else a state has."""
     there = pa.array([there] * len(found), pa.bool_()) if isinstance(there, bool) else there
-    columns = (there, there if live is None else live, pa.nulls(len(found), MOMENT) if since is None else since)
+    columns = (there, there if live is None else live, pa.nulls(len(found), TIMESTAMP) if since is None else since)
     for name, column in zip((*HELD, SINCE), columns, strict=True):
         found = found.append_column(name, column)
     return found

@@ -1,4 +1,4 @@
-"""Reduce the newer rows of each key to one change of its row in the table."""
+"""One row per key (slowly changing dimension, type 1): the newer rows of a key become one change of its row."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from router.delta.row_order import LANE_ONLY, Codes, Mask, Newer, order_names, placed
+from router.delta.row_order import OUTBOX_ONLY, Codes, Mask, NewerRows, keys_and_order, order_names
 
 if TYPE_CHECKING:
-    from router.merging import Keyed
+    from router.merging import KeyedTable
 
 
 OP = "__op"
@@ -20,8 +20,8 @@ INSERT, UPDATE, PATCH, FLAG, DELETE, CLOSE = range(6)
 
 
 @dataclass(frozen=True)
-class Changes:
-    """Be what a batch changes in one table.
+class TableChanges:
+    """What a batch changes in one table.
 
     `rows` have the columns of the table and `__op`; at most one of those that are no INSERT matches a row of the
     table, by its key. `deletions` have the keys and order columns of the rows that were the last of their key and
@@ -43,23 +43,23 @@ class Changes:
         return {"late": self.late, "inserted": self.count(INSERT), "updated": updated, "deleted": self.count(DELETE)}
 
 
-def latest(found: Newer, keyed: Keyed) -> Changes:
+def latest_changes(found: NewerRows, keyed: KeyedTable) -> TableChanges:
     """Return what newer rows make of a table with one row per key, as if they had come one by one, oldest first."""
-    ends = _Ends.of(found)
+    deciding = _Deciding.of(found)
     if keyed.when_matched == "ignore":
-        ops, last = _kept(found, ends, keyed), np.where(ends.deletes, found.last, ends.first)
+        ops, last = _first_wins(found, deciding, keyed), np.where(deciding.deletes, found.last, deciding.first)
     else:
-        ops, last = _changed(found, ends, keyed), found.last
+        ops, last = _last_wins(found, deciding, keyed), found.last
     some = np.flatnonzero(ops >= 0)
-    rows = _composed(found, ends, keyed, last).take(pa.array(some))
+    rows = _resulting_rows(found, deciding, keyed, last).take(pa.array(some))
     rows = rows.append_column(OP, pa.array(ops[some].astype(np.int8)))
-    gone = found.last[ends.deletes & (not keyed.soft_delete)]
-    return Changes(rows, placed(found.rows, keyed).take(pa.array(gone)), found.late)
+    gone = found.last[deciding.deletes & (not keyed.soft_delete)]
+    return TableChanges(rows, keys_and_order(found.rows, keyed).take(pa.array(gone)), found.late)
 
 
 @dataclass(frozen=True)
-class _Ends:
-    """Be what matters of each run: the rows that decide it, -1 where there is none.
+class _Deciding:
+    """The rows that decide what becomes of each run, -1 where there is none.
 
     `data` is the last row that deletes nothing, `again` the last deletion before it, `first` the first row after that
     deletion. `deletes` says that the run ends with a deletion.
@@ -71,7 +71,7 @@ class _Ends:
     deletes: Mask
 
     @classmethod
-    def of(cls, found: Newer) -> _Ends:
+    def of(cls, found: NewerRows) -> _Deciding:
         at, runs = np.arange(len(found.rows)), found.runs
         data = _last(np.where(~found.deleted, at, -1), found.starts)
         again = _last(np.where(found.deleted & (at < data[runs]), at, -1), found.starts)
@@ -83,31 +83,33 @@ def _last(values: Codes, starts: Codes) -> Codes:
     return np.maximum.reduceat(values, starts) if len(starts) else values[:0]
 
 
-def _changed(found: Newer, ends: _Ends, keyed: Keyed) -> Codes:
+def _last_wins(found: NewerRows, deciding: _Deciding, keyed: KeyedTable) -> Codes:
     """Return the change of each run when newer rows win."""
-    fresh = ~found.live | (ends.again >= 0)
+    fresh = ~found.live | (deciding.again >= 0)
     whole = np.where(fresh | (keyed.columns is None), UPDATE, PATCH)
-    there = np.where(ends.data >= 0, whole, FLAG) if keyed.soft_delete else np.where(ends.deletes, DELETE, whole)
-    absent = np.full(len(there), INSERT) if keyed.soft_delete else np.where(ends.deletes, -1, INSERT)
+    there = (
+        np.where(deciding.data >= 0, whole, FLAG) if keyed.soft_delete else np.where(deciding.deletes, DELETE, whole)
+    )
+    absent = np.full(len(there), INSERT) if keyed.soft_delete else np.where(deciding.deletes, -1, INSERT)
     return np.where(found.there, there, absent)
 
 
-def _kept(found: Newer, ends: _Ends, keyed: Keyed) -> Codes:
+def _first_wins(found: NewerRows, deciding: _Deciding, keyed: KeyedTable) -> Codes:
     """Return the change of each run when the first row wins, until it is deleted."""
-    fresh = (~found.live | (ends.again >= 0)) & (ends.data >= 0)
+    fresh = (~found.live | (deciding.again >= 0)) & (deciding.data >= 0)
     gone = FLAG if keyed.soft_delete else DELETE
-    there = np.where(ends.deletes & ~(fresh & bool(keyed.soft_delete)), gone, np.where(fresh, UPDATE, -1))
-    absent = np.full(len(there), INSERT) if keyed.soft_delete else np.where(ends.deletes, -1, INSERT)
+    there = np.where(deciding.deletes & ~(fresh & bool(keyed.soft_delete)), gone, np.where(fresh, UPDATE, -1))
+    absent = np.full(len(there), INSERT) if keyed.soft_delete else np.where(deciding.deletes, -1, INSERT)
     return np.where(found.there, there, absent)
 
 
-def _composed(found: Newer, ends: _Ends, keyed: Keyed, last: Codes) -> pa.Table:
+def _resulting_rows(found: NewerRows, deciding: _Deciding, keyed: KeyedTable, last: Codes) -> pa.Table:
     """Return the row that each run leaves: its columns may come from several records."""
-    data = ends.first if keyed.when_matched == "ignore" else ends.data
-    others = data if keyed.columns is None else ends.first
+    data = deciding.first if keyed.when_matched == "ignore" else deciding.data
+    others = data if keyed.columns is None else deciding.first
     columns = {}
     for name in found.rows.column_names:
-        if name in LANE_ONLY:
+        if name in OUTBOX_ONLY:
             continue
         if name in order_names(keyed) or name in keyed.keys:
             at = last
@@ -115,5 +117,5 @@ def _composed(found: Newer, ends: _Ends, keyed: Keyed, last: Codes) -> pa.Table:
             at = data if name in (keyed.columns or ()) else others
         columns[name] = found.rows.column(name).take(pa.array(at, mask=at < 0))
     if keyed.soft_delete:
-        columns[keyed.soft_delete] = pa.array(ends.deletes)
+        columns[keyed.soft_delete] = pa.array(deciding.deletes)
     return pa.table(columns)

@@ -1,4 +1,4 @@
-"""Turn the newer rows of each key into its history: every state a row, valid from its time up to the next one's.
+"""The history of each key (slowly changing dimension, type 2): every state is a row, valid up to the next one's time.
 
 A state is never valid from before its predecessor was, nor before its key was deleted: where a record's time is earlier
 than that of the record before it, it counts from then on.
@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from router.delta.row_order import LANE_ONLY, NEVER, SINCE, Codes, Mask, Newer, newest_names, placed
-from router.delta.scd1 import CLOSE, INSERT, OP, Changes
+from router.delta.row_order import NEVER, OUTBOX_ONLY, SINCE, Codes, Mask, NewerRows, keys_and_order, newest_names
+from router.delta.scd1 import CLOSE, INSERT, OP, TableChanges
 
 if TYPE_CHECKING:
-    from router.merging import Keyed
+    from router.merging import KeyedTable
 
 
-MOMENT = pa.timestamp("us", "UTC")
-COLUMNS = pa.schema([("valid_from", MOMENT), ("valid_to", MOMENT), ("is_current", pa.bool_())])
+TIMESTAMP = pa.timestamp("us", "UTC")
+HISTORY_COLUMNS = pa.schema([("valid_from", TIMESTAMP), ("valid_to", TIMESTAMP), ("is_current", pa.bool_())])
 """What a table with a history has beside the columns of its rows."""
 
 
-def time_name(schema: pa.Schema, keyed: Keyed) -> str:
+def time_name(schema: pa.Schema, keyed: KeyedTable) -> str:
     """Return the column that a state is valid from: what rows are ordered by, if that is a time, or the record's."""
     first = newest_names(keyed.newest)[:1]
     return first[0] if first and pa.types.is_timestamp(schema.field(first[0]).type) else "_timestamp"
 
 
-def history(found: Newer, keyed: Keyed) -> Changes:
+def history_changes(found: NewerRows, keyed: KeyedTable) -> TableChanges:
     """Return the states that newer rows add, and the ends of those that were current. No time is null."""
     rows = found.rows
     times = _rising(_micros(rows, time_name(rows.schema, keyed)), found)
@@ -39,7 +39,7 @@ def history(found: Newer, keyed: Keyed) -> Changes:
     at = np.concatenate([opened, closed])
     over = np.concatenate([~lasts[opened], np.ones(len(closed), dtype=bool)])
     ends = np.concatenate([np.append(times[1:], 0)[opened], times[closed]])
-    chosen = rows.select([name for name in rows.column_names if name not in LANE_ONLY]).take(pa.array(at))
+    chosen = rows.select([name for name in rows.column_names if name not in OUTBOX_ONLY]).take(pa.array(at))
     columns = {
         "valid_from": _moments(times[at]),
         "valid_to": _moments(ends, ~over),
@@ -50,14 +50,16 @@ def history(found: Newer, keyed: Keyed) -> Changes:
         chosen = chosen.append_column(name, column)
     gone = found.last[found.deleted[found.last]]
     since = _moments(times[gone], times[gone] == NEVER)
-    return Changes(chosen, placed(rows, keyed).take(pa.array(gone)).append_column(SINCE, since), found.late)
+    return TableChanges(
+        chosen, keys_and_order(rows, keyed).take(pa.array(gone)).append_column(SINCE, since), found.late
+    )
 
 
 def _micros(rows: pa.Table, name: str) -> Codes:
-    return np.asarray(rows.column(name).cast(MOMENT).cast(pa.int64()), dtype=np.int64)
+    return np.asarray(rows.column(name).cast(TIMESTAMP).cast(pa.int64()), dtype=np.int64)
 
 
-def _rising(times: Codes, found: Newer) -> Codes:
+def _rising(times: Codes, found: NewerRows) -> Codes:
     """Return times that fall nowhere within a run, nor below the time since which its key has its state.
 
     The time of a deletion counts if it ends a state.
@@ -72,4 +74,4 @@ def _rising(times: Codes, found: Newer) -> Codes:
 
 
 def _moments(micros: Codes, none: Mask | None = None) -> pa.Array:
-    return pa.array(micros, pa.int64(), mask=none).cast(MOMENT)
+    return pa.array(micros, pa.int64(), mask=none).cast(TIMESTAMP)

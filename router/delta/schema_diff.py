@@ -16,8 +16,8 @@ _EXACT_IN_DOUBLE = {*_INTEGERS[:3], *_FLOATS}
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Say how rows fit a table, by top-level column.
+class SchemaDiff:
+    """The difference between the columns of rows and of a table, by top-level column.
 
     `added`: columns (or columns with new nested fields) for the table; `widened`: columns whose type in the table
     has to grow; `cast`: columns whose rows have to be cast to the table's type; `conflicts`: why a column's values
@@ -30,7 +30,7 @@ class Difference:
     conflicts: dict[str, str] = field(default_factory=dict)
 
 
-def compare(table: pa.Schema, rows: pa.Schema) -> Difference:
+def compare(table: pa.Schema, rows: pa.Schema) -> SchemaDiff:
     """Return how `rows` (the columns that hold values) fit `table`. Names differ by more than case, or conflict."""
     folded = {name.lower(): name for name in table.names}
     added: list[pa.Field] = []
@@ -43,21 +43,21 @@ def compare(table: pa.Schema, rows: pa.Schema) -> Difference:
             added.append(column.with_nullable(True))
         elif known != column.name:
             conflicts[column.name] = f"column {column.name} differs from the table's {known} by case only"
-        elif column.type != (have := plain(table.field(known).type)):
-            come = plain(column.type)
-            merged = merge(have, come)
+        elif column.type != (have := delta_type(table.field(known).type)):
+            come = delta_type(column.type)
+            merged = common_type(have, come)
             if merged is None:
                 conflicts[column.name] = f"column {column.name} is {have} in the table and {come} in the event"
                 continue
             if shape(merged) != shape(have):
                 grown = pa.field(column.name, merged)
                 (widened if _leaves_grow(have, merged) else added).append(grown)
-            if cut(merged, column.type) != column.type:
-                cast[column.name] = cut(merged, column.type)
-    return Difference(tuple(added), tuple(widened), cast, conflicts)
+            if limited_to(merged, column.type) != column.type:
+                cast[column.name] = limited_to(merged, column.type)
+    return SchemaDiff(tuple(added), tuple(widened), cast, conflicts)
 
 
-def plain(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - one case per kind of type
+def delta_type(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - one case per kind of type
     """Return a type as Delta keeps it: UTC microseconds, no views, dictionaries or large offsets."""
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz and "UTC")
@@ -66,30 +66,30 @@ def plain(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - one case per kin
     if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
         return pa.binary()
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(child.name, plain(child.type)) for child in kind])
+        return pa.struct([pa.field(child.name, delta_type(child.type)) for child in kind])
     if pa.types.is_map(kind):
-        return pa.map_(plain(kind.key_type), plain(kind.item_type))
+        return pa.map_(delta_type(kind.key_type), delta_type(kind.item_type))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(pa.field("element", plain(kind.value_type)))
+        return pa.list_(pa.field("element", delta_type(kind.value_type)))
     return kind
 
 
-def plain_schema(schema: pa.Schema) -> pa.Schema:
+def delta_schema(schema: pa.Schema) -> pa.Schema:
     """Return a schema in Delta's types, every column nullable."""
-    return pa.schema([pa.field(column.name, plain(column.type)) for column in schema])
+    return pa.schema([pa.field(column.name, delta_type(column.type)) for column in schema])
 
 
-def merge(have: pa.DataType, come: pa.DataType) -> pa.DataType | None:
+def common_type(have: pa.DataType, come: pa.DataType) -> pa.DataType | None:
     """Return the type that holds the values of both without loss, or None."""
     if have == come:
         return have
     if pa.types.is_struct(have) and pa.types.is_struct(come):
         return _merge_structs(have, come)
     if pa.types.is_map(have) and pa.types.is_map(come):
-        key, item = merge(have.key_type, come.key_type), merge(have.item_type, come.item_type)
+        key, item = common_type(have.key_type, come.key_type), common_type(have.item_type, come.item_type)
         return pa.map_(key, item) if key and item else None
     if pa.types.is_list(have) and pa.types.is_list(come):
-        item = merge(have.value_type, come.value_type)
+        item = common_type(have.value_type, come.value_type)
         return pa.list_(pa.field("element", item)) if item else None
     return _merge_leaves(have, come)
 
@@ -99,7 +99,7 @@ def _merge_structs(have: pa.DataType, come: pa.DataType) -> pa.DataType | None:
     folded = {name.lower() for name in fields}
     for child in come:
         if child.name in fields:
-            merged = merge(fields[child.name], child.type)
+            merged = common_type(fields[child.name], child.type)
             if merged is None:
                 return None
             fields[child.name] = merged
@@ -122,21 +122,21 @@ def _merge_leaves(have: pa.DataType, come: pa.DataType) -> pa.DataType | None:
     return None
 
 
-def cut(merged: pa.DataType, rows: pa.DataType) -> pa.DataType:
+def limited_to(merged: pa.DataType, rows: pa.DataType) -> pa.DataType:
     """Return `merged` without the nested fields that `rows` lacks: what a file of these rows holds."""
     if pa.types.is_struct(merged):
         kinds = {child.name: child.type for child in merged}
-        return pa.struct([pa.field(child.name, cut(kinds[child.name], child.type)) for child in rows])
+        return pa.struct([pa.field(child.name, limited_to(kinds[child.name], child.type)) for child in rows])
     if pa.types.is_map(merged):
-        return pa.map_(cut(merged.key_type, rows.key_type), cut(merged.item_type, rows.item_type))
+        return pa.map_(limited_to(merged.key_type, rows.key_type), limited_to(merged.item_type, rows.item_type))
     if pa.types.is_list(merged):
-        return pa.list_(pa.field("element", cut(merged.value_type, rows.value_type)))
+        return pa.list_(pa.field("element", limited_to(merged.value_type, rows.value_type)))
     return merged
 
 
 def shape(kind: pa.DataType) -> str:
     """Return a type as text, without the names and nullability that say nothing about values."""
-    return str(plain(kind))
+    return str(delta_type(kind))
 
 
 def _leaves_grow(have: pa.DataType, merged: pa.DataType) -> bool:

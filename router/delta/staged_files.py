@@ -1,4 +1,4 @@
-"""Keep what a sink makes of a batch as files in the folder of a table of its own, and commit them once."""
+"""Stage what a sink writes about a batch as files in the folder of a table of its own, and commit them once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from deltalake import Transaction
 from pyarrow import fs
 
-from router.delta.commit import LandedFile, TableCommit, commit, has, to_arrow, to_delta
+from router.delta.commit import StagedFile, TableCommit, commit, has_transaction, to_arrow, to_delta
 from router.delta.file_statistics import statistics
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ NOTES = b"router.notes"
 
 
 @dataclass(frozen=True)
-class KeptParts:
-    """Be the parts of one batch of one sink: see `router.Parts`.
+class StagedParts:
+    """The staged parts of one batch of one sink: see `router.Parts`.
 
     `owner` is the transaction id of the sink's table, QUERY:RUN/ROUTE/SINK; its files lie below a folder of that name.
     """
@@ -65,13 +65,13 @@ class KeptParts:
     def committed(self) -> bool:
         """Say whether the table has the parts of this batch."""
         table = self.lake.open(self.table)
-        return table is not None and has(table, Transaction(self.owner, self.batch))
+        return table is not None and has_transaction(table, Transaction(self.owner, self.batch))
 
-    def _file(self, path: str) -> LandedFile:
+    def _file(self, path: str) -> StagedFile:
         with self.lake.files.open_input_file(path) as source:
             footer, size = pq.ParquetFile(source).metadata, source.size()
         columns = tuple(footer.schema.to_arrow_schema().names)
-        return LandedFile(self.owner, self.table, path, size, footer.num_rows, columns, statistics(footer))
+        return StagedFile(self.owner, self.table, path, size, footer.num_rows, columns, statistics(footer))
 
     def _paths(self) -> list[str]:
         found = self.lake.files.get_file_info(fs.FileSelector(self._folder, allow_not_found=True))

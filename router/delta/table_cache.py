@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 THREADS = 8
 FILES = 200_000
-"""Files that kept tables may refer to together; a handle takes 0.7 KB of memory for each."""
+"""Files that cached tables may refer to together; a handle takes 0.7 KB of memory for each."""
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Be a table as it was last seen; `written` is when the commit of its version was written, in ns."""
+class CachedTable:
+    """A table as it was last opened; `written` is when the commit of its version was written, in ns."""
 
     table: DeltaTable
     written: int | None
@@ -33,11 +33,11 @@ class Kept:
 
 
 @dataclass
-class Handles:
-    """Open tables of a lake, and keep those used last."""
+class TableCache:
+    """The open tables of a lake: those used last stay open."""
 
     lake: Lake
-    kept: OrderedDict[str, Kept] = field(default_factory=OrderedDict)
+    cached: OrderedDict[str, CachedTable] = field(default_factory=OrderedDict)
     lock: Lock = field(default_factory=Lock)
 
     def open(self, tables: Iterable[str]) -> dict[str, DeltaTable | None]:
@@ -45,37 +45,39 @@ class Handles:
         names = sorted(tables)
         with ThreadPoolExecutor(THREADS) as pool:
             found = dict(zip(names, pool.map(self._table, names), strict=True))
-        files = sum(kept.files for kept in self.kept.values())
+        files = sum(cached.files for cached in self.cached.values())
         while files > FILES:
-            files -= self.kept.popitem(last=False)[1].files
+            files -= self.cached.popitem(last=False)[1].files
         return found
 
     def _table(self, name: str) -> DeltaTable | None:
         with self.lock:
-            kept = self.kept.pop(name, None)
-        found = (kept and self._renewed(name, kept)) or self._opened(name)
+            cached = self.cached.pop(name, None)
+        found = (cached and self._renewed(name, cached)) or self._opened(name)
         if found is None:
             return None
         with self.lock:
-            self.kept[name] = found
+            self.cached[name] = found
         return found.table
 
-    def _renewed(self, name: str, kept: Kept) -> Kept | None:
-        """Return a kept table at its newest version; None where the table of that name is another one by now."""
-        if kept.written is None or kept.written != self._written(name, kept.table):
+    def _renewed(self, name: str, cached: CachedTable) -> CachedTable | None:
+        """Return a cached table at its newest version; None where the table of that name is another one by now."""
+        if cached.written is None or cached.written != self._written(name, cached.table):
             return None
-        before = kept.table.version()
+        before = cached.table.version()
         try:
-            kept.table.update_incremental()
+            cached.table.update_incremental()
         except (DeltaError, OSError):
             return None  # opening it anew says what is wrong, if it still is
-        return Kept(kept.table, self._written(name, kept.table), kept.files + kept.table.version() - before)
+        return CachedTable(
+            cached.table, self._written(name, cached.table), cached.files + cached.table.version() - before
+        )
 
-    def _opened(self, name: str) -> Kept | None:
+    def _opened(self, name: str) -> CachedTable | None:
         table = self.lake.open(name)
         if table is None:
             return None
-        return Kept(table, self._written(name, table), table.get_add_actions().num_rows)
+        return CachedTable(table, self._written(name, table), table.get_add_actions().num_rows)
 
     def _written(self, name: str, table: DeltaTable) -> int | None:
         """Return when the commit of a handle's version was written: it tells a table from one made in its place."""

@@ -1,8 +1,8 @@
 """Bring the rows of one batch into one keyed table, once per transaction id. Runs on executors.
 
 `upsert` reads what the table holds of the rows' keys, decides what they change, and writes the changes with delta-rs in
-one Delta commit: an append where everything is new, else a MERGE. `choice` says which engine writes a table, and why:
-delta-rs where it can, which is quick, else Delta on Spark, which decides by the same functions.
+one Delta commit: an append where everything is new, else a MERGE. `merge_engine` says which engine writes a table, and
+why: delta-rs where it can, which is quick, else Delta on Spark, which decides by the same functions.
 """
 
 from __future__ import annotations
@@ -20,19 +20,28 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow import fs
 
 from router.delta import row_versions
-from router.delta.casting import conformed
-from router.delta.commit import PROPERTIES, add_columns, has, in_turn, outrun, to_arrow, to_delta, unsupported
-from router.delta.row_checks import fit
-from router.delta.row_order import DELETED, LANE_ONLY, newer, order_names, ordered
-from router.delta.scd1 import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, UPDATE, Changes, latest
-from router.delta.scd2 import history
+from router.delta.casting import cast_to
+from router.delta.commit import (
+    PROPERTIES,
+    add_columns,
+    conflict_error,
+    has_transaction,
+    retry_on_conflict,
+    to_arrow,
+    to_delta,
+    unsupported,
+)
+from router.delta.row_checks import check_rows
+from router.delta.row_order import DELETED, OUTBOX_ONLY, comparable, newer_rows, order_names
+from router.delta.scd1 import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, UPDATE, TableChanges, latest_changes
+from router.delta.scd2 import history_changes
 from router.errors import TableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from router.delta.lake import Lake
-    from router.merging import Keyed
+    from router.merging import KeyedTable
 
     Quote = Callable[[str], str]
 
@@ -45,13 +54,13 @@ an append pass beside a merge otherwise, and the key they have in common would b
 
 
 @dataclass(frozen=True)
-class Upsert:
-    """Be the work of one table in one batch. `known`: the sink has merged into it before."""
+class TableUpsert:
+    """The upsert of one batch into one table. `known`: the sink has merged into it before."""
 
     table: str
     app_id: str
     version: int
-    keyed: Keyed
+    keyed: KeyedTable
     notes: dict[str, str]
     known: bool = False
 
@@ -62,8 +71,8 @@ class Upsert:
 
 
 @dataclass(frozen=True)
-class Merged:
-    """Be what became of the rows: `applied` and `refused` (with a `reason`) are all of them.
+class UpsertResult:
+    """What became of the rows: `applied` and `refused` (with a `reason`) are all of them.
 
     Of the applied ones `late` changed nothing, others went into rows that were inserted, updated or deleted. `again`:
     the table had the batch already.
@@ -78,7 +87,7 @@ class Merged:
     again: bool = False
 
 
-def upsert(lake: Lake, work: Upsert, rows: pa.Table, tries: int = TRIES) -> Merged:
+def upsert(lake: Lake, work: TableUpsert, rows: pa.Table, tries: int = TRIES) -> UpsertResult:
     """Merge rows into a table: the columns of the route, `_topic`, `_partition`, `_offset`, `_timestamp`, `_deleted`,
     and `_newest_1` onwards where the sink orders by them.
 
@@ -86,90 +95,90 @@ def upsert(lake: Lake, work: Upsert, rows: pa.Table, tries: int = TRIES) -> Merg
     rows. When another writer is faster it begins anew. Raises NeedsSpark where only Delta on Spark can write the
     table, TableError where nobody can.
     """
-    rows = ordered(rows, work.keyed)
+    rows = comparable(rows, work.keyed)
     try:
-        return in_turn(lambda: _upsert(lake, work, rows), CommitFailedError, tries, WAIT_SECONDS)
+        return retry_on_conflict(lambda: _upsert(lake, work, rows), CommitFailedError, tries, WAIT_SECONDS)
     except CommitFailedError as error:
-        raise outrun(work.table, tries, error) from error
+        raise conflict_error(work.table, tries, error) from error
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise TableError(work.table, f"the merge failed: {error}; it is tried again with the batch") from error
 
 
-def _upsert(lake: Lake, work: Upsert, rows: pa.Table) -> Merged:
+def _upsert(lake: Lake, work: TableUpsert, rows: pa.Table) -> UpsertResult:
     table = lake.open(work.table)
     if table is None:
         refuse_absent(lake, work)
     _leave_to_spark(table, work.keyed)
-    fitted = fit(rows, to_arrow(table) if table else None, work.table, work.keyed)
-    if fitted.widened:
-        raise NeedsSpark(f"wider types are needed for {', '.join(fitted.widened.names)}")
-    if not len(fitted.rows):
-        return Merged(0, fitted.refused)
-    table = _grown(lake, work, table, fitted.added)
+    checked = check_rows(rows, to_arrow(table) if table else None, work.table, work.keyed)
+    if checked.widened:
+        raise NeedsSpark(f"wider types are needed for {', '.join(checked.widened.names)}")
+    if not len(checked.rows):
+        return UpsertResult(0, checked.refused)
+    table = _grown(lake, work, table, checked.added)
     once, deleting = work.ids
-    again = has(table, once)
-    deletes = not work.keyed.soft_delete and pc.any(fitted.rows.column(DELETED)).as_py()
+    again = has_transaction(table, once)
+    deletes = not work.keyed.soft_delete and pc.any(checked.rows.column(DELETED)).as_py()
     if again and not (deletes and not row_versions.deletions_remembered(lake, work.table, deleting)):
-        return Merged(len(fitted.rows), fitted.refused, again=True)
-    changes = _changes(lake, work, table, fitted.rows, again=again)
+        return UpsertResult(len(checked.rows), checked.refused, again=True)
+    changes = _changes(lake, work, table, checked.rows, again=again)
     if not again:
         _commit(work, table, changes)
     if len(changes.deletions):
         row_versions.remember_deletions(lake, work.table, changes.deletions, work.keyed, deleting)
-    return Merged(len(fitted.rows), fitted.refused, **changes.counts, again=again)
+    return UpsertResult(len(checked.rows), checked.refused, **changes.counts, again=again)
 
 
-def _grown(lake: Lake, work: Upsert, table: DeltaTable | None, added: pa.Schema) -> DeltaTable:
+def _grown(lake: Lake, work: TableUpsert, table: DeltaTable | None, added: pa.Schema) -> DeltaTable:
     """Return the table with columns that it lacks. One that is made is there before its first files: what a process
     that dies leaves behind is a table, not a folder of files."""
     if table is not None:
         if added:
             add_columns(table, to_delta(added))
         return table
-    table = create(lake, work.table, added, work.keyed)
+    table = create_table(lake, work.table, added, work.keyed)
     _leave_to_spark(table, work.keyed)
     return table
 
 
-def _leave_to_spark(table: DeltaTable | None, keyed: Keyed) -> None:
-    chosen = choice(table, keyed)
+def _leave_to_spark(table: DeltaTable | None, keyed: KeyedTable) -> None:
+    chosen = merge_engine(table, keyed)
     if chosen.engine == "spark":
         raise NeedsSpark(chosen.why)
 
 
-def _changes(lake: Lake, work: Upsert, table: DeltaTable, rows: pa.Table, *, again: bool) -> Changes:
+def _changes(lake: Lake, work: TableUpsert, table: DeltaTable, rows: pa.Table, *, again: bool) -> TableChanges:
     """Return what the rows change, as the table is now; `again`: what they have changed is in the table already."""
-    rows = as_kept(rows, to_arrow(table))
+    rows = as_stored(rows, to_arrow(table))
     held = [
         row_versions.remembered_deletions(lake, work.table, rows, work.keyed),
         row_versions.held_versions(table, rows, work.keyed, past=again),
     ]
-    return changed(rows, pa.concat_tables(held), work.keyed)
+    return changes_of(rows, pa.concat_tables(held), work.keyed)
 
 
-def as_kept(rows: pa.Table, have: pa.Schema) -> pa.Table:
+def as_stored(rows: pa.Table, have: pa.Schema) -> pa.Table:
     """Return rows with the columns that a table has, in its types, and those that no table keeps."""
     known = {field.name: field for field in have}
-    kept = [known.get(field.name, field) for field in rows.schema if field.name in {*known, *LANE_ONLY}]
-    return conformed(rows, pa.schema(kept))
+    kept = [known.get(field.name, field) for field in rows.schema if field.name in {*known, *OUTBOX_ONLY}]
+    return cast_to(rows, pa.schema(kept))
 
 
-def changed(rows: pa.Table, held: pa.Table, keyed: Keyed) -> Changes:
+def changes_of(rows: pa.Table, held: pa.Table, keyed: KeyedTable) -> TableChanges:
     """Return what rows change in a table that holds a state of their keys."""
-    found = newer(rows, held, keyed)
-    return history(found, keyed) if keyed.history else latest(found, keyed)
+    found = newer_rows(rows, held, keyed)
+    return history_changes(found, keyed) if keyed.history else latest_changes(found, keyed)
 
 
-def _commit(work: Upsert, table: DeltaTable, changes: Changes) -> None:
+def _commit(work: TableUpsert, table: DeltaTable, changes: TableChanges) -> None:
     guard = Transaction(GUARD, table.version() + 1)
     once = CommitProperties(app_transactions=[work.ids[0], guard], custom_metadata=work.notes)
     if changes.count(UPDATE, PATCH, FLAG, DELETE, CLOSE):
-        merge(table, changes, work.keyed, once)
+        write_merge(table, changes, work.keyed, once)
     elif len(changes.rows):
-        append(table, changes, once)
+        write_append(table, changes, once)
 
 
-def refuse_absent(lake: Lake, work: Upsert) -> None:
+def refuse_absent(lake: Lake, work: TableUpsert) -> None:
     """Refuse to make a table that was there before, or in a folder that holds something else. Raises TableError."""
     if work.known and work.keyed.dropped == "wait":
         what = f"{lake.address(work.table)} was dropped; bring it back, or say `dropped: remake`"
@@ -182,9 +191,9 @@ def refuse_absent(lake: Lake, work: Upsert) -> None:
 LARGE = 4 << 30
 """Bytes of a table that one task may have to rewrite in one merge: above, Spark does it in many. delta-rs took 25 s for
 0.9 GB whose every file was touched, on two cores that were busy otherwise."""
-KEPT = {"partitioning", "notNull", "invariants"}
+MERGEABLE = {"partitioning", "notNull", "invariants"}
 """What keeps files from being adopted, but not rows from being merged."""
-MADE = (
+SUPPORTED_PROPERTIES = (
     *("delta.checkpoint.", "delta.checkpointInterval", "delta.dataSkipping", "delta.autoOptimize."),
     *("delta.logRetentionDuration", "delta.deletedFileRetentionDuration", "delta.enableExpiredLogCleanup"),
     *("delta.enableChangeDataFeed", "delta.randomizeFilePrefixes"),
@@ -193,64 +202,64 @@ MADE = (
 
 
 class NeedsSpark(Exception):  # noqa: N818 - an answer, no error
-    """Say why delta-rs cannot merge into a table."""
+    """The answer that delta-rs cannot merge into a table, and why."""
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Be an engine, and why it is the one."""
+class MergeEngine:
+    """The engine that merges into a table, and why."""
 
     engine: Literal["arrow", "spark"]
     why: str
 
 
-def choice(table: DeltaTable | None, keyed: Keyed) -> Choice:
+def merge_engine(table: DeltaTable | None, keyed: KeyedTable) -> MergeEngine:
     """Return who writes a table, or makes it where there is none. What a table needs counts more than a wish."""
     if keyed.engine == "spark":
-        return Choice("spark", "the engine is given")
+        return MergeEngine("spark", "the engine is given")
     if table is None:
         needs = _made_by_spark(keyed)
     else:
-        needs = f"it has {', '.join(sorted(features))}" if (features := refused(table)) else ""
+        needs = f"it has {', '.join(sorted(features))}" if (features := unmergeable(table)) else ""
     if needs:
-        return Choice("spark", needs)
+        return MergeEngine("spark", needs)
     if keyed.engine == "arrow":
-        return Choice("arrow", "the engine is given")
-    size = stored(table) if table else 0
+        return MergeEngine("arrow", "the engine is given")
+    size = stored_bytes(table) if table else 0
     if size > LARGE:
-        return Choice("spark", f"it has more than {LARGE >> 30} GiB")
-    return Choice("arrow", f"it has no feature that delta-rs lacks, and at most {LARGE >> 30} GiB")
+        return MergeEngine("spark", f"it has more than {LARGE >> 30} GiB")
+    return MergeEngine("arrow", f"it has no feature that delta-rs lacks, and at most {LARGE >> 30} GiB")
 
 
-def _made_by_spark(keyed: Keyed) -> str:
+def _made_by_spark(keyed: KeyedTable) -> str:
     if keyed.cluster_by:
         return "it is to be clustered"
-    beyond = sorted(name for name in keyed.properties if not name.startswith(MADE))
+    beyond = sorted(name for name in keyed.properties if not name.startswith(SUPPORTED_PROPERTIES))
     return f"it is to have {', '.join(beyond)}" if beyond else ""
 
 
-def refused(table: DeltaTable) -> set[str]:
+def unmergeable(table: DeltaTable) -> set[str]:
     """Return the features of a table that keep delta-rs from merging into it."""
     read = {"deletionVectors"} & set(table.protocol().reader_features or ())
-    return (unsupported(table) | read) - KEPT
+    return (unsupported(table) | read) - MERGEABLE
 
 
-def stored(table: DeltaTable) -> int:
+def stored_bytes(table: DeltaTable) -> int:
     """Return the bytes of the files that a table has."""
     actions: Any = pa.table(table.get_add_actions())
     return sum(actions.column("size_bytes").to_pylist())
 
 
-ROOM = 12 * 8192
+ROWS_PER_CORE = 12 * 8192
 """Rows for each core that a merge has to have room for. With rows of 640 bytes, on two cores, it failed with 10 MB,
 had not ended after minutes with 30 and with 64, and took 25 s with 100."""
-FEW = 1000
+FEWEST_ROWS = 1000
 """Rows of a row group at least: fewer cost more in a file's footer than they save."""
-PLAIN = frozenset(string.ascii_letters + string.digits + " -_.:@/#+=,")
+SAFE_CHARACTERS = frozenset(string.ascii_letters + string.digits + " -_.:@/#+=,")
 """The characters of a text that reads the same between quotes in every SQL."""
 
 
-def create(lake: Lake, table: str, schema: pa.Schema, keyed: Keyed) -> DeltaTable:
+def create_table(lake: Lake, table: str, schema: pa.Schema, keyed: KeyedTable) -> DeltaTable:
     """Make a table without rows, or return the one that somebody has made meanwhile."""
     return DeltaTable.create(
         lake.address(table),
@@ -263,20 +272,20 @@ def create(lake: Lake, table: str, schema: pa.Schema, keyed: Keyed) -> DeltaTabl
     )
 
 
-def append(table: DeltaTable, changes: Changes, once: CommitProperties) -> None:
+def write_append(table: DeltaTable, changes: TableChanges, once: CommitProperties) -> None:
     """Append rows that are all new."""
-    write_deltalake(table, conformed(changes.rows, to_arrow(table)), mode="append", commit_properties=once)
+    write_deltalake(table, cast_to(changes.rows, to_arrow(table)), mode="append", commit_properties=once)
 
 
-def merge(table: DeltaTable, changes: Changes, keyed: Keyed, once: CommitProperties) -> None:
+def write_merge(table: DeltaTable, changes: TableChanges, keyed: KeyedTable, once: CommitProperties) -> None:
     """Write changes, some of which touch rows of the table. What they do not name of a row stays as it is."""
     have = to_arrow(table)
     names = [field.name for field in have if field.name in changes.rows.column_names]
-    rows = conformed(changes.rows, pa.schema([have.field(name) for name in names]))
+    rows = cast_to(changes.rows, pa.schema([have.field(name) for name in names]))
     rows = rows.append_column(OP, changes.rows.column(OP))
     merger = table.merge(
         rows,
-        condition(rows, keyed, quoted),
+        merge_condition(rows, keyed, quoted),
         source_alias="s",
         target_alias="t",
         streamed_exec=False,  # delta-rs then takes bounds from the rows, and leaves out files by their statistics
@@ -286,11 +295,11 @@ def merge(table: DeltaTable, changes: Changes, keyed: Keyed, once: CommitPropert
     )
     for op in (UPDATE, PATCH, FLAG, CLOSE):
         if changes.count(op):
-            merger = merger.when_matched_update(assigned(touched(op, names, keyed), quoted), f"s.{OP} = {op}")
+            merger = merger.when_matched_update(assignments(columns_set(op, names, keyed), quoted), f"s.{OP} = {op}")
     if changes.count(DELETE):
         merger = merger.when_matched_delete(f"s.{OP} = {DELETE}")
     if changes.count(INSERT):
-        merger = merger.when_not_matched_insert(assigned(names, quoted), f"s.{OP} = {INSERT}")
+        merger = merger.when_not_matched_insert(assignments(names, quoted), f"s.{OP} = {INSERT}")
     merger.execute()
 
 
@@ -301,7 +310,7 @@ def _pool(rows: pa.Table, memory: int) -> int:
     with less it fails, or, with a little more, stands still for ever.
     """
     pool, each = memory // 2, max(1, rows.nbytes // max(1, len(rows)))
-    if pool < rows.nbytes + ROOM * (os.cpu_count() or 1) * each:
+    if pool < rows.nbytes + ROWS_PER_CORE * (os.cpu_count() or 1) * each:
         raise NeedsSpark("a merge of its rows does not fit into `memory`")
     return pool
 
@@ -310,10 +319,10 @@ def _row_groups(rows: pa.Table, memory: int) -> WriterProperties:
     """Return how files are written within some memory: a row group is held until it is whole, for each of a few files,
     and does not count as memory that could be spilled."""
     each = max(1, rows.nbytes // max(1, len(rows)))
-    return WriterProperties(max_row_group_size=min(1 << 20, max(FEW, memory // 64 // each)))
+    return WriterProperties(max_row_group_size=min(1 << 20, max(FEWEST_ROWS, memory // 64 // each)))
 
 
-def touched(op: int, names: list[str], keyed: Keyed) -> list[str]:
+def columns_set(op: int, names: list[str], keyed: KeyedTable) -> list[str]:
     """Return the columns that a change sets."""
     if op == UPDATE:
         return names
@@ -323,12 +332,12 @@ def touched(op: int, names: list[str], keyed: Keyed) -> list[str]:
     return [name for name in names if name in own or (op == PATCH and name in (keyed.columns or ()))]
 
 
-def assigned(names: list[str], quote: Quote) -> dict[str, str]:
+def assignments(names: list[str], quote: Quote) -> dict[str, str]:
     """Return columns with the values that they get."""
     return {quote(name): f"s.{quote(name)}" for name in names}
 
 
-def condition(rows: pa.Table, keyed: Keyed, quote: Quote) -> str:
+def merge_condition(rows: pa.Table, keyed: KeyedTable, quote: Quote) -> str:
     """Return the condition under which a change (a row with its `__op`) is for a row of the table.
 
     Literal bounds of the rows that are there leave out the files of all others.
@@ -355,7 +364,7 @@ def _literal(value: pa.Scalar) -> str | None:
         return str(value.as_py()) if value.is_valid else None
     if pa.types.is_string(value.type):
         text = value.as_py()
-        return f"'{text}'" if text is not None and PLAIN.issuperset(text) else None
+        return f"'{text}'" if text is not None and SAFE_CHARACTERS.issuperset(text) else None
     return None
 
 

@@ -1,9 +1,8 @@
 """The balance of a batch: where every record went, and the proof that none is missing.
 
 Per source partition: read = decoded + failed + bare; decoded = matched somewhere + unmatched. Per route and sink:
-matched = landed + refused + dropped + quarantined. Per table: the rows its sink counted = the rows in the footers of its
-files.
-Bronze holds what was read; dead letters hold what was failed, unmatched and refused.
+matched = landed + refused + dropped + quarantined. Per table: the rows its sink counted = the rows in the footers of
+its files. Bronze holds what was read; dead letters hold what was failed, unmatched and refused.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from router.delta.commit import LandedFile
+    from router.delta.commit import StagedFile
     from router.engine.label.layout import Layout
 
 SUMS = ("read", "failed", "bare", "unmatched")
@@ -84,7 +83,7 @@ def keyed(counted: Iterable[Partition], kind: str) -> Counter[str]:
 
 
 def imbalances(
-    layout: Layout, counted: tuple[Partition, ...], files: Iterable[LandedFile], unmatched_are_dead: bool
+    layout: Layout, counted: tuple[Partition, ...], files: Iterable[StagedFile], unmatched_are_dead: bool
 ) -> list[str]:
     """Return what does not add up, one sentence each; nothing when the batch balances.
 
@@ -124,7 +123,7 @@ def _partition(layout: Layout, partition: Partition) -> list[str]:
             went = sum(partition.landed.get(key, 0) + partition.rejected.get(key, 0) for key in target.keys)
             if partition.matched.get(route.name, 0) != went + lost:
                 found.append(
-                    f"{where}, {target.key}: {partition.matched.get(route.name, 0)} matched, {went} landed, quarantined or "
-                    f"refused there, {lost} refused or dropped by the route"
+                    f"{where}, {target.key}: {partition.matched.get(route.name, 0)} matched, {went} landed, "
+                    f"quarantined or refused there, {lost} refused or dropped by the route"
                 )
     return found

@@ -4,7 +4,7 @@
 |---|---|---|
 | 1 read, 2 decode, 3 label | say lazily how raw records become labelled rows (`label`) | reads the batch again |
 | 4 land | stages a Parquet file per table and task, in one Spark job (`land`) | the same; files nobody refers to stay |
-| 5 decide | holds files against tables and ledger, writes the manifest (`commit.schema_evolution`) | finishes what it says |
+| 5 decide | holds files against tables, writes the manifest (`commit.schema_evolution`) | finishes what it says |
 | 6 commit | one Delta commit per table (`commit.committers`) | skips the tables that have it |
 | 7 quarantine | what tables may not take yet lies in a table of its own: a commit like the others | the same |
 | 8 apply | gives each outbox to its sink (`outbox`, `merge`) | goes on with the sinks without a mark |
@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from router.delta.commit import done
+from router.delta.commit import is_committed
 from router.delta.spark_table import SparkTables
-from router.delta.table_cache import Handles
+from router.delta.table_cache import TableCache
 from router.engine import ledger
 from router.engine.balance import imbalances, keyed, partitions
-from router.engine.catalog import Catalog
 from router.engine.checkpoint_store import CheckpointStore, Manifest, frozen_as_text
+from router.engine.commit.catalog import Catalog
 from router.engine.commit.committers import Committers
 from router.engine.commit.schema_evolution import SchemaEvolution
 from router.engine.label.layout import Demands
@@ -76,7 +76,7 @@ class Batches:
         config, only_spark = self.config, self.config.commit == "spark"
         self.query = f"{config.name}:{self.store.run}"
         staging = f"{STAGING}/{config.name}" if only_spark else None
-        self.tables: Any = SparkTables(self.spark, self.lake) if only_spark else Handles(self.lake)
+        self.tables: Any = SparkTables(self.spark, self.lake) if only_spark else TableCache(self.lake)
         self.planner = Planner(config, config.decode)
         self.landing = LandingJob(self.spark, self.lake, config.landing, self.query, staging)
         self.evolution = SchemaEvolution(self.lake, self.tables, self.query)
@@ -115,7 +115,7 @@ class Batches:
         if manifest is None:
             return None
         tables = self.tables.open({work.table for work in manifest.commits})
-        left = [work for work in manifest.commits if not ((have := tables[work.table]) and done(have, work))]
+        left = [work for work in manifest.commits if not ((have := tables[work.table]) and is_committed(have, work))]
         if self.committers.staged(left):
             return manifest
         if manifest.config != self.fingerprint and len(left) < len(manifest.commits):

@@ -4,7 +4,7 @@
 |---|---|---|
 | `manifests/RUN` | BATCH.json | what a batch was decided to be, before anything of it is committed |
 | `applied/RUN` | BATCH.json | what sinks have applied of a batch, by sink |
-| `pending` | SINK.json | rows of an outbox that wait for their table to be mended |
+| `backlog` | SINK.json | rows of an outbox that wait for their table to be mended |
 | `known` | SINK.json | tables that a sink has merged into: one that is gone was dropped |
 | `approvals` | ROUTE/SINK/TABLE.N.json | a table that may grow, until what waited is in it |
 | `replays` | SINK.json | a replay that has begun and not ended |
@@ -25,8 +25,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from router.applying import Applied
-from router.delta.commit import LandedFile, TableCommit, to_arrow_schema, to_delta
-from router.delta.schema_diff import plain
+from router.delta.commit import StagedFile, TableCommit, to_arrow_schema, to_delta
+from router.delta.schema_diff import delta_type
 from router.engine.balance import Partition
 from router.engine.label.layout import Demands
 from router.errors import StartError
@@ -62,7 +62,8 @@ class Manifest:
         allowed = {key: frozenset(names) for key, names in self.allowed.items()}
         frozen = {
             place: {
-                name: plain(to_arrow_schema(kind).field(name).type) if kind else None for name, kind in kinds.items()
+                name: delta_type(to_arrow_schema(kind).field(name).type) if kind else None
+                for name, kind in kinds.items()
             }
             for place, kinds in self.frozen.items()
         }
@@ -86,7 +87,7 @@ class Manifest:
     def load(cls, text: bytes) -> Manifest:
         """Return a manifest from JSON."""
         found = json.loads(text)
-        commits = tuple(TableCommit(**{**c, "files": tuple(map(LandedFile.of, c["files"]))}) for c in found["commits"])
+        commits = tuple(TableCommit(**{**c, "files": tuple(map(StagedFile.of, c["files"]))}) for c in found["commits"])
         counted = tuple(Partition(**part) for part in found["partitions"])
         return cls(**{**found, "commits": commits, "partitions": counted, "targets": tuple(found["targets"])})
 

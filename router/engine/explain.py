@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.errors import PySparkException
 
-from router.delta.commit import rows as count
+from router.delta.commit import row_count as count
 from router.delta.commit import unsupported
 from router.delta.lake import Lake
 from router.delta.row_versions import deletions_table
-from router.delta.upsert import Choice, choice
+from router.delta.upsert import MergeEngine, merge_engine
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.label.route import sink_names
-from router.engine.merge.backlog import PendingRows
+from router.engine.merge.backlog import BacklogStore
 from router.engine.start_checks import Checkpoint
 from router.engine.upsert_columns import asked
 from router.errors import TableError
@@ -53,7 +52,7 @@ def explain(config: Config, table: str) -> list[tuple[str, str]]:
     lines += [("written by", f"`{key}`: {what}") for key, what in own]
     for writer in found:
         lines += _writer(writer, handle, "spark" if config.commit == "spark" else "arrow")
-        lines += _waiting(PendingRows(CheckpointStore(checkpoint), writer.place), table)
+        lines += _waiting(BacklogStore(CheckpointStore(checkpoint), writer.place), table)
     return lines
 
 
@@ -90,7 +89,7 @@ def _own(config: Config, table: str) -> Lines:
 def _writers(config: Config, table: str, handle: DeltaTable | None, run: str | None) -> Iterator[Writer]:
     """Return the sinks whose one table it is, and those whose transaction ids it has."""
     for route in config.routes:
-        for name, sink in zip(sink_names(route.sinks), route.sinks, strict=True):
+        for name, sink in route.named_sinks.items():
             place = f"{route.name}/{name}"
             batch = handle.transaction_version(f"{config.name}:{run}/{place}/{table}") if handle else None
             if batch is not None or _fixed(sink) == table:
@@ -112,15 +111,19 @@ def _writer(writer: Writer, handle: DeltaTable | None, engine: str) -> Lines:
     if not isinstance(writer.sink, MergingSink):
         features = unsupported(handle) if handle else set()
         spark = f"it has {', '.join(sorted(features))}" if features else ""
-        chosen = Choice("spark", spark) if spark else Choice("spark" if engine == "spark" else "arrow", "as configured")
+        chosen = (
+            MergeEngine("spark", spark)
+            if spark
+            else MergeEngine("spark" if engine == "spark" else "arrow", "as configured")
+        )
         yield "engine", f"{chosen.engine}: {chosen.why}"
         return
     keyed = writer.sink.keyed()
-    chosen = choice(handle, asked(keyed, engine))
+    chosen = merge_engine(handle, asked(keyed, engine))
     yield "engine", f"{chosen.engine}: {chosen.why}"
     yield "keys", ", ".join(keyed.keys)
 
 
-def _waiting(rows: PendingRows, table: str) -> Lines:
-    if found := rows.now().get(table):
+def _waiting(row_count: BacklogStore, table: str) -> Lines:
+    if found := row_count.now().get(table):
         yield "waiting", f"{found.rows} rows: {found.why}"

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from router.applying import Applied
-from router.delta.commit import LandedFile, TableCommit, to_delta
+from router.delta.commit import StagedFile, TableCommit, to_delta
 from router.delta.file_statistics import statistics
 from router.delta.lake import Lake
 
@@ -56,9 +56,9 @@ SCHEMA = pa.schema(
 """Rows without a route count the source: read = decoded + failed + bare. Rows with a route and sink count what
 matched: matched = landed + refused + dropped + quarantined; for a sink with an outbox landed = applied + dead +
 parked + pending. `pending` rows begin to wait, less those that end it: for their table to be mended, or for a
-detached sink, whose own batches stand here with its own run. `frozen` rows landed without what their table has no place for;
-`released` ones waited before, up to the batch of the row here; `parked` ones were set aside by their sink. `in_doubt`
-counts applied rows that a crash may have sent before.
+detached sink, whose own batches stand here with its own run. `frozen` rows landed without what their table has no
+place for; `released` ones waited before, up to the batch of the row here; `parked` ones were set aside by their sink.
+`in_doubt` counts applied rows that a crash may have sent before.
 
 A replay has a row without a batch, of what it moved: more rows are `applied`, and as many less are `parked` or `dead`,
 so that the sums over all rows say how it is now, and the rows of batches what it was.
@@ -148,7 +148,7 @@ def append(lake: Lake, tables: Any, committers: Committers, entry: Entry, found:
     with lake.files.open_output_stream(path) as stream:
         pq.write_table(content, stream, store_schema=False, metadata_collector=footers)
         size = stream.tell()
-    file = LandedFile("/ledger", entry.table, path, size, len(found), tuple(SCHEMA.names), statistics(footers[0]))
+    file = StagedFile("/ledger", entry.table, path, size, len(found), tuple(SCHEMA.names), statistics(footers[0]))
     work = TableCommit("/ledger", entry.table, entry.app_id, entry.version, (file,), to_delta(SCHEMA))
     if not committers.commit((work,), tables.open([entry.table]) if tables else {}, {}):
         lake.files.delete_file(path)

@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, TypeVar
 from delta.exceptions import DeltaConcurrentModificationException
 
 from router.config.models import interval
-from router.delta.commit import in_turn
-from router.delta.maintenance import TRIES, WAIT_SECONDS, Care, Maintained, maintain, size_of, small
+from router.delta.commit import retry_on_conflict
+from router.delta.maintenance import (
+    TRIES,
+    WAIT_SECONDS,
+    MaintenanceOptions,
+    MaintenanceResult,
+    maintain,
+    size_of,
+    small_files,
+)
 from router.engine.label.column_types import quoted
 from router.errors import TableError
 
@@ -34,7 +42,7 @@ log = logging.getLogger("router")
 
 @dataclass
 class TableMaintenance:
-    """Maintain the tables of a query when their time has come. What it counts begins anew with each process.
+    """The maintenance of a query's tables, when it is due. What it counts begins anew with each process.
 
     The tables in `left` are not touched: the outboxes of detached sinks. Their queries follow each commit that brings
     rows, and files that were joined bring none: what had not been sent yet would be deleted with the old files.
@@ -62,12 +70,12 @@ class TableMaintenance:
             return None
         return next((plan for plan in self.plans if fnmatchcase(table, plan.tables)), None)
 
-    def maintain(self, table: str, plan: Maintenance, *, dry: bool = False) -> Maintained:
+    def maintain(self, table: str, plan: Maintenance, *, dry: bool = False) -> MaintenanceResult:
         """Maintain one table, with Delta on Spark where nothing else may write it. Raises TableError."""
-        care = Care(plan.file_bytes, plan.zorder, interval(plan.retention), plan.statistics)
-        found = maintain(self.lake, table, care, dry=dry)
-        if found.by_spark or (found.bare and not dry):
-            return SparkCare(self.session(), self.lake, table, care, dry).done(found)
+        options = MaintenanceOptions(plan.file_bytes, plan.zorder, interval(plan.retention), plan.statistics)
+        found = maintain(self.lake, table, options, dry=dry)
+        if found.by_spark or (found.without_statistics and not dry):
+            return SparkMaintenance(self.session(), self.lake, table, options, dry).done(found)
         return found
 
     def _due(self, table: str, plan: Maintenance) -> bool:
@@ -84,7 +92,7 @@ class TableMaintenance:
             log.warning("maintenance: %s", error)
             return
         told = f"{found.files} files became {found.into}, {found.deleted} old ones deleted"
-        told += f", {found.bare} got statistics" if found.bare else ""
+        told += f", {found.without_statistics} got statistics" if found.without_statistics else ""
         log.info("maintenance: %s: %s, %.2f s", table, told, time.monotonic() - began)
 
 
@@ -92,39 +100,39 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class SparkCare:
-    """Be one table that is to be maintained; `dry` only says what would be done."""
+class SparkMaintenance:
+    """The maintenance of one table by Delta on Spark; `dry` only says what would be done."""
 
     spark: SparkSession
     lake: Lake
     table: str
-    care: Care
+    options: MaintenanceOptions
     dry: bool
 
-    def done(self, found: Maintained) -> Maintained:
+    def done(self, found: MaintenanceResult) -> MaintenanceResult:
         """Do what delta-rs has left, and return all that was done. Another writer is waited for. Raises TableError."""
         try:
             if found.by_spark:
                 found = self._compacted(found)
-            if found.bare and not self.dry:
+            if found.without_statistics and not self.dry:
                 self._tried(self._recompute)
         except Exception as error:  # whatever Spark raises, it is this table's
             raise TableError(self.table, f"it could not be maintained: {str(error).splitlines()[0]}") from error
         return found
 
-    def _compacted(self, found: Maintained) -> Maintained:
+    def _compacted(self, found: MaintenanceResult) -> MaintenanceResult:
         handle = self.lake.open(self.table)
         assert handle is not None
         session, address = self._session(), self.lake.address(self.table)
         table = f"delta.{quoted(address)}"
-        vacuum = f"VACUUM {table} RETAIN {self.care.hours} HOURS"
+        vacuum = f"VACUUM {table} RETAIN {self.options.hours} HOURS"
         old = [row["path"].removeprefix("file:") for row in session.sql(f"{vacuum} DRY RUN").collect()]
         freed = size_of(self.lake, self.table, [path.removeprefix(f"{address}/") for path in old])
         found = replace(found, deleted=len(old), freed=freed)
         if self.dry:
-            files, into = small(handle, self.care)
+            files, into = small_files(handle, self.options)
             return replace(found, files=files, into=into)
-        columns = () if "clustering" in found.by_spark else self.care.zorder
+        columns = () if "clustering" in found.by_spark else self.options.zorder
         order = f" ZORDER BY ({', '.join(map(quoted, columns))})" if columns else ""
         optimize = f"OPTIMIZE {table}{order}"
         (done,) = self._tried(lambda: session.sql(optimize).select("metrics.*").collect())
@@ -138,8 +146,8 @@ class SparkCare:
         # VACUUM lists a table in as many tasks as this says, 10 000 of them if nobody does
         tasks = self.spark.sparkContext.defaultParallelism
         session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", tasks)
-        session.conf.set("spark.databricks.delta.optimize.maxFileSize", str(self.care.file_bytes))
-        session.conf.set("spark.databricks.delta.optimize.minFileSize", str(self.care.file_bytes))
+        session.conf.set("spark.databricks.delta.optimize.maxFileSize", str(self.options.file_bytes))
+        session.conf.set("spark.databricks.delta.optimize.minFileSize", str(self.options.file_bytes))
         return session
 
     def _recompute(self) -> None:
@@ -154,4 +162,4 @@ class SparkCare:
         statistics.recompute(session, log, none, *every)
 
     def _tried(self, work: Callable[[], T]) -> T:
-        return in_turn(work, DeltaConcurrentModificationException, TRIES, WAIT_SECONDS)
+        return retry_on_conflict(work, DeltaConcurrentModificationException, TRIES, WAIT_SECONDS)

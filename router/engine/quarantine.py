@@ -21,12 +21,11 @@ from pyarrow import dataset
 from pyspark.sql import functions as F
 
 from router.archives import keep_archives
-from router.delta.casting import brought, conformed, narrowed, within
-from router.delta.commit import LandedFile, TableCommit, to_arrow, to_arrow_schema, to_delta
-from router.delta.schema_diff import Difference, compare, cut, merge, plain_schema
+from router.delta.casting import cast_down, cast_to, has_value, type_within
+from router.delta.commit import StagedFile, TableCommit, to_arrow, to_arrow_schema, to_delta
+from router.delta.schema_diff import SchemaDiff, common_type, compare, delta_schema, limited_to
 from router.engine import ledger
 from router.engine.label.layout import COORDINATES, QUARANTINE_COLUMNS, SCHEMA_COLUMNS, quarantine_of
-from router.engine.label.route import sink_names
 from router.engine.land.parquet_writer import Staging, attempt
 from router.engine.start_checks import Checkpoint
 from router.parts import TableSink
@@ -78,7 +77,7 @@ class Waiting:
     columns: pa.Schema
     versions: tuple[str, ...]
     since: datetime | None
-    change: Difference
+    change: SchemaDiff
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def waiting(config: Config, lake: Lake) -> list[Waiting]:
     """Return what waits for the tables of a configuration, whatever its sinks say now. Runs on the driver; no Spark."""
     found: list[Waiting] = []
     for route in config.routes:
-        for name, sink in zip(sink_names(route.sinks), route.sinks, strict=True):
+        for name, sink in route.named_sinks.items():
             table = quarantine_of(config.name, route.name, name)
             if isinstance(sink, TableSink) and (handle := lake.open(table)):
                 found += _waiting_in(lake, handle, (route.name, name, table))
@@ -132,7 +131,7 @@ def _waiting_in(lake: Lake, handle: DeltaTable, where: tuple[str, str, str]) -> 
     route, sink, quarantine = where
     if not handle.file_uris():
         return
-    schema = plain_schema(to_arrow(handle))
+    schema = delta_schema(to_arrow(handle))
     rows = _files(lake, handle, quarantine, schema)
     there = dataset.Scanner.from_dataset(rows, columns=list(QUARANTINE_COLUMNS)).to_table()
     for table in sorted(pc.unique(there.column("_table")).to_pylist()):
@@ -190,7 +189,7 @@ def _told(
         times = pc.min(part.column("_timestamp")).as_py() if "_timestamp" in schema.names else None
         since = min(filter(None, (since, times)), default=None)
     columns = pa.schema([field for field in schema if field.name in valued])
-    change = compare(plain_schema(to_arrow(target)), columns) if target else Difference(added=tuple(columns))
+    change = compare(delta_schema(to_arrow(target)), columns) if target else SchemaDiff(added=tuple(columns))
     return Waiting(place, quarantine, rows, upto, columns, tuple(sorted(versions)), since, change)
 
 
@@ -211,7 +210,7 @@ def _version(row: dict[str, Any]) -> str:
 
 def allowed(table: pa.Schema | None, approval: Approval) -> dict[str, pa.DataType]:
     """Return the columns and types that a table may have after an approval."""
-    come = plain_schema(to_arrow_schema(approval.columns))
+    come = delta_schema(to_arrow_schema(approval.columns))
     if table is None:
         return {column.name: column.type for column in come}
     change = compare(table, come)
@@ -297,10 +296,10 @@ class _Waited:
         quarantine = quarantine_of(of.config.name, place.route, place.sink)
         handle, rows = of.lake.open(place.table), of.lake.open(quarantine)
         assert rows is not None  # rows of it were approved
-        after, have = released(handle, place, query), plain_schema(to_arrow(handle)) if handle else None
+        after, have = released(handle, place, query), delta_schema(to_arrow(handle)) if handle else None
         mine = (F.col("_table") == place.table) & (F.col("_query") == query) & (F.col("_batch_id") > after)
         frame = of.spark.read.format("delta").load(of.lake.address(quarantine)).filter(mine)
-        came = [column for column in plain_schema(to_arrow(rows)) if column.name not in OWN]
+        came = [column for column in delta_schema(to_arrow(rows)) if column.name not in OWN]
         table = allowed(have, approval)
         kinds = {column.name: _kind(table.get(column.name), column.type) for column in came}
         names = [column.name for column in came]
@@ -327,15 +326,15 @@ class _Waited:
         if self.after >= last:
             return
         place, lake = self.approval.place, self.of.lake
-        columns = {name: cut(self.table[name], kind) for name, kind in self.kinds.items() if kind is not None}
+        columns = {name: limited_to(self.table[name], kind) for name, kind in self.kinds.items() if kind is not None}
         options = self.of.config.landing
         staging = Staging(lake, options.file_bytes, options.buffer_bytes)
         where = f"{place.route}/{place.sink}", place.table, last
         task = _staging(self.kinds, pa.schema(list(columns.items())), staging, where)
         rows = self.frame.filter(F.col("_batch_id") <= last).mapInArrow(task, "report string")
-        files = tuple(LandedFile.of(json.loads(row["report"])) for row in rows.collect())
+        files = tuple(StagedFile.of(json.loads(row["report"])) for row in rows.collect())
         written = pa.schema([(name, kind) for name, kind in columns.items() if any(name in f.columns for f in files)])
-        change = compare(self.have, written) if self.have is not None else Difference()
+        change = compare(self.have, written) if self.have is not None else SchemaDiff()
         work = TableCommit(
             target=f"{place.route}/{place.sink}",
             table=place.table,
@@ -353,7 +352,7 @@ class _Waited:
 
 
 def _kind(to: pa.DataType | None, come: pa.DataType) -> pa.DataType | None:
-    return within(to, come) if to is not None and merge(to, come) is not None else None
+    return type_within(to, come) if to is not None and common_type(to, come) is not None else None
 
 
 def _quoted(name: str) -> str:
@@ -374,10 +373,10 @@ def _checking(kinds: Kinds, blank: bool) -> Callable[[Iterable[pa.RecordBatch]],
             for name, kind in kinds.items():
                 values = batch.column(name)
                 if kind is None:
-                    unfit |= brought(values, blank=blank)
+                    unfit |= has_value(values, blank=blank)
                 elif values.type != kind:
-                    found = narrowed(values, kind, blank=blank)
-                    unfit |= found.lost | found.unfit
+                    found = cast_down(values, kind, blank=blank)
+                    unfit |= found.lost | found.too_wide
             bad |= {int(number) for number in np.unique(numbers[unfit])}
         report = json.dumps({"rows": sorted(rows.items()), "bad": sorted(bad)})
         yield pa.RecordBatch.from_arrays([pa.array([report])], names=["report"])
@@ -396,9 +395,9 @@ def _staging(
         writer = staging.writer(last, f"released-{attempt()}")
         for batch in batches:
             columns = {
-                name: narrowed(batch.column(name), kind).array for name, kind in kinds.items() if kind is not None
+                name: cast_down(batch.column(name), kind).array for name, kind in kinds.items() if kind is not None
             }
-            rows = conformed(pa.table(columns), schema).combine_chunks().to_batches()
+            rows = cast_to(pa.table(columns), schema).combine_chunks().to_batches()
             for part in rows:
                 writer.hold(target, table, part, seen=True)
             writer.flush()

@@ -16,7 +16,6 @@ from router.delta.lake import Lake
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
 from router.engine.label.layout import BRONZE_SCHEMA, outbox_of
-from router.engine.label.route import sink_names
 from router.errors import RouterError, StartError
 from router.merging import MergingSink
 from router.parts import Preparation
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from router.config.loader import Loaded
     from router.config.models import Config
-    from router.config.route_tests import Case, Expected, Letter, Record, RouteTests
+    from router.config.route_tests import Expected, ExpectedDeadLetter, InputRecord, RouteTest, RouteTests
     from router.parts import Decoder
 
 RUN = "test"
@@ -77,7 +76,7 @@ class _UnwritableError(ValueError):
     """Say which record cannot be written."""
 
 
-def _faults(config: Config, case: Case, raw: pa.Table, spark: SparkSession, folder: Path) -> Iterator[str]:
+def _faults(config: Config, case: RouteTest, raw: pa.Table, spark: SparkSession, folder: Path) -> Iterator[str]:
     lake, checkpoint = Lake.at(config.lake), Lake.at(config.checkpoint_path())
     batches = Batches(config, RUN, spark, lake, CheckpointStore(checkpoint, RUN))
     batches.process(spark.createDataFrame(raw), 0)
@@ -94,7 +93,7 @@ def _faults(config: Config, case: Case, raw: pa.Table, spark: SparkSession, fold
 def _merged_outboxes(config: Config) -> Iterator[str]:
     """Return the outboxes whose rows are to be seen in the tables that they were merged into."""
     for route in config.routes:
-        for sink, name in zip(route.sinks, sink_names(route.sinks), strict=True):
+        for name, sink in route.named_sinks.items():
             if isinstance(sink, MergingSink):
                 yield outbox_of(config.name, route.name, name)
 
@@ -102,7 +101,7 @@ def _merged_outboxes(config: Config) -> Iterator[str]:
 def _previewing(config: Config) -> Iterator[tuple[str, ApplyingSink]]:
     """Return route/sink of the sinks that say what they would send."""
     for route in config.routes:
-        for sink, name in zip(route.sinks, sink_names(route.sinks), strict=True):
+        for name, sink in route.named_sinks.items():
             if isinstance(sink, ApplyingSink) and sink.previews:
                 yield f"{route.name}/{name}", sink
 
@@ -123,7 +122,7 @@ def _sent_faults(expected: Expected, sent: dict[str, list[dict[str, Any]]]) -> I
             yield from _row_faults(key, expected.sent.get(key, 0), sent[key], "sent")
 
 
-def _raw(records: Sequence[Record], decoder: Decoder, folder: Path) -> pa.Table:
+def _raw(records: Sequence[InputRecord], decoder: Decoder, folder: Path) -> pa.Table:
     offsets: Counter[tuple[str, int]] = Counter()
     rows = []
     for number, record in enumerate(records, 1):
@@ -142,7 +141,7 @@ def _raw(records: Sequence[Record], decoder: Decoder, folder: Path) -> pa.Table:
     return pa.Table.from_pylist(rows, RAW)
 
 
-def _written(number: int, record: Record, decoder: Decoder, folder: Path) -> bytes:
+def _written(number: int, record: InputRecord, decoder: Decoder, folder: Path) -> bytes:
     try:
         return decoder.encode(record.event, folder / record.file if record.file else None, record.message)
     except ValueError as error:
@@ -171,7 +170,7 @@ def _row_faults(where: str, wanted: int | list[dict[str, Any]], rows: list[dict[
         yield f"{where}: {len(wanted)} {what} expected, {len(rows)} found; beyond them: {_shown(left)}"
 
 
-def _letter_faults(expected: Sequence[Letter], letters: list[dict[str, Any]]) -> Iterator[str]:
+def _letter_faults(expected: Sequence[ExpectedDeadLetter], letters: list[dict[str, Any]]) -> Iterator[str]:
     left = list(letters)
     for letter in expected:
         matching = [have for have in left if _is(letter, have)][: letter.count]
@@ -183,7 +182,7 @@ def _letter_faults(expected: Sequence[Letter], letters: list[dict[str, Any]]) ->
         yield f"dead letters: nothing else expected, {len(left)} found: {_about(left)}"
 
 
-def _is(letter: Letter, have: dict[str, Any]) -> bool:
+def _is(letter: ExpectedDeadLetter, have: dict[str, Any]) -> bool:
     exact = all(getattr(letter, name) in (None, have[name]) for name in ("stage", "route", "sink"))
     return exact and letter.reason in have["reason"]
 

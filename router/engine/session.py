@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pyspark
 from delta.pip_utils import configure_spark_with_delta_pip
 from pyspark.sql import SparkSession
 
-from router.engine.land.job import BATCH_BYTES, UNBOUNDED
-from router.engine.outbox.detached import detached_sinks
+from router.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from router.config.models import Config
 
+BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+UNBOUNDED = str(2**31 - 1)
+"""Whether an Arrow batch is bounded in bytes; see router.engine.land.job for why it is not."""
 QUERY_LOGGER = "org.apache.spark.sql.execution.streaming.MicroBatchExecution"
+EVENTS = 1000
 CLASS_PATH = "spark.driver.extraClassPath"
 AVRO_LIMITS = (
     f"-Dorg.apache.avro.limits.string.maxLength={64 << 20}",
@@ -93,7 +99,7 @@ def local_master(config: Config) -> str:
 
     A task that fails is tried again, as on a cluster: plain local mode would fail the batch at once.
     """
-    aside = sum(sink.tasks_at_most for _, _, sink in detached_sinks(config))
+    aside = sum(sink.tasks_at_most for _, _, sink in config.detached_sinks())
     return f"local[{_cores() + aside},4]"
 
 
@@ -201,3 +207,52 @@ def packages() -> list[str]:
 def versions() -> dict[str, str]:
     """Return the versions that decide how a batch is written."""
     return {name: importlib.metadata.version(name) for name in ("pyspark", "delta-spark", "deltalake", "pyarrow")}
+
+
+def make_class_archive() -> Path:
+    """Run a small configuration in a process of its own, keep the archive of its classes, and return where it is.
+
+    Class data sharing of the JVM (JEP 350, dynamic archives): the archive is written when a JVM ends that was told to.
+    It holds what one small run loads: reading files, decoding, landing, committing.
+
+    Raises StartError when the run fails or leaves no archive. Needs the connectors' jars: the first run resolves them.
+    """
+    target = class_archive()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent) as folder:
+        archive = Path(folder, "classes.jsa")
+        command = [sys.executable, "-m", "router", "run", str(_small_configuration(Path(folder), archive)), "--once"]
+        # The pipe ends when the JVM has ended too, which writes the archive after Python is gone.
+        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder)  # noqa: PLW1510 - read below
+        if ended.returncode or not archive.is_file():
+            raise StartError(f"the run for the archive of classes failed:\n{ended.stdout[-2000:]}")
+        os.replace(archive, target)  # noqa: PTH105 - a start at this moment sees the old archive or the new one
+    return target
+
+
+def _small_configuration(folder: Path, archive: Path) -> Path:
+    events = Path(folder, "events")
+    events.mkdir()
+    lines = (
+        json.dumps({"game": f"game_{i % 3}", "at": "2026-01-01T00:00:00Z", "amount": i}) for i in range(EVENTS)
+    )
+    Path(events, "events.jsonl").write_text("\n".join(lines) + "\nnot JSON\n")
+    configuration = {
+        "name": "warm_up",
+        "lake": str(folder / "lake"),
+        "source": {"files": {"path": str(events)}},
+        "decode": {"json": {"schema": "game string, at timestamp, amount double"}},
+        "bronze": "bronze.events",
+        "routes": [
+            {
+                "name": "games",
+                "match": {"sql": "event.game IS NOT NULL"},
+                "sinks": [{"tables": {"table": "silver.{event.game}"}}],
+            }
+        ],
+        "dead_letters": "ops.dead_letters",
+        "spark": {"spark.driver.extraJavaOptions": f"-XX:ArchiveClassesAtExit={archive} -XX:+UseParallelGC"},
+    }
+    path = Path(folder, "warm_up.yaml")
+    path.write_text(json.dumps(configuration))  # JSON is YAML
+    return path

@@ -1,4 +1,4 @@
-"""What the lane of a merging sink has beside the route's columns: which table a row is for, and how new it is."""
+"""What the outbox of a merging sink has beside the route's columns: which table a row is for, and how new it is."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from pyspark.sql.types import (
 )
 
 from router.delta.row_order import DELETED, newest_names
-from router.delta.scd2 import COLUMNS
+from router.delta.scd2 import HISTORY_COLUMNS
 from router.errors import StartError
 
 if TYPE_CHECKING:
-    from router.merging import Keyed, MergingSink
+    from router.merging import KeyedTable, MergingSink
 
 
 TABLE = "_table"
@@ -46,12 +46,12 @@ def merge_struct(sink: MergingSink) -> Column:
     return F.struct(F.lit("").alias(TABLE), F.lit(False).alias(DELETED), *named)
 
 
-def counted(sink: MergingSink) -> Keyed:
+def counted(sink: MergingSink) -> KeyedTable:
     """Return what a sink asks for, with the number of columns it orders by."""
     return replace(sink.keyed(), newest=len(sink.newest()))
 
 
-def asked(keyed: Keyed, engine: str) -> Keyed:
+def asked(keyed: KeyedTable, engine: str) -> KeyedTable:
     """Return what a sink asks for under the engine of a configuration: a sink that does not care follows `spark`."""
     return replace(keyed, engine="spark") if (keyed.engine, engine) == ("auto", "spark") else keyed
 
@@ -75,12 +75,12 @@ def check(sink: MergingSink, where: str, rows: StructType, more: StructType) -> 
     for field in more.fields[2:]:
         if not isinstance(field.dataType, ORDERED):
             raise StartError(f"{where}: `newest_by` has no order: it is {field.dataType.simpleString()}; cast it")
-    own = [*more.names, *(COLUMNS.names if keyed.history else []), *filter(None, (keyed.soft_delete,))]
+    own = [*more.names, *(HISTORY_COLUMNS.names if keyed.history else []), *filter(None, (keyed.soft_delete,))]
     if clash := sorted({name.lower() for name in own} & {name.lower() for name in kinds}):
         raise StartError(f"{where}: the sink keeps a column {clash[0]} itself; rename the event's in `select`")
 
 
-def _check_division(keyed: Keyed, where: str, kinds: dict[str, DataType]) -> None:
+def _check_division(keyed: KeyedTable, where: str, kinds: dict[str, DataType]) -> None:
     for option, fit in DIVIDING.items():
         for name in getattr(keyed, option):
             if not isinstance(kinds[name], fit):

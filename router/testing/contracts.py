@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from router.decoding import RAISED
 from router.delta.naming import usable
 from router.parts import RAW_SCHEMA
 
@@ -71,9 +72,11 @@ def check_decoder(spark: SparkSession, decoder: Decoder, good_values: Sequence[b
     """Hold a prepared decoder to its contract, with garbage between values that it must decode.
 
     It keeps every row and the raw columns, adds `event` and `_error` of which at most one has a value, gives an event
-    for every good value, never raises, and decides on a record without looking at its neighbours.
+    for every good value, never raises, and decides on a record without looking at its neighbours. Where it has a
+    `decoding()`, that adds the same columns.
     """
     values = [*GARBAGE, *good_values]
+    _check_decoding(spark, decoder)
     first = _decoded(spark, decoder, values)
     for good, row in zip(good_values, first[len(GARBAGE) :], strict=True):
         _require(row["event"] is not None, f"{good[:200]!r} is good and has no event: {row['_error']}")
@@ -137,12 +140,29 @@ def _check_columns(raw: DataFrame, decoded: DataFrame) -> None:
     _require(isinstance(error.dataType, T.StringType), f"_error is a {error.dataType.simpleString()}, not a string")
 
 
+def _check_decoding(spark: SparkSession, decoder: Decoder) -> None:
+    """Require that tasks add the columns that `decode` adds, and that native columns before them keep the raw ones."""
+    made = decoder.decoding()
+    if made is None:
+        return
+    raw = spark.createDataFrame([], RAW_SCHEMA)
+    added = [name for name in decoder.decode(raw).columns if name not in raw.columns]
+    names = made.adds.fieldNames()
+    _require(sorted(names) == sorted(added), f"decoding() adds {', '.join(names)}, and decode() {', '.join(added)}")
+    if made.before:
+        columns = made.before(raw).columns
+        _require(set(raw.columns) <= set(columns), f"before() loses {sorted(set(raw.columns) - set(columns))}")
+        taken = [name for name in columns if name not in raw.columns and not name.startswith("_")]
+        _require(not taken, f"the columns {taken} of before() do not begin with _")
+
+
 def _check_row(offset: int, value: bytes | None, row: dict[str, Any]) -> None:
     at = f"record {offset} ({_shown(value)})"
     same = row["offset"] == offset and row["value"] == value and row["key"] == b"k" and row["topic"] == "topic"
     _require(same, f"{at}: the raw columns are changed")
     _require(row["event"] is None or row["_error"] is None, f"{at} has an event and an error: {row['_error']}")
     _require(row["_error"] != "", f"{at}: the error has no text")
+    _require(RAISED not in (row["_error"] or ""), f"{at}: {row['_error']}")
 
 
 def _evaluated(frame: DataFrame, make: Callable[[], str | Column], kind: T.DataType, what: str) -> list[Any]:

@@ -16,7 +16,7 @@ from router.engine.manifest import Shelf
 
 from router.config.loader import load
 from router.config.models import Trigger
-from router.delta.staged_files import KeptParts
+from router.delta.staged_files import StagedParts
 from router.engine import ledger, session, stream
 from router.registry import load_registry
 
@@ -44,9 +44,9 @@ def main() -> None:
 
 def _die_at(point: str | None) -> None:
     if point == "plan":
-        _around(KeptParts, "write", after=True)  # in this process, only plans are
+        _around(StagedParts, "write", after=True)  # in this process, only plans are
     elif point in {"answers", "receipts"}:
-        _around(KeptParts, "commit", after=point == "receipts")
+        _around(StagedParts, "commit", after=point == "receipts")
     elif point == "applied":
         _around(Shelf, "mark_applied", after=True)
     elif point == "booked":

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from router.delta.commit import TableCommit, to_arrow, to_delta
-from router.delta.schema_diff import compare, plain_schema
+from router.delta.schema_diff import compare, delta_schema
 from router.engine.land.parquet_writer import Staging
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def land() -> Land:
         for batch in rows.to_batches():
             writer.hold(target, table, batch)
         have = lake.open(table)
-        found = compare(plain_schema(to_arrow(have)), rows.schema) if have else None
+        found = compare(delta_schema(to_arrow(have)), rows.schema) if have else None
         return TableCommit(
             target=target,
             table=table,

@@ -11,7 +11,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from router.merging import Keyed
+    from router.merging import KeyedTable
 
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -28,7 +28,7 @@ class Record:
     second: int = 0
     values: tuple[tuple[str, Any], ...] = ()
 
-    def order(self, keyed: Keyed) -> tuple[Any, ...]:
+    def order(self, keyed: KeyedTable) -> tuple[Any, ...]:
         """Return what orders records: nulls are the oldest."""
         if not keyed.newest:
             return (self.offset, self.partition)
@@ -39,7 +39,7 @@ class Record:
         return BEGIN + timedelta(seconds=self.second)
 
 
-def lane(records: Sequence[Record], keyed: Keyed, columns: dict[str, pa.DataType]) -> pa.Table:
+def lane(records: Sequence[Record], keyed: KeyedTable, columns: dict[str, pa.DataType]) -> pa.Table:
     """Return records as the rows of a lane; `columns` are those of the route, keys included."""
     given = [{**dict(zip(keyed.keys, record.key, strict=True)), **dict(record.values)} for record in records]
     found = {
@@ -70,7 +70,7 @@ class Row:
 class Model:
     """Be one keyed table. `rows` are those with a key that is there; `past` are the states that are over."""
 
-    keyed: Keyed
+    keyed: KeyedTable
     rows: dict[tuple[Any, ...], Row] = field(default_factory=dict)
     past: list[tuple[tuple[Any, ...], Row]] = field(default_factory=list)
     deleted: dict[tuple[Any, ...], Record] = field(default_factory=dict)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from router import TableError
-from router.delta.commit import commit, rows
+from router.delta.commit import commit, row_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ def test_a_new_table_has_the_rows_the_id_and_the_notes(lake: Lake, first: TableC
 
     assert handle is not None
     assert stored(lake) == FIRST.to_pylist()
-    assert rows(handle) == 2
+    assert row_count(handle) == 2
     assert handle.transaction_version(first.app_id) == 7
     assert handle.history(1)[0]["router.batch"] == "7"
 

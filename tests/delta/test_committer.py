@@ -12,7 +12,7 @@ from delta.tables import DeltaTable as SparkTable
 from router import TableError
 from router.delta.commit import unsupported
 from router.delta.lake import Lake
-from router.engine.commit import Committer
+from router.engine.commit.committers import Committers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +71,7 @@ def tables(spark: SparkSession, land: Callable[..., TableCommit], tmp_path_facto
     generated = SparkTable.create(spark).location(lake.address("silver.generated")).addColumn("id", "BIGINT")
     generated.addColumn("double_id", "BIGINT", generatedAlwaysAs="id * 2").execute()
     works = {name: land(lake, f"silver.{name}", ROWS, 3) for name in KINDS}
-    made = Committer(lake, spark).commit(tuple(works.values()), {}, {"router.batch": "3"})
+    made = Committers(lake, spark).commit(tuple(works.values()), {}, {"router.batch": "3"})
     return Tables(lake, spark, works, made)
 
 
@@ -101,7 +101,7 @@ def test_a_replay_commits_nothing(tables: Tables) -> None:
     """Without it a restart doubles the rows of tables that Spark writes."""
     before = {name: tables.version(name) for name in KINDS}
 
-    assert Committer(tables.lake, tables.spark).commit(tuple(tables.works.values()), {}, {}) == 0
+    assert Committers(tables.lake, tables.spark).commit(tuple(tables.works.values()), {}, {}) == 0
 
     assert {name: tables.version(name) for name in KINDS} == before
 
@@ -119,7 +119,7 @@ def test_a_broken_promise_keeps_other_tables_from_nothing(
     good = land(tables.lake, "silver.fresh_" + name, ROWS, 4)
 
     with pytest.raises(TableError) as caught:
-        Committer(tables.lake, tables.spark).commit((bad, good), {}, {})
+        Committers(tables.lake, tables.spark).commit((bad, good), {}, {})
 
     assert caught.value.table == f"silver.{name}"
     assert len(tables.rows(name)) == 2
@@ -144,7 +144,7 @@ def test_columns_are_widened_in_place(spark: SparkSession, land: Callable[..., T
     wide = pa.table(
         {"id": [2], **{name: pa.array([new], kind) for name, (_, kind, _, new) in WIDER.items()}, "added": ["x"]}
     )
-    committer = Committer(lake, spark)
+    committer = Committers(lake, spark)
     assert committer.commit((land(lake, "silver.t", narrow),), {}, {}) == 1
     work = land(lake, "silver.t", wide, 1)
     assert work.widened
@@ -175,7 +175,7 @@ def test_two_targets_of_one_table_commit_one_after_the_other(
     """Without it the second route into a new table fails, because the first has just made it."""
     works = tuple(land(lake, "silver.both", ROWS, 0, target=f"{route}/sink") for route in ("one", "two"))
 
-    assert Committer(lake, spark).commit(works, {"silver.both": None}, {}) == 2
+    assert Committers(lake, spark).commit(works, {"silver.both": None}, {}) == 2
 
     handle = lake.open("silver.both")
     assert handle is not None

@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 
 from router.delta import row_versions
 from router.delta.lake import Lake
-from router.delta.upsert import Upsert, upsert
-from router.merging import Keyed
+from router.delta.upsert import TableUpsert, upsert
+from router.merging import KeyedTable
 from tests.delta.model import Model, Record, lane
 
 TABLE = "silver.profiles"
@@ -31,14 +31,14 @@ COLUMNS = {"game": pa.string(), "gamer": pa.int32(), "level": pa.int64(), "name"
 LATER = {**COLUMNS, "bonus": pa.float64()}
 KEYS = ("game", "gamer")
 KINDS = {
-    "offset": Keyed(KEYS),
-    "newest": Keyed(KEYS, newest=1),
-    "some columns": Keyed(KEYS, newest=1, columns=("level",)),
-    "ignore": Keyed(KEYS, newest=1, when_matched="ignore"),
-    "soft": Keyed(KEYS, newest=1, soft_delete="gone"),
-    "soft, some columns": Keyed(KEYS, newest=1, soft_delete="gone", columns=("level", "bonus")),
-    "soft, ignore": Keyed(KEYS, soft_delete="gone", when_matched="ignore"),
-    "history": Keyed(KEYS, newest=1, history=True),
+    "offset": KeyedTable(KEYS),
+    "newest": KeyedTable(KEYS, newest=1),
+    "some columns": KeyedTable(KEYS, newest=1, columns=("level",)),
+    "ignore": KeyedTable(KEYS, newest=1, when_matched="ignore"),
+    "soft": KeyedTable(KEYS, newest=1, soft_delete="gone"),
+    "soft, some columns": KeyedTable(KEYS, newest=1, soft_delete="gone", columns=("level", "bonus")),
+    "soft, ignore": KeyedTable(KEYS, soft_delete="gone", when_matched="ignore"),
+    "history": KeyedTable(KEYS, newest=1, history=True),
 }
 GAMES = st.sampled_from(["uno", "it's", None])
 DRAFTS = st.lists(
@@ -61,7 +61,7 @@ class Killed(Exception):  # noqa: N818 - stands for the end of the process
 class Histories(RuleBasedStateMachine):
     """Take batches, some of them twice, cut off or with records from before."""
 
-    keyed = Keyed(KEYS)
+    keyed = KeyedTable(KEYS)
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Histories(RuleBasedStateMachine):
         patch.setattr(row_versions, "remember_deletions", killed)
 
     def _upsert(self, batch: int) -> Any:
-        work = Upsert(TABLE, f"{APP}/{TABLE}", batch, self.keyed, {})
+        work = TableUpsert(TABLE, f"{APP}/{TABLE}", batch, self.keyed, {})
         return upsert(self.lake, work, self.batches[batch])
 
     def _stored(self) -> list[dict[str, Any]]:
@@ -157,7 +157,7 @@ def killed(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("keyed", KINDS.values(), ids=KINDS)
-def test_a_table_is_what_its_records_say(keyed: Keyed) -> None:
+def test_a_table_is_what_its_records_say(keyed: KeyedTable) -> None:
     """Without it a late record, a replay or a crash leaves a state that nobody ever sent."""
     machine = type("Machine", (Histories,), {"keyed": keyed})
 

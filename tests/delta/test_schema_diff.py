@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from router.delta.schema_diff import Difference, compare, cut, merge, plain, plain_schema
+from router.delta.schema_diff import SchemaDiff, common_type, compare, delta_schema, delta_type, limited_to
 
 UTC = pa.timestamp("us", "UTC")
 INNER = pa.struct([("x", pa.int32())])
@@ -23,40 +23,40 @@ def field(kind: pa.DataType, name: str = "a") -> pa.Field:
 
 
 FITS = {
-    "the same": (pa.int32(), pa.int32(), Difference()),
-    "wider rows": (pa.int32(), pa.int64(), Difference(widened=(field(pa.int64()),))),
-    "narrower rows": (pa.int64(), pa.int8(), Difference(cast={"a": pa.int64()})),
-    "float to double": (pa.float32(), pa.float64(), Difference(widened=(field(pa.float64()),))),
-    "double and float": (pa.float64(), pa.float32(), Difference(cast={"a": pa.float64()})),
-    "int to double": (pa.int32(), pa.float64(), Difference(widened=(field(pa.float64()),))),
+    "the same": (pa.int32(), pa.int32(), SchemaDiff()),
+    "wider rows": (pa.int32(), pa.int64(), SchemaDiff(widened=(field(pa.int64()),))),
+    "narrower rows": (pa.int64(), pa.int8(), SchemaDiff(cast={"a": pa.int64()})),
+    "float to double": (pa.float32(), pa.float64(), SchemaDiff(widened=(field(pa.float64()),))),
+    "double and float": (pa.float64(), pa.float32(), SchemaDiff(cast={"a": pa.float64()})),
+    "int to double": (pa.int32(), pa.float64(), SchemaDiff(widened=(field(pa.float64()),))),
     "float and short": (
         pa.float32(),
         pa.int16(),
-        Difference(widened=(field(pa.float64()),), cast={"a": pa.float64()}),
+        SchemaDiff(widened=(field(pa.float64()),), cast={"a": pa.float64()}),
     ),
-    "double and int": (pa.float64(), pa.int32(), Difference(cast={"a": pa.float64()})),
+    "double and int": (pa.float64(), pa.int32(), SchemaDiff(cast={"a": pa.float64()})),
     "decimal grows": (
         pa.decimal128(10, 2),
         pa.decimal128(12, 4),
-        Difference(widened=(field(pa.decimal128(12, 4)),)),
+        SchemaDiff(widened=(field(pa.decimal128(12, 4)),)),
     ),
     "decimals that need both": (
         pa.decimal128(10, 2),
         pa.decimal128(6, 4),
-        Difference(widened=(field(pa.decimal128(12, 4)),), cast={"a": pa.decimal128(12, 4)}),
+        SchemaDiff(widened=(field(pa.decimal128(12, 4)),), cast={"a": pa.decimal128(12, 4)}),
     ),
-    "new nested field": (INNER, GROWN, Difference(added=(field(GROWN),))),
-    "nested field missing": (GROWN, INNER, Difference()),
-    "wider nested field": (INNER, WIDER, Difference(widened=(field(WIDER),))),
-    "narrower nested field": (WIDER, INNER, Difference(cast={"a": WIDER})),
-    "new nested field in a list": (pa.list_(INNER), pa.list_(GROWN), Difference(added=(field(pa.list_(GROWN)),))),
+    "new nested field": (INNER, GROWN, SchemaDiff(added=(field(GROWN),))),
+    "nested field missing": (GROWN, INNER, SchemaDiff()),
+    "wider nested field": (INNER, WIDER, SchemaDiff(widened=(field(WIDER),))),
+    "narrower nested field": (WIDER, INNER, SchemaDiff(cast={"a": WIDER})),
+    "new nested field in a list": (pa.list_(INNER), pa.list_(GROWN), SchemaDiff(added=(field(pa.list_(GROWN)),))),
     "wider values of a map": (
         pa.map_(pa.string(), pa.int32()),
         pa.map_(pa.string(), pa.int64()),
-        Difference(widened=(field(pa.map_(pa.string(), pa.int64())),)),
+        SchemaDiff(widened=(field(pa.map_(pa.string(), pa.int64())),)),
     ),
-    "large text": (pa.string(), pa.large_string(), Difference(cast={"a": pa.string()})),
-    "nanoseconds elsewhere": (UTC, pa.timestamp("ns", "Europe/Berlin"), Difference(cast={"a": UTC})),
+    "large text": (pa.string(), pa.large_string(), SchemaDiff(cast={"a": pa.string()})),
+    "nanoseconds elsewhere": (UTC, pa.timestamp("ns", "Europe/Berlin"), SchemaDiff(cast={"a": UTC})),
 }
 CONFLICTS = {
     "text and number": (pa.string(), pa.int64()),
@@ -74,7 +74,7 @@ CONFLICTS = {
 
 
 @pytest.mark.parametrize(("have", "come", "wanted"), FITS.values(), ids=FITS)
-def test_rows_fit(have: pa.DataType, come: pa.DataType, wanted: Difference) -> None:
+def test_rows_fit(have: pa.DataType, come: pa.DataType, wanted: SchemaDiff) -> None:
     """Without it a harmless change of the events sends them to dead letters, or fails the commit."""
     assert compare(pa.schema([field(have)]), pa.schema([field(come)])) == wanted
 
@@ -85,8 +85,8 @@ def test_rows_conflict(have: pa.DataType, come: pa.DataType) -> None:
     found = compare(pa.schema([field(have)]), pa.schema([field(come)]))
 
     assert list(found.conflicts) == ["a"]
-    assert str(plain(have)) in found.conflicts["a"]
-    assert str(plain(come)) in found.conflicts["a"]
+    assert str(delta_type(have)) in found.conflicts["a"]
+    assert str(delta_type(come)) in found.conflicts["a"]
     assert (found.added, found.widened, found.cast) == ((), (), {})
 
 
@@ -94,7 +94,7 @@ def test_a_new_column_is_added_nullable() -> None:
     """Without it the first value of a new field stops the stream."""
     have, come = pa.schema([field(pa.int32())]), pa.schema([pa.field("b", INNER, nullable=False), field(pa.int32())])
 
-    assert compare(have, come) == Difference(added=(pa.field("b", INNER),))
+    assert compare(have, come) == SchemaDiff(added=(pa.field("b", INNER),))
 
 
 def test_a_name_that_differs_by_case_conflicts() -> None:
@@ -120,8 +120,8 @@ def test_a_name_that_differs_by_case_conflicts() -> None:
 )
 def test_plain_types(kind: pa.DataType, wanted: pa.DataType) -> None:
     """Without it the same column has one type in Arrow and another in Delta, and every batch lands twice."""
-    assert plain(kind) == wanted
-    assert plain_schema(pa.schema([pa.field("a", kind, nullable=False)])) == pa.schema([pa.field("a", wanted)])
+    assert delta_type(kind) == wanted
+    assert delta_schema(pa.schema([pa.field("a", kind, nullable=False)])) == pa.schema([pa.field("a", wanted)])
 
 
 LEAVES = st.sampled_from(
@@ -197,34 +197,34 @@ def extremes(kind: pa.DataType) -> list[Any]:
 @given(VERSIONS)
 def test_a_merged_type_holds_the_values_of_both(kinds: tuple[pa.DataType, pa.DataType]) -> None:
     """Without it a widened column cuts values."""
-    merged = merge(*kinds)
+    merged = common_type(*kinds)
     assume(merged is not None)
 
     for kind in kinds:
         values = pa.array([*extremes(kind), None], kind)
-        assert values.cast(cut(merged, kind)).cast(kind).to_pylist() == values.to_pylist()
+        assert values.cast(limited_to(merged, kind)).cast(kind).to_pylist() == values.to_pylist()
 
 
 @given(VERSIONS)
 def test_a_table_that_took_the_rows_takes_them_again_unchanged(kinds: tuple[pa.DataType, pa.DataType]) -> None:
     """Without it every batch alters the table anew."""
-    merged = merge(*kinds)
+    merged = common_type(*kinds)
     assume(merged is not None)
     table = pa.schema([field(merged)])
 
     for kind in kinds:
         again = compare(table, pa.schema([field(kind)]))
         assert (again.added, again.widened, again.conflicts) == ((), (), {})
-        assert again.cast == ({} if cut(merged, kind) == kind else {"a": cut(merged, kind)})
+        assert again.cast == ({} if limited_to(merged, kind) == kind else {"a": limited_to(merged, kind)})
 
 
 @given(VERSIONS | st.tuples(KINDS, KINDS))
 def test_the_order_in_which_types_appear_decides_no_conflict(kinds: tuple[pa.DataType, pa.DataType]) -> None:
     """Without it the same events are rows after one batch and dead letters after another."""
-    assert (merge(*kinds) is None) == (merge(*reversed(kinds)) is None)
+    assert (common_type(*kinds) is None) == (common_type(*reversed(kinds)) is None)
 
 
 @given(KINDS)
 def test_a_type_fits_itself(kind: pa.DataType) -> None:
     """Without it an unchanged table is altered."""
-    assert compare(pa.schema([field(kind)]), pa.schema([field(kind)])) == Difference()
+    assert compare(pa.schema([field(kind)]), pa.schema([field(kind)])) == SchemaDiff()

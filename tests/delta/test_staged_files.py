@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from router.delta.staged_files import KeptParts
+from router.delta.staged_files import StagedParts
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake
@@ -22,8 +22,8 @@ def rows(*numbers: int) -> pa.Table:
     return pa.Table.from_pylist([{"n": n, "what": f"row {n}"} for n in numbers], SCHEMA)
 
 
-def parts(lake: Lake, batch: int = 0, route: str = "wins") -> KeptParts:
-    return KeptParts(lake, "ops.receipts", f"games:run-1/{route}/rest", batch, {"router.batch": str(batch)})
+def parts(lake: Lake, batch: int = 0, route: str = "wins") -> StagedParts:
+    return StagedParts(lake, "ops.receipts", f"games:run-1/{route}/rest", batch, {"router.batch": str(batch)})
 
 
 def content(lake: Lake) -> list[int]:

@@ -11,7 +11,7 @@ import pytest
 
 from router.delta import table_cache as module
 from router.delta.commit import commit, to_arrow
-from router.delta.table_cache import Handles
+from router.delta.table_cache import TableCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ def put(lake: Lake, land: Callable[..., TableCommit]) -> Callable[..., None]:
     return put
 
 
-def opened(handles: Handles, table: str = TABLE) -> DeltaTable:
+def opened(handles: TableCache, table: str = TABLE) -> DeltaTable:
     found = handles.open([table])[table]
     assert found is not None
     return found
@@ -43,7 +43,7 @@ def opened(handles: Handles, table: str = TABLE) -> DeltaTable:
 
 def test_a_kept_table_shows_what_others_committed(lake: Lake, put: Callable[..., None]) -> None:
     """Without it a column that a colleague added is taken for a new one, and a replayed batch is committed twice."""
-    handles = Handles(lake)
+    handles = TableCache(lake)
     put(0)
     first = opened(handles)
     put(1, pa.table({"id": [3], "tip": ["x"]}))
@@ -58,7 +58,7 @@ def test_a_kept_table_shows_what_others_committed(lake: Lake, put: Callable[...,
 
 def test_a_table_that_was_removed_is_not_there(lake: Lake, put: Callable[..., None]) -> None:
     """Without it the next commit lands in a folder without a first version, and nobody can read the table."""
-    handles = Handles(lake)
+    handles = TableCache(lake)
     put(0)
     opened(handles)
     shutil.rmtree(Path(lake.address(TABLE)))
@@ -69,7 +69,7 @@ def test_a_table_that_was_removed_is_not_there(lake: Lake, put: Callable[..., No
 @pytest.mark.parametrize("versions", [1, 3], ids=["as many versions", "more versions"])
 def test_a_table_made_in_place_of_another_is_opened_anew(lake: Lake, put: Callable[..., None], versions: int) -> None:
     """Without it rows are written with the columns of a table that is gone."""
-    handles = Handles(lake)
+    handles = TableCache(lake)
     put(0)
     opened(handles)
     shutil.rmtree(Path(lake.address(TABLE)))
@@ -84,13 +84,13 @@ def test_tables_of_many_files_are_not_kept(
 ) -> None:
     """Without it the driver holds the file lists of every table it ever wrote."""
     monkeypatch.setattr(module, "FILES", 2)
-    handles = Handles(lake)
+    handles = TableCache(lake)
     for table in ("silver.a", "silver.b", "silver.c"):
         put(0, table=table)
 
     found = handles.open(["silver.a", "silver.b", "silver.c"])
 
     assert all(found.values())
-    assert len(handles.kept) == 2
+    assert len(handles.cached) == 2
     put(1, table="silver.b")
     assert opened(handles, "silver.b").version() == 1

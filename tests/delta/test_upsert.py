@@ -15,9 +15,9 @@ from deltalake import DeltaTable, Field, Schema, write_deltalake
 
 from router.delta import row_versions
 from router.delta.scd1 import OP, UPDATE
-from router.delta.upsert import Merged, NeedsSpark, Upsert, condition, quoted, upsert
+from router.delta.upsert import NeedsSpark, TableUpsert, UpsertResult, merge_condition, quoted, upsert
 from router.errors import TableError
-from router.merging import Keyed
+from router.merging import KeyedTable
 from tests.delta.busy import Busy
 from tests.delta.model import Record, lane
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 TABLE = "silver.profiles"
-KEYED = Keyed(("k",))
+KEYED = KeyedTable(("k",))
 COLUMNS = {"k": pa.string(), "v": pa.int64()}
 LATEST = [{"k": "a", "v": 1, "_offset": 1}, {"k": "b", "v": 2, "_offset": 2}]
 
@@ -41,17 +41,17 @@ class Table:
     """Be one keyed table that takes batches."""
 
     lake: Lake
-    keyed: Keyed = KEYED
+    keyed: KeyedTable = KEYED
     columns: dict[str, pa.DataType] = field(default_factory=lambda: dict(COLUMNS))
     batches: int = 0
 
-    def take(self, *records: Record, batch: int | None = None, **options: Any) -> Merged:
+    def take(self, *records: Record, batch: int | None = None, **options: Any) -> UpsertResult:
         return self.merge(lane(records, self.keyed, self.columns), batch, **options)
 
-    def merge(self, rows: pa.Table, batch: int | None = None, **options: Any) -> Merged:
+    def merge(self, rows: pa.Table, batch: int | None = None, **options: Any) -> UpsertResult:
         self.batches += batch is None
         version = self.batches if batch is None else batch
-        work = Upsert(TABLE, "query/route/upsert", version, self.keyed, {}, known=self.batches > 1)
+        work = TableUpsert(TABLE, "query/route/upsert", version, self.keyed, {}, known=self.batches > 1)
         return upsert(self.lake, work, rows, **options)
 
     @property
@@ -289,7 +289,7 @@ def test_names_and_values_of_any_kind_survive(make: Callable[..., Table]) -> Non
         "day": date(2026, 1, 1), "blob": b"\xff", "ratio": 0.5, "ok": True,
     }  # fmt: skip
     other = {**dict.fromkeys(first), "at": datetime(2026, 1, 1, 0, 0, 0, 5, tzinfo=timezone.utc), "scores": []}
-    table = make(keyed=Keyed(("Key A",)), columns=kinds)
+    table = make(keyed=KeyedTable(("Key A",)), columns=kinds)
     table.take(*[Record((key,), n, values=tuple(first.items())) for n, key in enumerate("abc")])
     table.take(Record(("a",), 5, values=tuple(other.items())), Record(("d",), 6, values=tuple(first.items())))
 
@@ -451,7 +451,7 @@ def test_a_first_batch_that_is_cut_off_leaves_a_table(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("router.delta.upsert.append", killed)
+        patch.setattr("router.delta.upsert.write_append", killed)
         with pytest.raises(KeyboardInterrupt):
             table.take(record("a", 0, 0), batch=0)
     table.take(record("a", 0, 0), batch=0)
@@ -496,7 +496,7 @@ def test_two_that_bring_the_same_new_key_make_one_row(table: Table) -> None:
         calls.append(1)
         if len(calls) == 1:
             rows = lane([record("new", 7, 7)], KEYED, COLUMNS)
-            upsert(table.lake, Upsert(TABLE, "another/route/upsert", 0, KEYED, {}), rows)
+            upsert(table.lake, TableUpsert(TABLE, "another/route/upsert", 0, KEYED, {}), rows)
 
     busy = Table(Busy(table.lake.root, table=TABLE, others=others), batches=5)
     busy.take(record("new", 9, 9))
@@ -576,7 +576,7 @@ def test_keys_with_signs_bound_the_files_that_are_read(make: Callable[..., Table
     for first in (0, 100):
         table.take(*[record(f"5f0c-{first + n:04}/a", first + n, 0) for n in range(100)])
     before = set(table.handle.file_uris())
-    found = condition(pa.table({"k": ["5f0c-0001/a", "5f0c-0003/a"], OP: [UPDATE, UPDATE]}), KEYED, quoted)
+    found = merge_condition(pa.table({"k": ["5f0c-0001/a", "5f0c-0003/a"], OP: [UPDATE, UPDATE]}), KEYED, quoted)
     table.take(record("5f0c-0001/a", 500, 1))
 
     assert found.endswith("""t."k" >= '5f0c-0001/a' AND t."k" <= '5f0c-0003/a'""")

@@ -20,16 +20,13 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 
 from router import StartError
-from router_demo import avro_schema, protobuf_schema
+from router_demo import avro_values, protobuf_values
 from router_demo.avro_values import AVRO_GARBAGE, AvroValues
 from router_demo.cli import simulate as command
-from router_demo.formats import opened
-from router_demo.framed_garbage import NO_SCHEMA
 from router_demo.games import game_names
-from router_demo.garbage import stage_of
-from router_demo.protobuf_garbage import PROTOBUF_GARBAGE
-from router_demo.protobuf_values import ProtobufValues
-from router_demo.records import chunks, records
+from router_demo.garbage import NO_SCHEMA, stage_of
+from router_demo.protobuf_values import PROTOBUF_GARBAGE, ProtobufValues
+from router_demo.records import chunks, opened, records
 from router_demo.simulator import simulate
 from router_demo.traffic import Traffic
 from router_schemas.registry_client import RegistryClient
@@ -41,7 +38,7 @@ if TYPE_CHECKING:
 
     from router_demo.kafka import EmbeddedKafka
     from router_demo.registry import EmbeddedRegistry
-    from router_demo.values import Values
+    from router_demo.traffic import Values
 
     Write = Callable[[Traffic], Values]
 
@@ -68,10 +65,10 @@ class Protobuf:
     """Read values with google's own runtime."""
 
     write, kinds, path = ProtobufValues, PROTOBUF_GARBAGE, (0,)
-    text = staticmethod(protobuf_schema.schema_text)
+    text = staticmethod(protobuf_values.schema_text)
 
     def __init__(self) -> None:
-        self.messages = [protobuf_schema.message_class(version) for version in range(4)]
+        self.messages = [protobuf_values.message_class(version) for version in range(4)]
 
     def read(self, payload: bytes, version: int) -> dict[str, Any]:
         message = self.messages[version].FromString(payload)
@@ -91,11 +88,11 @@ class Avro:
     """Read values with fastavro."""
 
     write, kinds, path = AvroValues, AVRO_GARBAGE, None
-    text = staticmethod(avro_schema.schema_text)
+    text = staticmethod(avro_values.schema_text)
 
     def read(self, payload: bytes, version: int) -> dict[str, Any]:
         rest = io.BytesIO(payload)
-        read: Any = fastavro.schemaless_reader(rest, avro_schema.event_schema(version), None)
+        read: Any = fastavro.schemaless_reader(rest, avro_values.event_schema(version), None)
         if rest.read():
             raise ValueError("there is more")
         event = {name: it for name, it in read.items() if it is not None}
@@ -142,7 +139,7 @@ def test_the_events_are_those_of_json(form: Protobuf | Avro, traffic: Traffic, w
 
 def test_messages_are_as_googles_runtime_writes_them(subject: Registered) -> None:
     """Without it every row is written again before it can be decoded natively: a third of the speed."""
-    message = protobuf_schema.message_class(3)
+    message = protobuf_values.message_class(3)
     for _, value, _ in records(BEFORE_1970, partial(ProtobufValues, subject)):
         payload = (value or b"")[6:]
         assert message.FromString(payload).SerializeToString() == payload
@@ -155,7 +152,7 @@ def test_the_same_seed_gives_the_same_bytes(form: Protobuf | Avro) -> None:
 
 
 def test_a_version_adds_a_column_to_the_protobuf_schema_and_keeps_what_was_there() -> None:
-    lines = [protobuf_schema.schema_text(version).splitlines() for version in range(4)]
+    lines = [protobuf_values.schema_text(version).splitlines() for version in range(4)]
     added = [[line for line in new if line not in old] for old, new in pairwise(lines)]
     assert added == [
         ["  optional int64 col_foo_1 = 100;"],
@@ -166,7 +163,7 @@ def test_a_version_adds_a_column_to_the_protobuf_schema_and_keeps_what_was_there
 
 
 def test_a_version_adds_a_column_to_the_avro_schema_and_keeps_what_was_there() -> None:
-    fields = [json.loads(avro_schema.schema_text(version))["fields"] for version in range(4)]
+    fields = [json.loads(avro_values.schema_text(version))["fields"] for version in range(4)]
     assert all(new[:-1] == old for old, new in pairwise(fields))
     assert [field["type"] for field in fields[-1][-3:]] == [["null", "long"], ["null", "string"], ["null", "double"]]
 
@@ -176,9 +173,9 @@ def test_the_schemas_of_the_route_tests_are_those_of_the_games(file: str, versio
     """A test against another schema than producers use proves nothing about theirs."""
     text = (ROUTES / file).read_text()
     if file.endswith(".proto"):
-        assert text == protobuf_schema.schema_text(version)
+        assert text == protobuf_values.schema_text(version)
     else:
-        assert json.loads(text) == avro_schema.event_schema(version)
+        assert json.loads(text) == avro_values.event_schema(version)
 
 
 def test_a_version_is_registered_with_its_first_chunk(form: Protobuf | Avro, subject: Registered, write: Write) -> None:

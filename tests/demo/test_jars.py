@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from router import StartError
-from router_demo.jars import kafka_jars
-from router_demo.java import find_java, java_version
+from router_demo.jars import find_java, java_version, kafka_jars
 
 if TYPE_CHECKING:
     from pathlib import Path

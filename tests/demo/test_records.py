@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_demo.games import GAMES
-from router_demo.garbage import GARBAGE
+from router_demo.json_values import JSON_GARBAGE
 from router_demo.records import chunks, records
 from router_demo.traffic import Traffic
 
@@ -115,7 +115,7 @@ def test_without_an_end_the_schema_version_still_rises_and_stays_at_the_last() -
 def test_the_share_of_garbage_is_what_was_asked_for_and_of_every_kind() -> None:
     garbage = sum((chunk.garbage for chunk in chunks(Traffic(events=40_000, bad=0.01, start=START))), Counter[str]())
     assert 320 <= garbage.total() <= 480
-    assert garbage.keys() == GARBAGE.keys()
+    assert garbage.keys() == JSON_GARBAGE.keys()
 
 
 def test_the_counts_are_those_of_the_records() -> None:

@@ -12,7 +12,7 @@ from router import ApplyingSink, Batch, Sink
 from router.cli import COMMANDS
 from router.config.loader import load
 from router.config.models import Config
-from router.delta.staged_files import KeptParts
+from router.delta.staged_files import StagedParts
 from router.registry import load_registry
 from router_sinks import Rest
 
@@ -106,7 +106,7 @@ def test_the_sink_of_the_page_on_plugins_does_what_is_left(spark: SparkSession, 
     plugin.write_text(text)
     sink = load_registry([plugin]).resolve(Sink, {"pigeons": {"loft": str(loft)}})
     assert isinstance(sink, ApplyingSink)
-    batch = Batch("q", 0, "r", "pigeons", keeps=lambda table: KeptParts(lake, table, "q:run/r/pigeons", 0))
+    batch = Batch("q", 0, "r", "pigeons", keeps=lambda table: StagedParts(lake, table, "q:run/r/pigeons", 0))
 
     outcomes = [sink.apply(spark.range(stop).selectExpr("id AS n"), batch).applied for stop in (2, 3)]
 

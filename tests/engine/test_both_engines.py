@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from router.engine.land.parquet_writer import Staging
-from router.engine.merge.delta_rs import Job, Outcomes
-from router.engine.merge.delta_spark import SparkMerger, Table
+from router.engine.merge.delta_rs import MergeJob, MergeOutcomes
+from router.engine.merge.delta_spark import SparkMerger, TableMerge
 from tests.delta.test_keyed_tables import APP, KINDS, TABLE, Histories, Killed, killed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from router.merging import Keyed
+    from router.merging import KeyedTable
 
 
 class Shared(Histories):
@@ -34,16 +34,16 @@ class Shared(Histories):
 
     def _cut_off(self, patch: pytest.MonkeyPatch) -> None:
         super()._cut_off(patch)
-        patch.setattr(Table, "_remember", killed)
+        patch.setattr(TableMerge, "_remember", killed)
 
     def _upsert(self, batch: int) -> Any:
         if not self.by_spark:
             return super()._upsert(batch)
         landing = Staging(self.lake, file_bytes=1 << 30, buffer_bytes=1 << 30)
-        job = Job(landing, self.keyed, APP, batch, "route", "upsert", "ops.dead", {})
+        job = MergeJob(landing, self.keyed, APP, batch, "route", "upsert", "ops.dead", {})
         rows = self.batches[batch]
         events = self.spark.createDataFrame(rows.append_column("_table", pa.array([TABLE] * len(rows))))
-        found = Outcomes()
+        found = MergeOutcomes()
         SparkMerger(self.spark, self.lake, job).merge(events, found)
         if found.failed:
             assert "killed" in found.failed[TABLE], found.failed
@@ -55,7 +55,7 @@ class Shared(Histories):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("keyed", KINDS.values(), ids=KINDS)
-def test_a_table_is_what_its_records_say_whoever_merges_it(spark: SparkSession, keyed: Keyed) -> None:
+def test_a_table_is_what_its_records_say_whoever_merges_it(spark: SparkSession, keyed: KeyedTable) -> None:
     """Without it a table that is handed from one engine to the other gets a state that nobody ever sent."""
     machine = type("Machine", (Shared,), {"keyed": keyed, "spark": spark})
     few = settings(max_examples=4, stateful_step_count=6, suppress_health_check=list(HealthCheck), deadline=None)

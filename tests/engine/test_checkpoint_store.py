@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from router.applying import Applied
-from router.delta.commit import LandedFile, TableCommit
+from router.delta.commit import StagedFile, TableCommit
 from router.delta.lake import Lake
 from router.engine.balance import Partition
 from router.engine.checkpoint_store import KEPT, CheckpointStore, Manifest
@@ -17,7 +17,7 @@ from router.errors import StartError
 if TYPE_CHECKING:
     from pathlib import Path
 
-FILE = LandedFile("r/s", "silver.t", "silver/t/part-0.parquet", 120, 3, ("a", "b"), '{"numRecords":3}')
+FILE = StagedFile("r/s", "silver.t", "silver/t/part-0.parquet", 120, 3, ("a", "b"), '{"numRecords":3}')
 PARTITION = Partition("t", 0, 5, 7, 3, 0, 0, 0, {"r": 3}, {}, {}, {"r/w": 1}, {}, {"r/s": 3}, {})
 
 

@@ -16,7 +16,7 @@ from router import StartError
 from router.config.loader import Loaded, load
 from router.config.models import Maintenance, Trigger
 from router.delta.lake import Lake
-from router.delta.maintenance import forget
+from router.delta.maintenance import delete_older
 from router.engine.ledger import last
 from router.engine.maintenance import TableMaintenance
 from router.engine.outbox.detached import detached_outboxes
@@ -248,7 +248,7 @@ def test_an_outbox_that_forgot_goes_on(loft: Loft) -> None:
     outbox = loft.lake.open("outbox.games__all__pigeons")
     assert outbox is not None
 
-    gone = forget(loft.lake, "outbox.games__all__pigeons", datetime.now(timezone.utc), outbox.version())
+    gone = delete_older(loft.lake, "outbox.games__all__pigeons", datetime.now(timezone.utc), outbox.version())
     loft.comes(3)
     loft.run()
 

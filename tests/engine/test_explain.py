@@ -15,10 +15,10 @@ from router.cli import commands
 from router.config.loader import load
 from router.delta import upsert as module
 from router.delta.lake import Lake
-from router.delta.upsert import Upsert, upsert
+from router.delta.upsert import TableUpsert, upsert
 from router.engine.explain import explain
-from router.engine.merge.backlog import Pending, PendingRows
-from router.merging import Keyed
+from router.engine.merge.backlog import Backlog, BacklogStore
+from router.merging import KeyedTable
 from router.registry import load_registry
 from tests.delta.model import Record, lane
 
@@ -48,13 +48,13 @@ dead_letters: ops.dead
 def file(tmp_path: Path) -> Path:
     """Return a configuration, with a lake in which one table was merged in batch 3."""
     lake = Lake.at(str(tmp_path / "lake"))
-    keyed = Keyed(("gamer",), comment="the last of each")
+    keyed = KeyedTable(("gamer",), comment="the last of each")
     rows = [Record((f"g{n}",), n, values=(("level", n),), deletes=n == 4) for n in range(5)]
-    work = Upsert("silver.uno", "games:run-7/profiles/upsert/silver.uno", 3, keyed, {})
+    work = TableUpsert("silver.uno", "games:run-7/profiles/upsert/silver.uno", 3, keyed, {})
     upsert(lake, work, lane(rows, keyed, {"gamer": pa.string(), "level": pa.int32()}))
     lake.write("_router/games/spark/metadata", b'{"id": "run-7"}')
-    waits = {"silver.uno": Pending(2, {"profiles": {0: (5, 6)}}, "it was broken by hand")}
-    PendingRows(Lake.at(str(tmp_path / "lake/_router/games")), "profiles/upsert").note("games:run-7", 4, {}, waits)
+    waits = {"silver.uno": Backlog(2, {"profiles": {0: (5, 6)}}, "it was broken by hand")}
+    BacklogStore(Lake.at(str(tmp_path / "lake/_router/games")), "profiles/upsert").note("games:run-7", 4, {}, waits)
     path = tmp_path / "games.yaml"
     path.write_text(TEXT.format(lake=lake.root))
     return path
@@ -105,7 +105,7 @@ def test_a_table_that_nobody_knows_is_refused(file: Path) -> None:
 def test_a_large_table_is_sparks(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it one task has to write a table of any size anew."""
     write_deltalake(lake.address("silver.a"), pa.table({"k": ["a"] * 1000}))
-    table, keyed = lake.open("silver.a"), Keyed(("k",))
+    table, keyed = lake.open("silver.a"), KeyedTable(("k",))
     size = module.stored(table) if table else 0
     chosen: dict[Any, str] = {}
     for limit in (size, size - 1):

@@ -12,8 +12,8 @@ import pytest
 
 from router import BatchError
 from router.config.models import Route
-from router.delta.casting import narrowed, within
-from router.delta.schema_diff import merge
+from router.delta.casting import cast_down, type_within
+from router.delta.schema_diff import common_type
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Delta, Tables
@@ -165,12 +165,12 @@ def test_narrowing_says_which_rows_lose_or_do_not_fit() -> None:
     batch = wide_rows().combine_chunks().to_batches()[0].slice(1, len(VALUES))
     for name in KINDS.names:
         have, come = KINDS.field(name).type, WIDER.field(name).type
-        found = narrowed(batch.column(name), within(have, come))
+        found = cast_down(batch.column(name), type_within(have, come))
         found.array.validate(full=True)
-        assert merge(have, found.array.type) == have
+        assert common_type(have, found.array.type) == have
         for row, (column, value, verdict) in enumerate(VALUES):
             mine = verdict if column == name else ""
-            assert (found.lost[row], found.unfit[row]) == ("lost" in mine, "unfit" in mine), value
+            assert (found.lost[row], found.too_wide[row]) == ("lost" in mine, "unfit" in mine), value
             if column == name and not verdict:
                 assert found.array[row] == pa.array([value], come).cast(come)[0].cast(have) or str(value) == "nan"
             elif column != name:
@@ -192,5 +192,5 @@ def test_zero_brings_nothing_where_it_may_stand_for_absence(kind: pa.DataType, v
     have, come = pa.struct([("x", pa.int32())]), pa.struct([("x", pa.int32()), ("y", kind)])
     array = pa.array([{"x": 1, "y": value} for value in values], come)
 
-    assert narrowed(array, have, blank=True).lost.tolist() == [False, False, True]
-    assert narrowed(array, have).lost.tolist() == [True, False, True]
+    assert cast_down(array, have, blank=True).lost.tolist() == [False, False, True]
+    assert cast_down(array, have).lost.tolist() == [True, False, True]

@@ -227,7 +227,7 @@ def test_a_batch_that_was_cut_off_is_sent_again_under_the_same_names(
     broker.create_topic(topic)
     query = begin(servers=broker.servers, topic=topic)
     query.take(records([bet("uno", n) for n in range(50)], partitions=2))
-    for mark in query.folder.rglob("*.applied.json"):  # as if the process had died when all was sent
+    for mark in query.folder.rglob("store/applied/*/*.json"):  # as if the process had died when all was sent
         mark.unlink()
 
     query.restarted().again(0)

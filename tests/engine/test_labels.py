@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 
-from router import ArrowDecoding
 from router.config.models import Expectation, Route
 from router.engine.label.expressions import Untranslatable
 from router.engine.label.route import RoutePlanner
@@ -24,6 +22,9 @@ from tests.engine.test_engines import multiset, shape
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pyarrow as pa
+
+    from router import ArrowDecoding
     from tests.engine.conftest import MakeQuery
 
 SCHEMA = (

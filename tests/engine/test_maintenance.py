@@ -12,10 +12,10 @@ from deltalake import write_deltalake
 from deltalake.transaction import AddAction
 
 from router.config.models import Maintenance
-from router.delta.maintenance import Care, maintain
-from router.delta.upsert import Upsert, upsert
+from router.delta.maintenance import MaintenanceOptions, maintain
+from router.delta.upsert import TableUpsert, upsert
 from router.engine.maintenance import TableMaintenance
-from router.merging import Keyed
+from router.merging import KeyedTable
 from tests.delta.model import Record, lane
 
 if TYPE_CHECKING:
@@ -79,10 +79,10 @@ def test_a_table_that_fails_stops_nothing(lake: Lake, caplog: pytest.LogCaptureF
 
 def delete(lake: Lake, table: str) -> None:
     """Let four batches delete a key."""
-    keyed = Keyed(("k",))
+    keyed = KeyedTable(("k",))
     for offset in range(4):
         rows = lane([Record(("a",), offset, deletes=True)], keyed, {"k": pa.string()})
-        upsert(lake, Upsert(table, "query/route/upsert", offset, keyed, {}), rows)
+        upsert(lake, TableUpsert(table, "query/route/upsert", offset, keyed, {}), rows)
 
 
 def test_what_is_remembered_of_deletions_is_compacted_too(lake: Lake) -> None:
@@ -100,7 +100,7 @@ def test_what_is_remembered_of_deletions_is_compacted_beside_a_table_of_sparks(l
     assert handle is not None
     handle.alter.add_constraint({"known": "k <> ''"})
 
-    assert maintain(lake, "silver.p", Care()).by_spark == "checkConstraints"
+    assert maintain(lake, "silver.p", MaintenanceOptions()).by_spark == "checkConstraints"
     assert files(lake, "silver.p._deletions") == 1
 
 
@@ -136,9 +136,9 @@ def test_files_without_statistics_get_them(lake: Lake, spark: SparkSession) -> N
     plan = Maintenance(tables="silver.a", file_bytes=1024)
     care = TableMaintenance(lake, lambda: spark, (plan,))
 
-    assert care.maintain("silver.a", plan, dry=True).bare == 1
-    assert care.maintain("silver.a", plan).bare == 1
+    assert care.maintain("silver.a", plan, dry=True).without_statistics == 1
+    assert care.maintain("silver.a", plan).without_statistics == 1
     handle.update_incremental()
     bounds = pa.table(handle.get_add_actions(flatten=True)).to_pylist()
     assert sorted((row["num_records"], row["min.k"], row["max.k"]) for row in bounds) == [(1, 1, 1), (1000, 7, 1006)]
-    assert care.maintain("silver.a", plan).bare == 0
+    assert care.maintain("silver.a", plan).without_statistics == 0

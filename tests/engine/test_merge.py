@@ -15,15 +15,24 @@ from hypothesis import strategies as st
 
 from router.engine.label.layout import DEAD_SCHEMA
 from router.engine.land.parquet_writer import Staging
-from router.engine.merge.delta_rs import Job, Outcomes, tables, task
-from router.engine.merge.delta_spark import BURIED, DELETION, LETTER, REPORT, STATE, TOLD, Question, answers
-from router.merging import Keyed
+from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_task, rows_by_table
+from router.engine.merge.delta_spark import (
+    DEAD_LETTER,
+    DELETION,
+    HELD_VERSION,
+    REFUSED_ROW,
+    REPORT,
+    REPORT_JSON,
+    DecisionInput,
+    answers,
+)
+from router.merging import KeyedTable
 from tests.delta.model import Record, lane
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake
 
-KEYED = Keyed(("k",))
+KEYED = KeyedTable(("k",))
 COLUMNS = {"k": pa.string(), "v": pa.int64()}
 
 
@@ -40,16 +49,16 @@ def rows(*records: tuple[str, Record]) -> pa.Table:
 
 
 @pytest.fixture
-def job(lake: Lake) -> Job:
+def job(lake: Lake) -> MergeJob:
     """Return the job of a batch."""
     staging = Staging(lake, file_bytes=1 << 30, buffer_bytes=1 << 30)
-    return Job(staging, KEYED, "games:run/route/upsert", 0, "route", "upsert", "ops.dead", {"router.batch": "0"})
+    return MergeJob(staging, KEYED, "games:run/route/upsert", 0, "route", "upsert", "ops.dead", {"router.batch": "0"})
 
 
-def done(job: Job, given: pa.Table) -> Outcomes:
+def done(job: MergeJob, given: pa.Table) -> MergeOutcomes:
     """Run a task on rows that come in small batches."""
-    found = Outcomes()
-    for reports in task(job)(iter(given.to_batches(max_chunksize=2))):
+    found = MergeOutcomes()
+    for reports in merge_task(job)(iter(given.to_batches(max_chunksize=2))):
         for report in reports.column("report").to_pylist():
             found.add(json.loads(report))
     return found
@@ -59,13 +68,13 @@ def done(job: Job, given: pa.Table) -> Outcomes:
 def test_the_rows_of_a_table_come_together(names: list[str], size: int) -> None:
     """Without it a table is merged in parts, and all but the first are taken for replays and lost."""
     given = pa.table({"_table": pa.array(names, pa.string()), "n": list(range(len(names)))})
-    found = [(table, part["n"].to_pylist()) for table, part in tables(given.to_batches(max_chunksize=size))]
+    found = [(table, part["n"].to_pylist()) for table, part in rows_by_table(given.to_batches(max_chunksize=size))]
 
     assert [table for table, _ in found] == sorted(set(names))
     assert [n for _, numbers in found for n in numbers] == list(range(len(names)))
 
 
-def test_a_task_merges_every_table_it_is_given(lake: Lake, job: Job) -> None:
+def test_a_task_merges_every_table_it_is_given(lake: Lake, job: MergeJob) -> None:
     """Without it hundreds of tables cost a job each."""
     found = done(
         job, rows(("silver.a", record("x", 0, 0)), ("silver.b", record("x", 1, 1)), ("silver.a", record("x", 2, 2)))
@@ -80,18 +89,18 @@ def test_a_task_merges_every_table_it_is_given(lake: Lake, job: Job) -> None:
         assert handle.history(1)[0]["router.batch"] == "0"
 
 
-def test_a_table_that_cannot_be_written_does_not_hold_the_others_back(lake: Lake, job: Job) -> None:
+def test_a_table_that_cannot_be_written_does_not_hold_the_others_back(lake: Lake, job: MergeJob) -> None:
     """Without it one folder with wrong rights stops hundreds of tables."""
     Path(lake.address("silver.b")).mkdir(parents=True)
     Path(lake.address("silver.b"), "notes.csv").write_text("mine")
     found = done(job, rows(*[(f"silver.{name}", record("x", n, n)) for n, name in enumerate("abc")]))
 
     assert list(found.failed) == ["silver.b"]
-    assert (len(found.tables), found.unfit) == (2, set())
+    assert (len(found.tables), found.forbidden) == (2, set())
     assert lake.open("silver.c") is not None
 
 
-def test_what_only_spark_can_write_is_reported(lake: Lake, job: Job) -> None:
+def test_what_only_spark_can_write_is_reported(lake: Lake, job: MergeJob) -> None:
     """Without it a table with a CHECK stops the stream, or is written without it."""
     done(job, rows(("silver.a", record("x", 0, 0))))
     handle = lake.open("silver.a")
@@ -104,15 +113,15 @@ def test_what_only_spark_can_write_is_reported(lake: Lake, job: Job) -> None:
     assert (len(found.tables), found.failed) == (1, {})
 
 
-def test_a_table_that_must_not_change_says_that_waiting_does_not_help(job: Job) -> None:
+def test_a_table_that_must_not_change_says_that_waiting_does_not_help(job: MergeJob) -> None:
     """Without it `evolution: fail` is waited on for ever."""
     done(job, rows(("silver.a", record("x", 0, None))))
     found = done(replace(job, batch=1, keyed=replace(KEYED, evolution="fail")), rows(("silver.a", record("x", 1, 1))))
 
-    assert (list(found.failed), found.unfit) == (["silver.a"], {"silver.a"})
+    assert (list(found.failed), found.forbidden) == (["silver.a"], {"silver.a"})
 
 
-def test_refused_rows_become_files_of_dead_letters(lake: Lake, job: Job) -> None:
+def test_refused_rows_become_files_of_dead_letters(lake: Lake, job: MergeJob) -> None:
     """Without it a row without its key is gone, with no word of it."""
     found = done(job, rows(("silver.a", record(None, 7, 5)), ("silver.a", record("x", 8, 8))))
 
@@ -126,7 +135,7 @@ def test_refused_rows_become_files_of_dead_letters(lake: Lake, job: Job) -> None
     assert (letter["key"], json.loads(letter["value"])) == (b"key", {"v": 5})
 
 
-def test_a_task_without_rows_reports_nothing(job: Job) -> None:
+def test_a_task_without_rows_reports_nothing(job: MergeJob) -> None:
     """Without it a batch of one table fails in the tasks that get none of it."""
     assert done(job, rows().cast(rows(("silver.a", record("x", 0, 0))).schema)).counts == {}
 
@@ -135,7 +144,7 @@ def test_what_spark_is_to_write_is_decided_like_everything_else() -> None:
     """Without it a table has other rows when it is written by the other engine."""
     have = pa.schema([("k", pa.string()), ("v", pa.int64()), ("note", pa.string()), ("_offset", pa.int64()),
                       ("_partition", pa.int32()), ("_topic", pa.string())])  # fmt: skip
-    question = Question("silver.a", have, KEYED, "route", "upsert", 3)
+    question = DecisionInput("silver.a", have, KEYED, "route", "upsert", 3)
     state = {"k": "a", "_offset": 5, "_partition": 0, "_topic": "events", "_there": True, "_live": True, "_since": None}
     kind = pa.struct([*(have.field(name) for name in list(state)[:4]), ("_there", pa.bool_()), ("_live", pa.bool_()),
                       ("_since", pa.timestamp("us", "UTC"))])  # fmt: skip
@@ -144,15 +153,18 @@ def test_what_spark_is_to_write_is_decided_like_everything_else() -> None:
         KEYED, COLUMNS,
     )  # fmt: skip
     given = pa.concat_tables(
-        [taken, pa.table({STATE: pa.array([state, None], kind)}).slice(0, 1)], promote_options="default"
+        [taken, pa.table({HELD_VERSION: pa.array([state, None], kind)}).slice(0, 1)], promote_options="default"
     )
     found = pa.concat_tables(answers(question, given)).to_pylist()
 
-    assert [(row["__op"], row["k"], row["v"]) for row in found if row["__op"] < BURIED] == [(1, "a", 6), (0, "b", 7)]
+    assert [(row["__op"], row["k"], row["v"]) for row in found if row["__op"] < REFUSED_ROW] == [
+        (1, "a", 6),
+        (0, "b", 7),
+    ]
     assert [(row["k"], row["_offset"]) for row in found if row["__op"] == DELETION] == [("c", 8)]
-    (letter,) = [row[LETTER] for row in found if row["__op"] == BURIED]
+    (letter,) = [row[DEAD_LETTER] for row in found if row["__op"] == REFUSED_ROW]
     assert (letter["reason"], letter["offset"], set(letter)) == ("key k is null", 9, set(DEAD_SCHEMA.names))
-    (told,) = [json.loads(row[TOLD]) for row in found if row["__op"] == REPORT]
+    (told,) = [json.loads(row[REPORT_JSON]) for row in found if row["__op"] == REPORT]
     assert told["condition"] == "t.`k` = s.`k` AND t.`k` >= 'a' AND t.`k` <= 'a'"
     assert {name: told[name] for name in ("applied", "refused", "late", "inserted", "updated", "ops")} == {
         **{"applied": 4, "refused": 1, "late": 1, "inserted": 1, "updated": 1, "ops": [0, 1]},

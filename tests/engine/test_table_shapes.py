@@ -10,7 +10,7 @@ import pytest
 from router import StartError, read
 from router.config.models import Maintenance
 from router.engine.explain import explain
-from router.engine.maintenance import Caretaker
+from router.engine.maintenance import TableMaintenance
 from router_decoders import Json
 from router_sinks import Upsert
 from tests.engine.test_upserts import event, raw, route
@@ -119,7 +119,7 @@ def test_the_engine_is_explained(shaped: Callable[[str], Query], shape: str) -> 
 def test_a_clustered_table_is_maintained(shaped: Callable[[str], Query]) -> None:
     """Without it a table is clustered in name only."""
     query, plan = shaped("featured"), Maintenance(tables="silver.*")
-    found = Caretaker(query.lake, lambda: query.spark, (plan,)).maintain("silver.featured", plan)
+    found = TableMaintenance(query.lake, lambda: query.spark, (plan,)).maintain("silver.featured", plan)
 
     assert ("clustering" in found.by_spark, found.into) == (True, 1)
     assert "OPTIMIZE" in {entry["operation"] for entry in query.open("silver.featured").history()}

@@ -15,7 +15,7 @@ from router.engine.land.parquet_writer import OPEN_FILES, Staging
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from router.delta.commit import LandedFile
+    from router.delta.commit import StagedFile
     from router.delta.lake import Lake
 
 ROWS = 1_000
@@ -28,7 +28,7 @@ def batches(count: int) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"id": pa.array(range(i * ROWS, (i + 1) * ROWS)), "text": texts})
 
 
-def write(staging: Staging, count: int, tables: int = 1) -> tuple[list[LandedFile], int]:
+def write(staging: Staging, count: int, tables: int = 1) -> tuple[list[StagedFile], int]:
     """Write batches, dealt to tables; return the files and the most bytes held at once."""
     writer, most = staging.writer(3, "1-7"), 0
     for i, batch in enumerate(batches(count)):
@@ -38,7 +38,7 @@ def write(staging: Staging, count: int, tables: int = 1) -> tuple[list[LandedFil
     return writer.close(), most
 
 
-def ids(lake: Lake, files: list[LandedFile]) -> Counter[int]:
+def ids(lake: Lake, files: list[StagedFile]) -> Counter[int]:
     return Counter(i for file in files for i in pq.read_table(f"{lake.root}/{file.path}")["id"].to_pylist())
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from router import Preparation, RouterError
 from router.config.loader import load
-from router.config.route_tests import Record
+from router.config.route_tests import InputRecord
 from router.delta.lake import Lake
 from router.engine import quarantine
 from router.engine.batch import Batches
@@ -53,7 +53,7 @@ class Player:
 
     def value(self, record: dict[str, Any]) -> bytes | None:
         """Return the bytes of a record as a route test gives it: value, base64, or an event to be written."""
-        given = Record.model_validate(record)
+        given = InputRecord.model_validate(record)
         if given.event is None:
             return given.content
         file = self.beside / given.file if given.file else None

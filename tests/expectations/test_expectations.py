@@ -30,7 +30,12 @@ class Justified:
     come: tuple[str, ...] = ()
 
 
-RENAMES = saved.Renames(tables={}, columns={}, texts={})
+RENAMES = saved.Renames(
+    tables={},
+    columns={"*": {"waiting": "quarantined"}},
+    # rows that wait for an approval are in a quarantine; all others that were in lanes are in an outbox
+    texts={"lanes.games__all__tables": "quarantine.games__all__tables", "lanes.": "outbox."},
+)
 JUSTIFIED: tuple[Justified, ...] = ()
 
 CASES = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from router import RAW_SCHEMA, Decoder, Preparation
-from router_schemas.schema_cache import FolderMemory
+from tests.schemas.folder_memory import FolderMemory
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -149,7 +149,10 @@ def test_one_format_alone_is_decoded_as_by_its_decoder(topic: Mixed, opened: Ope
     assert found.column("_wanted").to_pylist()[4] == f"schema {int.from_bytes(login[1:5], 'big')}"
     assert found.column("_error").null_count == 1
     both = begun.refresh(frozenset(found.column("_wanted").drop_null().to_pylist()))
-    assert both.decoding() is None
+    of_both = both.decoding()
+    rows = of_both.function(values, of_both.argument).to_pylist()
+    assert [row["schema_id"] for row in rows] == [*found.column("schema_id").to_pylist()[:4], rows[4]["schema_id"]]
+    assert [row["event"] and row["event"]["game"] for row in rows] == ["uno", None, None, None, "uno"]
     assert both.refresh(frozenset()) is both
 
 

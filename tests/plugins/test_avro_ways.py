@@ -20,9 +20,9 @@ from router_schemas.avro.library import OneSchema, Records, RecordUse, records_o
 from router_schemas.avro.model import single_object_header
 from router_schemas.avro.parser import parse_text
 from router_schemas.model import KEY_HEADER, VALUE_HEADER, SchemaOrigin
-from router_schemas.schema_cache import FolderMemory
-from router_schemas.wire_format import ID, NULL, guid_header, pack, parse, prefix
+from router_schemas.wire_format import ID, guid_header, pack, parse, prefix
 from tests.schemas.faulty import GUIDS, FaultyRegistry
+from tests.schemas.folder_memory import FolderMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -302,7 +302,7 @@ def test_more_versions_than_a_list_of_conditions_takes_are_one_event(open_, faul
 
 def test_native_frames_are_those_of_the_parser(spark: SparkSession) -> None:
     """Both say where a value starts and what wrote it: one topic may be read by either."""
-    from router_decoders.framing_spark import framed, unframed
+    from router_decoders.avro_spark import framed
 
     draw = random.Random(8)
     starts = [b"", b"\0", prefix(7), prefix(2**31 - 1), b"\0\x80\0\0\0", b"\0\xff\xff\xff\xff", b"\1", b"{}{}{}"]
@@ -314,7 +314,7 @@ def test_native_frames_are_those_of_the_parser(spark: SparkSession) -> None:
 
     values, given = zip(*pairs, strict=True)
     raw = _raw(spark, values, given)
-    frame = framed(raw, known).withColumn("why", unframed(known)).toArrow().sort_by("offset")
+    frame = framed(raw, known).toArrow().sort_by("offset")
     frames = parse(frame.column("value").combine_chunks(), False, frame.column("headers").combine_chunks())
 
     expected = [frames.keys[group] if group >= 0 else None for group in frames.groups]
@@ -323,13 +323,6 @@ def test_native_frames_are_those_of_the_parser(spark: SparkSession) -> None:
     keyed = pa.array([name is not None for name in names])
     starts_at = [value[start:] for value, start, key in zip(values, frames.starts, names, strict=True) if key]
     assert frame.filter(keyed).column("_body").to_pylist() == starts_at
-    whys = [
-        "value is null" if status == NULL else why
-        for status, why in zip(frames.status, frames.reasons.to_pylist(), strict=True)
-    ]
-    assert [why for why, key in zip(frame.column("why").to_pylist(), names, strict=True) if key is None] == [
-        why for why, key in zip(whys, names, strict=True) if key is None
-    ]
     assert ID in frames.status
 
 

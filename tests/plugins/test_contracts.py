@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
-from router import Decoder, Rule, TableSink
+from router import ArrowDecoder, ArrowDecoding, Decoder, Rule, TableSink
 from router.testing import GARBAGE, check_decoder, check_rule, check_table_sink
 from router_decoders import Json, Nothing
 from router_sinks import Delta, Tables
@@ -108,6 +110,53 @@ def test_a_broken_decoder_is_told_what_it_breaks(spark: SparkSession, how: str) 
         check_decoder(spark, Broken(how=how), [b"good"])
 
     assert how in str(caught.value)
+
+
+def careless(records: pa.RecordBatch, how: str) -> pa.RecordBatch:
+    """Do what a careless decoder's function would."""
+    texts = [value == b"good" for value in records.column("value").to_pylist()]
+    if how == "raises" and not all(texts):
+        raise ValueError("this is not good")
+    event = pa.array([{"good": True} if good else None for good in texts], pa.struct([("good", pa.bool_())]))
+    error = pa.array([None if good else "bad" for good in texts], pa.string())
+    return pa.RecordBatch.from_arrays([event, error], names=["event", "_error"])
+
+
+class Careless(ArrowDecoder):
+    """Break the contract of decoders that work on record batches in one way."""
+
+    how: str
+
+    def decoding(self) -> ArrowDecoding:
+        """Return how tasks decode."""
+        adds = T.StructType.fromDDL("event struct<good: boolean>, _error string")
+        before = {
+            "lost": lambda raw: raw.drop("topic"),
+            "taken": lambda raw: raw.withColumn("upper", F.upper("topic")),
+        }.get(self.how)
+        return ArrowDecoding(careless, self.how, adds, before)
+
+    def decode(self, raw: DataFrame) -> DataFrame:
+        """Add what the decoding adds, or less."""
+        decoded = super().decode(raw)
+        return decoded.drop("_error") if self.how == "less" else decoded
+
+
+@pytest.mark.parametrize(
+    ("how", "word"),
+    [
+        ("raises", "the decoder raises ValueError: this is not good"),
+        ("lost", "before() loses ['topic']"),
+        ("taken", "the columns ['upper'] of before() do not begin with _"),
+        ("less", "decoding() adds event, _error, and decode() event"),
+    ],
+)
+def test_a_careless_function_is_told_what_it_breaks(spark: SparkSession, how: str, word: str) -> None:
+    """What the engine forgives on a row is still a fault of the plugin."""
+    with pytest.raises(AssertionError) as caught:
+        check_decoder(spark, Careless(how=how), [b"good"])
+
+    assert word in str(caught.value)
 
 
 class Expression(Rule, TableSink):

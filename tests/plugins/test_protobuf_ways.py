@@ -20,10 +20,10 @@ from router_schemas.protobuf.library import Messages
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions
 from router_schemas.resolver import SchemaResolver
-from router_schemas.schema_cache import FolderMemory
 from router_schemas.wire_format import guid_header, pack
 from tests.plugins.protos import GAMES, Proto
 from tests.schemas.faulty import GUIDS, FaultyRegistry
+from tests.schemas.folder_memory import FolderMemory
 from tests.schemas.raw import raw
 
 if TYPE_CHECKING:

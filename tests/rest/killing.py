@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from router import Batch, Opening, Sink
-from router.delta.staged_files import KeptParts
+from router.delta.staged_files import StagedParts
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ class Sending:
         sink = opened.prepare(Opening(self.folder, self.events.limit(0)))
         return sink.apply(self.events, Batch("games", 3, "wins", "rest", keeps=self.keeps))
 
-    def keeps(self, table: str) -> KeptParts:
+    def keeps(self, table: str) -> StagedParts:
         """Return where the sink keeps rows."""
-        return KeptParts(self.lake, table, "games:run/wins/rest", 3)
+        return StagedParts(self.lake, table, "games:run/wins/rest", 3)
 
     @contextmanager
     def midway(self, calls: int, **options: Any) -> Iterator[Future[Outcome]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from router import Encoding
-from router.delta.staged_files import KeptParts
+from router.delta.staged_files import StagedParts
 from router_encoders.to_json import as_it_is
 from router_rest import authority, circuit
 from router_rest.bodies import body_of
@@ -89,7 +89,7 @@ class Tasks:
     """Run tasks one after the other against an API."""
 
     api: Api
-    parts: KeptParts
+    parts: StagedParts
     leases: LeaseServer
     pace: Pace = PACE
 
@@ -175,7 +175,7 @@ def tasks(api: Api, lake: Lake) -> Iterator[Tasks]:
     leases = LeaseServer().start()
     api.reset()
     try:
-        yield Tasks(api, KeptParts(lake, "ops.receipts", "games:run/wins/rest", 0), leases)
+        yield Tasks(api, StagedParts(lake, "ops.receipts", "games:run/wins/rest", 0), leases)
     finally:
         leases.stop()
 

@@ -21,9 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router_demo.api import Api, Failure, Items, Limit, Poison, Script, Token
-from router_demo.api_server.bodies import rows
-from router_demo.api_server.buckets import Bucket
-from router_demo.api_server.figures import highest, used
+from router_demo.api_server.checks import Bucket
+from router_demo.api_server.messages import rows
+from router_demo.api_server.record import highest, used
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,18 +108,18 @@ def test_connections_are_counted_as_they_are_accepted(api: Api, session: request
 @pytest.mark.parametrize(
     ("body", "encoding", "expected"),
     [
-        (b'{"id": 1}', b"", [{"id": 1}]),
-        (b'[{"id": 1}, {"id": 2}]', b"", [{"id": 1}, {"id": 2}]),
-        (b'{"events": [{"id": 1}]}', b"", [{"id": 1}]),
-        (b'{"events": 1}', b"", [{"events": 1}]),
-        (b'{"id": 1}\n{"id": 2}\n', b"", [{"id": 1}, {"id": 2}]),
-        (gzip.compress(b'[{"id": 1}]', mtime=0), b"gzip", [{"id": 1}]),
-        (b"no gzip", b"gzip", []),
-        (b"", b"", []),
-        (b"<xml/>", b"", []),
+        (b'{"id": 1}', "", [{"id": 1}]),
+        (b'[{"id": 1}, {"id": 2}]', "", [{"id": 1}, {"id": 2}]),
+        (b'{"events": [{"id": 1}]}', "", [{"id": 1}]),
+        (b'{"events": 1}', "", [{"events": 1}]),
+        (b'{"id": 1}\n{"id": 2}\n', "", [{"id": 1}, {"id": 2}]),
+        (gzip.compress(b'[{"id": 1}]', mtime=0), "gzip", [{"id": 1}]),
+        (b"no gzip", "gzip", []),
+        (b"", "", []),
+        (b"<xml/>", "", []),
     ],
 )
-def test_rows_are_found_in_every_wrapping(body: bytes, encoding: bytes, expected: list[Any]) -> None:
+def test_rows_are_found_in_every_wrapping(body: bytes, encoding: str, expected: list[Any]) -> None:
     assert rows(body, encoding, "events") == expected
 
 
@@ -248,7 +248,7 @@ def test_retry_after_can_be_a_date(api: Api, session: requests.Session) -> None:
     ],
 )
 def test_a_limit_is_told_in_headers(api: Api, session: requests.Session, told: Any, names: set[str]) -> None:
-    api.play(limits=[Limit(rate=5, window=3600, told=told)])
+    api.play(limits=[Limit(rate=5, window=3600, headers=told)])
     post(session, api)
     headers = post(session, api).headers
 
@@ -497,8 +497,8 @@ def test_redirects_go_round_in_circles(api: Api, session: requests.Session) -> N
 
 def test_a_connection_may_end_after_some_calls_or_when_idle(api: Api, session: requests.Session) -> None:
     api.play(calls_per_connection=2)
-    for _ in range(4):
-        post(session, api)
+    last = [post(session, api).headers.get("Connection") for _ in range(4)]
+    assert last == [None, "close", None, "close"], "a client must know, or it sends a call into a connection that ends"
     assert api.stats().connections >= 2
 
     api.play(idle_seconds=0.01)
@@ -613,7 +613,7 @@ def test_a_default_script_asks_for_nothing() -> None:
 @contextmanager
 def _sent(api: Api, key: bytes) -> Iterator[None]:
     with socket.create_connection(("127.0.0.1", api.port), timeout=20) as sent:
-        sent.sendall(b"POST /events HTTP/1.1\r\nIdempotency-Key: %b\r\nContent-Length: 2\r\n\r\n{}" % key)
+        sent.sendall(b"POST /events HTTP/1.1\r\nHost: x\r\nIdempotency-Key: %b\r\nContent-Length: 2\r\n\r\n{}" % key)
         yield
 
 

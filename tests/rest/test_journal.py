@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router.delta.staged_files import KeptParts
+from router.delta.staged_files import StagedParts
 from router_rest.cutting import Call
 from router_rest.journal import Journal
 from router_rest.receipts import Known, Settled
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def parts(lake: Lake) -> KeptParts:
-    return KeptParts(lake, "ops.receipts", "games:run/wins/rest", 0)
+def parts(lake: Lake) -> StagedParts:
+    return StagedParts(lake, "ops.receipts", "games:run/wins/rest", 0)
 
 
-def test_a_part_that_waits_for_the_disk_is_written_when_the_task_ends(parts: KeptParts) -> None:
+def test_a_part_that_waits_for_the_disk_is_written_when_the_task_ends(parts: StagedParts) -> None:
     """Without it rows that were delivered have no receipt: they are sent again, and nobody is told."""
     busy = threading.Event()
 

@@ -82,7 +82,7 @@ def test_nobody_calls_before_the_api_wants_it(sending: Tasks, form: Any) -> None
 def test_what_headers_say_is_left_is_not_overdrawn(sending: Tasks, told: Any, window: float) -> None:
     """Without it an API that tells its limit has to refuse calls all the same."""
     # without Retry-After: whoever does not read the headers is refused about ninety times here
-    sending.api.play(limits=[Bucket(rate=50 / window, window=window, told=told, retry_after="none")])
+    sending.api.play(limits=[Bucket(rate=50 / window, window=window, headers=told, retry_after="none")])
     pace = Pace((), 8, retry_floor=1000.0)
 
     sending.drain(sending.job(pace=pace), rows(range(80)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from router import Batch, Opening, Sink
-from router.delta.staged_files import KeptParts
+from router.delta.staged_files import StagedParts
 from router.registry import load_registry
 from router_demo.api import Api
 from router_sinks import Rest
@@ -67,7 +67,7 @@ def test_what_is_shown_is_what_is_sent(
     """Without it a route test passes, and the API gets something else."""
     api.reset()
     sink, opening = rest(f"{api.url}{options.pop('url', '/wins')}", **options), Opening(tmp_path, events.limit(0))
-    batch = Batch("games", 0, "wins", "rest", keeps=lambda table: KeptParts(lake, table, "games:run/wins/rest", 0))
+    batch = Batch("games", 0, "wins", "rest", keeps=lambda table: StagedParts(lake, table, "games:run/wins/rest", 0))
 
     shown = sink.preview(events, opening)
     assert not api.requests()

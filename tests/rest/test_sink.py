@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from router import Batch, Opening, Sink, StartError
-from router.delta.staged_files import KeptParts
+from router.delta.staged_files import StagedParts
 from router.registry import load_registry
 from router_demo.api import Api, Failure, Poison
 
@@ -40,9 +40,9 @@ class Batches:
         self.rows = [(p, 2 * at, f"player {at}", at) for p, size in sizes.items() for at in range(size)]
         self.batch = Batch("games", 3, "wins", "rest", keeps=self.keeps)
 
-    def keeps(self, table: str) -> KeptParts:
+    def keeps(self, table: str) -> StagedParts:
         """Return where the sink keeps rows."""
-        return KeptParts(self.lake, table, "games:run/wins/rest", self.batch.id)
+        return StagedParts(self.lake, table, "games:run/wins/rest", self.batch.id)
 
     @property
     def events(self) -> DataFrame:

@@ -14,10 +14,10 @@ from router_schemas.protobuf.descriptors import (
     CompilerError,
     descriptors,
     from_file,
+    message_index_of,
     message_names,
     message_of,
     name_at,
-    path_of,
 )
 from tests.schemas.proto_strategies import Spec, descriptors_of
 
@@ -216,7 +216,7 @@ def test_messages_are_found_by_index_path_with_map_entries_counted_or_not() -> N
     assert name_at(made, (0, nested.index("After"))) == "game.v1.Event.After"
     assert name_at(made, (0, entry)) == [f"game.v1.Event.{name}" for name in nested if name != "ScoresEntry"][entry]
     for name in message_names(made):
-        assert name_at(made, path_of(made, name)) == name
+        assert name_at(made, message_index_of(made, name)) == name
 
 
 @pytest.mark.parametrize("path", [(), (2,), (-1,), (0, 3), (0, -1), (0, 0, 0, 0), (2**31 - 1,)])

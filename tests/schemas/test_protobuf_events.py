@@ -9,14 +9,14 @@ from google.protobuf import message_factory
 from google.protobuf.json_format import ParseDict
 
 from router_schemas.model import RegisteredSchema, ResolvedSchema
-from router_schemas.protobuf.descriptors import descriptors, message_of, path_of
+from router_schemas.protobuf.descriptors import descriptors, message_index_of, message_of
 from router_schemas.protobuf.events import events
 from router_schemas.protobuf.library import Messages
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryAway, RegistryOptions
 from router_schemas.resolver import SchemaResolver
-from router_schemas.schema_cache import FolderMemory
 from router_schemas.wire_format import pack
+from tests.schemas.folder_memory import FolderMemory
 from tests.schemas.raw import raw
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def write(client: RegistryClient, name: str) -> Callable[..., tuple[int, bytes]]
         number = client.register(subject or f"{name}-value", "PROTOBUF", text)
         files = descriptors(ResolvedSchema(RegisteredSchema(number, "PROTOBUF", text)))
         made = ParseDict(values, message_factory.GetMessageClass(message_of(files, f"{name}.{message}"))())
-        path = path_of(files, f"{name}.{message}")
+        path = message_index_of(files, f"{name}.{message}")
         return number, pack(number, path, made.SerializeToString())
 
     return write

@@ -25,8 +25,8 @@ from router_schemas.model import Reference, RegisteredSchema, ResolvedSchema
 from router_schemas.registry_client import FIRST_PAUSE, LONGEST_PAUSE, RegistryClient, _context
 from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryOptions, RegistryRefuses
 from router_schemas.resolver import SchemaResolver
-from router_schemas.schema_cache import FolderMemory
 from tests.schemas.faulty import GUIDS, ID, VERSIONS_OF_ID, FaultyRegistry
+from tests.schemas.folder_memory import FolderMemory
 
 if TYPE_CHECKING:
     from pathlib import Path

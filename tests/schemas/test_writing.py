@@ -10,12 +10,12 @@ from typing import Any
 import fastavro
 import pytest
 
-from router_demo.protobuf_schema import MESSAGE, message_class, schema_text
-from router_schemas.avro.encode import written
+from router_demo.protobuf_values import MESSAGE, message_class, schema_text
+from router_schemas.avro.encode import encoded_event
 from router_schemas.avro.parser import parse_text
 from router_schemas.model import RegisteredSchema, ResolvedSchema
 from router_schemas.protobuf.descriptors import descriptors
-from router_schemas.protobuf.encode import written as written_message
+from router_schemas.protobuf.encode import encoded_event as written_message
 
 FIELDS: dict[str, Any] = {
     "flag": "boolean",
@@ -54,7 +54,7 @@ EVENT: dict[str, Any] = {
 
 
 def test_an_avro_event_is_as_another_library_reads_it() -> None:
-    read = fastavro.schemaless_reader(io.BytesIO(written(EVENT, parse_text(json.dumps(SCHEMA)))), SCHEMA, None)
+    read = fastavro.schemaless_reader(io.BytesIO(encoded_event(EVENT, parse_text(json.dumps(SCHEMA)))), SCHEMA, None)
 
     at = datetime(2026, 1, 31, 12, 0, 0, 1, tzinfo=timezone.utc)
     assert read == {**EVENT, "raw": b"bytes", "hash": b"ab", "day": date(2026, 1, 31), "at": at, "maybe": None}
@@ -76,7 +76,7 @@ def test_an_avro_event_is_as_another_library_reads_it() -> None:
 def test_what_an_avro_schema_does_not_take_is_refused_with_its_place(wrong: dict[str, Any], told: str) -> None:
     """A test that writes something else than it says proves nothing."""
     with pytest.raises(ValueError, match=told):
-        written(EVENT | wrong, parse_text(json.dumps(SCHEMA)))
+        encoded_event(EVENT | wrong, parse_text(json.dumps(SCHEMA)))
 
 
 def test_a_message_is_as_google_reads_it() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from router import StartError
-from router_demo.kafka import EmbeddedKafka
+from router_demo.kafka import EmbeddedKafka, await_topic
 from router_sinks.client import Trouble
 from router_sinks.cluster import Cluster
 from router_sinks.kafka import CreateTopics
@@ -217,11 +217,13 @@ def test_topics_are_created_as_said(broker: EmbeddedKafka) -> None:
     broker.create_topic("made-a.b")
 
     refused = cluster.create(["made-uno", "made-a.b", "made-a_b"], create)
+    await_topic(cluster.admin, "made-uno", 3)  # a broker lists a topic a moment after it was created
 
     assert list(refused) == ["made-a_b"], "a name that Kafka cannot tell from another's"
     assert cluster.matching("made-{x}") == {"made-uno", "made-a.b"}
     assert cluster.fixed("made-uno", None, running=False).known == {"made-uno"}
     assert cluster.fixed("made-fixed", create, running=False).fixed
+    await_topic(cluster.admin, "made-fixed", 3)
     assert "made-fixed" in topics_of(broker.servers)
     with pytest.raises(StartError, match="made-odd cannot be created"):
         cluster.create(["made-odd"], CreateTopics(partitions=1, config={"no.such": "1"}))

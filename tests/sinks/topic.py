@@ -7,8 +7,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,7 @@ def read_topic(servers: str, topic: str) -> list[Got]:
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "test", "enable.partition.eof": "false"})
     found: list[Got] = []
     try:
-        known = consumer.list_topics(topic, timeout=20).topics[topic].partitions
-        ends = {one: consumer.get_watermark_offsets(TopicPartition(topic, one), timeout=20)[1] for one in known}
+        ends = _ends(consumer, topic)
         consumer.assign([TopicPartition(topic, one, OFFSET_BEGINNING) for one, end in ends.items() if end])
         deadline = time.monotonic() + 60
         while len(found) < sum(ends.values()) and time.monotonic() < deadline:
@@ -53,6 +53,13 @@ def read_topic(servers: str, topic: str) -> list[Got]:
     finally:
         consumer.close()
     return sorted(found, key=lambda one: (one.partition, one.offset))
+
+
+@retry(retry=retry_if_exception_type(KafkaException), stop=stop_after_delay(60), wait=wait_fixed(0.2), reraise=True)
+def _ends(consumer: Consumer, topic: str) -> dict[int, int]:
+    """Return the end of each partition; a broker that was just started may not lead its partitions yet."""
+    known = consumer.list_topics(topic, timeout=20).topics[topic].partitions
+    return {one: consumer.get_watermark_offsets(TopicPartition(topic, one), timeout=20)[1] for one in known}
 
 
 def topics_of(servers: str) -> set[str]:

@@ -1,7 +1,6 @@
-"""Be an HTTP API that limits, fails and remembers: the other end of a REST sink, in a process of its own.
+"""The mock API: an HTTP API that limits, fails and records, in a process of its own; the other end of a REST sink.
 
-It records every request with the time at which it was whole, on the machine's monotonic clock, and counts from that
-record alone. Read `connection` -> `door` -> `checks` -> `processing` for the life of a request, `script` for what it
-can be told to do, `record` and `figures` for what it knows afterwards, `page` for what it shows of that.
-`router_demo.api.Api` starts it and asks it.
+A script in JSON goes in, the figures of the calls come out, by the control port. aiohttp speaks the HTTP.
+Read `server` -> `connection` -> `handler` -> `checks` for the life of a call, `script` for what the API can be asked
+to do, `record` for what it knows afterwards, `page` for what it shows of that. `router_demo.api.Api` starts it.
 """

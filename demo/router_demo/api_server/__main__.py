@@ -1,4 +1,4 @@
-"""Run the API: `python -m router_demo.api --help`."""
+"""Run the mock API: `python -m router_demo.api --help`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--host", default="127.0.0.1")
     add("--port", type=int, default=0, help="0: any that is free")
-    add("--control-port", type=int, default=0, help="where it is told what to do, and asked what it saw")
+    add("--control-port", type=int, default=0, help="takes scripts, and gives the figures of the calls")
     add("--script", default="{}", metavar="JSON", help='how it behaves, such as {"latency": 0.034}')
     add("--certificate", type=Path, metavar="PEM", help="speak TLS, with the certificate and key in this file")
     add("--client-ca", type=Path, metavar="PEM", help="ask clients for a certificate that this one signed")

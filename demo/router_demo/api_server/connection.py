@@ -1,25 +1,39 @@
-"""Speak HTTP/1.1 on one connection: one request after the other, each answered in the way that its reply says."""
+"""Speak HTTP on one connection with aiohttp, and break it as servers break: bytes that are no HTTP, resets, silence.
+
+An answer, also one that is huge, endless or slow, is aiohttp's. Only what HTTP does not allow is done on the transport.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import time
-from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
-import httptools
+from aiohttp import HttpVersion11, web
 
-from router_demo.api_server.messages import Request, error
-from router_demo.api_server.misbehaving import end_with_reset, misbehave
+from router_demo.api_server.messages import Call
 
 if TYPE_CHECKING:
+    from aiohttp import StreamReader
+    from aiohttp.abc import AbstractStreamWriter
+    from aiohttp.http_parser import RawRequestMessage
+
     from router_demo.api_server.messages import Reply
     from router_demo.api_server.record import Record
     from router_demo.api_server.script import Script
 
+LONGEST_HEADER = 1 << 20
+PIECE = b"x" * (64 << 10)
+DRIP_SECONDS = 0.1
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER that lets a closed connection end with a reset."""
 
-class Taker(Protocol):
-    """Be what answers the requests of a connection."""
+
+class Replies(Protocol):
+    """What answers the calls of a connection."""
 
     @property
     def script(self) -> Script: ...
@@ -27,130 +41,189 @@ class Taker(Protocol):
     @property
     def record(self) -> Record: ...
 
-    def take(self, request: Request) -> Reply:
-        """Return the reply to a request."""
+    def reply(self, call: Call) -> Reply:
+        """Return the reply to a call."""
 
 
-class Connection(asyncio.Protocol):
-    """Be one connection of a client; `everybody` holds those that are open."""
+def protocol_factory(replies: Replies, connections: set[Connection]) -> web.Server:
+    """Return what makes a protocol for each connection that is accepted; `connections` holds those that are open."""
+    return _Connections(replies, connections)
 
-    def __init__(self, taker: Taker, everybody: set[Connection]) -> None:
-        self._taker = taker
-        self._everybody = everybody
-        self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[Request, bool]] = deque()
-        self._busy = False
+
+class _Connections(web.Server):
+    """aiohttp's server, with connections of ours."""
+
+    def __init__(self, replies: Replies, connections: set[Connection]) -> None:
+        super().__init__(_answer, request_factory=_request)
+        self._replies, self._open = replies, connections
+
+    def __call__(self) -> web.RequestHandler:
+        return Connection(self, self._replies, self._open)
+
+
+class Connection(web.RequestHandler):
+    """A connection of a client: one call after the other, each answered in the way that its reply says."""
+
+    def __init__(self, manager: web.Server, replies: Replies, connections: set[Connection]) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(
+            manager,
+            loop=loop,
+            max_line_size=LONGEST_HEADER,
+            max_field_size=LONGEST_HEADER,
+            auto_decompress=False,  # a body is recorded as it came
+        )
+        self._replies = replies
+        self._connections = connections
         self._idle: asyncio.TimerHandle | None = None
-        self._odd: asyncio.Task[None] | None = None
+        self._gone = loop.create_future()
+        self._busy = False
+        self._vanished = False
         self._answered = 0
-        self._dead = False
-        self._writable = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to listen."""
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self._parser = httptools.HttpRequestParser(self)
-        self._everybody.add(self)
-        self._writable.set()
-        self._taker.record.connections += 1
-        self._rest()
+        super().connection_made(transport)
+        self._connections.add(self)
+        self._replies.record.connections += 1
+        self._await_call()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Note what the client did not wait for; what is being processed goes on."""
-        self._everybody.discard(self)
-        self._dead = True
-        self._writable.set()
-        if self._idle is not None:
-            self._idle.cancel()
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Count a call that its client did not wait for; it goes on being processed."""
+        super().connection_lost(exc)
+        self._connections.discard(self)
+        self._stop_idling()
         if self._busy:
-            self._taker.record.abandoned += 1
-
-    def pause_writing(self) -> None:
-        """Let an endless answer wait for its reader."""
-        self._writable.clear()
-
-    def resume_writing(self) -> None:
-        """Go on."""
-        self._writable.set()
+            self._replies.record.abandoned += 1
+        if not self._gone.done():
+            self._gone.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        """Read on; what is no HTTP gets 400."""
-        if self._dead:
-            return
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError:
-            self.transport.write(error(400, "this is no HTTP").whole(close=True))
-            self.transport.close()
-
-    def on_message_begin(self) -> None:
-        """Begin a request."""
-        self._path = b""
-        self._headers: dict[bytes, bytes] = {}
-        self._body: list[bytes] = []
-
-    def on_url(self, url: bytes) -> None:
-        """Take a piece of the path."""
-        self._path += url
-
-    def on_header(self, name: bytes, text: bytes) -> None:
-        """Take a header."""
-        self._headers[name.lower()] = text
-
-    def on_body(self, piece: bytes) -> None:
-        """Take a piece of the body."""
-        self._body.append(piece)
-
-    def on_message_complete(self) -> None:
-        """Take a request that is whole, now or when those before it are answered."""
-        method, body = self._parser.get_method(), b"".join(self._body)
-        request = Request(method, self._path, self._headers, body, time.monotonic())
-        self._waiting.append((request, self._parser.should_keep_alive()))
-        if not self._busy:
-            self._next()
+        """Read on; a connection on which a call begins is not idle."""
+        self._stop_idling()
+        if not self._vanished:
+            super().data_received(data)
 
     def vanish(self) -> None:
         """Hear and say nothing more, as behind a network that swallows packets."""
-        self._dead = True
+        self._vanished = True
 
     def reset(self) -> None:
-        """End with a reset."""
-        end_with_reset(self.transport)
+        """End the connection so that its other end sees a reset."""
+        if self.transport is not None:
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            self.transport.abort()
 
-    def _next(self) -> None:
-        request, alive = self._waiting.popleft()
-        if self._idle is not None:
-            self._idle.cancel()
-        record, reply = self._taker.record, self._taker.take(request)
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request as its reply says, when the reply's time has come."""
+        body = await request.content.read()
+        call = Call(request.method, request.raw_path, request.headers, body, time.monotonic())
+        record, reply = self._replies.record, self._replies.reply(call)
         record.in_flight += 1
         record.busiest = max(record.busiest, record.in_flight)
         self._busy = True
         if reply.seconds > 0:
-            self._loop.call_at(self._loop.time() + reply.seconds, self._answer, reply, record, alive)
-        else:
-            self._answer(reply, record, alive)
-
-    def _answer(self, reply: Reply, record: Record, alive: bool) -> None:
+            await asyncio.sleep(reply.seconds)
         record.in_flight -= 1
         if reply.due is not None:
             reply.due()
-        if self._dead:
-            return
+        if self._vanished or self._gone.done():
+            await self._say_nothing()
         self._busy = False
-        if reply.how != "answer":
-            self._odd = self._loop.create_task(misbehave(self.transport, reply, self._writable))
-            return
-        self._answered += 1
-        self.transport.write(reply.whole(close=not alive))
-        if not alive or self._answered == self._taker.script.calls_per_connection:
-            self.transport.close()
-        elif self._waiting:
-            self._next()
-        else:
-            self._rest()
+        return await self._send(request, reply)
 
-    def _rest(self) -> None:
-        seconds = self._taker.script.idle_seconds
+    async def _send(self, request: web.BaseRequest, reply: Reply) -> web.StreamResponse:
+        if reply.how == "answer":
+            return self._last_or_not(web.Response(status=reply.status, body=reply.body, headers=reply.headers))
+        if reply.how in ("huge", "endless"):
+            return await _pour(request, reply)
+        if reply.how == "drip":
+            return await _drip(request, reply)
+        if reply.how == "silent":
+            await self._say_nothing()
+        if reply.how == "cut":
+            await (await _begun(request, reply, len(reply.body) + 100)).write(reply.body)
+        elif reply.how == "garbage" and self.transport is not None:
+            self.transport.write(b"\x00\xff this is no HTTP \r\n\r\n")
+        elif reply.how == "reset":
+            self.reset()
+        _hang_up()
+
+    def _last_or_not(self, response: web.Response) -> web.Response:
+        """Say with the last answer of a connection that it is the last: a client must not send another call into it."""
+        self._answered += 1
+        if self._answered == self._replies.script.calls_per_connection:
+            response.force_close()
+        else:
+            self._await_call()
+        return response
+
+    async def _say_nothing(self) -> NoReturn:
+        await self._gone
+        _hang_up()
+
+    def _await_call(self) -> None:
+        seconds = self._replies.script.idle_seconds
         if seconds is not None:
-            self._idle = self._loop.call_later(seconds, self.transport.close)
+            self._stop_idling()
+            self._idle = self._loop.call_later(seconds, self.force_close)
+
+    def _stop_idling(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+
+async def _answer(request: web.BaseRequest) -> web.StreamResponse:
+    assert isinstance(request.protocol, Connection)  # made by _Connections
+    return await request.protocol.answer(request)
+
+
+def _request(
+    message: RawRequestMessage,
+    payload: StreamReader,
+    protocol: web.RequestHandler,
+    writer: AbstractStreamWriter,
+    task: asyncio.Task[None],
+) -> web.BaseRequest:
+    """Make aiohttp's request, answered in HTTP/1.1: to what is no HTTP aiohttp itself would answer in HTTP/1.0."""
+    answered = message._replace(version=HttpVersion11)
+    return web.BaseRequest(answered, payload, protocol, writer, task, asyncio.get_running_loop())
+
+
+def _hang_up() -> NoReturn:
+    """Let aiohttp close the connection without an answer, as it does when a handler is cancelled."""
+    raise asyncio.CancelledError
+
+
+async def _begun(request: web.BaseRequest, reply: Reply, length: int | None) -> web.StreamResponse:
+    """Send the head of an answer that is written piece by piece; without a length it is chunked."""
+    response = web.StreamResponse(status=reply.status, headers=reply.headers)
+    if length is None:
+        response.enable_chunked_encoding()
+    response.content_length = length
+    await response.prepare(request)
+    return response
+
+
+async def _pour(request: web.BaseRequest, reply: Reply) -> web.StreamResponse:
+    """Send `size` bytes, or as many as anybody reads."""
+    left = None if reply.how == "endless" else reply.size
+    response = await _begun(request, reply, left)
+    with suppress(ConnectionError):
+        while left is None or left > 0:
+            piece = PIECE if left is None else PIECE[:left]
+            await response.write(piece)
+            left = None if left is None else left - len(piece)
+            await asyncio.sleep(0)  # others want to be answered too
+    return response
+
+
+async def _drip(request: web.BaseRequest, reply: Reply) -> web.StreamResponse:
+    """Send a byte now and then, until the client has gone."""
+    response = await _begun(request, reply, None)
+    with suppress(ConnectionError):
+        while True:
+            await response.write(b"x")
+            await asyncio.sleep(DRIP_SECONDS)
+    return response

@@ -1,48 +1,50 @@
-"""What passes between a connection and what answers it: a request, a reply."""
+"""Hold what passes between a connection and what answers it: a call with its rows, and the reply to it."""
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from router_demo.api_server.bodies import rows
+import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from router_demo.api_server.script import How
 
 JSON = ("Content-Type", "application/json")
-PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
 @dataclass(slots=True)
-class Request:
-    """Be a request that was whole at `at`; header names are in lower case, `path` is as it was on the wire."""
+class Call:
+    """A request that was whole at `at`, a monotonic time in seconds.
 
-    method: bytes
-    path: bytes
-    headers: dict[bytes, bytes]
+    `path` is as it was on the wire, `headers` finds a name in either case, `number` is its place in the record.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
     body: bytes
     at: float
     number: int = -1
 
     def header(self, name: str) -> str:
         """Return a header, or ""."""
-        return self.headers.get(name.lower().encode(), b"").decode("latin-1")
+        return self.headers.get(name, "")
 
     def rows(self, wrapped: str) -> list[Any]:
         """Return the rows of the body; `wrapped` names the list in a body that wraps them."""
-        return rows(self.body, self.headers.get(b"content-encoding", b""), wrapped)
+        return rows(self.body, self.header("Content-Encoding"), wrapped)
 
 
 @dataclass(slots=True)
 class Reply:
-    """Say how a request is answered: after `seconds`, in the way of `how` (see `script.Failure`).
+    """How a call is answered: after `seconds`, in the way of `how` (see `script.Failure`).
 
-    `due` is called when its time has come. One that `covers` is sent in place of the answer: the request is taken all
+    `due` is called when its time has come. One that `covers` is sent in place of the answer: the call is processed all
     the same.
     """
 
@@ -55,18 +57,39 @@ class Reply:
     due: Callable[[], None] | None = None
     covers: bool = False
 
-    def head(self, length: str) -> bytes:
-        """Return the bytes before the body; `length` is the header that tells where the body ends."""
-        lines = [f"HTTP/1.1 {self.status} {PHRASES.get(self.status, 'Unknown')}"]
-        lines += [f"{name}: {text}" for name, text in self.headers]
-        return "\r\n".join([*lines, length, "\r\n"]).encode("latin-1")
-
-    def whole(self, *, close: bool) -> bytes:
-        """Return all bytes of a plain answer."""
-        end = "\r\nConnection: close" if close else ""
-        return self.head(f"Content-Length: {len(self.body)}{end}") + self.body
-
 
 def error(status: int, text: str, headers: Iterable[tuple[str, str]] = ()) -> Reply:
     """Return a plain error."""
     return Reply(status, json.dumps({"error": text}).encode(), [JSON, *headers])
+
+
+def rows(body: bytes, encoding: str, name: str) -> list[Any]:
+    """Return the rows of a body, none when it is not JSON; gzip or not.
+
+    A body is an object, an array, an object that wraps a list of rows under `name`, or one object a line.
+    """
+    try:
+        text = gzip.decompress(body) if encoding == "gzip" else body
+    except (OSError, EOFError):
+        return []
+    try:
+        content = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return _lines(text)
+    if isinstance(content, dict) and isinstance(content.get(name), list):
+        content = content[name]
+    return content if isinstance(content, list) else [content]
+
+
+def value(row: Any, path: str) -> Any:
+    """Return what is at a dotted path of a row; None when there is nothing."""
+    for step in path.split("."):
+        row = row.get(step) if isinstance(row, dict) else None
+    return row
+
+
+def _lines(text: bytes) -> list[Any]:
+    try:
+        return [msgspec.json.decode(line) for line in text.splitlines() if line.strip()]
+    except msgspec.DecodeError:
+        return []

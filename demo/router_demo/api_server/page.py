@@ -5,21 +5,21 @@ from __future__ import annotations
 import time
 from collections import Counter
 from html import escape
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from router_demo.api_server.figures import highest, used
-from router_demo.api_server.messages import PHRASES, Reply
-from router_demo.api_server.record import THROTTLED
+from router_demo.api_server.messages import Reply
+from router_demo.api_server.record import THROTTLED, highest, used
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from router_demo.api_server.messages import Request
     from router_demo.api_server.record import Record
     from router_demo.api_server.script import Failure, Limit, Script
 
+PHRASES = {status.value: status.phrase for status in HTTPStatus}
 SPAN = 60
 """Seconds that are drawn."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -36,10 +36,10 @@ td + td + td, p + p { color: #888; text-align: left }
 """
 
 
-def page(request: Request, script: Script, record: Record) -> Reply:
-    """Answer a look at the API, which is no call: no check is made, and nothing is counted."""
+def page(accept: str, script: Script, record: Record) -> Reply:
+    """Answer a look at the API by what the Accept header asks for; a look is no call: no check, nothing is counted."""
     drawn = _drawn(record, time.monotonic())
-    if "text/html" in request.header("accept"):
+    if "text/html" in accept:
         body, kind = _html(script, _lines(script, record), *drawn), "text/html"
     else:
         body, kind = _text(script, _lines(script, record), drawn[0]), "text/plain"
@@ -47,16 +47,16 @@ def page(request: Request, script: Script, record: Record) -> Reply:
 
 
 def limits_of(script: Script) -> str:
-    """Return what the API takes, as text."""
-    told = [_limit(limit) for limit in script.limits]
-    return f"takes {', '.join(told)}, and answers 429 to more" if told else "takes as much as comes"
+    """Return the limits of the API, as text."""
+    limits = [_limit(limit) for limit in script.limits]
+    return f"takes {', '.join(limits)}, and answers 429 to more" if limits else "takes as much as comes"
 
 
-def manner_of(script: Script) -> str:
+def state_of(script: Script) -> str:
     """Return what the API does at the moment, as text."""
-    told = [_failure(failure) for failure in script.failures]
+    failures = [_failure(failure) for failure in script.failures]
     latency = f", in {script.latency * 1000:g} ms each" if script.latency else ""
-    return AWAY.get(script.outage) or ", ".join(told) or f"it takes calls{latency}"
+    return AWAY.get(script.outage) or ", ".join(failures) or f"it takes calls{latency}"
 
 
 def _limit(limit: Limit) -> str:
@@ -116,7 +116,7 @@ def _text(script: Script, lines: list[Line], seconds: list[int]) -> str:
     counted = [f"{name:<26}{number:>9}   {remark}".rstrip() for name, number, remark in lines]
     drawn = "calls by second, the newest last" + ("; a full block is the limit" if limit else "")
     return "\n".join(
-        [f"This is a mock API: it {limits_of(script)}.", f"Now {manner_of(script)}.", "", drawn, bars, "", *counted, ""]
+        [f"This is a mock API: it {limits_of(script)}.", f"Now {state_of(script)}.", "", drawn, bars, "", *counted, ""]
     )
 
 
@@ -133,7 +133,7 @@ def _html(script: Script, lines: list[Line], seconds: list[int], taken: list[int
 <html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="1"><title>A mock API with a limit</title>
 <style>{STYLE}</style>
 <h1>A mock API with a limit</h1>
-<p>It {escape(limits_of(script))}. <strong>Now {escape(manner_of(script))}.</strong></p>
+<p>It {escape(limits_of(script))}. <strong>Now {escape(state_of(script))}.</strong></p>
 <svg viewBox="0 0 {SPAN} 100" preserveAspectRatio="none">{"".join(bars)}</svg>
 <table>{counted}</table>
 <p>Calls by second, the last minute. Green were taken, red were not; the line is the limit.</p>

@@ -1,4 +1,7 @@
-"""Remember every request: when it was whole, what it said, what became of it."""
+"""Record every call: when it was whole, what it said, what became of it; and count from that record alone.
+
+The figures are exact: from every call, with no sampling and no steps.
+"""
 
 from __future__ import annotations
 
@@ -9,46 +12,46 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from router_demo.api_server.bodies import rows, value
-from router_demo.api_server.figures import highest, used
+from router_demo.api_server.messages import rows, value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
+    from router_demo.api_server.messages import Call
     from router_demo.api_server.script import Limit
 
 THROTTLED = 429
 UNANSWERED = 0
-"""The status of a request that got no answer, or one that is no HTTP."""
+"""The status of a call that got no answer, or one that is no HTTP."""
 
 
 class Record:
-    """Hold all requests since it was made, in the order of their arrival.
+    """All calls since it was made, in the order of their arrival.
 
-    Times are of the machine's monotonic clock, in seconds. A request was processed when its rows took effect, once
+    Times are of the machine's monotonic clock, in seconds. A call was processed when its rows took effect, once
     for each time; one that repeats a key was replayed, and took no effect.
     """
 
     def __init__(self) -> None:
         self.times = array("d")
         self.statuses = array("h")
-        self.methods: list[bytes] = []
-        self.paths: list[bytes] = []
-        self.keys: list[bytes] = []
+        self.methods: list[str] = []
+        self.paths: list[str] = []
+        self.keys: list[str] = []
         self.bodies: list[bytes] = []
-        self.encodings: list[bytes] = []
+        self.encodings: list[str] = []
         self.headers: dict[int, dict[str, str]] = {}
         self.processed = array("B")
         self.replayed = 0
         self.abandoned = 0
-        """Requests whose connection ended before their answer."""
+        """Calls whose connection ended before their answer."""
         self.connections = 0
         """Connections accepted."""
         self.in_flight = 0
         self.busiest = 0
-        """The most requests that were in flight together."""
+        """The most calls that were in flight together."""
         self.lag = 0.0
         """The longest that the server itself was held up, in seconds: by so much the time of an arrival may be off."""
         self.tokens = 0
@@ -57,20 +60,20 @@ class Record:
         self._units: dict[str, str] = {}
         self._parts: dict[int, tuple[int, ...]] = {}
 
-    def arrive(self, at: float, method: bytes, path: bytes, key: bytes, body: bytes, encoding: bytes) -> int:
-        """Note a request that is whole; return its number."""
-        self.times.append(at)
+    def arrive(self, call: Call, key_header: str) -> int:
+        """Note a call that is whole, its idempotency key under this name; return its number."""
+        self.times.append(call.at)
         self.statuses.append(UNANSWERED)
-        self.methods.append(method)
-        self.paths.append(path)
-        self.keys.append(key)
-        self.bodies.append(body)
-        self.encodings.append(encoding)
+        self.methods.append(call.method)
+        self.paths.append(call.path)
+        self.keys.append(call.header(key_header))
+        self.bodies.append(call.body)
+        self.encodings.append(call.header("Content-Encoding"))
         self.processed.append(0)
         return len(self.times) - 1
 
     def process(self, number: int, part: tuple[int, ...] | None = None) -> None:
-        """Note that a request took effect; with `part` only these of its rows."""
+        """Note that a call took effect; with `part` only these of its rows."""
         self.processed[number] = 1
         if part is not None:
             self._parts[number] = part
@@ -83,7 +86,7 @@ class Record:
         self._units |= {name: limit.unit for name, limit in now.items()}
 
     def stats(self, since: float, until: float, window: float, wrapped: str) -> dict[str, Any]:
-        """Return the figures of the requests that arrived from `since` to `until`."""
+        """Return the figures of the calls that arrived from `since` to `until`."""
         times = np.array(self.times)
         begin, end = (int(np.searchsorted(times, at)) for at in (since, until))
         times, statuses = times[begin:end], np.array(self.statuses[begin:end])
@@ -116,18 +119,18 @@ class Record:
         return found
 
     def calls(self, last: int) -> list[dict[str, Any]]:
-        """Return the newest requests, oldest first."""
+        """Return the newest calls, oldest first."""
         return [self._call(number) for number in range(max(0, len(self.times) - last), len(self.times))]
 
     def _call(self, number: int) -> dict[str, Any]:
         body = self.bodies[number]
         return {
             "at": self.times[number],
-            "method": self.methods[number].decode("latin-1"),
-            "path": self.paths[number].decode("latin-1"),
+            "method": self.methods[number],
+            "path": self.paths[number],
             "status": self.statuses[number],
             "processed": bool(self.processed[number]),
-            "key": self.keys[number].decode("latin-1"),
+            "key": self.keys[number],
             "sha256": sha256(body).hexdigest(),
             "body": body.decode("latin-1"),
             "headers": self.headers.get(number, {}),
@@ -148,3 +151,37 @@ class Record:
 
     def _rows(self, number: int, wrapped: str) -> list[Any]:
         return rows(self.bodies[number], self.encodings[number], wrapped)
+
+
+def highest(times: NDArray[np.float64], seconds: float, weights: NDArray[np.float64] | None = None) -> float:
+    """Return the most that came within any `seconds`, wherever they begin; `times` in order, `weights` 1 by default.
+
+    A window reaches from an arrival back, without its far end: two calls exactly `seconds` apart are in no window
+    together. The fullest window always ends at some arrival, so that these are all that need to be looked at.
+    """
+    if not len(times):
+        return 0
+    total = np.concatenate([[0.0], np.cumsum(np.ones(len(times)) if weights is None else weights)])
+    first = np.searchsorted(times, times - seconds, side="right")
+    return float(np.max(total[1:] - total[first]))
+
+
+def used(
+    times: NDArray[np.float64], rates: Sequence[tuple[float, float]], weights: NDArray[np.float64] | None = None
+) -> float | None:
+    """Return the share of a limit that was used between the first and the last of `times`; None for fewer than two.
+
+    `rates` are the limit's changes, as (time, units per second), in order; 0 is no limit, and what came then is left
+    out. The first arrival opens the count: n arrivals fill n - 1 gaps.
+    """
+    if len(times) < 2 or not rates:
+        return None
+    starts = np.array([at for at, _ in rates])
+    each = np.array([rate for _, rate in rates])
+    ends = np.append(starts[1:], np.inf)
+    within = np.clip(np.minimum(ends, times[-1]) - np.maximum(starts, times[0]), 0, None)
+    allowed = float(np.sum(within * each))
+    place = np.searchsorted(starts, times, side="right") - 1
+    limited = (place >= 0) & (each[np.clip(place, 0, None)] > 0)
+    count = (np.ones(len(times)) if weights is None else weights)[limited]
+    return float(np.sum(count[1:])) / allowed if allowed > 0 and len(count) else None

@@ -1,4 +1,4 @@
-"""What the API is told to do: written as JSON, put in place as a whole, in force from the next request on."""
+"""Describe how the API behaves: a script in JSON, put in place as a whole, in force from the next call on."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pydantic import BaseModel, ConfigDict, Field
 
 RetryAfter = Literal["none", "seconds", "date", "absurd", "malformed"]
 """The forms of a Retry-After header: `absurd` is a year, `malformed` is none of the two forms of HTTP."""
-Told = Literal["", "draft", "three", "x", "x_epoch"]
-"""Which headers tell the limit: those of the IETF's draft, of its older drafts, X- with seconds or with a time."""
+LimitHeaders = Literal["", "draft", "three", "x", "x_epoch"]
+"""Which headers say what is left: those of the IETF's draft, of its older drafts, X- with seconds or with a time."""
 How = Literal["answer", "huge", "endless", "drip", "cut", "garbage", "hangup", "reset", "silent"]
 
 
 class Frozen(BaseModel):
-    """Be written once, without a word too many."""
+    """A part of a script: frozen, without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Limit(Frozen):
-    """Let so much through, and answer 429 to the rest.
+    """A rate limit: calls over it get 429.
 
-    A bucket of `burst` tokens that `rate` tokens per second fill again; with `window` a count that starts anew every
-    so many seconds, at rate * window. `unit` says what takes a token. `wait` replaces the seconds that Retry-After
-    tells, which are otherwise those until there is room.
+    It is a bucket of `burst` tokens that `rate` tokens per second fill again; with `window` a count that starts anew
+    every so many seconds, at rate * window. `unit` says what takes a token. `wait` replaces the seconds in
+    Retry-After, which are otherwise those until there is room.
     """
 
     name: str = "calls"
@@ -34,11 +34,11 @@ class Limit(Frozen):
     unit: Literal["calls", "rows"] = "calls"
     retry_after: RetryAfter = "seconds"
     wait: float | None = None
-    told: Told = ""
+    headers: LimitHeaders = ""
 
 
 class Failure(Frozen):
-    """Fail a share of the requests, at most `times` of them: by a status, or in the way that `how` says.
+    """A failure of a share of the calls, at most `times` of them: by a status, or in the way that `how` says.
 
     `huge` sends `size` bytes, `endless` as much as anybody reads, `drip` a byte now and then, `cut` less than it
     announced; `garbage` is no HTTP, `hangup` closes, `reset` resets, `silent` never answers. `processed`: the request
@@ -49,7 +49,7 @@ class Failure(Frozen):
     how: How = "answer"
     status: int = 500
     headers: dict[str, str] = {}
-    body: str = '{"error": "told to fail"}'
+    body: str = '{"error": "a failure of the script"}'
     size: int = 64 << 20
     share: float = Field(1, ge=0, le=1)
     times: int | None = None
@@ -61,7 +61,7 @@ class Failure(Frozen):
 
 
 class Poison(Frozen):
-    """Refuse rows whose field (a dotted path) has one of these values; a call that holds one is refused whole."""
+    """Rows whose field (a dotted path) has one of these values: a call that holds one is refused whole."""
 
     field: str
     values: tuple[Any, ...]
@@ -69,7 +69,7 @@ class Poison(Frozen):
 
 
 class Items(Frozen):
-    """Answer every row of a call by itself, under `items`: rows that are not poison are processed.
+    """An answer for every row of a call, under `items`: rows that are not poison are processed.
 
     `id` is the field of a row (a dotted path) that its result repeats; `shuffled` results are in another order than
     the rows; a share of the rows is `busy` and gets 429.
@@ -82,7 +82,7 @@ class Items(Frozen):
 
 
 class Token(Frozen):
-    """Let in who shows a bearer token that POST to `path` gave for the client's id and secret.
+    """Bearer tokens: only who shows one is let in; POST to `path` gives one for the client's id and secret.
 
     A token is good for `seconds` and for `uses` requests (0: any number); `declared` is what its `expires_in` says,
     when that is not the truth.
@@ -97,7 +97,7 @@ class Token(Frozen):
 
 
 class Script(Frozen):
-    """Say how the API behaves. The checks are made in the order of these fields; by default all succeeds at once.
+    """How the API behaves. The checks are made in the order of these fields; by default all succeeds at once.
 
     `latency` is what a request takes that is processed, in seconds. `outage` takes the whole API away: `refused`
     closes its port and its connections, `dropped` lets packets go nowhere (on Linux). `rows` names the list of rows

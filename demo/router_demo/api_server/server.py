@@ -1,62 +1,71 @@
-"""Listen: on the API's port, which an outage takes away, and on the control port, which stays."""
+"""Listen: on the API's port, which an outage takes away, and on the control port, which no fault touches."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import ssl
+import time
 from typing import TYPE_CHECKING
 
-from router_demo.api_server.connection import Connection
-from router_demo.api_server.control import Control
-from router_demo.api_server.door import Door
+from aiohttp import web
+from pydantic import ValidationError
+
+from router_demo.api_server.connection import protocol_factory
+from router_demo.api_server.handler import Handler
+from router_demo.api_server.page import page
+from router_demo.api_server.script import Script
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from router_demo.api_server.script import Script
+    from router_demo.api_server.connection import Connection
+
+    Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 BACKLOG = 4096
 """Longer than any number of clients that come at once: a full queue would look like a slow network."""
 TICK_SECONDS = 0.01
+PREFIX = "/_control/"
 
 
 class Server:
-    """Hold the API's port and its door; `play` and `reset` change both."""
+    """The API's port with the handler of its calls; `play` and `reset` change both."""
 
     def __init__(self, host: str, certificate: Path | None = None, client_ca: Path | None = None) -> None:
-        self.door = Door()
-        self._control = Control(self)
+        self.handler = Handler()
         self._host = host
         self._port = 0
         self._tls = _context(certificate, client_ca) if certificate else None
         self._listener: asyncio.Server | None = None
         self._full: list[socket.socket] = []
         self._open: set[Connection] = set()
+        self._protocols = protocol_factory(self.handler, self._open)
         self._loop = asyncio.get_running_loop()
 
     async def start(self, port: int, control_port: int) -> tuple[int, int]:
         """Listen on both ports, 0 for any; return them."""
         await self._listen(self._bound(port))
-        control = await self._loop.create_server(
-            lambda: Connection(self._control, set()), self._host, control_port, backlog=BACKLOG
-        )
-        self._control_server = control
+        self._control = web.AppRunner(control(self), access_log=None)
+        await self._control.setup()
+        await web.TCPSite(self._control, self._host, control_port, backlog=BACKLOG).start()
         self._ticker = self._loop.create_task(self._watch_lag())
-        return self._port, control.sockets[0].getsockname()[1]
+        return self._port, self._control.addresses[0][1]
 
     def play(self, script: Script) -> float:
         """Put a script in place; return the time, from which on it is in force."""
-        before = self.door.script.outage
-        now = self.door.play(script)
+        before = self.handler.script.outage
+        now = self.handler.play(script)
         if script.outage != before:
             self._change(script.outage)
         return now
 
     def reset(self) -> None:
         """Forget everything; connections stay open, unless an outage ends."""
-        before = self.door.script.outage
-        self.door.reset()
+        before = self.handler.script.outage
+        self.handler.reset()
         if before:
             self._change("")
 
@@ -79,9 +88,7 @@ class Server:
         return bound
 
     async def _listen(self, bound: socket.socket) -> None:
-        self._listener = await self._loop.create_server(
-            lambda: Connection(self.door, self._open), sock=bound, backlog=BACKLOG, ssl=self._tls
-        )
+        self._listener = await self._loop.create_server(self._protocols, sock=bound, backlog=BACKLOG, ssl=self._tls)
 
     def _listen_to_nobody(self) -> None:
         """Hold the port with a queue that is full: the kernel drops whoever else wants to connect."""
@@ -106,7 +113,7 @@ class Server:
         while True:
             due = self._loop.time() + TICK_SECONDS
             await asyncio.sleep(TICK_SECONDS)
-            record = self.door.record
+            record = self.handler.record
             record.lag = max(record.lag, self._loop.time() - due)
 
 
@@ -117,3 +124,70 @@ def _context(certificate: Path, client_ca: Path | None) -> ssl.SSLContext:
         context.load_verify_locations(client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def control(server: Server) -> web.Application:
+    """Make the control port: `script` (GET, PUT), `reset` (POST), by GET `stats`, `rows`, `requests`, at `/` a page."""
+    handler = server.handler
+
+    async def look(request: web.Request) -> web.Response:
+        seen = page(request.headers.get("Accept", ""), handler.script, handler.record)
+        return web.Response(body=seen.body, headers=dict(seen.headers))
+
+    async def read(request: web.Request) -> web.Response:
+        return web.json_response(handler.script.model_dump())
+
+    async def play(request: web.Request) -> web.Response:
+        return web.json_response({"at": server.play(Script.model_validate_json(await request.read()))})
+
+    async def reset(request: web.Request) -> web.Response:
+        server.reset()
+        return web.json_response({"at": time.monotonic()})
+
+    async def stats(request: web.Request) -> web.Response:
+        window = float(request.query.get("window", "1"))
+        return web.json_response(handler.record.stats(*_span(request), window, handler.script.rows))
+
+    async def rows(request: web.Request) -> web.Response:
+        ids = request.query.getall("id", ["id"])
+        counts = handler.record.counts(ids, handler.script.rows, *_span(request))
+        return web.json_response([(list(row), times) for row, times in counts.items()])
+
+    async def requests(request: web.Request) -> web.Response:
+        return web.json_response(handler.record.calls(int(request.query.get("last", "100"))))
+
+    answers: dict[tuple[str, str], Answer] = {
+        ("PUT", "script"): play,
+        ("GET", "script"): read,
+        ("POST", "reset"): reset,
+        ("GET", "stats"): stats,
+        ("GET", "rows"): rows,
+        ("GET", "requests"): requests,
+    }
+
+    async def unknown(request: web.Request) -> web.Response:
+        return _error(404, f"there are {', '.join(f'{method} {PREFIX}{name}' for method, name in answers)}")
+
+    application = web.Application(middlewares=[_refuse_mistakes])
+    application.router.add_get("/", look)
+    for (method, name), answer in answers.items():
+        application.router.add_route(method, PREFIX + name, answer)
+    application.router.add_route("*", "/{path:.*}", unknown)
+    return application
+
+
+@web.middleware
+async def _refuse_mistakes(request: web.Request, handler: Answer) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ValidationError as mistake:
+        return _error(400, str(mistake))
+
+
+def _error(status: int, text: str) -> web.Response:
+    return web.json_response({"error": text}, status=status)
+
+
+def _span(request: web.Request) -> tuple[float, float]:
+    query = request.query
+    return float(query.get("since", -math.inf)), float(query.get("until", math.inf))

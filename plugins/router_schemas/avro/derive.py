@@ -1,4 +1,4 @@
-"""Make an Avro schema for columns: one that is read back as these columns (mapping).
+"""Make an Avro schema for columns: one that is read back as these columns (spark_types).
 
 | column | Avro |
 |---|---|
@@ -69,19 +69,19 @@ def derived(columns: T.StructType, name: str) -> AvroSchema:
     return AvroSchema(_record(columns, name, "", types), types)
 
 
-def known(closed: ResolvedSchema) -> AvroSchema | None:
+def known(resolved: ResolvedSchema) -> AvroSchema | None:
     """Return the schema of a version that this module could have written; None for one that it could not.
 
     Whatever else somebody declared (a field without null, a default, a text for people) would be lost on the way.
     """
-    schema = parse(closed)
+    schema = parse(resolved)
     if not isinstance(schema.root, Ref):
         return None
     try:
         again = derived(mapped(schema).struct, schema.root.name)
     except ValueError:
         return None
-    return again if json.loads(text_of(again)) == json.loads(closed.schema.text) else None
+    return again if json.loads(text_of(again)) == json.loads(resolved.schema.text) else None
 
 
 def _record(struct: T.StructType, name: str, path: str, types: dict[str, Definition]) -> Ref:

@@ -360,7 +360,7 @@ _TAKES: dict[str, type | tuple[type, ...]] = {
 """The plain data that a primitive type takes; a boolean is no number."""
 
 
-def written(event: Any, schema: AvroSchema) -> bytes:
+def encoded_event(event: Any, schema: AvroSchema) -> bytes:
     """Return the bytes of a value of plain data.
 
     Dates and timestamps may be ISO 8601 text, bytes and fixed are text in UTF-8, all other logical types are given as

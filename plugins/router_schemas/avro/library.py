@@ -50,7 +50,7 @@ from router_schemas.avro.parser import parse, parse_text
 from router_schemas.avro.spark_types import mapped
 from router_schemas.library import HOLD, Library, RegistryLibrary
 from router_schemas.model import VALUE_HEADER, SchemaInfo, SchemaOrigin, WriterSchema, check_free, refusals
-from router_schemas.wire_format import frame_of
+from router_schemas.wire_format import schema_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -171,14 +171,14 @@ class Writers(RegistryLibrary[RecordUse, Records]):
 
     header: str = VALUE_HEADER
 
-    def use(self, writer: WriterSchema, closed: ResolvedSchema) -> RecordUse:
+    def use(self, writer: WriterSchema, resolved: ResolvedSchema) -> RecordUse:
         """Return the use of a writer's schema."""
-        return RecordUse.of(SchemaOrigin.of(closed), parse(closed))
+        return RecordUse.of(SchemaOrigin.of(resolved), parse(resolved))
 
     def make(self) -> Records:
         """Return one reader's schema per record, and the schema of every frame."""
-        uses = {frame_of(WriterSchema.of(writer)): use for writer, use in self.uses.items()}
-        reasons = {frame_of(WriterSchema.of(writer)): reason for writer, reason in self.reasons.items()}
+        uses = {schema_bytes(WriterSchema.of(writer)): use for writer, use in self.uses.items()}
+        reasons = {schema_bytes(WriterSchema.of(writer)): reason for writer, reason in self.reasons.items()}
         return replace(records_of(uses, reasons, self.taken), header=self.header)
 
 

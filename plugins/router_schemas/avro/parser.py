@@ -52,9 +52,9 @@ MAX_FIXED = 1 << 20
 """Bytes of a fixed: a reader allocates them before it looks at a value, so a larger one would take the memory."""
 
 
-def parse(closed: ResolvedSchema) -> AvroSchema:
+def parse(resolved: ResolvedSchema) -> AvroSchema:
     """Return the schema that a registered text and its imports make; raise ValueError saying where it is wrong."""
-    return parse_text(closed.schema.text, closed.imports)
+    return parse_text(resolved.schema.text, resolved.imports)
 
 
 def parse_text(text: str, imports: Mapping[str, str] | None = None) -> AvroSchema:

@@ -11,7 +11,7 @@ from router_schemas.json_schema.merge import ObjectVersion, merge
 from router_schemas.json_schema.schema import struct_of_registered, title_of
 from router_schemas.library import RegistryLibrary
 from router_schemas.model import VALUE_HEADER, SchemaInfo, SchemaOrigin, WriterSchema, refusals
-from router_schemas.wire_format import frame_of
+from router_schemas.wire_format import schema_bytes
 
 if TYPE_CHECKING:
     from router_schemas.model import Kind, ResolvedSchema
@@ -50,9 +50,9 @@ class Documents(RegistryLibrary[ObjectUse, Objects]):
 
     header: str = VALUE_HEADER
 
-    def use(self, writer: WriterSchema, closed: ResolvedSchema) -> ObjectUse:
+    def use(self, writer: WriterSchema, resolved: ResolvedSchema) -> ObjectUse:
         """Return the use of a writer's schema."""
-        return ObjectUse(SchemaOrigin.of(closed), struct_of_registered(closed), title_of(closed))
+        return ObjectUse(SchemaOrigin.of(resolved), struct_of_registered(resolved), title_of(resolved))
 
     def make(self) -> Objects:
         """Return the one struct that all objects are read by; versions that do not fit the oldest are refused."""
@@ -65,5 +65,5 @@ class Documents(RegistryLibrary[ObjectUse, Objects]):
             writer: SchemaInfo.of(use.origin, use.title, refused.get(use.origin.label)) for writer, use in uses.items()
         }
         known |= {writer: SchemaInfo(reason=reason) for writer, reason in self.reasons.items()}
-        written = {frame_of(WriterSchema.of(writer)): one for writer, one in known.items()}
+        written = {schema_bytes(WriterSchema.of(writer)): one for writer, one in known.items()}
         return Objects(merged.struct, written, self.header, origins=merged.origins)

@@ -46,14 +46,14 @@ KEY = "$references"
 MAX_DEPTH = 200
 
 
-def struct_of_registered(closed: ResolvedSchema) -> T.StructType:
+def struct_of_registered(resolved: ResolvedSchema) -> T.StructType:
     """Return the Spark struct of a registered schema; raise ValueError naming the JSON pointer of what has none."""
-    return struct_of_text(closed.schema.text, closed.imports)
+    return struct_of_text(resolved.schema.text, resolved.imports)
 
 
-def title_of(closed: ResolvedSchema) -> str | None:
+def title_of(resolved: ResolvedSchema) -> str | None:
     """Return what a schema calls its records: Confluent's clients take its title for the name of a record."""
-    document = json.loads(closed.schema.text)
+    document = json.loads(resolved.schema.text)
     title = document.get("title") if isinstance(document, Mapping) else None
     return title if isinstance(title, str) and title else None
 

@@ -46,22 +46,22 @@ class CompilerError(RuntimeError):
     """A failure of this machine to compile a schema, which says nothing about the schema."""
 
 
-def descriptors(closed: ResolvedSchema, timeout: float = 30) -> bytes:
+def descriptors(resolved: ResolvedSchema, timeout: float = 30) -> bytes:
     """Return a FileDescriptorSet of a schema with all it imports, dependencies first and the schema last.
 
     Runs on the driver. Raises ValueError for a schema that is wrong, with what is, and CompilerError where this
     machine has no compiler for a text, or the compiler took more than `timeout` seconds.
     """
-    for name in closed.imports:
+    for name in resolved.imports:
         _check(name)
     sources: Sources = {
         name: _source(text)
-        for name, text in closed.imports.items()
+        for name, text in resolved.imports.items()
         # Python has these, and what reads messages knows them by heart
         if not (name.startswith(_GOOGLE) and well_known(name))
     }
     main = next(name for name in _free_names() if name not in sources)
-    sources[main] = _source(closed.schema.text)
+    sources[main] = _source(resolved.schema.text)
     return _linked(_compiled(sources, main, timeout), main)
 
 
@@ -240,7 +240,7 @@ def name_at(descriptors: bytes, path: Sequence[int]) -> str:
     return found
 
 
-def path_of(descriptors: bytes, name: str) -> tuple[int, ...]:
+def message_index_of(descriptors: bytes, name: str) -> tuple[int, ...]:
     """Return the message index of a message of the last file, entries counted; raise ValueError where there is none."""
     file = _main(descriptors)
     for path, found, _ in _nested(file.message_type, file.package):
@@ -249,7 +249,7 @@ def path_of(descriptors: bytes, name: str) -> tuple[int, ...]:
     raise ValueError(f"{file.name}: no message {name!r}; it has {_listed(descriptors)}")
 
 
-def paths_of(descriptors: bytes, name: str) -> tuple[tuple[int, ...], ...]:
+def message_indexes_of(descriptors: bytes, name: str) -> tuple[tuple[int, ...], ...]:
     """Return the message indexes of a message in the file that holds it: with entries counted, and without them."""
     files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
     both = ([*_nested(file.message_type, file.package, (), entries)] for file in files for entries in (True, False))
@@ -258,13 +258,13 @@ def paths_of(descriptors: bytes, name: str) -> tuple[tuple[int, ...], ...]:
 
 def message_names(descriptors: bytes) -> tuple[str, ...]:
     """Return the full names of the messages of the last file, the first message first."""
-    return _names(_main(descriptors))
+    return _names_in(_main(descriptors))
 
 
 def all_names(descriptors: bytes) -> tuple[str, ...]:
     """Return the full names of the messages of all files, those of the last file first."""
     files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
-    return tuple(name for file in reversed(files) for name in _names(file))
+    return tuple(name for file in reversed(files) for name in _names_in(file))
 
 
 def pool_of(descriptors: bytes) -> Any:
@@ -306,7 +306,7 @@ def _walked(file: Any, path: Sequence[int], entries: bool) -> str | None:
     return name if path else None
 
 
-def _names(file: Any) -> tuple[str, ...]:
+def _names_in(file: Any) -> tuple[str, ...]:
     return tuple(name for _, name, message in _nested(file.message_type, file.package) if not message.options.map_entry)
 
 

@@ -359,7 +359,7 @@ def _depth(value: Any) -> int:
     return 1 + max(map(_depth, inside), default=0)
 
 
-def written(event: Any, files: bytes, message: str) -> bytes:
+def encoded_event(event: Any, files: bytes, message: str) -> bytes:
     """Return the bytes of a message given as in ProtoJSON (protobuf.dev): times as text, bytes in base64.
 
     `files` is a FileDescriptorSet, `message` a full name in it. Raises ValueError for what the message has not.

@@ -50,9 +50,9 @@ class MessageInfo:
 class Events:
     """How records become events: plain data that travels to the executors.
 
-    `event` is the type of all events; `written` is by the writer's schema. `header` is the name of the record header that
-    may hold a GUID. `only` names the message that is read where ids and GUIDs do not count; empty where they do, and a
-    writer's schema that is not known is wanted.
+    `event` is the type of all events; `written` is by the writer's schema. `header` is the name of the record header
+    that may hold a GUID. `only` names the message that is read where ids and GUIDs do not count; empty where they do,
+    and a writer's schema that is not known is wanted.
     """
 
     event: pa.StructType
@@ -185,7 +185,7 @@ class Wrapped:
 
 
 def unwrapped(records: pa.RecordBatch, known: Wrapped) -> pa.RecordBatch:
-    """Return what `router_schemas.protobuf.events.events` does, for the messages inside."""
+    """Return what `events` does, for the messages inside."""
     found = found_in(records, known.outer)
     outer = read(found, known.outer)
     inner = read(_inside(found, outer, known), known.inner)

@@ -18,7 +18,14 @@ from router_schemas.framed_rows import WHOLE, at_index
 from router_schemas.library import Library, RegistryLibrary, keep, remembered
 from router_schemas.model import VALUE_HEADER, SchemaOrigin, WriterSchema, check_free, refusals
 from router_schemas.protobuf.decode import MessageReader, reader
-from router_schemas.protobuf.descriptors import CompilerError, all_names, descriptors, from_file, name_at, paths_of
+from router_schemas.protobuf.descriptors import (
+    CompilerError,
+    all_names,
+    descriptors,
+    from_file,
+    message_indexes_of,
+    name_at,
+)
 from router_schemas.protobuf.events import ANY, WRAPPED, Events, MessageInfo, Wrapped, type_at
 from router_schemas.protobuf.merge import MessageVersion, merge
 from router_schemas.protobuf.spark_types import spark_struct
@@ -116,12 +123,12 @@ class Messages(RegistryLibrary[MessageUse, Events]):
     """Whether the registry's records are of other formats, too: those of unknown schemas then have no message index."""
     compiled: dict[int, bytes] = field(default_factory=dict)
 
-    def use(self, writer: WriterSchema, closed: ResolvedSchema) -> MessageUse:
+    def use(self, writer: WriterSchema, resolved: ResolvedSchema) -> MessageUse:
         """Return the message of a writer's schema."""
-        number = closed.schema.id
-        origin = SchemaOrigin.of(closed)
+        number = resolved.schema.id
+        origin = SchemaOrigin.of(resolved)
         try:
-            files = self.compiled[number] = self.compiled.get(number) or descriptors(closed)
+            files = self.compiled[number] = self.compiled.get(number) or descriptors(resolved)
         except CompilerError as error:  # the schema may be good: no record may become a dead letter for this
             raise StartError(f"{origin.label} cannot be compiled here: {error}") from error
         return MessageUse.of(origin, files, writer.message if writer.path is None else name_at(files, writer.path))
@@ -167,7 +174,9 @@ class OneMessage(Library[Events]):
 
     def __init__(self, files: Files, message: str, frame: Frame, header: str = VALUE_HEADER) -> None:
         use = files.use(message)
-        writers = [WHOLE] if frame == "none" else [at_index(path) for path in paths_of(files.descriptors, message)]
+        writers = (
+            [WHOLE] if frame == "none" else [at_index(path) for path in message_indexes_of(files.descriptors, message)]
+        )
         made = events_of(dict.fromkeys(writers, use), {})
         if not made.readers:
             raise StartError(f"schema file {files.label}: {made.written[writers[0]].reason}")

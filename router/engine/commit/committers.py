@@ -18,7 +18,7 @@ from pyarrow import fs
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from router.delta.commit import TableCommit, commit, done, to_arrow_schema, unsupported
+from router.delta.commit import TableCommit, commit, is_committed, to_arrow_schema, unsupported
 from router.delta.spark_table import spark_table
 from router.delta.table_cache import THREADS
 from router.engine.label.column_types import quoted
@@ -90,7 +90,7 @@ class Committers:
 
     def _with_spark(self, work: TableCommit, notes: dict[str, str], table: Any) -> bool:
         """Append the staged files' rows through Delta on Spark, under the same transaction id."""
-        if table is not None and done(table, work):
+        if table is not None and is_committed(table, work):
             return False
         try:
             self._append(self.spark.newSession(), work, notes)

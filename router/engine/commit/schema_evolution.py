@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from router.delta.casting import within
-from router.delta.commit import LandedFile, TableCommit, to_arrow, to_delta
-from router.delta.schema_diff import Difference, compare, cut, plain, plain_schema
+from router.delta.casting import type_within
+from router.delta.commit import StagedFile, TableCommit, to_arrow, to_delta
+from router.delta.schema_diff import SchemaDiff, compare, delta_schema, delta_type, limited_to
 from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, Demands, Layout
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class SchemaEvolution:
     def decide(
         self,
         layout: Layout,
-        files: Iterable[LandedFile],
+        files: Iterable[StagedFile],
         demands: Demands,
         batch: int,
         quarantined: Iterable[str] = (),
@@ -78,7 +78,7 @@ class SchemaEvolution:
                 present = {name for file in landed for name in file.columns}
                 present |= {*demands.conflicts.get(place, {}), *demands.frozen.get(place, {})}
                 come = pa.schema([column for column in schemas[target] if column.name in present])
-                difference = compare(have, come) if have is not None else Difference()
+                difference = compare(have, come) if have is not None else SchemaDiff()
                 mode = modes.get(target, "evolve")
                 if mode == "fail" and (new := (*difference.added, *difference.widened)):
                     refused.append(_refusal(table, [column.name for column in new]))
@@ -104,7 +104,7 @@ class SchemaEvolution:
                 self.known[layer].add(table)
 
     def _commit(
-        self, table: str, target: str, files: tuple[LandedFile, ...], come: pa.Schema, found: Difference, batch: int
+        self, table: str, target: str, files: tuple[StagedFile, ...], come: pa.Schema, found: SchemaDiff, batch: int
     ) -> TableCommit:
         return TableCommit(
             target=target,
@@ -142,8 +142,8 @@ class SchemaEvolution:
         return self.known[layer]
 
 
-def _grouped(files: Iterable[LandedFile], quarantined: Iterable[str]) -> dict[str, dict[str, list[LandedFile]]]:
-    found: dict[str, dict[str, list[LandedFile]]] = defaultdict(lambda: defaultdict(list))
+def _grouped(files: Iterable[StagedFile], quarantined: Iterable[str]) -> dict[str, dict[str, list[StagedFile]]]:
+    found: dict[str, dict[str, list[StagedFile]]] = defaultdict(lambda: defaultdict(list))
     for file in files:
         found[file.table][file.target].append(file)
     for place in quarantined:
@@ -153,7 +153,7 @@ def _grouped(files: Iterable[LandedFile], quarantined: Iterable[str]) -> dict[st
 
 
 def _schema(table: Any) -> pa.Schema | None:
-    return None if table is None else plain_schema(to_arrow(table))
+    return None if table is None else delta_schema(to_arrow(table))
 
 
 def _refusal(table: str, columns: list[str]) -> str:
@@ -164,11 +164,13 @@ def _refusal(table: str, columns: list[str]) -> str:
     )
 
 
-def _frozen(have: pa.Schema, come: pa.Schema, found: Difference) -> dict[str, pa.DataType | None]:
+def _frozen(have: pa.Schema, come: pa.Schema, found: SchemaDiff) -> dict[str, pa.DataType | None]:
     """Return the types in which values go into a table that may not change; None where it lacks the column."""
     kinds = {column.name: column.type for column in have}
     changed = [column.name for column in (*found.added, *found.widened)]
-    return {name: within(kinds[name], plain(come.field(name).type)) if name in kinds else None for name in changed}
+    return {
+        name: type_within(kinds[name], delta_type(come.field(name).type)) if name in kinds else None for name in changed
+    }
 
 
 def _without(come: pa.Schema, frozen: dict[str, pa.DataType | None]) -> pa.Schema:
@@ -176,9 +178,9 @@ def _without(come: pa.Schema, frozen: dict[str, pa.DataType | None]) -> pa.Schem
     return pa.schema([pa.field(name, kind) for name, kind in kinds.items() if kind is not None])
 
 
-def _written(come: pa.Schema, difference: Difference) -> pa.Schema:
+def _written(come: pa.Schema, difference: SchemaDiff) -> pa.Schema:
     kept = [column for column in come if column.name not in difference.conflicts]
-    return pa.schema([pa.field(c.name, cut(difference.cast.get(c.name, c.type), c.type)) for c in kept])
+    return pa.schema([pa.field(c.name, limited_to(difference.cast.get(c.name, c.type), c.type)) for c in kept])
 
 
 def _filled(demands: dict[str, dict[str, V]]) -> dict[str, dict[str, V]]:

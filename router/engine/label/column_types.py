@@ -20,7 +20,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from router.delta.schema_diff import plain_schema
+from router.delta.schema_diff import delta_schema
 from router.errors import StartError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ KEPT = (BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZ
 def rows_schema(struct: StructType) -> pa.Schema:
     """Return the fields of a struct as a plain Arrow schema; refuse names and types that Delta lacks."""
     _check(struct)
-    return plain_schema(pa.schema([pa.field(f.name, to_arrow_type(f.dataType, timestamp_utc=True)) for f in struct]))
+    return delta_schema(pa.schema([pa.field(f.name, to_arrow_type(f.dataType, timestamp_utc=True)) for f in struct]))
 
 
 def _check(kind: DataType, column: str = "") -> None:

@@ -6,7 +6,9 @@ else `Untranslatable` says what it is. `translate` runs on the driver, `evaluate
 
 Where Spark would raise on a row, the value is null and the row is marked. Spark evaluates only what it needs:
 `a = 0 OR 10 / a > 1` does not raise where `a` is 0. Here every operand is evaluated for all rows, and its marks count
-on the rows where Spark would have come to it.
+on the rows where Spark would have come to it. What Spark's optimiser leaves off because of a constant is left off here
+as well. One difference remains: where it drops a part that is written twice, as in `a AND (a OR 1 / b > 0)`, this part
+may raise here on a row where `a` is null.
 """
 
 from __future__ import annotations
@@ -158,6 +160,8 @@ def _chosen(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
     arrow_type(kind)
     if any(node.kind != kind for node in values):
         raise Untranslatable(f"{name.lower()} of {shown(kind)}")
+    if name != "Coalesce" and len(of) % 2 and all(node == values[0] for node in values):
+        return values[0]  # Spark's optimiser leaves off conditions that decide nothing
     return Node(name, kind, of)
 
 
@@ -179,7 +183,9 @@ def _part(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
 
 MAKERS: dict[str, Callable[[str, Any, tuple[Node, ...]], Node]] = {
     # all but the first have been rewritten: their only child is what they stand for
-    **dict.fromkeys(("Alias", "Nvl", "NullIf", "Nvl2", "Between", "Extract", "DatePart"), _same),
+    **dict.fromkeys(
+        ("Alias", "Nvl", "NullIf", "Nvl2", "Between", "Extract", "DatePart", "DatetimeSub", "EqualNull", "Get"), _same
+    ),
     **dict.fromkeys(("TryAdd", "TrySubtract", "TryMultiply", "TryDivide", "TryMod"), _quiet),
     "TryEval": _guarded,
     "With": _bound,
@@ -248,13 +254,18 @@ def _strict(node: Node, of: list[_Found]) -> _Found:
         raised = _either(raised, _where(reached, operand.raised))
         reached = pc.and_(reached, operand.value.is_valid() if isinstance(operand.value, pa.Array) else _valid(operand))
     value, failed = _applied(node, [operand.value for operand in of])
-    if any(isinstance(operand.value, pa.Scalar) and not operand.value.is_valid for operand in of):
+    if any(map(_null, of)):
         return _Found(value)  # with a constant null, Spark's optimiser leaves off the whole
     if failed is not None and not node.quiet:
         raised = _either(raised, pc.and_(reached, _true(failed)))
     if failed is not None:
         value = pc.if_else(_true(failed), pa.scalar(None, value.type), value)
     return _Found(value, raised)
+
+
+def _null(found: _Found) -> bool:
+    """Return whether this is the constant null."""
+    return found.raised is None and isinstance(found.value, pa.Scalar) and not found.value.is_valid
 
 
 def _valid(operand: _Found) -> pa.Scalar:
@@ -331,7 +342,7 @@ def _if(holds: Mask, then: Any, other: Any) -> Any:
 def _is_in(node: Node, of: list[_Found]) -> _Found:
     """Compare with one value after the other, until one is equal."""
     value, *wanted = of
-    if all(isinstance(item.value, pa.Scalar) and not item.value.is_valid for item in wanted):
+    if all(map(_null, wanted)):
         return _Found(pa.scalar(None, pa.bool_()))  # Spark's optimiser leaves off the value then
     if value.value.type not in (pa.float32(), pa.float64()) and all(map(given, node.of[1:])):
         listed = pa.concat_arrays([repeated(item.value, 1) for item in wanted])

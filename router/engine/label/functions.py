@@ -53,6 +53,8 @@ def _compared(name: str, entry: Any, of: Nodes) -> Node:
     check_comparable("a comparison", of[0].kind, "binary")
     if of[0].kind != of[1].kind:
         raise Untranslatable(f"a comparison of {shown(of[0].kind)} and {shown(of[1].kind)}")
+    if name == "EqualNullSafe" and of[0] == of[1]:
+        return Node("literal", "boolean", with_=True)  # Spark's optimiser evaluates neither
     return Node(name, "boolean", of)
 
 
@@ -185,6 +187,8 @@ def _numbers(value: pa.Array) -> np.ndarray[Any, Any]:
 
 
 def _signed(name: str, entry: Any, of: Nodes) -> Node:
+    if name == "UnaryMinus" and str(of[0].kind).startswith("interval") and given(of[0]):
+        return Node("literal", of[0].kind, with_=-of[0].with_)  # a time minus an interval is written so
     if of[0].kind not in NUMBERS and not precision(of[0].kind):
         raise Untranslatable(f"{_NAMES[name]} of {shown(of[0].kind)}")
     return Node(name, of[0].kind, of)
@@ -333,6 +337,27 @@ def _since(node: Node, value: pa.Array) -> pa.Array:
     return divide(pc.cast(value, pa.int64()), _UNIX[node.op][1])
 
 
+def _moment(name: str, entry: Any, of: Nodes) -> Node:
+    if of[0].kind not in INTEGERS:
+        raise Untranslatable(f"the function {_EPOCHS[name][0]} of {shown(of[0].kind)}")
+    return Node(name, "timestamp", of)
+
+
+_EPOCHS = {
+    "SecondsToTimestamp": ("timestamp_seconds", 1_000_000),
+    "MillisToTimestamp": ("timestamp_millis", 1_000),
+    "MicrosToTimestamp": ("timestamp_micros", 1),
+}
+
+
+def _since_epoch(node: Node, value: pa.Array) -> Any:
+    """Return the time that a number of seconds, or parts of them, after 1970 stands for."""
+    by = _EPOCHS[node.op][1]
+    value = pc.cast(value, pa.int64())
+    failed = pc.or_(pc.greater(value, (2**63 - 1) // by), pc.less(value, -((2**63) // by)))
+    return pc.cast(pc.multiply(pc.if_else(failed, 0, value), by), TYPES["timestamp"]), failed
+
+
 def _truncated(name: str, entry: Any, of: Nodes) -> Node:
     unit, value = of if name == "TruncTimestamp" else of[::-1]
     units = _UNITS if name == "TruncTimestamp" else dict(list(_UNITS.items())[:8])
@@ -370,7 +395,8 @@ def _read_date(name: str, entry: Any, of: Nodes) -> Node:
 
 def _field(_: str, entry: Any, of: Nodes) -> Node:
     if of[0].op == "CreateNamedStruct":  # Spark makes no struct for it, and evaluates none of the other fields
-        return of[0].of[entry["ordinal"]]
+        field: Node = of[0].of[entry["ordinal"]]
+        return field
     return Node("field", of[0].kind["fields"][entry["ordinal"]]["type"], of, entry["ordinal"])
 
 
@@ -508,6 +534,7 @@ MAKERS: dict[str, Callable[[str, Any, Nodes], Node]] = {
     "DateDiff": _between_dates,
     "TimeAdd": _later,
     **dict.fromkeys(_UNIX, _seconds),
+    **dict.fromkeys(_EPOCHS, _moment),
     **dict.fromkeys(("TruncTimestamp", "TruncDate"), _truncated),
     **dict.fromkeys(("ParseToDate", "ParseToTimestamp"), _read_date),
     "GetStructField": _field,
@@ -540,6 +567,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "DateDiff": lambda node, end, start: pc.subtract(pc.cast(end, pa.int32()), pc.cast(start, pa.int32())),
     "TimeAdd": lambda node, value: pc.cast(pc.add(pc.cast(value, pa.int64()), node.with_), value.type),
     **dict.fromkeys(_UNIX, _since),
+    **dict.fromkeys(_EPOCHS, _since_epoch),
     **dict.fromkeys(("TruncTimestamp", "TruncDate"), _floored),
     "field": lambda node, value: pc.struct_field(value, [node.with_]),
     "GetArrayStructFields": _fields_of_all,

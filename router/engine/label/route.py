@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
-from router.delta.schema_diff import plain_schema
+from router.delta.schema_diff import delta_schema
 from router.engine.label.column_types import kind_of, rows_schema
 from router.engine.label.expressions import Node, translate
 from router.engine.label.layout import (
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from router.config.models import Config, Route
-    from router.parts import Sink
 
 EVERYTHING = ("event.*",)
 
@@ -190,7 +189,7 @@ class RoutePlanner:
         i, kind = self.index, self._row_type(frame)
         schema = rows_schema(kind)
         self._check_named(frame, schema.names)
-        names = sink_names(self.route.sinks)
+        names = [*self.route.named_sinks]
         blanks = [Target(self.route.name, name, f"_to{i}_{j}", self.rows, schema) for j, name in enumerate(names)]
         by = {which: [e.name for e in self.route.expect if e.otherwise == which] for which in ("warn", "fail")}
         return RouteLabels(
@@ -265,7 +264,7 @@ def _kept(target: Target, columns: dict[str, pa.DataType]) -> Target:
     """Return the target of an outbox or a quarantine, with columns before those of its rows."""
     if clash := sorted(set(columns) & {name.lower() for name in target.schema.names}):
         raise StartError(f"column {clash[0]}: {target.key} is kept with one of that name; rename it in `select`")
-    return replace(target, schema=plain_schema(pa.schema([*columns.items(), *target.schema])))
+    return replace(target, schema=delta_schema(pa.schema([*columns.items(), *target.schema])))
 
 
 def _expand(frame: DataFrame, text: str) -> Iterator[Column]:
@@ -275,12 +274,3 @@ def _expand(frame: DataFrame, text: str) -> Iterator[Column]:
     event = frame.schema["event"].dataType
     assert isinstance(event, StructType)  # the contract of decoders
     yield from (F.col("event").getField(name).alias(name) for name in event.fieldNames())
-
-
-def sink_names(sinks: tuple[Sink, ...]) -> list[str]:
-    """Return the name of each sink of a route: the part's name, numbered from the second of its kind on."""
-    names: list[str] = []
-    for sink in sinks:
-        alike = sum(other.part_name == sink.part_name for other in sinks[: len(names)])
-        names.append(f"{sink.part_name}_{alike + 1}" if alike else sink.part_name)
-    return names

@@ -95,15 +95,19 @@ _TRIMS: dict[str, Callable[..., pa.Array]] = {
 
 
 def _cased(node: Node, value: pa.Array) -> pa.Array:
-    """Return texts in upper or lower case: ASCII by Arrow, others by Python, which knows of ß and the final sigma."""
-    plain, full = (pc.ascii_upper, upper) if node.op == "Upper" else (pc.ascii_lower, lower)
-    ascii_ = pc.string_is_ascii(value)
-    if pc.all(ascii_).as_py() in (True, None):
+    """Return texts in upper or lower case: most by Arrow, others by Python, which knows of ß and the final sigma."""
+    plain, simple, full = _CASES[node.op]
+    if pc.all(pc.string_is_ascii(value)).as_py() in (True, None):
         return plain(value)
-    other = by_value(pc.if_else(ascii_, NO_TEXT, value), full, pa.string())
-    return pc.coalesce(plain(pc.if_else(ascii_, value, NO_TEXT)), other)
+    easy = pc.match_substring_regex(value, SIMPLE)
+    other = by_value(pc.if_else(easy, NO_TEXT, value), full, pa.string())
+    return pc.coalesce(simple(pc.if_else(easy, value, NO_TEXT)), other)
 
 
+SIMPLE = (
+    r"^[\x{0}-\x{de}\x{e0}-\x{12f}\x{131}-\x{148}\x{14a}-\x{17e}\x{400}-\x{52f}\x{3040}-\x{9fff}\x{ac00}-\x{d7a3}]*$"
+)
+"""Texts in which every letter has one letter of the other case, whatever stands beside it: Latin, Cyrillic, Chinese."""
 NEWER = {0x1C89: 0x1C8A, 0xA7CB: 0x264, 0xA7CC: 0xA7CD, 0xA7DA: 0xA7DB, 0xA7DC: 0x19B}
 NEWER |= {0x10D50 + k: 0x10D70 + k for k in range(22)}
 """Letters of Unicode 16, which Spark's ICU has, in upper and lower case: Python 3.11 has Unicode 14."""
@@ -118,6 +122,12 @@ def upper(text: str) -> str:
 def lower(text: str) -> str:
     """Return a text in lower case. One difference is left: a sigma beside a character of Unicode 15 or 16."""
     return text.lower().translate(NEWER)
+
+
+_CASES: dict[str, tuple[Callable[..., pa.Array], Callable[..., pa.Array], Callable[[str], str]]] = {
+    "Upper": (pc.ascii_upper, pc.utf8_upper, upper),
+    "Lower": (pc.ascii_lower, pc.utf8_lower, lower),
+}
 
 
 def _found_at(node: Node, value: pa.Array) -> pa.Array:
@@ -192,7 +202,15 @@ def _like(name: str, entry: Any, of: Nodes) -> Node:
     written = pattern.with_
     if name == "ILike":
         value, written = Node("Lower", "string", (value,)), lower(written)
-    return Node("Like", "boolean", (value,), _pieces(written, escape))
+    pieces = _pieces(written, escape)
+    if any(ord(character) > 0xFFFF for character in written) and (escape in written or not _simple(pieces)):
+        raise Untranslatable(f"LIKE with the pattern {written}")  # Spark cuts such characters in two: nothing matches
+    return Node("Like", "boolean", (value,), pieces)
+
+
+def _simple(pieces: tuple[str | int, ...]) -> bool:
+    """Return whether a pattern is one text with any others around it."""
+    return 1 not in pieces and sum(isinstance(piece, str) for piece in pieces) <= 1
 
 
 def _pieces(pattern: str, escape: str) -> tuple[str | int, ...]:

@@ -18,7 +18,10 @@ TIME = re.compile(
     re.ASCII | re.DOTALL,
 )
 TODAY = re.compile(rf"T{CLOCK}|(?=\d+:){CLOCK.replace('?P<', '?P<_')}", re.ASCII | re.DOTALL)
-OFFSET = re.compile(r"([+-])(\d{1,2})(?::?(\d\d)(?::?(\d\d))?)?", re.ASCII)
+OFFSET = re.compile(r"([+-])(\d|\d\d(?::\d\d){0,2}|\d\d(?:\d\d){1,2})", re.ASCII)
+CENTURIES = 146_097 * 86_400
+"""The seconds of 400 years: days of the week and leap years repeat after them, and with them summer times."""
+FIRST = -62_135_510_400
 SHORT_NAMES = {
     **{"EST": "-05:00", "MST": "-07:00", "HST": "-10:00", "ACT": "Australia/Darwin", "AET": "Australia/Sydney"},
     **{"ART": "Africa/Cairo", "AGT": "America/Argentina/Buenos_Aires", "AST": "America/Anchorage"},
@@ -58,7 +61,7 @@ def microseconds(text: str) -> int | None:
     parts = found.groupdict() if found else _clock(text)
     if parts is None:
         return None
-    days = _day(int(parts["sign"] + parts["year"]), int(parts["month"] or 1), int(parts["day"] or 1))
+    days = _day(int(f"{parts['sign']}{parts['year']}"), int(parts["month"] or 1), int(parts["day"] or 1))
     hour, minute, second = (int(parts[name] or 0) for name in ("hour", "minute", "second"))
     if days is None or hour > 23 or minute > 59 or second > 59:
         return None
@@ -91,8 +94,10 @@ def _offset(zone: str, local: int) -> int | None:
     fixed = OFFSET.fullmatch(re.sub(r"^(?:UTC|GMT|UT)(?=[+-])", "", zone))
     if fixed is None:
         return _regional(zone, local)
-    seconds = int(fixed[2]) * 3600 + int(fixed[3] or 0) * 60 + int(fixed[4] or 0)
-    if seconds > 18 * 3600 or int(fixed[3] or 0) > 59 or int(fixed[4] or 0) > 59:
+    digits = fixed[2].replace(":", "")
+    hour, minute, second = int(digits[:2]), int(digits[2:4] or 0), int(digits[4:] or 0)
+    seconds = hour * 3600 + minute * 60 + second
+    if seconds > 18 * 3600 or minute > 59 or second > 59:
         return None
     return -seconds if fixed[1] == "-" else seconds
 
@@ -100,10 +105,9 @@ def _offset(zone: str, local: int) -> int | None:
 def _regional(name: str, local: int) -> int | None:
     if name not in _regions():
         return None
-    try:
-        moment = datetime.combine(date(1970, 1, 1), time()) + timedelta(seconds=local)
-    except OverflowError:
-        return None
+    if local > CENTURIES:  # Python knows of no year after 9999, and none before 1
+        local = local % CENTURIES + CENTURIES
+    moment = datetime.combine(date(1970, 1, 1), time()) + timedelta(seconds=max(local, FIRST))
     ahead = moment.replace(tzinfo=zoneinfo.ZoneInfo(name)).utcoffset()
     return None if ahead is None else int(ahead.total_seconds())
 

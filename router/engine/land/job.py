@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from router.delta.commit import LandedFile
+from router.delta.commit import StagedFile
 from router.engine.land.parquet_writer import Staging
 from router.engine.land.task import LandingWork, landing_task
+from router.engine.session import BATCH_BYTES, UNBOUNDED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -26,8 +27,6 @@ FEW_CORES = 5
 """When tasks x tables would make more than MANY_FILES files of fewer than TINY_FILE rows, the next batch is shuffled
 by table first, so that a table's rows meet in one task. With fewer cores the shuffle costs more than the files."""
 
-BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-UNBOUNDED = str(2**31 - 1)
 BOUNDED = 32 << 20
 BIG_ROW = 16 << 10
 BIG_SHARE = 0.01
@@ -44,7 +43,7 @@ class Landed:
     `aside` counts the rows that it was to leave out.
     """
 
-    files: list[LandedFile] = field(default_factory=list)
+    files: list[StagedFile] = field(default_factory=list)
     counts: list[dict[str, Any]] = field(default_factory=list)
     aside: int = 0
 
@@ -125,7 +124,7 @@ def _landed(reports: Any) -> Landed:
     found = Landed()
     for report in reports:
         if "path" in report:
-            found.files.append(LandedFile.of(report))
+            found.files.append(StagedFile.of(report))
         elif "aside" in report:
             found += Landed(aside=report["aside"])
         else:

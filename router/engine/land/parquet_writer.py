@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
-from router.delta.commit import LandedFile
+from router.delta.commit import StagedFile
 from router.delta.file_statistics import Leaf, leaves, statistics, with_nan
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Writer:
         self.prefix = prefix
         self.held: dict[tuple[str, str], _Held] = {}
         self.bytes = 0
-        self.files: list[LandedFile] = []
+        self.files: list[StagedFile] = []
 
     def hold(self, target: str, table: str, rows: pa.RecordBatch, *, seen: bool = False) -> None:
         """Keep rows for a table. `seen`: columns without a value in what is written at once are left out."""
@@ -94,7 +94,7 @@ class Writer:
         for held in sorted(open_files, key=lambda held: -(held.file.size if held.file else 0))[OPEN_FILES:]:
             self._close(held)
 
-    def close(self) -> list[LandedFile]:
+    def close(self) -> list[StagedFile]:
         """Write everything held; return all files of this task."""
         for held in self.held.values():
             self._write(held)
@@ -185,9 +185,9 @@ class _File:
                 rows = rows.append_column(self.schema.field(name), pa.nulls(len(rows), self.schema.field(name).type))
         self.writer.write_table(rows.select(self.schema.names), ROW_GROUP)
 
-    def close(self, target: str, table: str) -> LandedFile:
+    def close(self, target: str, table: str) -> StagedFile:
         self.writer.close()
         size = self.size
         self.stream.close()
         footer, names = self.footers[0], tuple(self.schema.names)
-        return LandedFile(target, table, self.path, size, footer.num_rows, names, statistics(footer))
+        return StagedFile(target, table, self.path, size, footer.num_rows, names, statistics(footer))

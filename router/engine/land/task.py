@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from router.archives import keep_archives
-from router.delta.casting import brought, narrowed
+from router.delta.casting import cast_down, has_value
 from router.engine.label.labels import Labelling, labelled
 from router.engine.label.layout import (
     BRONZE_SCHEMA,
@@ -341,18 +341,22 @@ class _Task:
                 continue
             place, values = part.schema.get_field_index(column), part.column(column)
             if kind is None:
-                lost |= brought(values, blank=target.zero_is_absent)
+                lost |= has_value(values, blank=target.zero_is_absent)
                 part = part.remove_column(place)
                 continue
-            found = narrowed(values, kind, blank=target.zero_is_absent)
+            found = cast_down(values, kind, blank=target.zero_is_absent)
             lost |= found.lost
             part = part.set_column(place, column, found.array)
             if target.quarantine:
-                lost |= found.unfit
-            elif found.unfit.any():
+                lost |= found.too_wide
+            elif found.too_wide.any():
                 reason = f"table {table}: {too_wide(column, target.schema.field(column).type, kind)}"
-                self._refuse(rows, target, index[found.unfit], "schema", reason)
-                part, index, lost = part.filter(pa.array(~found.unfit)), index[~found.unfit], lost[~found.unfit]
+                self._refuse(rows, target, index[found.too_wide], "schema", reason)
+                part, index, lost = (
+                    part.filter(pa.array(~found.too_wide)),
+                    index[~found.too_wide],
+                    lost[~found.too_wide],
+                )
         if target.quarantine and lost.any():
             assert target.quarantine.table is not None  # it has one
             rows.add("quarantined", target.place(table), index[lost])

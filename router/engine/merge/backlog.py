@@ -1,4 +1,4 @@
-"""Rows of a lane that wait for their table: it could not be written when they came, and the other tables go on."""
+"""The backlog of an outbox: rows that wait for their table, which could not be written when they came; others go on."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Spans = dict[str, dict[int, tuple[int, int]]]
 
 
 @dataclass(frozen=True)
-class Pending:
-    """Be what waits for one table: how many rows, those of the lane that came from these offsets, and why."""
+class Backlog:
+    """What waits for one table: how many rows, those of the outbox that came from these offsets, and why."""
 
     rows: int
     spans: Spans
@@ -33,25 +33,25 @@ class Pending:
 
 
 @dataclass(frozen=True)
-class PendingRows:
-    """Remember, beside the checkpoint, the rows of one lane that wait."""
+class BacklogStore:
+    """The backlog of one outbox by table, in the checkpoint store."""
 
     store: CheckpointStore
     key: str
 
-    def before(self, query: str, batch: int) -> dict[str, Pending]:
+    def before(self, query: str, batch: int) -> dict[str, Backlog]:
         """Return what waited by table when a batch began, also if that batch was taken to its end before."""
         found = self._read()
         return _tables(found["before" if found["after"] == [query, batch] else "now"])
 
-    def now(self) -> dict[str, Pending]:
+    def now(self) -> dict[str, Backlog]:
         """Return what waits by table."""
         return _tables(self._read()["now"])
 
-    def note(self, query: str, batch: int, before: dict[str, Pending], now: dict[str, Pending]) -> None:
+    def note(self, query: str, batch: int, before: dict[str, Backlog], now: dict[str, Backlog]) -> None:
         """Note what waits now that a batch is at its end."""
         tables = {
-            name: {table: asdict(pending) for table, pending in found.items()}
+            name: {table: asdict(backlog) for table, backlog in found.items()}
             for name, found in (("before", before), ("now", now))
         }
         self.store.write(self._path, json.dumps({"after": [query, batch], **tables}).encode())
@@ -62,18 +62,18 @@ class PendingRows:
 
     @property
     def _path(self) -> str:
-        return f"pending/{self.key.replace('/', '__')}.json"
+        return f"backlog/{self.key.replace('/', '__')}.json"
 
 
-def _tables(found: dict[str, Any]) -> dict[str, Pending]:
-    return {table: _pending(**about) for table, about in found.items()}
+def _tables(found: dict[str, Any]) -> dict[str, Backlog]:
+    return {table: _backlog(**about) for table, about in found.items()}
 
 
-def _pending(rows: int, spans: dict[str, dict[str, list[int]]], why: str) -> Pending:
-    return Pending(rows, {t: {int(p): (a, b) for p, (a, b) in by.items()} for t, by in spans.items()}, why)
+def _backlog(rows: int, spans: dict[str, dict[str, list[int]]], why: str) -> Backlog:
+    return Backlog(rows, {t: {int(p): (a, b) for p, (a, b) in by.items()} for t, by in spans.items()}, why)
 
 
-def joined(spans: Spans, partitions: Iterable[Partition]) -> Spans:
+def extended(spans: Spans, partitions: Iterable[Partition]) -> Spans:
     """Return spans that reach over those of a later batch."""
     found = {topic: dict(by) for topic, by in spans.items()}
     for part in partitions:
@@ -82,12 +82,12 @@ def joined(spans: Spans, partitions: Iterable[Partition]) -> Spans:
     return found
 
 
-def with_pending(events: DataFrame, pending: dict[str, Pending], spark: SparkSession, lane: str) -> DataFrame:
-    """Return the rows of a batch, and from the lane at an address those that waited."""
-    if not pending:
+def with_backlog(events: DataFrame, backlog: dict[str, Backlog], spark: SparkSession, outbox: str) -> DataFrame:
+    """Return the rows of a batch, and from the outbox at an address those that waited."""
+    if not backlog:
         return events
-    rows = spark.read.format("delta").load(lane)
-    chosen = any_of((F.col(TABLE) == table) & _within(found.spans) for table, found in pending.items())
+    rows = spark.read.format("delta").load(outbox)
+    chosen = any_of((F.col(TABLE) == table) & _within(found.spans) for table, found in backlog.items())
     return events.unionByName(rows.filter(chosen), allowMissingColumns=True)
 
 

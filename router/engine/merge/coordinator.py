@@ -1,4 +1,4 @@
-"""Run the merging sinks of a query: after the commit of a lane its rows go into their tables."""
+"""Run the merging sinks of a query: after the commit of an outbox its rows are merged into their tables."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pyspark.sql import functions as F
 from router.applying import Applied
 from router.delta.commit import TableCommit, to_delta
 from router.delta.table_cache import THREADS
-from router.delta.upsert import LARGE, choice
+from router.delta.upsert import LARGE, merge_engine
 from router.engine.label.layout import DEAD_SCHEMA
 from router.engine.land.parquet_writer import Staging
-from router.engine.merge.backlog import Pending, PendingRows, joined, with_pending
-from router.engine.merge.delta_rs import Job, Outcomes, is_small, outcomes, outcomes_here
+from router.engine.merge.backlog import Backlog, BacklogStore, extended, with_backlog
+from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, is_small, merge_by_tasks, merge_here
 from router.engine.merge.delta_spark import SparkMerger
 from router.engine.upsert_columns import TABLE, asked, counted
 from router.errors import SinkError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from router.engine.checkpoint_store import CheckpointStore
     from router.engine.commit.committers import Committers
     from router.engine.label.layout import Target
-    from router.merging import Keyed, MergingSink
+    from router.merging import KeyedTable, MergingSink
 
 
 log = logging.getLogger("router")
@@ -52,7 +52,7 @@ MERGES = {
 
 @dataclass(frozen=True)
 class OutboxRows:
-    """Be what a merging sink got in one batch: `events` are the rows of `work`, read from `partitions`."""
+    """What a merging sink got in one batch: `events` are the rows of `work`, read from `partitions`."""
 
     target: Target
     work: TableCommit
@@ -62,8 +62,8 @@ class OutboxRows:
 
 
 @dataclass(frozen=True)
-class Merger:
-    """Merge lanes. `query` is the query with its run: transaction ids begin with it.
+class MergeCoordinator:
+    """The merges of a query. `query` is the query with its run: transaction ids begin with it.
 
     `tables` are those merged since it was cleared; `known` and `left` are by sink: the tables that it has merged into,
     and those that it leaves to Delta on Spark, with the reason.
@@ -78,40 +78,41 @@ class Merger:
     dead_letters: str
     engine: str
     tables: set[str] = field(default_factory=set)
-    known: dict[str, KnownTables] = field(default_factory=dict)
+    known: dict[str, MergedTables] = field(default_factory=dict)
     left: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def merge(self, sink: MergingSink, rows: OutboxRows) -> Applied:
-        """Merge one lane's rows of this batch into their tables; return the counts of rows.
+        """Merge the rows of one outbox into their tables; return the counts of rows.
 
         Doing it again changes nothing. The rows of a table that cannot be written wait, and are merged with those of a
         later batch; the counts are then with what waited before. Raises SinkError where waiting does not help.
         """
         target, work = rows.target, rows.work
-        room = PendingRows(self.store, target.key)
-        before = room.before(self.query, work.version)
+        backlogs = BacklogStore(self.store, target.key)
+        before = backlogs.before(self.query, work.version)
         found = self._outcomes(sink, rows, before)
-        pending = self._pending(found, rows, before)
-        self._bury(found, work, rows.notes)
+        backlog = self._backlog(found, rows, before)
+        self._commit_dead_letters(found, work, rows.notes)
         applied, dead = found.counts.get("applied", 0), found.counts.get("refused", 0)
-        given, left = work.rows + _rows(before), _rows(pending)
+        given, left = work.rows + _rows(before), _rows(backlog)
         if applied + dead + left != given:
             what = f"of {given} rows {applied} were merged, {dead} refused, and {left} wait"
             raise SinkError(self.query, work.version, target.route, target.sink, what)
         self.tables.update(found.tables)
         self._known(target).note(found.tables)
-        if before or pending:
-            room.note(self.query, work.version, before, pending)
+        if before or backlog:
+            backlogs.note(self.query, work.version, before, backlog)
         counts = Applied(applied, dead)
         self.store.mark_applied(work.version, target.key, counts)
         told = ", ".join(f"{found.counts.get(name, 0)} {name}" for name in ("inserted", "updated", "deleted", "late"))
         log.info("batch %d, %s: %d tables, %s", work.version, target.key, len(found.tables), told)
         return counts
 
-    def _outcomes(self, sink: MergingSink, rows: OutboxRows, before: dict[str, Pending]) -> Outcomes:
+    def _outcomes(self, sink: MergingSink, rows: OutboxRows, before: dict[str, Backlog]) -> MergeOutcomes:
+        """Merge with delta-rs what it may write, and the other tables with Delta on Spark."""
         target, job = rows.target, self._job(sink, rows)
-        events = with_pending(rows.events, before, self.spark, self.lake.address(rows.work.table))
-        by_spark, found = SparkMerger(self.spark, self.lake, job), Outcomes()
+        events = with_backlog(rows.events, before, self.spark, self.lake.address(rows.work.table))
+        by_spark, found = SparkMerger(self.spark, self.lake, job), MergeOutcomes()
         if target.key not in self.left:
             log.info("%s: %s", target.key, MERGES[job.keyed.engine])
             self.left[target.key] = {}
@@ -120,11 +121,11 @@ class Merger:
             return found
         left = self._still_left(target, job.keyed)
         if not left and not before and self._on_one_machine and is_small(rows.work):
-            found = outcomes_here(rows.work, job)
+            found = merge_here(rows.work, job)
         elif target.names_in_outbox or not left:
             several = TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism
             rest = events.filter(~F.col(TABLE).isin(*left)) if left else events
-            found = outcomes(rest, job, several if target.names_in_outbox else 1)
+            found = merge_by_tasks(rest, job, several if target.names_in_outbox else 1)
         self._tell(target, left | found.spark)
         if self.left[target.key]:
             by_spark.merge(events.filter(F.col(TABLE).isin(*self.left[target.key])), found)
@@ -134,21 +135,21 @@ class Merger:
     def _on_one_machine(self) -> bool:
         return str(self.spark.sparkContext.master).partition("[")[0] == "local"
 
-    def _job(self, sink: MergingSink, rows: OutboxRows) -> Job:
+    def _job(self, sink: MergingSink, rows: OutboxRows) -> MergeJob:
         target, work, keyed = rows.target, rows.work, asked(counted(sink), self.engine)
-        landing = Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes)
+        staging = Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes)
         about = f"{self.query}/{target.key}", work.version, target.route, target.sink, self.dead_letters, rows.notes
-        return Job(landing, keyed, *about, self._known(target).names)
+        return MergeJob(staging, keyed, *about, self._known(target).names)
 
-    def _known(self, target: Target) -> KnownTables:
-        return self.known.setdefault(target.key, KnownTables(self.store, target.key))
+    def _known(self, target: Target) -> MergedTables:
+        return self.known.setdefault(target.key, MergedTables(self.store, target.key))
 
-    def _still_left(self, target: Target, keyed: Keyed) -> dict[str, str]:
+    def _still_left(self, target: Target, keyed: KeyedTable) -> dict[str, str]:
         """Return the tables that were left to Delta on Spark and are, as they are now: their rows go there at once."""
 
         def why(table: str) -> str | None:
             with suppress(DeltaError, OSError):  # a task will say it
-                chosen = choice(self.lake.open(table), keyed)
+                chosen = merge_engine(self.lake.open(table), keyed)
                 return chosen.why if chosen.engine == "spark" else None
             return None
 
@@ -166,26 +167,26 @@ class Merger:
             log.info("%s: delta-rs merges %s again", target.key, table)
         self.left[target.key] = left
 
-    def _pending(self, found: Outcomes, rows: OutboxRows, before: dict[str, Pending]) -> dict[str, Pending]:
+    def _backlog(self, found: MergeOutcomes, rows: OutboxRows, before: dict[str, Backlog]) -> dict[str, Backlog]:
         """Return the rows that have to wait, by table; raise where that does not help."""
         target, batch, failed = rows.target, rows.work.version, found.failed
-        if found.unfit:
+        if found.forbidden:
             for file in found.files:  # the next try writes them anew
                 self.lake.files.delete_file(file.path)
-            table = min(found.unfit)
+            table = min(found.forbidden)
             raise SinkError(self.query, batch, target.route, target.sink, f"table {table}: {failed[table]}")
         for table, what in sorted(failed.items()):
             log.warning("batch %d, %s: %d rows wait for %s: %s", batch, target.key, found.left[table], table, what)
         for table in sorted(before.keys() - failed.keys()):
             log.info("batch %d, %s: %d rows that waited are in %s", batch, target.key, before[table].rows, table)
-        spans = {table: joined(before[table].spans if table in before else {}, rows.partitions) for table in failed}
-        return {table: Pending(found.left[table], spans[table], what) for table, what in failed.items()}
+        spans = {table: extended(before[table].spans if table in before else {}, rows.partitions) for table in failed}
+        return {table: Backlog(found.left[table], spans[table], what) for table, what in failed.items()}
 
-    def _bury(self, found: Outcomes, work: TableCommit, notes: dict[str, str]) -> None:
-        """Commit the dead letters that tasks have written."""
+    def _commit_dead_letters(self, found: MergeOutcomes, work: TableCommit, notes: dict[str, str]) -> None:
+        """Commit the dead letters that the merges have written."""
         if not found.files:
             return
-        letters = TableCommit(
+        dead = TableCommit(
             target="/dead_letters",
             table=self.dead_letters,
             app_id=f"{work.app_id}/dead_letters",
@@ -193,18 +194,18 @@ class Merger:
             files=tuple(found.files),
             columns=to_delta(DEAD_SCHEMA),
         )
-        if not self.committers.commit((letters,), {}, notes):
+        if not self.committers.commit((dead,), {}, notes):
             for file in found.files:
                 self.lake.files.delete_file(file.path)
 
 
-def _rows(pending: dict[str, Pending]) -> int:
-    return sum(found.rows for found in pending.values())
+def _rows(backlog: dict[str, Backlog]) -> int:
+    return sum(found.rows for found in backlog.values())
 
 
 @dataclass
-class KnownTables:
-    """Remember them, beside the checkpoint, for one sink."""
+class MergedTables:
+    """The tables that one sink has merged into, in the checkpoint store: one that is gone was dropped."""
 
     store: CheckpointStore
     key: str

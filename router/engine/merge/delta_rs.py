@@ -1,7 +1,7 @@
-"""Merge a lane into keyed tables: one Spark job in which every task merges the tables it owns with delta-rs.
+"""Merge an outbox into its tables with delta-rs: one Spark job in which every task merges the tables it owns.
 
-Everything here but `Merger` runs on executors. A task holds the rows of one table at a time. A table that cannot be
-written does not keep the others from theirs.
+A task holds the rows of one table at a time. A small outbox is merged by the same functions in the driver, where that
+is the only machine. A table that cannot be written does not keep the others from theirs.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from router.archives import keep_archives
-from router.delta.casting import conformed
-from router.delta.commit import LandedFile, to_arrow_schema
-from router.delta.row_checks import REASON, Unfit
-from router.delta.row_order import LANE_ONLY, PLACE
-from router.delta.schema_diff import plain_schema
+from router.delta.casting import cast_to
+from router.delta.commit import StagedFile, to_arrow_schema
+from router.delta.row_checks import REASON, EvolutionForbidden
+from router.delta.row_order import OUTBOX_ONLY, POSITION
+from router.delta.schema_diff import delta_schema
 from router.delta.table_cache import THREADS
-from router.delta.upsert import Merged, NeedsSpark, Upsert, upsert
+from router.delta.upsert import NeedsSpark, TableUpsert, UpsertResult, upsert
 from router.engine.label.layout import COORDINATES, DEAD_SCHEMA
 from router.engine.land.parquet_writer import attempt
 from router.engine.upsert_columns import TABLE
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from router.delta.commit import TableCommit
     from router.delta.lake import Lake
     from router.engine.land.parquet_writer import Staging
-    from router.merging import Keyed
+    from router.merging import KeyedTable
 
     Merge = tuple[str, dict[str, Any], pa.Table | None]
 
@@ -53,12 +53,12 @@ COUNTS = ("applied", "refused", "late", "inserted", "updated", "deleted")
 
 
 @dataclass(frozen=True)
-class Job:
-    """Be what every task of a merging job is given. `app` and the table's name make a transaction id; `known` are the
+class MergeJob:
+    """What every merge of a batch's outbox is given. `app` and the table's name make a transaction id; `known` are the
     tables that the sink has merged into before."""
 
     staging: Staging
-    keyed: Keyed
+    keyed: KeyedTable
     app: str
     batch: int
     route: str
@@ -67,59 +67,59 @@ class Job:
     notes: dict[str, str]
     known: frozenset[str] = frozenset()
 
-    def upsert(self, table: str) -> Upsert:
+    def upsert(self, table: str) -> TableUpsert:
         """Return the work of one table."""
-        return Upsert(table, f"{self.app}/{table}", self.batch, self.keyed, self.notes, table in self.known)
+        return TableUpsert(table, f"{self.app}/{table}", self.batch, self.keyed, self.notes, table in self.known)
 
 
 @dataclass
-class Outcomes:
-    """Be what a job reports: what became of the rows of each table, and the files of the refused ones.
+class MergeOutcomes:
+    """What merges report: what became of the rows of each table, and the files of the refused ones.
 
     `spark` are the tables that are left to Delta on Spark, with the reason; `failed` those that could not be written,
     with the number of rows that are `left` for each.
-    `unfit` are those of them that must not be written.
+    `forbidden` are those of them that would have to change and must not.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
     tables: set[str] = field(default_factory=set)
-    files: list[LandedFile] = field(default_factory=list)
+    files: list[StagedFile] = field(default_factory=list)
     spark: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)
-    unfit: set[str] = field(default_factory=set)
+    forbidden: set[str] = field(default_factory=set)
 
     def add(self, report: dict[str, Any]) -> None:
         """Take one report of a task."""
         if "path" in report:
-            self.files.append(LandedFile.of(report))
+            self.files.append(StagedFile.of(report))
         elif "spark" in report:
             self.spark[report["table"]] = report["spark"]
         elif "failed" in report:
             self.failed[report["table"]] = report["failed"]
             self.left[report["table"]] = report["rows"]
-            self.unfit |= {report["table"]} if report["unfit"] else set()
+            self.forbidden |= {report["table"]} if report["forbidden"] else set()
         else:
             self.tables.add(report["table"])
             for name, count in report["counts"].items():
                 self.counts[name] = self.counts.get(name, 0) + count
 
 
-def outcomes(events: DataFrame, job: Job, tasks: int) -> Outcomes:
+def merge_by_tasks(events: DataFrame, job: MergeJob, tasks: int) -> MergeOutcomes:
     """Merge the rows of an outbox in a Spark job; one task is for an outbox of one table, and needs no shuffle."""
     by_table = events.repartition(tasks, TABLE).sortWithinPartitions(TABLE) if tasks > 1 else events.coalesce(1)
-    found = Outcomes()
-    for row in by_table.mapInArrow(task(job), REPORT).collect():  # a row per table, and per file of refused rows
+    found = MergeOutcomes()
+    for row in by_table.mapInArrow(merge_task(job), REPORT).collect():  # a row per table, and per file of refused rows
         found.add(json.loads(row["report"]))
     return found
 
 
-def task(job: Job) -> Any:
+def merge_task(job: MergeJob) -> Any:
     """Return the function of one task, for mapInArrow. Needs rows sorted by table."""
 
     def merge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         keep_archives()
-        told = [json.dumps(report) for report in reports(job, map(partial(merged, job), tables(batches)))]
+        told = [json.dumps(report) for report in reports(job, map(partial(merge_table, job), rows_by_table(batches)))]
         yield pa.RecordBatch.from_arrays([pa.array(told, pa.string())], ["report"])
 
     return merge
@@ -130,37 +130,37 @@ def is_small(work: TableCommit) -> bool:
     return work.rows <= SMALL_ROWS and sum(file.bytes for file in work.files) <= SMALL_BYTES
 
 
-def outcomes_here(work: TableCommit, job: Job) -> Outcomes:
+def merge_here(work: TableCommit, job: MergeJob) -> MergeOutcomes:
     """Merge the rows of an outbox's staged files in this process, several tables at a time."""
-    rows, found = staged_rows(job.staging.lake, work).sort_by(TABLE), Outcomes()
+    rows, found = staged_rows(job.staging.lake, work).sort_by(TABLE), MergeOutcomes()
     with ThreadPoolExecutor(THREADS) as pool:
-        for report in reports(job, pool.map(partial(merged, job), tables(rows.to_batches()))):
+        for report in reports(job, pool.map(partial(merge_table, job), rows_by_table(rows.to_batches()))):
             found.add(report)
     return found
 
 
 def staged_rows(lake: Lake, work: TableCommit) -> pa.Table:
     """Return the rows of a commit from its staged files."""
-    schema, found = plain_schema(to_arrow_schema(work.columns)), []
+    schema, found = delta_schema(to_arrow_schema(work.columns)), []
     for file in work.files:
         with lake.files.open_input_file(file.path) as source:
-            found.append(conformed(pq.read_table(source), schema))
+            found.append(cast_to(pq.read_table(source), schema))
     return pa.concat_tables(found)
 
 
-def reports(job: Job, merges: Iterable[Merge]) -> list[dict[str, Any]]:
+def reports(job: MergeJob, merges: Iterable[Merge]) -> list[dict[str, Any]]:
     """Return what became of some tables: a report of each, and of each file of refused rows, which are written here."""
-    letters = job.staging.writer(job.batch, f"refused-{attempt()}")
+    dead = job.staging.writer(job.batch, f"refused-{attempt()}")
     found: list[dict[str, Any]] = []
     for table, report, refused in merges:
         found.append({"table": table, **report})
         if refused is not None and len(refused):
-            letters.hold("/dead_letters", job.dead_letters, buried(refused, job.route, job.sink, job.batch))
-            letters.flush()
-    return [*found, *(asdict(file) for file in letters.close())]
+            dead.hold("/dead_letters", job.dead_letters, as_dead_letters(refused, job.route, job.sink, job.batch))
+            dead.flush()
+    return [*found, *(asdict(file) for file in dead.close())]
 
 
-def tables(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.Table]]:
+def rows_by_table(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.Table]]:
     """Return the rows of one table after the other; they come sorted by table."""
     held: list[pa.RecordBatch] = []
     current: str | None = None
@@ -181,7 +181,7 @@ def tables(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.Table]]:
         yield current, pa.Table.from_batches(held)
 
 
-def merged(job: Job, given: tuple[str, pa.Table]) -> Merge:
+def merge_table(job: MergeJob, given: tuple[str, pa.Table]) -> Merge:
     """Merge one table; return its name, the report, and the refused rows."""
     table, rows = given
     try:
@@ -189,20 +189,22 @@ def merged(job: Job, given: tuple[str, pa.Table]) -> Merge:
     except NeedsSpark as why:
         return table, {"spark": str(why)}, None
     except TableError as error:
-        return table, {"failed": error.what, "unfit": isinstance(error, Unfit), "rows": len(rows)}, None
+        what, forbidden = error.what, isinstance(error, EvolutionForbidden)
     except Exception as error:  # whatever it is, it is this table's and not that of the others
-        return table, {"failed": f"{type(error).__name__}: {error}", "unfit": False, "rows": len(rows)}, None
-    return table, {"counts": counts(found)}, found.refused
+        what, forbidden = f"{type(error).__name__}: {error}", False
+    else:
+        return table, {"counts": counts(found)}, found.refused
+    return table, {"failed": what, "forbidden": forbidden, "rows": len(rows)}, None
 
 
-def counts(found: Merged) -> dict[str, int]:
+def counts(found: UpsertResult) -> dict[str, int]:
     """Return what a report says of one table."""
     return {**{name: getattr(found, name) for name in COUNTS}, "refused": len(found.refused)}
 
 
-def buried(refused: pa.Table, route: str, sink: str, batch: int) -> pa.RecordBatch:
+def as_dead_letters(refused: pa.Table, route: str, sink: str, batch: int) -> pa.RecordBatch:
     """Return refused rows as dead letters: the record itself is in bronze under the same coordinates."""
-    hidden = {*LANE_ONLY, *PLACE, REASON}
+    hidden = {*OUTBOX_ONLY, *POSITION, REASON}
     names = [name for name in refused.column_names if name not in hidden and not name.startswith("_newest_")]
     count = len(refused)
     given = {old: refused.column(new) for new, old in COORDINATES.items()}

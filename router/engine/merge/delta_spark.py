@@ -1,8 +1,8 @@
-"""Merge lanes with Delta on Spark: for storage that Python cannot reach, and for tables that delta-rs refuses.
+"""Merge outboxes with Delta on Spark: for storage that Python cannot reach, and for tables that delta-rs refuses.
 
-What becomes of a row is decided by the same code as elsewhere (see `decide`): the rows of a table meet what it holds of
-their keys in one task. MERGE writes what was decided, in a session of its own for each table: it takes its transaction
-id from the session's settings only.
+What becomes of a row is decided by the same code as elsewhere (`decision_task`): the rows of a table meet what it holds
+of their keys in one task. MERGE writes what was decided, in a session of its own for each table: it takes its
+transaction id from the session's settings only.
 """
 
 from __future__ import annotations
@@ -24,21 +24,30 @@ from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arro
 from pyspark.sql.types import IntegralType, LongType, StructField, StructType
 
 from router.delta import row_versions
-from router.delta.casting import conformed
-from router.delta.commit import PROPERTIES, has, in_turn, outrun, to_arrow, to_delta
-from router.delta.row_checks import Unfit, fit, own_names, refuse_lost_keys, wanted_schema
-from router.delta.row_order import DELETED, HELD, REFUSED, SINCE, ordered, placed
+from router.delta.casting import cast_to
+from router.delta.commit import PROPERTIES, conflict_error, has_transaction, retry_on_conflict, to_arrow, to_delta
+from router.delta.row_checks import EvolutionForbidden, check_rows, own_names, refuse_lost_keys, wanted_schema
+from router.delta.row_order import DELETED, HELD, REFUSED, SINCE, comparable, keys_and_order
 from router.delta.row_versions import versions_schema
 from router.delta.scd1 import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, UPDATE
-from router.delta.scd2 import MOMENT
-from router.delta.schema_diff import Difference, compare, plain_schema
+from router.delta.scd2 import TIMESTAMP
+from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import THREADS
-from router.delta.upsert import TRIES, WAIT_SECONDS, as_kept, assigned, changed, condition, refuse_absent, touched
+from router.delta.upsert import (
+    TRIES,
+    WAIT_SECONDS,
+    as_stored,
+    assignments,
+    changes_of,
+    columns_set,
+    merge_condition,
+    refuse_absent,
+)
 from router.engine.commit.committers import widen
 from router.engine.label.column_types import quoted
 from router.engine.label.layout import DEAD_SCHEMA
 from router.engine.label.safe_columns import holds
-from router.engine.merge.delta_rs import COUNTS, buried
+from router.engine.merge.delta_rs import COUNTS, as_dead_letters
 from router.engine.upsert_columns import TABLE
 from router.errors import TableError
 
@@ -48,46 +57,46 @@ if TYPE_CHECKING:
     import deltalake
 
     from router.delta.lake import Lake
-    from router.delta.scd1 import Changes
-    from router.delta.upsert import Upsert
-    from router.engine.merge.delta_rs import Job, Outcomes
-    from router.merging import Keyed
+    from router.delta.scd1 import TableChanges
+    from router.delta.upsert import TableUpsert
+    from router.engine.merge.delta_rs import MergeJob, MergeOutcomes
+    from router.merging import KeyedTable
 
 
 @dataclass(frozen=True)
 class SparkMerger:
-    """Merge the rows of a lane into its tables, each in a thread of its own."""
+    """The merges of an outbox by Delta on Spark, each table in a thread of its own."""
 
     spark: SparkSession
     lake: Lake
-    job: Job
+    job: MergeJob
 
-    def merge(self, events: DataFrame, found: Outcomes) -> None:
+    def merge(self, events: DataFrame, found: MergeOutcomes) -> None:
         """Merge all tables that the rows name, and add to the outcomes what became of them."""
-        shares = _shares(events, self.job.keyed)
+        summaries = _summaries(events, self.job.keyed)
         with ThreadPoolExecutor(THREADS) as pool:
             waiting = {
-                table: pool.submit(self._table, table, events.filter(F.col(TABLE) == table), share)
-                for table, share in shares.items()
+                table: pool.submit(self._table, table, events.filter(F.col(TABLE) == table), summary)
+                for table, summary in summaries.items()
             }
             for table, future in waiting.items():
                 try:
-                    found.add({"table": table, "rows": shares[table].rows, **future.result()})
+                    found.add({"table": table, "rows": summaries[table].rows, **future.result()})
                 except Exception as error:  # whatever Spark raises, it is this table's
                     what = f"the merge failed: {error.what if isinstance(error, TableError) else _first(error)}"
-                    found.add({"table": table, "rows": shares[table].rows, "failed": what, "unfit": False})
+                    found.add({"table": table, "rows": summaries[table].rows, "failed": what, "forbidden": False})
 
-    def _table(self, table: str, rows: DataFrame, share: Share) -> dict[str, Any]:
+    def _table(self, table: str, rows: DataFrame, summary: RowSummary) -> dict[str, Any]:
         """Merge one table; begin anew when another writer was faster."""
         try:
-            return in_turn(
-                lambda: Table(self.spark, self.lake, self.job, self.job.upsert(table), rows, share).merge(),
+            return retry_on_conflict(
+                lambda: TableMerge(self.spark, self.lake, self.job, self.job.upsert(table), rows, summary).merge(),
                 DeltaConcurrentModificationException,
                 TRIES,
                 WAIT_SECONDS,
             )
         except DeltaConcurrentModificationException as error:
-            raise outrun(table, TRIES, error) from error
+            raise conflict_error(table, TRIES, error) from error
 
 
 def _first(error: Exception) -> str:
@@ -98,7 +107,7 @@ def _first(error: Exception) -> str:
     return (str(cause) if cause is error else cause.toString()).split("\n")[0]
 
 
-def _shares(events: DataFrame, keyed: Keyed) -> dict[str, Share]:
+def _summaries(events: DataFrame, keyed: KeyedTable) -> dict[str, RowSummary]:
     """Return the tables that rows are for, in one small job."""
     names = [name for name in events.columns if name != TABLE]
     sums = [F.count(F.when(~F.col(DELETED), F.col(quoted(name)))).alias(f"c{k}") for k, name in enumerate(names)]
@@ -106,7 +115,7 @@ def _shares(events: DataFrame, keyed: Keyed) -> dict[str, Share]:
     for k, key in enumerate(keyed.keys):
         sums += [F.min(quoted(key)).alias(f"low{k}"), F.max(quoted(key)).alias(f"high{k}")]
     return {
-        row[TABLE]: Share(
+        row[TABLE]: RowSummary(
             row["rows"],
             {name for k, name in enumerate(names) if row[f"c{k}"]},
             {key: (row[f"low{k}"], row[f"high{k}"]) for k, key in enumerate(keyed.keys) if row[f"low{k}"] is not None},
@@ -120,8 +129,8 @@ CHECK = "delta.constraints."
 
 
 @dataclass(frozen=True)
-class Share:
-    """Be what is known of the rows of one table: how many they are, which columns have a value in one that deletes
+class RowSummary:
+    """What is known of the rows of one table: how many they are, which columns have a value in one that deletes
     nothing, and the bounds of the keys."""
 
     rows: int
@@ -130,15 +139,15 @@ class Share:
 
 
 @dataclass
-class Table:
-    """Be one table and the rows that are for it."""
+class TableMerge:
+    """The merge of rows into one table."""
 
     spark: SparkSession
     lake: Lake
-    job: Job
-    work: Upsert
+    job: MergeJob
+    work: TableUpsert
     rows: DataFrame
-    share: Share
+    summary: RowSummary
     address: str = field(init=False)
     checks: dict[str, str] = field(default_factory=dict)
 
@@ -150,22 +159,22 @@ class Table:
         once, deleting = self.work.ids
         handle = self._grown()
         have = to_arrow(handle)
-        again = has(handle, once)
+        again = has_transaction(handle, once)
         settings = handle.metadata().configuration
         self.checks = {name.removeprefix(CHECK): sql for name, sql in settings.items() if name.startswith(CHECK)}
-        question = Question(self.work.table, have, self.work.keyed, self.job.route, self.job.sink, self.job.batch)
-        decided = self._decided(question, again=again).persist()
+        asked = DecisionInput(self.work.table, have, self.work.keyed, self.job.route, self.job.sink, self.job.batch)
+        decided = self._decided(asked, again=again).persist()
         try:
-            told = json.loads(decided.filter(F.col(OP) == REPORT).collect()[0][TOLD])
+            told = json.loads(decided.filter(F.col(OP) == REPORT).collect()[0][REPORT_JSON])
             if "failed" in told:
-                return {"failed": told["failed"], "unfit": told["unfit"]}
+                return {"failed": told["failed"], "forbidden": told["forbidden"]}
             if told["ops"] and not again:
                 self._write(decided, told, have, once.app_id)
             if told["remembered"] and not row_versions.deletions_remembered(self.lake, self.work.table, deleting):
-                self._remember(decided, question, deleting.app_id)
+                self._remember(decided, asked, deleting.app_id)
             if told["refused"]:
-                letters = decided.filter(F.col(OP) == BURIED).select(f"{LETTER}.*")
-                self._append(letters, self.lake.address(self.job.dead_letters), f"{self.work.app_id}/dead_letters")
+                dead = decided.filter(F.col(OP) == REFUSED_ROW).select(f"{DEAD_LETTER}.*")
+                self._append(dead, self.lake.address(self.job.dead_letters), f"{self.work.app_id}/dead_letters")
         finally:
             decided.unpersist()
         return {"counts": {name: told[name] for name in COUNTS}}
@@ -173,8 +182,8 @@ class Table:
     def _grown(self) -> deltalake.DeltaTable:
         """Return the table with every column that the rows have a value for, unless it must not change."""
         keyed = self.work.keyed
-        rows = ordered(plain_schema(to_arrow_schema(self.rows.schema, timestamp_utc=True)).empty_table(), keyed)
-        wanted = wanted_schema(rows.schema, self.share.valued, keyed)
+        rows = comparable(delta_schema(to_arrow_schema(self.rows.schema, timestamp_utc=True)).empty_table(), keyed)
+        wanted = wanted_schema(rows.schema, self.summary.valued, keyed)
         handle = self.lake.open(self.work.table)
         if handle is None:
             refuse_absent(self.lake, self.work)
@@ -183,10 +192,10 @@ class Table:
         have = to_arrow(handle)
         refuse_lost_keys(have, self.work.table, keyed)
         if keyed.evolution == "evolve":
-            found = compare(plain_schema(have), wanted)
+            found = compare(delta_schema(have), wanted)
         else:
             lacking = own_names(keyed) - set(have.names)
-            found = Difference(added=tuple(field for field in wanted if field.name in lacking))
+            found = SchemaDiff(added=tuple(field for field in wanted if field.name in lacking))
         if found.added:
             self._add(handle, [*found.added])
         if found.widened:
@@ -221,22 +230,22 @@ class Table:
         schema = pa.schema([*columns, *(to_arrow(handle).field(name) for name in divided)])
         self._append(self.spark.createDataFrame([], _commented(schema)), self.address)
 
-    def _decided(self, question: Question, *, again: bool) -> DataFrame:
-        kinds = {field.name: from_arrow_type(field.type, prefer_timestamp_ntz=True) for field in question.have}
-        schema = row_versions.versions_schema(question.have, question.keyed)
+    def _decided(self, asked: DecisionInput, *, again: bool) -> DataFrame:
+        kinds = {field.name: from_arrow_type(field.type, prefer_timestamp_ntz=True) for field in asked.have}
+        schema = row_versions.versions_schema(asked.have, asked.keyed)
         kind = from_arrow_type(pa.struct(list(schema)), prefer_timestamp_ntz=True)
-        given = self._checked(question.have).withColumn(STATE, F.lit(None).cast(kind))
-        keys = self.rows.select(*[F.col(quoted(k)).cast(kinds[k]).alias(k) for k in question.keyed.keys]).distinct()
-        for found in (self._held(question.keyed, again=again), self._deletions()):
+        given = self._checked(asked.have).withColumn(HELD_VERSION, F.lit(None).cast(kind))
+        keys = self.rows.select(*[F.col(quoted(k)).cast(kinds[k]).alias(k) for k in asked.keyed.keys]).distinct()
+        for found in (self._held(asked.keyed, again=again), self._deletions()):
             if (held := found) is not None:
-                for key, (low, high) in self.share.bounds.items():  # they leave out files, which a join does not
+                for key, (low, high) in self.summary.bounds.items():  # they leave out files, which a join does not
                     held = held.filter(F.col(quoted(key)).between(F.lit(low), F.lit(high)))
-                some = held.join(keys, on=list(question.keyed.keys), how="left_semi")
+                some = held.join(keys, on=list(asked.keyed.keys), how="left_semi")
                 columns = [_known(some, name, kinds.get(name)) for name in schema.names]
-                one = F.struct(*columns).cast(kind).alias(STATE)
+                one = F.struct(*columns).cast(kind).alias(HELD_VERSION)
                 given = given.unionByName(some.select(one), allowMissingColumns=True)
-        answers = from_arrow_schema(question.answers, prefer_timestamp_ntz=True)
-        return given.repartition(1).mapInArrow(task(question), answers)
+        answers = from_arrow_schema(asked.answers, prefer_timestamp_ntz=True)
+        return given.repartition(1).mapInArrow(decision_task(asked), answers)
 
     def _checked(self, have: pa.Schema) -> DataFrame:
         """Return the rows with `_refused` where they violate a CHECK of the table, which would fail the whole MERGE.
@@ -257,7 +266,7 @@ class Table:
         ]
         return frame.withColumn(REFUSED, F.coalesce(*broken)).select(*map(quoted, self.rows.columns), REFUSED)
 
-    def _held(self, keyed: Keyed, *, again: bool) -> DataFrame:
+    def _held(self, keyed: KeyedTable, *, again: bool) -> DataFrame:
         """Return the rows of the table as a state."""
         table = self.spark.read.format("delta").load(self.address)
         there, since = F.lit(True), F.lit(None).cast("timestamp")
@@ -288,16 +297,16 @@ class Table:
         merger = DeltaTable.forPath(session, self.address).alias("t").merge(changes.alias("s"), told["condition"])
         for op in told["ops"]:
             if op in (UPDATE, PATCH, FLAG, CLOSE):
-                values = assigned(touched(op, names, keyed), quoted)
+                values = assignments(columns_set(op, names, keyed), quoted)
                 merger = merger.whenMatchedUpdate(condition=f"s.{OP} = {op}", set=values)  # type: ignore[arg-type]
         if DELETE in told["ops"]:
             merger = merger.whenMatchedDelete(condition=f"s.{OP} = {DELETE}")
         if INSERT in told["ops"]:
-            merger = merger.whenNotMatchedInsert(condition=f"s.{OP} = {INSERT}", values=assigned(names, quoted))  # type: ignore[arg-type]
+            merger = merger.whenNotMatchedInsert(condition=f"s.{OP} = {INSERT}", values=assignments(names, quoted))  # type: ignore[arg-type]
         merger.execute()
 
-    def _remember(self, decided: DataFrame, question: Question, app: str) -> None:
-        names = placed(question.have.empty_table(), question.keyed).schema.names
+    def _remember(self, decided: DataFrame, asked: DecisionInput, app: str) -> None:
+        names = keys_and_order(asked.have.empty_table(), asked.keyed).schema.names
         gone = decided.filter(F.col(OP) == DELETION)
         columns = [
             F.col(quoted(f.name)).cast(LongType() if isinstance(f.dataType, IntegralType) else f.dataType).alias(f.name)
@@ -327,21 +336,21 @@ def _known(frame: DataFrame, name: str, kind: Any) -> Column:
     return (column.cast(kind) if kind is not None else column).alias(name)
 
 
-STATE = "__state"
+HELD_VERSION = "__held"
 """A struct column of what a task is given: what the table holds of a key; null in the rows of the batch."""
-LETTER = "__letter"
-TOLD = "__told"
-BURIED, DELETION, REPORT = 100, 101, 102
-"""What else than a change can stand in `__op`: a refused row, a deletion to be remembered, the report in `__told`."""
+DEAD_LETTER = "__dead_letter"
+REPORT_JSON = "__report"
+REFUSED_ROW, DELETION, REPORT = 100, 101, 102
+"""What else than a change can stand in `__op`: a refused row, a deletion to be remembered, the report in `__report`."""
 
 
 @dataclass(frozen=True)
-class Question:
-    """Be what a task is asked: a table's name and schema, how its rows are kept, and whose rows they are."""
+class DecisionInput:
+    """What is decided about, in a task: a table's name and schema, how its rows are kept, and whose rows they are."""
 
     table: str
     have: pa.Schema
-    keyed: Keyed
+    keyed: KeyedTable
     route: str
     sink: str
     batch: int
@@ -350,59 +359,64 @@ class Question:
     def answers(self) -> pa.Schema:
         """Return the columns of the answers: those of the table, and what says which answer a row is."""
         letter = pa.struct(list(DEAD_SCHEMA))
-        more = pa.schema([(OP, pa.int8()), (SINCE, MOMENT), (LETTER, letter), (TOLD, pa.string())])
+        more = pa.schema([(OP, pa.int8()), (SINCE, TIMESTAMP), (DEAD_LETTER, letter), (REPORT_JSON, pa.string())])
         return pa.schema([*(field.with_nullable(True) for field in self.have), *more])
 
 
-def task(question: Question) -> Any:
+def decision_task(asked: DecisionInput) -> Any:
     """Return the function of one task, for mapInArrow. It is given all rows of the table and what it holds of them."""
 
     def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         given = [batch for batch in batches if batch.num_rows]
         if given:
-            for answer in answers(question, pa.Table.from_batches(given)):
+            for answer in answers(asked, pa.Table.from_batches(given)):
                 yield from answer.combine_chunks().to_batches()
 
     return decide
 
 
-def answers(question: Question, given: pa.Table) -> Iterator[pa.Table]:
+def answers(asked: DecisionInput, given: pa.Table) -> Iterator[pa.Table]:
     """Return the changes, the deletions, the refused rows and a report, each as answers."""
-    held = given.column(STATE)
-    rows = ordered(given.filter(pc.is_null(held)).drop_columns([STATE]), question.keyed)
+    held = given.column(HELD_VERSION)
+    rows = comparable(given.filter(pc.is_null(held)).drop_columns([HELD_VERSION]), asked.keyed)
     try:
-        fitted = fit(rows, question.have, question.table, question.keyed)
+        checked = check_rows(rows, asked.have, asked.table, asked.keyed)
     except TableError as error:
-        told = {"failed": error.what, "unfit": isinstance(error, Unfit)}
-        yield _answer(question, REPORT, pa.table({TOLD: [json.dumps(told)]}))
+        told = {"failed": error.what, "forbidden": isinstance(error, EvolutionForbidden)}
+        yield _answer(asked, REPORT, pa.table({REPORT_JSON: [json.dumps(told)]}))
         return
-    kept = as_kept(fitted.rows, question.have)
-    changes = changed(kept, _state(held, kept, question.keyed), question.keyed)
-    letters = buried(fitted.refused, question.route, question.sink, question.batch) if len(fitted.refused) else None
-    yield conformed(changes.rows, question.answers)
-    yield _answer(question, DELETION, changes.deletions)
-    if letters is not None:
-        yield _answer(question, BURIED, pa.table({LETTER: letters.to_struct_array()}))
-    told = {"applied": len(fitted.rows), "refused": len(fitted.refused), **changes.counts, **_told(question, changes)}
-    yield _answer(question, REPORT, pa.table({TOLD: [json.dumps(told)]}))
+    kept = as_stored(checked.rows, asked.have)
+    changes = changes_of(kept, _state(held, kept, asked.keyed), asked.keyed)
+    dead = as_dead_letters(checked.refused, asked.route, asked.sink, asked.batch) if len(checked.refused) else None
+    yield cast_to(changes.rows, asked.answers)
+    yield _answer(asked, DELETION, changes.deletions)
+    if dead is not None:
+        yield _answer(asked, REFUSED_ROW, pa.table({DEAD_LETTER: dead.to_struct_array()}))
+    told = {
+        "applied": len(checked.rows),
+        "refused": len(checked.refused),
+        **changes.counts,
+        **_told(asked, changes),
+    }
+    yield _answer(asked, REPORT, pa.table({REPORT_JSON: [json.dumps(told)]}))
 
 
-def _state(held: pa.ChunkedArray, rows: pa.Table, keyed: Keyed) -> pa.Table:
+def _state(held: pa.ChunkedArray, rows: pa.Table, keyed: KeyedTable) -> pa.Table:
     """Return what the table holds, with the types of the rows."""
     schema = versions_schema(rows.schema, keyed)
     present = held.filter(pc.is_valid(held)).combine_chunks()
     if isinstance(present, pa.ChunkedArray):
         return schema.empty_table()
-    return conformed(pa.Table.from_batches([pa.RecordBatch.from_struct_array(present)]), schema)
+    return cast_to(pa.Table.from_batches([pa.RecordBatch.from_struct_array(present)]), schema)
 
 
-def _told(question: Question, changes: Changes) -> dict[str, Any]:
+def _told(asked: DecisionInput, changes: TableChanges) -> dict[str, Any]:
     return {
         "remembered": len(changes.deletions),
         "ops": np.unique(np.asarray(changes.rows.column(OP))).tolist(),
-        "condition": condition(changes.rows, question.keyed, quoted) if len(changes.rows) else "",
+        "condition": merge_condition(changes.rows, asked.keyed, quoted) if len(changes.rows) else "",
     }
 
 
-def _answer(question: Question, op: int, rows: pa.Table) -> pa.Table:
-    return conformed(rows.append_column(OP, pa.array([op] * len(rows), pa.int8())), question.answers)
+def _answer(asked: DecisionInput, op: int, rows: pa.Table) -> pa.Table:
+    return cast_to(rows.append_column(OP, pa.array([op] * len(rows), pa.int8())), asked.answers)

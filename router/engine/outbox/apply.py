@@ -12,12 +12,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from router.applying import Applied, ApplyingSink, Batch, Opening
-from router.delta.staged_files import KeptParts
+from router.delta.staged_files import StagedParts
 from router.engine.commit.committers import staged_rows
 from router.engine.label.layout import COORDINATES
 from router.engine.label.planner import Planner
-from router.engine.label.route import sink_names
-from router.engine.merge.coordinator import Merger, OutboxRows
+from router.engine.merge.coordinator import MergeCoordinator, OutboxRows
 from router.errors import RouterError, SinkError, StartError
 from router.merging import MergingSink
 from router.parts import RAW_SCHEMA
@@ -64,11 +63,9 @@ class Outboxes:
         self.applier = Applier(self.lake, self.store, config.dead_letters, self.query, sends=not config.debug)
         engine = "spark" if config.commit == "spark" else "arrow"
         about = self.query, self.lake, self.spark, self.store, self.committers
-        self.merger = Merger(*about, config.landing, config.dead_letters, engine)
+        self.merger = MergeCoordinator(*about, config.landing, config.dead_letters, engine)
         self.sinks: dict[str, Sink] = {
-            f"{route.name}/{name}": sink
-            for route in config.routes
-            for name, sink in zip(sink_names(route.sinks), route.sinks, strict=True)
+            f"{route.name}/{name}": sink for route in config.routes for name, sink in route.named_sinks.items()
         }
 
     def apply(self, layout: Layout, manifest: Manifest, *, replay: bool) -> AppliedBatch:
@@ -147,7 +144,7 @@ class Applier:
 def keeper(lake: Lake, owner: str, batch: int) -> Callable[[str], Parts]:
     """Return where a sink keeps rows of its own of a batch; `owner` is the query with its run, route and sink."""
     notes = {"router.sink": owner, "router.sink_batch": str(batch)}
-    return lambda table: KeptParts(lake, table, owner, batch, notes)
+    return lambda table: StagedParts(lake, table, owner, batch, notes)
 
 
 def append_dead_letters(refused: DataFrame, events: DataFrame, batch: Batch, lake: Lake, table: str, run: str) -> int:
@@ -211,7 +208,7 @@ def _frames(layout: Layout, route: Route, spark: SparkSession) -> Iterator[tuple
 
 def _route(route: Route, openings: dict[str, Opening]) -> Route:
     sinks: list[Sink] = []
-    for name, sink in zip(sink_names(route.sinks), route.sinks, strict=True):
+    for name, sink in route.named_sinks.items():
         if isinstance(sink, ApplyingSink) and wants_opening(sink):
             try:
                 sinks.append(sink.prepare(openings[name]))

@@ -17,19 +17,16 @@ from tenacity.nap import sleep_using_event
 
 from router.applying import Applied, ApplyingSink, Batch
 from router.config.models import interval
-from router.delta.maintenance import forget
+from router.delta.maintenance import delete_older
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.committers import Committers
 from router.engine.label.layout import outbox_of
-from router.engine.label.route import sink_names
 from router.engine.outbox.apply import Applier
 from router.engine.retryable_errors import passing, short
 from router.errors import SinkError, StartError, TableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -50,17 +47,9 @@ GROWN = "DELTA_SCHEMA_CHANGED"
 """What Delta's source says of a lane that has gained columns: the query goes on when it is started anew."""
 
 
-def detached_sinks(config: Config) -> Iterator[tuple[str, str, ApplyingSink]]:
-    """Yield route, name and sink of those that have a query of their own."""
-    for route in config.routes if not config.debug else ():
-        for name, sink in zip(sink_names(route.sinks), route.sinks, strict=True):
-            if isinstance(sink, ApplyingSink) and sink.detached:
-                yield route.name, name, sink
-
-
 def detached_outboxes(config: Config) -> frozenset[str]:
     """Return the tables that detached sinks send from."""
-    return frozenset(outbox_of(config.name, route, name) for route, name, _ in detached_sinks(config))
+    return frozenset(outbox_of(config.name, route, name) for route, name, _ in config.detached_sinks())
 
 
 class _Stopped(Exception):  # noqa: N818 - an order, no error
@@ -190,7 +179,7 @@ class DetachedSink:
         lane = outbox_of(self.config.name, self.route, self.name)
         before = datetime.now(timezone.utc) - interval(self.config.outbox_retention)
         try:
-            if (version := self._taken(number)) and (gone := forget(self.lake, lane, before, version - 1)):
+            if (version := self._taken(number)) and (gone := delete_older(self.lake, lane, before, version - 1)):
                 log.info("%s: %d rows are older than %s", lane, gone, self.config.outbox_retention)
         except TableError as error:
             log.warning("%s", error)
@@ -230,7 +219,7 @@ class DetachedSinks:
     ) -> DetachedSinks:
         """Return the detached sinks of a configuration whose sinks are open."""
         about = config, spark, lake, checkpoint, stop
-        return cls(tuple(DetachedSink(*about, *found, once=once) for found in detached_sinks(config)))
+        return cls(tuple(DetachedSink(*about, *found, once=once) for found in config.detached_sinks()))
 
     def check(self, accept: str) -> None:
         """Raise StartError where rows of a lane were sent, and no checkpoint says which."""

@@ -23,7 +23,6 @@ from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.committers import Committers
 from router.engine.label.layout import COORDINATES, outbox_of
-from router.engine.label.route import sink_names
 from router.engine.outbox.apply import append_dead_letters, keeper
 from router.engine.start_checks import locked
 from router.errors import RouterError, SinkError, StartError
@@ -143,7 +142,7 @@ class Begun:
 def resending_sinks(config: Config) -> Iterator[tuple[str, str, ApplyingSink]]:
     """Yield route, name and sink of those that can send rows again."""
     for route in config.routes:
-        for name, sink in zip(sink_names(route.sinks), route.sinks, strict=True):
+        for name, sink in route.named_sinks.items():
             if isinstance(sink, ApplyingSink) and sink.resends:
                 yield route.name, name, sink
 

@@ -7,18 +7,23 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router_decoders.key_names import KEY_NAMES, OF_A_KEY
-
 if TYPE_CHECKING:
     from router import ArrowDecoding
 
+OF_A_KEY = "key "
+"""What the wants and the reasons of the key's decoder begin with."""
+OF_KEY = "_key"
+"""What the names of native columns begin with that the key's decoder reads."""
+SCHEMA = ("schema_id", "schema_version", "subject", "message")
+KEY_NAMES = {"event": "event_key", **{name: f"key_{name}" for name in SCHEMA}}
+"""What is decoded of a key is called so beside what is decoded of a value."""
 
-def decoded(records: pa.RecordBatch, both: tuple[ArrowDecoding, ArrowDecoding, tuple[str, ...]]) -> pa.RecordBatch:
+
+def both_events(records: pa.RecordBatch, both: tuple[ArrowDecoding, ArrowDecoding, tuple[str, ...]]) -> pa.RecordBatch:
     """Return the columns `names` for the records: what both decodings add, of the key under other names."""
     value, key, names = both
     of_value = _columns(value.function(records, value.argument))
-    keys = records.set_column(records.schema.get_field_index("value"), "value", records.column("key"))
-    of_key = _columns(key.function(keys, key.argument))
+    of_key = _columns(key.function(_keys(records), key.argument))
     has_key = records.column("key").is_valid()
     found = {**of_value, **{KEY_NAMES[name]: column for name, column in of_key.items() if name in KEY_NAMES}}
     for name in ("_error", "_wanted"):
@@ -27,14 +32,15 @@ def decoded(records: pa.RecordBatch, both: tuple[ArrowDecoding, ArrowDecoding, t
             found[name] = pc.coalesce(of_value[name], told) if name in of_value else told
     event = of_value["event"]
     found["event"] = pc.if_else(found["_error"].is_valid(), _nothing(event.type), event)
-    doubtful = [of_value.get("_undecided"), of_key.get("_undecided")]
-    if doubtful[1] is not None:
-        doubtful[1] = pc.and_(doubtful[1], has_key)
-    undecided = [mask for mask in doubtful if mask is not None]
-    if undecided:
-        found["_undecided"] = undecided[0] if len(undecided) == 1 else pc.or_(*undecided)
-        names = (*names, "_undecided")
     return pa.RecordBatch.from_arrays([found[name] for name in names], names=list(names))
+
+
+def _keys(records: pa.RecordBatch) -> pa.RecordBatch:
+    """Return records with their keys as values, and with the native columns of keys under the names they had."""
+    columns = {**_columns(records), "value": records.column("key")}
+    own = {name.removeprefix(OF_KEY): name for name in columns if name.startswith(f"{OF_KEY}_")}
+    columns |= {name: columns[under] for name, under in own.items()}
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
 def _columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from router_demo.growth import Growth
-from router_demo.landed import letters, schema_ids, tables
+from router_demo.landed import Growth, letters, schema_ids, tables
 from router_schemas.wire_format import pack
 
 if TYPE_CHECKING:

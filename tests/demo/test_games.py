@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from router_demo.profiles import Profiles
+from router_demo.games import Profiles
 
 
 def test_what_is_left_is_what_was_sent_last() -> None:

@@ -13,14 +13,13 @@ import requests
 from deltalake import write_deltalake
 
 from router_demo.api import Api, Failure, Poison
-from router_demo.posted import Course, Posted, used
-from router_demo.wins import BIG, MILLION, MILLIONS, Win, Wins
+from router_demo.big_wins import BIG, MILLION, MILLIONS, Course, Posted, Win, Wins, used
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from router_demo.records import Record
+    from router_demo.games import Record
 
 
 def test_all_big_wins_are_known_and_some_are_of_a_million() -> None:

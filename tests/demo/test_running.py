@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router_demo.process import uninterrupted
+from router_demo.running import uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

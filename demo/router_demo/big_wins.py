@@ -1,0 +1,311 @@
+"""Let big wins go to a table and to an API with a limit that is out for a while, and compare what arrived with both."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from math import ceil
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
+
+import numpy as np
+
+from router_demo import landed
+from router_demo.api import Api, Failure, Limit, Poison
+from router_demo.games import LARGEST_AMOUNT
+from router_demo.landed import DEAD
+from router_demo.records import records
+from router_demo.running import failed, routing
+from router_demo.simulator import send
+from router_demo.traffic import Traffic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from router_demo.games import Record
+    from router_demo.kafka import EmbeddedKafka
+    from router_demo.landed import Landed
+    from router_demo.running import Demo, Router
+
+ROUTES = Path("routes/big_wins.yaml")
+TOPIC = "game-events-json"
+LIMIT, BURST = 200, 20
+"""Calls per second that the API takes, and how many of them at once."""
+LATENCY = 0.03
+OPENING, FIRST = 0.02, 0.75
+"""The shares of the big wins that are sent while the router starts, and by the outage."""
+OUTAGE_SECONDS = 3.0
+"""How long the API is out at least: longer where the tables need longer for what is sent meanwhile."""
+STATUS = 503
+LOOK_SECONDS = 0.1
+PAUSE = 0.5
+"""Seconds without a call that are a pause: an outage, or the time between two batches of a sink."""
+WINS, RECEIPTS = "silver.big_wins", "ops.receipts"
+BIG = 9000
+"""A win is big above it: routes/big_wins.yaml says so."""
+JACKPOTS = 50
+"""One of so many events is made a big win: the API is to have something to do."""
+MILLION = 1_000_000.0
+"""What the API never takes."""
+MILLIONS = 250
+"""One of so many big wins is of a million."""
+
+
+class Win(NamedTuple):
+    """What tells one big win from another, in whichever place it is found."""
+
+    gamer: str
+    amount: float
+    at: datetime
+
+    @classmethod
+    def read(cls, gamer: str, amount: float, at: str) -> Win:
+        """Return a win whose time is text in ISO 8601, in UTC."""
+        return cls(gamer, amount, datetime.fromisoformat(at.replace("Z", "+00:00")))
+
+
+@dataclass
+class Wins:
+    """Events of the games as JSON, and which of them are big wins. `records` counts all events."""
+
+    games: int = 7
+    seed: int = 9
+    sent: Counter[Win] = field(default_factory=Counter)
+    records: int = 0
+
+    def __post_init__(self) -> None:
+        self._events = records(Traffic(games=self.games, seed=self.seed))
+        self._random = Random(self.seed)
+
+    @property
+    def millions(self) -> Counter[Win]:
+        """Return those that the API refuses."""
+        return Counter({win: times for win, times in self.sent.items() if win.amount == MILLION})
+
+    def events(self, count: int) -> Iterator[Record]:
+        """Yield events until so many big wins were among all that were ever yielded."""
+        while self.sent.total() < count:
+            key, value, headers = next(self._events)
+            event = json.loads(value or b"{}")
+            if self.records % JACKPOTS == 0:
+                event["amount"] = round(self._random.uniform(BIG + 1, LARGEST_AMOUNT), 2)
+            if event["amount"] > BIG:
+                if self.sent.total() % MILLIONS == MILLIONS // 2:
+                    event["amount"] = MILLION
+                self.sent[Win.read(event["gamer_id"], event["amount"], event["ts"])] += 1
+            self.records += 1
+            yield key, json.dumps(event).encode(), headers
+
+
+@contextmanager
+def crm(demo: Demo, kafka: EmbeddedKafka, environ: Mapping[str, str]) -> Iterator[Crm]:
+    """Run the API, and a router that has something to begin with: its start takes longest."""
+    token, wins, lake = secrets.token_urlsafe(), Wins(demo.options.games), demo.folder / "wins"
+    script: dict[str, Any] = {
+        "wants": {"Authorization": f"Bearer {token}"},
+        "limits": [Limit(rate=LIMIT, burst=BURST)],
+        "idempotency": "Idempotency-Key",
+        "poison": [Poison(field="amount", values=(MILLION,), status=422)],
+        "latency": LATENCY,
+    }
+    with Api(**script) as api:
+        limit = f"[bold]{LIMIT} calls a second[/], 429 to more"
+        demo.say(f"a mock API starts, for what comes last: it takes {limit}; look at {api.url}/")
+        ours = {"LAKE": str(lake), "TOPIC": TOPIC, "CRM": api.url, "CRM_TOKEN": token, "CRM_LIMIT": str(LIMIT)}
+        send(kafka.servers, TOPIC, wins.events(ceil(demo.options.wins * OPENING)))
+        with routing(demo, ROUTES, {**environ, **ours}) as router:
+            yield Crm(demo, kafka.servers, api, script, wins, router, lake)
+
+
+@dataclass
+class Crm:
+    """The CRM's API, what is sent to it, and the router that sends it."""
+
+    demo: Demo
+    servers: str
+    api: Api
+    script: dict[str, Any] = field(repr=False)
+    wins: Wins
+    router: Router
+    lake: Path
+
+    def post(self) -> Posted | int:
+        """Let the games play on, and the API be out in the middle; return what became of it, or the exit code."""
+        course = self._course()
+        if (code := self.router.stop()) or course is None:
+            return failed(self.demo, self.router, self.wins.records, code)
+        return Posted.read(self.lake, self.api, self.wins, course, self.router.ended, LIMIT)
+
+    def _course(self) -> Course | None:
+        """Return when it was; None where the router did not bring all."""
+        if not self._until(lambda: self.settled == self.wins.sent.total()):
+            return None
+        wins, began = self.demo.options.wins, time.monotonic()
+        self.demo.say("[bold]the games play on,[/] and every big win is a call to the API as well")
+        send(self.servers, TOPIC, self.wins.events(round(wins * FIRST)))
+        if not self._until(lambda: self.api.stats().processed >= wins * FIRST // 2):
+            return None
+        course = self._outage(began)
+        done = course and self._until(lambda: self.settled == self.wins.sent.total())
+        return course if done else None
+
+    def _outage(self, began: float) -> Course | None:
+        before = self.wins.records
+        out = self.api.play(**self.script, failures=[Failure(status=STATUS, body='{"error": "out of order"}')])
+        self.demo.say(f"[bold red]the API is out of order:[/] it answers {STATUS} to every call; the games play on")
+        send(self.servers, TOPIC, self.wins.events(self.demo.options.wins))
+        if not self.router.wait_for(self.wins.records, self.demo.options.patience):
+            return None
+        self.router.over.wait(max(0, out + OUTAGE_SECONDS - time.monotonic()))
+        back, landed = self.api.play(**self.script), self.wins.records - before
+        self.demo.say(
+            f"[bold green]the API is back[/] after {back - out:.1f} s; the tables took {landed:,} records meanwhile"
+        )
+        return Course(began, out, back, landed)
+
+    @property
+    def settled(self) -> int:
+        """Return how many big wins the router is done with."""
+        return landed.count(self.lake, RECEIPTS)
+
+    def _until(self, done: Callable[[], bool]) -> bool:
+        """Wait until something is so; say whether it is."""
+        deadline = time.monotonic() + self.demo.options.patience
+        while not (so := done()) and not self.router.over.wait(LOOK_SECONDS) and time.monotonic() < deadline:
+            pass
+        return so
+
+
+@dataclass(frozen=True)
+class Course:
+    """The times when the games went on, the API was out and was back again, in monotonic seconds.
+
+    `landed` are the records that tables took while it was out.
+    """
+
+    began: float
+    out: float
+    back: float
+    landed: int
+
+    @property
+    def outage(self) -> float:
+        """Return how many seconds the API was out."""
+        return self.back - self.out
+
+
+@dataclass(frozen=True)
+class Posted:
+    """What became of big wins.
+
+    `sent` are those of the games, `refusable` those among them that the API never takes; `table` and `taken` are what
+    the table and the API have, `keys` what the API took by idempotency key. `receipts` counts by status, `receipted`
+    are the keys of those delivered, `letters` counts dead letters by stage and reason. `highest` is the most calls in
+    any second; `held_up` the most seconds that the API was held up, by which a call may seem to come later. `used` is
+    the share of the limit but for pauses, `again` the seconds from the outage's end to the first call that was taken.
+    `tables_after` and `api_after` are the seconds until all had landed.
+    """
+
+    limit: int
+    course: Course
+    records: int
+    landed: int
+    sent: Counter[Win]
+    refusable: Counter[Win]
+    table: Counter[Win]
+    taken: Counter[Win]
+    keys: Counter[str]
+    receipts: Counter[str]
+    receipted: Counter[str]
+    letters: Counter[tuple[str, str]]
+    highest: int
+    held_up: float
+    statuses: dict[int, int]
+    refused: int
+    used: float | None
+    again: float
+    tables_after: float
+    api_after: float
+
+    @classmethod
+    def read(cls, lake: Path, api: Api, wins: Wins, course: Course, ended: float, limit: int) -> Posted:
+        """Ask the API for its record, and read the tables; `ended` is when the last of them was done."""
+        stats, tables = api.stats(), landed.tables(lake)
+        every = api.requests(last=stats.arrived)
+        calls = [call for call in every if call["processed"]]
+        receipts = _columns(tables[RECEIPTS], "status", "idempotency_key")
+        times = [call["at"] for call in calls]
+        games = sum(table.rows for name, table in tables.items() if name.startswith("silver.") and name != WINS)
+        return cls(
+            limit=limit,
+            course=course,
+            records=wins.records,
+            landed=games,
+            sent=Counter(wins.sent),
+            refusable=wins.millions,
+            table=Counter(Win(*row) for row in _columns(tables[WINS], "gamer_id", "amount", "ts")),
+            taken=Counter(map(_win, calls)),
+            keys=Counter(call["key"].strip('"') for call in calls),
+            receipts=Counter(status for status, _ in receipts),
+            receipted=Counter(key for status, key in receipts if status == "delivered"),
+            letters=landed.letters(tables[DEAD]) if DEAD in tables else Counter(),
+            highest=round(stats.highest),
+            held_up=stats.lag,
+            statuses=stats.statuses,
+            refused=api.stats(since=course.out, until=course.back).statuses.get(503, 0),
+            used=used([call["at"] for call in every if call["status"] not in (429, 503)], limit),
+            again=min((at for at in times if at > course.back), default=course.back) - course.back,
+            tables_after=ended - course.began,
+            api_after=max(times, default=course.began) - course.began,
+        )
+
+    @property
+    def twice(self) -> int:
+        """Return how many calls took effect again."""
+        return self.keys.total() - len(self.keys)
+
+    @property
+    def wrong(self) -> list[str]:
+        """Return what does not balance, one sentence each."""
+        dead = self.refusable.total()
+        counts = {
+            "records in the games' tables": (self.records, self.landed),
+            "big wins in the table": (self.sent.total(), self.table.total()),
+            "big wins at the API": (self.sent.total() - dead, self.taken.total()),
+            "calls that took effect twice": (0, self.twice),
+            "receipts of what was delivered": (self.sent.total() - dead, self.receipts["delivered"]),
+            "receipts of what was refused": (dead, self.receipts["dead"]),
+            "dead letters of the API": (dead, self.letters.total()),
+        }
+        said = [f"{what}: {one:,} expected, {other:,} there" for what, (one, other) in counts.items() if one != other]
+        same = {
+            "the big wins in the table are not those that were sent": self.table == self.sent,
+            "the big wins at the API are not those that were sent": self.taken == self.sent - self.refusable,
+            "the receipts do not name the calls that the API took": self.receipted == self.keys,
+        }
+        return said + [what for what, is_so in same.items() if not is_so]
+
+
+def _win(call: dict[str, Any]) -> Win:
+    """Return the win of a call: its path is .../players/{gamer}/notes."""
+    body = json.loads(call["body"])
+    return Win.read(unquote(call["path"].split("/")[2]), body["amount"], body["at"])
+
+
+def used(times: list[float], limit: int) -> float | None:
+    """Return the share of a limit that was used, but for pauses; None where all was pause."""
+    gaps = np.diff(times)
+    busy = gaps[gaps <= PAUSE]
+    return len(busy) / (limit * float(busy.sum())) if len(busy) else None
+
+
+def _columns(table: Landed, *names: str) -> Iterable[tuple[Any, ...]]:
+    rows = table.table.to_pyarrow_table(columns=list(names))
+    return list(zip(*(rows.column(name).to_pylist() for name in names), strict=True))
