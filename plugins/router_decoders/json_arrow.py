@@ -100,13 +100,14 @@ def _block(values: pa.Array, asked: JsonEvents) -> tuple[pa.StructArray, pa.Stri
     texts: list[bytes | None] = values.to_numpy(zero_copy_only=False).tolist()
     plain = _plain(texts, values)
     event, left = pa.nulls(len(texts), arrow_type(asked.shape)), [*range(len(texts))]
-    for parse in parsers(asked.shape):
+    for shape, parse in parsers(asked.shape):
         if left:
-            event, left = _placed(event, left, _objects([plain[row] for row in left], parse.decode), asked)
+            some = plain if len(left) == len(plain) else [plain[row] for row in left]
+            event, left = _placed(event, left, _objects(some, parse.decode), shape, asked.zone)
     decoder = RowDecoder(asked.shape, asked.zone, asked.rescue) if left else None
     decided = {row: decoder.decode(texts[row]) for row in left} if decoder else {}
     if decided:
-        event, _ = _placed(event, left, [one.event for one in decided.values()], asked)
+        event, _ = _placed(event, left, [one.event for one in decided.values()], asked.shape, asked.zone)
     if asked.rescue:
         unknown = [decided[row].unknown if row in decided else _unknown(text, asked) for row, text in enumerate(texts)]
         event = _rescued(event, unknown)
@@ -114,26 +115,27 @@ def _block(values: pa.Array, asked: JsonEvents) -> tuple[pa.StructArray, pa.Stri
 
 
 def _placed(
-    event: pa.StructArray, rows: list[int], objects: list[Any], asked: JsonEvents
+    event: pa.StructArray, rows: list[int], objects: list[Any], shape: Shape, zone: str
 ) -> tuple[pa.StructArray, list[int]]:
     """Return events with those of some rows' objects, and the rows that are still without one."""
     if all(one is None for one in objects):
         return event, rows
-    found, unfit = _struct_column(objects, asked.shape, asked.zone)
-    left = [at for at, one in enumerate(objects) if one is None]
+    found, unfit = _struct_column(objects, shape, zone)
     if unfit.size:
-        left = sorted({*left, *unfit.tolist()})
-        absent = np.zeros(len(objects), bool)
-        absent[left] = True
+        absent = found.is_null().to_numpy(zero_copy_only=False).copy()
+        absent[unfit] = True
         found = pa.StructArray.from_arrays(found.flatten(), fields=list(found.type), mask=pa.array(absent))
+    left = [rows[at] for at in np.flatnonzero(found.is_null())] if found.null_count else []
     if len(rows) < len(event):
         places = np.arange(len(event))
         places[rows] = len(event) + np.arange(len(rows))
         found = pa.concat_arrays([event, found]).take(pa.array(places))
-    return found, [rows[at] for at in left]
+    return found, left
 
 
 def _reasons(decided: dict[int, DecodedRow], rows: int) -> pa.StringArray:
+    if not decided:
+        return pa.nulls(rows, pa.string())
     reasons: list[str | None] = [None] * rows
     for row, one in decided.items():
         reasons[row] = one.reason
@@ -218,8 +220,6 @@ def _objects(texts: Sequence[bytes | None], decode: Callable[[Any], Any]) -> lis
 def _column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array, Places]:
     if shape.kind in TIMES:
         return _times(pa.array(values, pa.string()), shape, zone)
-    if shape.kind == "string":
-        return pa.array(_strings(values), pa.string()), NOWHERE
     if shape.kind in COLUMNS:
         return COLUMNS[shape.kind](values, shape, zone)
     return pa.array(values, arrow_type(shape)), NOWHERE
@@ -296,6 +296,12 @@ def _variant_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Arra
     return pa.array(rows, arrow_type(shape)), np.array(doubtful, np.intp)
 
 
+def _any_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array, Places]:
+    """Return strings of the second parser."""
+    texts = [None if value is None else json_text_of(bytes(value)) for value in values]
+    return pa.array(texts, pa.string()), NOWHERE
+
+
 def _void_column(values: list[Any], shape: Shape, zone: str) -> tuple[pa.Array, Places]:
     return pa.nulls(len(values)), NOWHERE
 
@@ -308,14 +314,8 @@ COLUMNS: dict[str, Callable[[list[Any], Shape, str], tuple[pa.Array, Places]]] =
     "decimal": _decimal_column,
     "variant": _variant_column,
     "void": _void_column,
+    "any": _any_column,
 }
-
-
-def _strings(values: list[Any]) -> list[str | None]:
-    """Return strings; of the second parser they are `Raw`."""
-    if not any(type(value) is msgspec.Raw for value in values):
-        return values
-    return [json_text_of(bytes(value)) if type(value) is msgspec.Raw else value for value in values]
 
 
 def _is_null(value: Any) -> bool:

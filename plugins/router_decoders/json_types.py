@@ -21,6 +21,7 @@ SCALARS: dict[str, pa.DataType] = {
     "double": pa.float64(),
     "float": pa.float32(),
     "boolean": pa.bool_(),
+    "any": pa.string(),
     "binary": pa.binary(),
     "timestamp": pa.timestamp("us", "UTC"),
     "timestamp_ntz": pa.timestamp("us"),
@@ -92,14 +93,15 @@ def arrow_type(shape: Shape) -> pa.DataType:
 
 
 @lru_cache(maxsize=16)
-def parsers(shape: Shape) -> tuple[msgspec.json.Decoder[Any], ...]:
-    """Return the parsers of a struct, to be tried in turn; a task makes them once.
+def parsers(shape: Shape) -> tuple[tuple[Shape, msgspec.json.Decoder[Any]], ...]:
+    """Return the parsers of a struct, to be tried in turn, and the shapes that they parse to; a task makes them once.
 
-    The second one takes any value for a string, as `Raw`. There is none where msgspec cannot have the name of a field.
+    The second one takes any value for a string, as `Raw` (the kind `any`). There is none where msgspec cannot have the
+    name of a field.
     """
     loose = _loose(shape)
     kinds = [shape] if loose == shape else [shape, loose]
-    return tuple(msgspec.json.Decoder(struct_class(kind)) for kind in kinds) if _is_plain(shape) else ()
+    return tuple((kind, msgspec.json.Decoder(struct_class(kind))) for kind in kinds) if _is_plain(shape) else ()
 
 
 def _loose(shape: Shape) -> Shape:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from router import Memory
 
 
-class Keyed(Decoder):
+class RecordKeys(Decoder):
     """Decode the value of a record by one decoder and its key by another: `decode: {value: ..., key: ...}`.
 
     The value becomes `event` as always, the key becomes `event_key`, a struct that rules and `select` may use; what a

@@ -58,11 +58,13 @@ def run(
     overrides: dict[str, Any] = {"commit": commit} if commit else {}
     loaded = loaded.changed(**overrides)
     loaded = loaded.debugged() if debug else loaded
-    stream, session = import_module("router.engine.stream"), import_module("router.engine.session")
-    watching = import_module("router.cli.watching")
+    session, watching = import_module("router.engine.session"), import_module("router.cli.watching")
+    # What a batch needs is imported while the JVM starts.
+    threading.Thread(target=import_module, args=("router.engine.stream",), daemon=True).start()
     stop = threading.Event()
     with stopped_by_signals(stop), watching.Watcher(loaded.config.name, json_lines=json_logs) as watcher:
         spark = session.build_session(loaded.config, master)
+        stream = import_module("router.engine.stream")
         options = stream.Options(
             trigger=_trigger(once, every, continuous),
             refresh=refresh_schema,

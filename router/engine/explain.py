@@ -124,6 +124,6 @@ def _writer(writer: Writer, handle: DeltaTable | None, engine: str) -> Lines:
     yield "keys", ", ".join(keyed.keys)
 
 
-def _waiting(row_count: BacklogStore, table: str) -> Lines:
-    if found := row_count.now().get(table):
+def _waiting(backlogs: BacklogStore, table: str) -> Lines:
+    if found := backlogs.now().get(table):
         yield "waiting", f"{found.rows} rows: {found.why}"

@@ -233,9 +233,7 @@ def make_class_archive() -> Path:
 def _small_configuration(folder: Path, archive: Path) -> Path:
     events = Path(folder, "events")
     events.mkdir()
-    lines = (
-        json.dumps({"game": f"game_{i % 3}", "at": "2026-01-01T00:00:00Z", "amount": i}) for i in range(EVENTS)
-    )
+    lines = (json.dumps({"game": f"game_{i % 3}", "at": "2026-01-01T00:00:00Z", "amount": i}) for i in range(EVENTS))
     Path(events, "events.jsonl").write_text("\n".join(lines) + "\nnot JSON\n")
     configuration = {
         "name": "warm_up",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from router.registry import Registry
 
 Accept = Literal["", "lost-checkpoint", "lost-lake", "duplicates"]
+PROBES = 8
 RECENT = 100
 """Commits of a table that are searched for the last batch of a query."""
 
@@ -209,7 +210,10 @@ def begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, acc
 
 
 def try_parts_on_executors(spark: SparkSession, registry: Registry, config: Config) -> None:
-    """Import what the parts need once on an executor, so that a shipping mistake fails now and in one sentence."""
+    """Import what the parts need on executors, so that a shipping mistake fails now and in one sentence.
+
+    One task for each of the first cores: their Python workers are the ones that the first batch runs in.
+    """
     modules = ["router.engine.land.task", *registry.modules(config)]
     modules += dict.fromkeys(module for part in parts_in(config) for module in part.needs)
 
@@ -222,9 +226,10 @@ def try_parts_on_executors(spark: SparkSession, registry: Registry, config: Conf
                 failed.append(f"{name}: {error}")
         return failed
 
-    failed = spark.sparkContext.parallelize([0], 1).flatMap(tried).collect()
+    tasks = min(spark.sparkContext.defaultParallelism, PROBES)
+    failed = spark.sparkContext.parallelize(range(tasks), tasks).flatMap(tried).collect()
     if failed:
         raise StartError(
-            f"executors cannot import {'; '.join(failed)}. Ship the package with --py-files (a wheel renamed to .zip) "
-            "or install it there"
+            f"executors cannot import {'; '.join(sorted(set(failed)))}. Ship the package with --py-files (a wheel "
+            "renamed to .zip) or install it there"
         )

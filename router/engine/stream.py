@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -90,9 +91,10 @@ def run(loaded: Loaded, registry: Registry, spark: SparkSession, options: Option
             )
         )
         config = config.model_copy(update={"decode": prepared})
-        try_parts_on_executors(spark, registry, config)
-        place = loaded.path.parent
-        return _Run(config, place, loaded.fingerprint, registry, spark, lake, checkpoint, options).until_done(since)
+        with ThreadPoolExecutor(1) as pool:  # Spark plans the query meanwhile; the first batch waits for it
+            probe = pool.submit(try_parts_on_executors, spark, registry, config)
+            about = registry, spark, lake, checkpoint, options, probe
+            return _Run(config, loaded.path.parent, loaded.fingerprint, *about).until_done(since)
 
 
 @dataclass
@@ -105,6 +107,7 @@ class _Run:
     lake: Lake
     checkpoint: Lake
     options: Options
+    probe: Future[None]
     error: BaseException | None = None
     busy: threading.Lock = field(default_factory=threading.Lock)
     releasing: threading.Lock = field(default_factory=threading.Lock)
@@ -176,6 +179,7 @@ class _Run:
         query = writer.start()
         log.info("%s: reading %s", self.config.name, source.named(self.config))
         try:
+            self.probe.result()
             self._follow(query)
         except Exception:
             self._end(query)
@@ -244,6 +248,7 @@ class _Run:
                 self.busy.release()
 
     def _start(self, raw: DataFrame) -> Batches:
+        self.probe.result()
         run = self.spark.sparkContext.getLocalProperty("sql.streaming.queryId")
         assert run is not None  # Spark sets it for the thread of every streaming query
         return Batches(

@@ -140,7 +140,7 @@ def test_only_rows_with_a_value_that_cannot_fit_are_dead(evolved: Query) -> None
 
 def test_a_lane_that_widens_is_still_applied(evolved: Query) -> None:
     """Without it a sink behind a table that Spark writes finds its files gone."""
-    lane = evolved.content("lanes.games__all__copy")
+    lane = evolved.content("outbox.games__all__copy")
 
     assert sorted(lane["id"].to_pylist()) == sorted(row["id"] for row in _copies(evolved))
     assert max(row["amount"] or 0 for row in _copies(evolved)) == HUGE

@@ -16,6 +16,7 @@ from router.config.loader import load
 from router.delta import upsert as module
 from router.delta.lake import Lake
 from router.delta.upsert import TableUpsert, upsert
+from router.engine.checkpoint_store import CheckpointStore
 from router.engine.explain import explain
 from router.engine.merge.backlog import Backlog, BacklogStore
 from router.merging import KeyedTable
@@ -54,7 +55,8 @@ def file(tmp_path: Path) -> Path:
     upsert(lake, work, lane(rows, keyed, {"gamer": pa.string(), "level": pa.int32()}))
     lake.write("_router/games/spark/metadata", b'{"id": "run-7"}')
     waits = {"silver.uno": Backlog(2, {"profiles": {0: (5, 6)}}, "it was broken by hand")}
-    BacklogStore(Lake.at(str(tmp_path / "lake/_router/games")), "profiles/upsert").note("games:run-7", 4, {}, waits)
+    store = CheckpointStore(Lake.at(str(tmp_path / "lake/_router/games")))
+    BacklogStore(store, "profiles/upsert").note("games:run-7", 4, {}, waits)
     path = tmp_path / "games.yaml"
     path.write_text(TEXT.format(lake=lake.root))
     return path
@@ -106,12 +108,12 @@ def test_a_large_table_is_sparks(lake: Lake, monkeypatch: pytest.MonkeyPatch) ->
     """Without it one task has to write a table of any size anew."""
     write_deltalake(lake.address("silver.a"), pa.table({"k": ["a"] * 1000}))
     table, keyed = lake.open("silver.a"), KeyedTable(("k",))
-    size = module.stored(table) if table else 0
+    size = module.stored_bytes(table) if table else 0
     chosen: dict[Any, str] = {}
     for limit in (size, size - 1):
         monkeypatch.setattr(module, "LARGE", limit)
         for engine in ("auto", "arrow", "spark"):
-            chosen[limit == size, engine] = module.choice(table, replace(keyed, engine=engine)).engine
+            chosen[limit == size, engine] = module.merge_engine(table, replace(keyed, engine=engine)).engine
 
     assert chosen == {
         **{(True, "auto"): "arrow", (True, "arrow"): "arrow", (True, "spark"): "spark"},

@@ -267,6 +267,25 @@ def test_a_translated_expression_has_the_value_that_spark_gives_it(spark: SparkS
     assert differences(framed(spark, ROWS), ROWS, listed(theme)) == []
 
 
+def test_a_slice_of_a_batch_has_the_values_of_its_rows(spark: SparkSession) -> None:
+    """Without it a look-up reads the items of other rows where a batch is a part of a larger one, or is empty."""
+    texts = [text for theme in SAME for text in listed(theme)]
+    columns = {name: ROWS.column(name).combine_chunks() for name in ROWS.column_names}
+    parts = {
+        part: {name: column.slice(*part) for name, column in columns.items()} for part in ((0, 0), (37, 50), (149, 1))
+    }
+    for text, node in zip(texts, translate(framed(spark, ROWS), [F.expr(text) for text in texts]), strict=True):
+        value, raised = evaluate(node, columns, len(ROWS))
+        for (start, count), some in parts.items():
+            found, marks = evaluate(node, some, count)
+            found.validate(full=True)
+            assert plain(found) == plain(value.slice(start, count)), text
+            none = [False] * count
+            assert (marks.to_pylist() if marks else none) == (
+                raised.slice(start, count).to_pylist() if raised else none
+            )
+
+
 def test_compiled_expressions_have_the_same_values(spark: SparkSession, compiled: None) -> None:
     """Without it rules have the values of Spark's interpreter, which runs in tests only."""
     texts = [text for theme in ("laziness", "arithmetic") for text in listed(theme)]

@@ -79,6 +79,10 @@ RULES = {
     "an overflow": ("event.n + 2147483647 > 0", [False, True, False, False, False]),
     "an error on purpose": ("if(event.n = 0, raise_error('no'), true)", [True, False, True, True, False]),
     "an index that is not there": ("element_at(array(1, null), event.n + 1) = 1", [False, True, False, False, False]),
+    "a condition inside that raises": (
+        "soundex(event.game) IS NOT NULL AND CASE WHEN int(event.text) > 5 THEN 'big' ELSE 'small' END = 'small'",
+        [True, False, True, True, False],
+    ),
     "raw columns": ("offset > 1 AND topic = 'events'", [False, False, True, True, False]),
     "a condition on what is no event": ("event IS NULL OR event.n = 1", [True, False, False, False, False]),
 }

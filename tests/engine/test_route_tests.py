@@ -57,10 +57,10 @@ def judge(spark: SparkSession, tmp_path: Path) -> Judge:
 
 def test_a_case_passes_on_counts_rows_dead_letters_and_lanes(judge: Judge) -> None:
     rows = [{**UNO, "amount": 5.50}]
-    lanes = {"lanes.games__copies__copy": [{"game": "uno", "_offset": 0}]}
+    lanes = {"outbox.games__copies__copy": [{"game": "uno", "_offset": 0}]}
 
     assert not judge({"value": UNO}, tables={"silver.uno": rows, **lanes})
-    assert not judge({"value": UNO}, tables={"silver.uno": 1, "lanes.games__copies__copy": 1})
+    assert not judge({"value": UNO}, tables={"silver.uno": 1, "outbox.games__copies__copy": 1})
     assert not judge({"value": "no"}, {"value": "no"}, dead_letters=[{"stage": "decode", "reason": "JSON", "count": 2}])
 
 
@@ -122,7 +122,7 @@ def test_the_routes_that_we_ship_do_what_their_tests_say(spark: SparkSession) ->
 
 
 WIN = {"value": {**UNO, "amount": 99}}
-LANE = {"silver.uno": 1, "lanes.games__copies__copy": 1}
+LANE = {"silver.uno": 1, "outbox.games__copies__copy": 1}
 
 
 @pytest.mark.parametrize(

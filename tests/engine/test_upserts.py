@@ -20,7 +20,7 @@ from router import SinkError, StartError, TableError
 from router.config.models import Route
 from router.engine.merge import delta_rs
 from router_decoders import Json
-from router_decoders.record_keys import Keyed
+from router_decoders.record_keys import RecordKeys
 from router_sinks import Delta, Upsert
 from tests.engine.conftest import COMMITS, EITHER
 from tests.engine.parts import Where
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MakeQuery = "Callable[..., Query]"
 DDL = "game string, gamer string, level int, at bigint, gone boolean"
-DECODE = Keyed(value=Json(schema=DDL), key=Json(schema="game string, gamer string"))
+DECODE = RecordKeys(value=Json(schema=DDL), key=Json(schema="game string, gamer string"))
 LATEST = Upsert(table="silver.{event.game}", keys=["event.gamer"], tombstones=True)
 
 
@@ -116,11 +116,11 @@ def test_what_cannot_be_merged_is_a_dead_letter(played_latest: Query) -> None:
 
 
 def test_every_record_is_counted(played_latest: Query) -> None:
-    """Without it nobody can prove that no row is lost between the lane and the tables."""
+    """Without it nobody can prove that no row is lost between the outbox and the tables."""
     booked = [row for row in played_latest.rows("ops.ledger") if row["applied"] is not None]
 
     assert sorted((row["batch_id"], row["applied"], row["dead"]) for row in booked) == [(0, 5, 1), (1, 4, 0)]
-    assert played_latest.content("lanes.games__profiles__upsert").num_rows == 10
+    assert played_latest.content("outbox.games__profiles__upsert").num_rows == 10
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_few_rows_are_merged_without_a_job_as_a_job_merges_them(
     found = {}
     for at_most in (delta_rs.SMALL_ROWS, -1):
         monkeypatch.setattr(delta_rs, "SMALL_ROWS", at_most)
-        keyed = Keyed(value=Json(schema=EVERY_TYPE), key=Json(schema="game string, gamer string"))
+        keyed = RecordKeys(value=Json(schema=EVERY_TYPE), key=Json(schema="game string, gamer string"))
         query = make_query(tmp_path / str(at_most), decode=keyed, routes=route(LATEST))
         query.take(raw(typed("a", 1), typed("b", 1), typed("a", 2, tags=[]), {**typed("c", 1), "game": "poker"}))
         gone = {"dead": {"game": "uno", "gamer": "b"}}

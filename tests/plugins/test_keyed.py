@@ -11,7 +11,7 @@ import pytest
 from router import RAW_SCHEMA, ConfigError
 from router.config.loader import load
 from router.registry import load_registry
-from router_decoders import Json, Keyed, Nothing
+from router_decoders import Json, Nothing, RecordKeys
 from router_decoders.registry_decoder import RegistryDecoder
 from router_schemas.model import KEY_HEADER, VALUE_HEADER
 from tests.engine.parts import Known, Shouted
@@ -47,7 +47,7 @@ def rows(spark: SparkSession, decoder: Decoder, records: list[tuple[bytes | None
 
 def test_a_record_is_an_event_when_value_and_key_can_be_decoded(spark: SparkSession) -> None:
     """Without it a key that nobody can read goes unnoticed, or a record without one is refused."""
-    found = rows(spark, Keyed(value=Json(schema="game string"), key=Json(schema="id int")), RECORDS)
+    found = rows(spark, RecordKeys(value=Json(schema="game string"), key=Json(schema="id int")), RECORDS)
 
     assert [row["event"] and row["event"]["game"] for row in found] == ["uno", "uno", None, None, None, None]
     assert [row["event_key"] and row["event_key"]["id"] for row in found] == [1, None, None, 2, None, None]
@@ -58,14 +58,14 @@ def test_a_record_is_an_event_when_value_and_key_can_be_decoded(spark: SparkSess
 
 def test_the_record_stays_as_it_was(spark: SparkSession) -> None:
     """Without it bronze has the key in place of the value."""
-    found = rows(spark, Keyed(value=Json(schema="game string"), key=Shouted()), RECORDS)
+    found = rows(spark, RecordKeys(value=Json(schema="game string"), key=Shouted()), RECORDS)
 
     assert [(row["key"], row["value"]) for row in found] == RECORDS
 
 
 def test_keys_of_records_for_bronze_only_are_looked_at(spark: SparkSession) -> None:
     """Without it `none` hides what is wrong with the keys."""
-    found = rows(spark, Keyed(value=Nothing(), key=Json(schema="id int")), RECORDS[:3])
+    found = rows(spark, RecordKeys(value=Nothing(), key=Json(schema="id int")), RECORDS[:3])
 
     assert [(row["event"], row["_error"]) for row in found] == [
         *[(None, None), (None, None), (None, "key value is not JSON")]
@@ -74,7 +74,7 @@ def test_keys_of_records_for_bronze_only_are_looked_at(spark: SparkSession) -> N
 
 def test_tasks_decode_what_frames_decode(spark: SparkSession) -> None:
     """Without it the way a batch lands decides what an event is."""
-    decoder = Keyed(value=Shouted(), key=Shouted())
+    decoder = RecordKeys(value=Shouted(), key=Shouted())
     records = [*RECORDS, (b"\xff", b"fine"), (b"fine", b"\xff")]
     expected = rows(spark, decoder, records)
     made = decoder.decoding()
@@ -96,7 +96,7 @@ def test_what_a_key_wants_is_asked_of_its_decoder(spark: SparkSession, tmp_path:
     for name in ("values", "keys"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name[:-1]).touch()
-    decoder = Keyed(value=Known(folder=str(tmp_path / "values")), key=Known(folder=str(tmp_path / "keys")))
+    decoder = RecordKeys(value=Known(folder=str(tmp_path / "values")), key=Known(folder=str(tmp_path / "keys")))
     records = [(b"key:1", b"value:1"), (b"key:2", b"value:2"), (None, b"value:3"), (b"other:4", b"value:4")]
 
     wanted = {row["_wanted"] for row in rows(spark, decoder, records)} - {None}
@@ -114,7 +114,7 @@ def test_value_and_key_need_no_name_in_a_configuration() -> None:
     """Without it people write a word that says nothing."""
     config = load(Path("games.yaml"), load_registry(), environ={}, text=TEXT).config
 
-    assert isinstance(config.decode, Keyed)
+    assert isinstance(config.decode, RecordKeys)
 
 
 @pytest.mark.parametrize("name", ["avro", "json_schema", "protobuf"])
@@ -126,11 +126,11 @@ def test_the_guid_of_a_key_is_in_a_header_of_its_own(name: str, more: str, heade
     text = TEXT.replace('{json: "id int"}', f'{{{name}: {{registry: "http://r.test"{more}}}}}')
     decoder = load(Path("games.yaml"), load_registry(), environ={}, text=text).config.decode
 
-    assert isinstance(decoder, Keyed)
+    assert isinstance(decoder, RecordKeys)
     assert isinstance(decoder.key, RegistryDecoder)
     assert (decoder.key.header, decoder.key.part_name) == (header, name)
     value = type(decoder.key).model_validate({"registry": "http://r.test"})
-    assert Keyed(value=value, key=value).value.header == VALUE_HEADER  # type: ignore[attr-defined]
+    assert RecordKeys(value=value, key=value).value.header == VALUE_HEADER  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -408,7 +408,12 @@ def _fields(name: str, entry: Any, of: Nodes) -> Node:
 
 def _fields_of_all(node: Node, value: pa.Array) -> pa.Array:
     items = pc.struct_field(value.values, [node.with_])
-    return pa.ListArray.from_arrays(value.offsets, items, mask=pc.is_null(value))
+    return _listed(value, items)
+
+
+def _listed(held: pa.Array, items: pa.Array) -> pa.Array:
+    """Return lists of other items in the places of those of an array or a map, which may be a slice."""
+    return pa.ListArray.from_arrays(pa.array(held.offsets.to_numpy()), items, mask=pc.is_null(held))
 
 
 def _struct(name: str, entry: Any, of: Nodes) -> Node:
@@ -509,8 +514,7 @@ def _entries(name: str, entry: Any, of: Nodes) -> Node:
 
 
 def _all_entries(node: Node, held: pa.Array) -> pa.Array:
-    items = held.keys if node.op == "MapKeys" else held.items
-    return pa.ListArray.from_arrays(held.offsets, items, mask=pc.is_null(held))
+    return _listed(held, held.keys if node.op == "MapKeys" else held.items)
 
 
 def _same(_: str, entry: Any, of: Nodes) -> Node:

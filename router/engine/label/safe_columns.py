@@ -19,13 +19,15 @@ def tried(column: Column) -> Column:
 
     Spark has no public form of this: its own try_* functions are built on the same expression. The column must be
     guarded by a condition that cannot be folded away (`F.when(...)`): Spark would otherwise compute a subexpression
-    shared with another column ahead of the guard, and raise there.
+    shared with another column ahead of the guard, and raise there. Around a struct, since its optimiser moves what
+    catches into the branches of a bare CASE, and leaves the conditions outside.
     """
     context = SparkContext._active_spark_context
     assert context is not None and context._jvm is not None  # noqa: PT018 - a column cannot exist without
     spark = context._jvm.org.apache.spark.sql
-    expression = spark.classic.ExpressionUtils.expression(column._jc)
-    return Column(spark.classic.ExpressionUtils.column(spark.catalyst.expressions.TryEval(expression)))
+    expression = spark.classic.ExpressionUtils.expression(F.struct(column.alias("value"))._jc)
+    caught = Column(spark.classic.ExpressionUtils.column(spark.catalyst.expressions.TryEval(expression)))
+    return caught.getField("value")
 
 
 def holds(given: Column, condition: Column) -> Column:
