@@ -12,4 +12,4 @@ import router.engine.land.task  # noqa: F401 - for those who are forked from her
 
 if __name__ == "__main__":
     gc.freeze()  # a collection in a worker would copy the pages that it shares
-    manager()
+    manager()  # type: ignore[no-untyped-call]
