@@ -1,6 +1,8 @@
 """Measure the router against what people ship today, on this machine, from a real Kafka.
 
 `python -m benchmarks` takes under ten minutes on two cores, `--full` about two hours. A figure counts only after the
-tables were counted. Read `cells` -> `harness` -> `worker` for the life of one cell; a new measurement is one module
-in `measurements/`, a new contender one in `subjects/`, a new kind of event one in `feeds/`.
+tables were counted, and it carries the machine, the commit and the day. Read `cells` -> `harness` -> `worker` for the
+life of one cell. What is asked is a `Measurement` in a module of `measurements/`, a contender a `Subject` in one of
+`subjects/`, a kind of event a `Feed` in one of `feeds/`; `discovery` finds them. `sweeps/` holds the router's
+configurations, each of which `router bench` measures alone. Labels, processes and charts are those of `router.bench`.
 """

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from benchmarks.cells import FULL, SHORT, Cell, Scale, distinct
+from benchmarks.cells import FULL, SHORT, Cell, Scale, distinct, in_turns
 from benchmarks.discovery import measurements
 from benchmarks.format import count, events_per_second, figure
 from benchmarks.harness import measure
-from benchmarks.machine import machine
 from benchmarks.report import report
 from benchmarks.results import CellResult, Results
 from benchmarks.topics import Topics
+from router.bench.machine import Label
 from router_demo.kafka import EmbeddedKafka
 
 if TYPE_CHECKING:
@@ -47,31 +47,34 @@ def main(words: list[str]) -> int:
     if given.list:
         console.print("\n".join(f"{'  ' if cell in missing else '= '}{cell.key} x{cell.repeat}" for cell in cells))
         return 0
-    if missing and not _measured(missing, results, console, given.timeout or scale.timeout):
+    if missing and not _measured(missing, results, console, given):
         return 130
     report(results, _shown(asked, results), console, results.path.parent)
     return int(any(not results.complete(cell) for cell in cells))
 
 
-def _measured(cells: list[Cell], results: Results, console: Console, timeout: float) -> bool:
+def _measured(cells: list[Cell], results: Results, console: Console, given: argparse.Namespace) -> bool:
     # As Ctrl-C: it unwinds the `with` blocks, which end the broker and the running process.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        _measure(cells, results, console, timeout)
+        _measure(cells, results, console, given)
     except KeyboardInterrupt:
         console.print(f"interrupted; go on with: {results.command} --resume", markup=False)
         return False
     return True
 
 
-def _measure(cells: list[Cell], results: Results, console: Console, timeout: float) -> None:
+def _measure(cells: list[Cell], results: Results, console: Console, given: argparse.Namespace) -> None:
+    timeout, logs, done = given.timeout or results.scale.timeout, results.path.parent / "failed", 0
     with EmbeddedKafka() as broker:
         topics = Topics(broker)
-        for number, cell in enumerate(cells, 1):
+        for together in in_turns(cells):
             began = time.monotonic()
-            result = measure(cell, topics, timeout, results.path.parent / "failed")
-            results.add(result)
-            console.print(f"[{number}/{len(cells)}] {_line(result)} ({time.monotonic() - began:.0f} s)", markup=False)
+            for result in measure(together, topics, timeout, logs, given.date):
+                results.add(result)
+                done += 1
+                took = time.monotonic() - began
+                console.print(f"[{done}/{len(cells)}] {_line(result)} ({took:.0f} s)", markup=False)
 
 
 def _line(result: CellResult) -> str:
@@ -104,10 +107,15 @@ def _shown(asked: list[Measurement], results: Results) -> list[Measurement]:
 def _results(given: argparse.Namespace, scale: Scale) -> Results:
     path = (given.out or FOLDER / ("full" if scale.full else "short")) / "results.json"
     command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
-    results = Results(path, scale, given.date, command, machine())
+    results = Results(path, scale, command)
     if given.resume and path.exists():
-        kept = Results.load(path).cells
-        results.cells = {key: result for key, result in kept.items() if not _again(result, given.redo)}
+        here, console = Label.now(given.date), Console(stderr=True)
+        for key, result in Results.load(path).cells.items():
+            why = _again(result, given.redo, here)
+            if why:
+                console.print(f"measured again: {key}: {why}", markup=False, soft_wrap=True)
+            else:
+                results.cells[key] = result
     return results
 
 
@@ -115,8 +123,13 @@ def _named(cell: Cell, patterns: list[str]) -> bool:
     return not patterns or any(fnmatch(cell.key, pattern) for pattern in patterns)
 
 
-def _again(result: CellResult, redo: str) -> bool:
-    return result.noisy if redo == "noisy" else bool(redo) and fnmatch(result.cell.key, redo)
+def _again(result: CellResult, redo: str, here: Label) -> str:
+    """Return why a cell is not taken over by --resume, or ""."""
+    if not result.label.same_machine(here):
+        return f"it is of another machine ({result.label.machine_text()}); this one is {here.machine_text()}"
+    if redo == "noisy":
+        return f"others used {result.foreign_cores:.2f} cores" if result.noisy else ""
+    return f"--redo {redo}" if redo and fnmatch(result.cell.key, redo) else ""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -130,10 +143,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--events", type=int, help=f"events per topic (short {SHORT.events}, full {FULL.events})")
     add("--repeat", type=int, help=f"runs per figure, which is their median (short {SHORT.repeat}, full {FULL.repeat})")
     add("--out", type=Path, help="folder of results.json, results.md and plots (benchmarks/results/short or full)")
-    add("--resume", action="store_true", help="keep the valid cells of results.json and measure the others")
+    add(
+        "--resume",
+        action="store_true",
+        help="keep the valid cells of results.json that are of this machine, measure the others",
+    )
     add("--redo", default="", metavar="PATTERN", help="with --resume: measure these cells again; or `noisy`")
     add("--timeout", type=float, help="seconds a process may take (short 300, full 5400)")
-    add("--date", default=f"{datetime.now().astimezone():%Y-%m-%d}", help="the date written into the results")
+    add("--date", default=f"{datetime.now().astimezone():%Y-%m-%d}", help="the date written into the cells")
     add("--list", action="store_true", help="name the cells and end; = marks those that --resume would keep")
     add("--render", type=Path, metavar="results.json", help="make tables and plots again, measure nothing")
     return parser

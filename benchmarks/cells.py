@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 Mode = Literal["warm", "cold", "single"]
-Sample = Literal["", "workers", "driver"]
+Sample = Literal["", "workers", "driver", "footprint"]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Name one thing to measure; equal cells of several measurements run once.
+    """One thing to measure; equal cells of several measurements run once.
 
     `mode` says how: `warm` runs `warm_up` + `repeat` times in one session and its figure leaves the first ones out,
     `cold` starts `repeat` fresh processes, `single` is one run in one process, for what is sampled rather than timed.
     `rows_per_batch` of 0 means that all events come in one batch; a `feed` of "" that the subject needs no topic.
+    Cold cells of the same `turns` run their processes in turns, so that a machine that slows down slows all of them.
     """
 
     subject: str
@@ -29,6 +30,7 @@ class Cell:
     feed: str = "json"
     options: tuple[tuple[str, str], ...] = ()
     warm_up: int = 1
+    turns: str = ""
 
     @property
     def key(self) -> str:
@@ -54,7 +56,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Scale:
-    """Say how much is measured: the short version or everything."""
+    """How much is measured: the short version or everything."""
 
     events: int
     repeat: int
@@ -79,6 +81,14 @@ class Scale:
 
 SHORT = Scale(events=300_000, repeat=1, full=False, timeout=300)
 FULL = Scale(events=1_000_000, repeat=3, full=True, timeout=5400)
+
+
+def in_turns(cells: list[Cell]) -> list[list[Cell]]:
+    """Return the cells in groups that are measured together, in order of first mention."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(f"turns of {cell.turns}" if cell.turns else cell.key, []).append(cell)
+    return list(groups.values())
 
 
 def distinct(cells: list[Cell]) -> list[Cell]:

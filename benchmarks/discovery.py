@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Named(Protocol):
-    """Be something that is chosen by its name."""
+    """Something that is chosen by its name."""
 
     @property
     def name(self) -> str: ...

@@ -1,46 +1,54 @@
-"""Measure one cell: produce its topic, start its processes, count what they left, note who disturbed."""
+"""Measure cells: fill their topics, start their processes, count what they left, note where and who disturbed."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import tempfile
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.checkpoints import batches_done, processing_seconds
 from benchmarks.discovery import modules, subjects
-from benchmarks.machine import Neighbours
-from benchmarks.processes import run_command
 from benchmarks.results import CellResult
-from benchmarks.runs import Job, Run, Task, read_runs
+from benchmarks.runs import Job, Run, Task, batches_done, footprint, processing_seconds, read_runs
+from router.bench.machine import Footprint, Label, Neighbours
+from router.bench.processes import run_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from benchmarks.cells import Cell
-    from benchmarks.processes import Ended
-    from benchmarks.topics import Topics
+    from benchmarks.topics import Topic, Topics
+    from router.bench.processes import Ended
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
-def measure(cell: Cell, topics: Topics, timeout: float, logs: Path) -> CellResult:
-    """Return the runs of a cell, each verified.
+def measure(cells: Sequence[Cell], topics: Topics, timeout: float, logs: Path, date: str = "") -> list[CellResult]:
+    """Return the runs of cells, each verified; several cells run their processes in turns.
 
     `timeout` is in seconds and per process. What a process said is kept in `logs` when a run has a problem.
     """
-    topic = topics.of(cell)
-    runs: list[Run] = []
+    filled = [topics.of(cell) for cell in cells]
+    runs: list[list[Run]] = [[] for _ in cells]
     with Neighbours() as neighbours:
-        for _ in range(cell.processes):
-            with tempfile.TemporaryDirectory(prefix="router-benchmark-", ignore_cleanup_errors=True) as folder:
-                source = (topics.servers, topic.name, topic.schema, topic.decode)
-                numbers = (cell.events, cell.games, cell.partitions, cell.rows_per_batch or cell.events)
-                task = Task(*source, *numbers, topic.expected, folder, dict(cell.options))
-                done = _process(cell, task, timeout)
-                _keep_output(cell, done, Path(folder), logs)
-                runs += done
-    return CellResult(cell, tuple(runs), neighbours.load, neighbours.foreign_cores)
+        for turn in range(max(cell.processes for cell in cells)):
+            for cell, topic, mine in zip(cells, filled, runs, strict=True):
+                mine.extend(_turn(cell, topic, topics.servers, timeout, logs) if turn < cell.processes else ())
+    label, noise = Label.now(date), (neighbours.load, neighbours.foreign_cores)
+    return [CellResult(cell, tuple(done), *noise, label) for cell, done in zip(cells, runs, strict=True)]
+
+
+def _turn(cell: Cell, topic: Topic, servers: str, timeout: float, logs: Path) -> list[Run]:
+    with tempfile.TemporaryDirectory(prefix="router-benchmark-", ignore_cleanup_errors=True) as folder:
+        source = (servers, topic.name, topic.schema, topic.decode)
+        numbers = (cell.events, cell.games, cell.partitions, cell.rows_per_batch or cell.events)
+        task = Task(*source, *numbers, topic.expected, folder, dict(cell.options))
+        done = _process(cell, task, timeout)
+        _keep_output(cell, done, Path(folder), logs)
+    return done
 
 
 def _keep_output(cell: Cell, runs: list[Run], folder: Path, logs: Path) -> None:
@@ -57,9 +65,16 @@ def _process(cell: Cell, task: Task, timeout: float) -> list[Run]:
 
 def _by_command(cell: Cell, task: Task, command: Callable[[Task], list[str]], timeout: float) -> Run:
     Path(task.folder).mkdir(parents=True)
-    ended = run_command(command(task), Path(task.folder, "output.log"), timeout)
+    memory: list[Footprint] = []
+
+    def watch(pid: int) -> AbstractContextManager[object]:
+        memory.append(Footprint(pid))
+        return memory[0] if cell.sample == "footprint" else nullcontext()
+
+    ended = run_command(command(task), Path(task.folder, "output.log"), timeout, cwd=ROOT, watch=watch)
     seconds = processing_seconds(task.checkpoint) or ended.seconds
-    run = Run(seconds, process_seconds=ended.seconds, batches=batches_done(task.checkpoint), problem=ended.problem())
+    batches, peaks = batches_done(task.checkpoint), footprint(memory[0], task) if cell.sample else {}
+    run = Run(seconds, process_seconds=ended.seconds, batches=batches, peaks=peaks, problem=ended.problem())
     return verified(cell, task, run)
 
 
@@ -68,7 +83,7 @@ def _by_worker(cell: Cell, task: Task, timeout: float) -> list[Run]:
     job = Job(cell.subject, modules()[cell.subject], task, cell.runs, cell.sample, str(folder / "runs.jsonl"))
     job.write(folder / "job.json")
     command = [sys.executable, "-m", "benchmarks.worker", str(folder / "job.json")]
-    ended = run_command(command, folder / "output.log", timeout)
+    ended = run_command(command, folder / "output.log", timeout, cwd=ROOT)
     runs = [verified(cell, task.nth(number), run) for number, run in enumerate(read_runs(Path(job.results)))]
     runs += _missing(cell, len(runs), ended)
     alone = ended.seconds if cell.mode == "cold" else None

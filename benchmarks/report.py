@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from rich.table import Table as RichTable
 
-from benchmarks.plots import draw
+from router.bench.chart import draw
+from router.bench.machine import summary
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from benchmarks.measurements import Measurement, Table
     from benchmarks.results import Results
+
 
 NOISE_NOTE = (
     "A figure with a star is of a cell during which other processes took part of the machine: "
@@ -28,6 +30,8 @@ def report(results: Results, asked: list[Measurement], console: Console, folder:
     tables = {item: item.table(results, results.scale) for item in asked}
     for item, table in tables.items():
         console.print(rich_table(item.title, table))
+    for line in summary(result.label for result in results.cells.values()):
+        console.print(line, markup=False)
     for remark in remarks(results):
         console.print(remark, markup=False)
     results.save({item.name: asdict(table) for item, table in tables.items()})
@@ -48,10 +52,11 @@ def rich_table(title: str, table: Table) -> RichTable:
 
 def markdown(results: Results, tables: dict[Measurement, Table], charts: dict[str, str]) -> str:
     """Return the whole report as Markdown; `charts` holds the picture of a measurement by its name."""
-    system = ", ".join(f"{name} {value}" for name, value in results.machine.items())
-    parts = [f"# Benchmark of {results.date}", f"`{results.command}`", f"On {system}."]
+    machines = summary(result.label for result in results.cells.values())
+    parts = ["# Benchmark", f"`{results.command}`", "\n".join(f"- {line}" for line in machines) or "Nothing measured."]
     for item, table in tables.items():
         parts += [f"## {item.title}", markdown_table(table), *table.notes]
+        parts += [measured_on(results, item)] if len(machines) > 1 else []
         parts += [f"![{item.title}]({charts[item.name]})"] if item.name in charts else []
     parts += remarks(results)
     return "\n\n".join(parts) + "\n"
@@ -69,11 +74,21 @@ def markdown_table(table: Table) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
+def measured_on(results: Results, item: Measurement) -> str:
+    """Return where the cells of a measurement were measured."""
+    labels = [found.label for cell in item.cells(results.scale) if (found := results.of(cell))]
+    machines = sorted({label.machine_text() for label in labels})
+    mixed = " Figures of several machines are not to be compared." if len(machines) > 1 else ""
+    return f"Measured on {'; '.join(machines)}.{mixed}" if machines else "Not measured."
+
+
 def _draw(results: Results, asked: list[Measurement], folder: Path) -> dict[str, str]:
     files = {}
     for item in asked:
         chart = item.chart(results, results.scale) if item.chart else None
         if chart and any(chart.lines.values()):
             files[item.name] = f"throughput_{item.name}.png"
-            draw(chart, folder / files[item.name])
+            labels = [found.label for cell in item.cells(results.scale) if (found := results.of(cell))]
+            below = "   ".join(dict.fromkeys(label.text() for label in labels))
+            draw(replace(chart, below=below), folder / files[item.name])
     return files

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.cells import Cell, Scale
-from benchmarks.machine import NOISY
 from benchmarks.runs import Run
+from router.bench.machine import NOISY, Label
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CellResult:
-    """Hold the runs of a cell and what disturbed them."""
+    """The runs of a cell, where they were measured, and what disturbed them."""
 
     cell: Cell
     runs: tuple[Run, ...]
     load: float = 0.0
     foreign_cores: float = 0.0
+    label: Label = field(default_factory=Label)
 
     @property
     def problem(self) -> str:
@@ -47,13 +48,15 @@ class CellResult:
 
 @dataclass
 class Results:
-    """Keep results by cell; `add` saves the file at once, so that an interrupted session can go on."""
+    """Results by cell; `add` saves the file at once, so that an interrupted session can go on.
+
+    `command` is the last one that wrote them. Machine, commit and date are those of each cell, not of the file: a file
+    grows over sessions, and it has been carried to other machines.
+    """
 
     path: Path
     scale: Scale
-    date: str
     command: str
-    machine: dict[str, str]
     cells: dict[str, CellResult] = field(default_factory=dict)
 
     def add(self, result: CellResult) -> None:
@@ -73,9 +76,7 @@ class Results:
     def save(self, findings: dict[str, Any] | None = None) -> None:
         """Write everything so that a crash leaves the old file or the new one."""
         content = {
-            "date": self.date,
             "command": self.command,
-            "machine": self.machine,
             "scale": asdict(self.scale),
             "cells": [
                 {"key": key, "median_seconds": median(result), "problem": result.problem, **asdict(result)}
@@ -96,9 +97,7 @@ class Results:
         return cls(
             path,
             Scale(**content["scale"]),
-            content["date"],
             content["command"],
-            content["machine"],
             {result.cell.key: result for result in cells},
         )
 
@@ -127,4 +126,4 @@ def _cell_result(item: dict[str, Any]) -> CellResult:
     cell = {name: value for name, value in item["cell"].items() if name in known}
     cell["options"] = tuple((name, value) for name, value in cell.get("options", ()))
     runs = tuple(Run.of(run) for run in item["runs"])
-    return CellResult(Cell(**cell), runs, item["load"], item["foreign_cores"])
+    return CellResult(Cell(**cell), runs, item["load"], item["foreign_cores"], Label.of(item.get("label")))

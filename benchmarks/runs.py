@@ -1,4 +1,7 @@
-"""What passes between the harness and the processes it starts: a job out, runs back."""
+"""What passes between the harness and its processes: a job out, runs back.
+
+Spark's own checkpoint is the clock of a command line that reports nothing, and the count of its batches.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from benchmarks.cells import Sample
+    from router.bench.machine import Footprint
 
 
 @dataclass(frozen=True)
 class Task:
-    """Say what one run does and where it writes.
+    """What one run does and where it writes.
 
     `schema` and `decode` describe the events as their feed does; `expected` is the number of events by table.
     """
@@ -47,7 +51,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Job:
-    """Ask one process to do a task `runs` times in one session, and to append each run to `results`.
+    """A task that one process does `runs` times in one session; it appends each run to `results`.
 
     `module` is where the subject is defined: a cold process must not pay for importing the other contenders.
     """
@@ -72,7 +76,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Run:
-    """Hold one run: `seconds` from the start of the query to the end of its last batch, `read` in records.
+    """One run: `seconds` from the start of the query to the end of its last batch, `read` in records.
 
     `process_seconds` is the life of the whole process where that is part of the question; `steps` are seconds,
     `peaks` and `samples` whatever was sampled, `counts` what the other side counted; `problem` says why the figures
@@ -98,6 +102,14 @@ class Run:
         return cls(**{name: value for name, value in content.items() if name in known})
 
 
+def footprint(memory: Footprint, task: Task) -> dict[str, float]:
+    """Return the peak memory of the processes of a run and what it left on disk, in megabytes."""
+    from router.bench.machine import MB, bytes_on_disk  # noqa: PLC0415  a cold contender must not import the router
+
+    left = sum(bytes_on_disk(folder) for folder in (task.lake, task.checkpoint))
+    return {"pss_mb": memory.megabytes, "disk_mb": left / MB}
+
+
 def append_run(path: Path, run: Run) -> None:
     """Add a run to a file of JSON lines, so that what was done survives a killed process."""
     with path.open("a") as lines:
@@ -107,3 +119,21 @@ def append_run(path: Path, run: Run) -> None:
 def read_runs(path: Path) -> list[Run]:
     """Return the runs of a file of JSON lines; none when it is not there."""
     return [Run.of(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def batches_done(folder: Path) -> int:
+    """Return how many batches the checkpoint below a folder has finished; old entries may be gone, numbers stay."""
+    return max((int(commit.name) + 1 for commit in _commits(folder)), default=0)
+
+
+def processing_seconds(folder: Path) -> float | None:
+    """Return the time from the start of the query to the end of its last batch; None when no batch was finished."""
+    commits = _commits(folder)
+    if not commits:
+        return None
+    started = (commits[0].parent.parent / "metadata").stat().st_mtime  # the first file that a query writes
+    return max(commit.stat().st_mtime for commit in commits) - started
+
+
+def _commits(folder: Path) -> list[Path]:
+    return [commit for commit in folder.glob("**/commits/*") if commit.name.isdigit()]

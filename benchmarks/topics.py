@@ -19,7 +19,7 @@ SEED = 7
 
 @dataclass(frozen=True)
 class Topic:
-    """Hold a topic's name, its feed's words on the events, and how many of them each table must get."""
+    """A topic's name, its feed's words on the events, and how many of them each table must get."""
 
     name: str
     schema: str
@@ -32,7 +32,7 @@ NONE = Topic("", "", {}, {})
 
 
 class Topics:
-    """Produce topics into a broker on first use."""
+    """The topics of a broker, filled on first use."""
 
     def __init__(self, broker: EmbeddedKafka) -> None:
         self._broker = broker
@@ -68,8 +68,9 @@ class Topics:
             }
         )
         expected: Counter[str] = Counter()
-        for index, (value, table) in enumerate(feeds()[cell.feed].values(cell.events, cell.games, SEED)):
-            _send(producer, name, value, index % cell.partitions)
+        feed = feeds()[cell.feed]
+        for index, (value, table) in enumerate(feed.values(cell.events, cell.games, SEED)):
+            _send(producer, name, value, feed.key(value) if feed.key else None, index % cell.partitions)
             expected[table] += 1
         producer.flush()
         return dict(expected)
@@ -84,10 +85,10 @@ class Topics:
             raise RuntimeError(f"topic {name} holds {sum(ends)} records, {cell.events} were sent: run again")
 
 
-def _send(producer: Producer, topic: str, value: bytes, partition: int) -> None:
+def _send(producer: Producer, topic: str, value: bytes, key: bytes | None, partition: int) -> None:
     while True:
         try:
-            producer.produce(topic, value, partition=partition)
+            producer.produce(topic, value, key, partition=partition)
             return
         except BufferError:
             producer.poll(0.1)

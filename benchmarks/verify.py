@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,7 +12,8 @@ if TYPE_CHECKING:
 
     from benchmarks.runs import Run, Task
 
-BRONZE = "bronze/game_events"
+
+BRONZE = "bronze"
 DEAD_LETTERS = "ops/dead_letters"
 TABLES = "silver"
 
@@ -19,6 +21,19 @@ TABLES = "silver"
 def bronze_and_tables(task: Task, run: Run) -> str:
     """Say what is wrong where every event must be in bronze and in its game's table, and none is a dead letter."""
     return compare({"bronze": task.events, "dead letters": 0, **task.expected}, _lake(task.lake))
+
+
+def bronze_and_profiles(task: Task, run: Run) -> str:
+    """Say what is wrong where every record must be in bronze and be the latest profile of its gamer."""
+    found = {name: rows for name, rows in _lake(task.lake).items() if name != "profile_history"}
+    return compare({"bronze": task.events, "dead letters": 0, **task.expected}, found)
+
+
+def offsets_read(task: Task, run: Run) -> str:
+    """Say what is wrong where a checkpoint alone says what was read: up to which offsets its last batch came."""
+    batches = sorted((task.checkpoint / "offsets").glob("[0-9]*"), key=lambda file: int(file.name))
+    ends = json.loads(batches[-1].read_text().splitlines()[-1]) if batches else {}
+    return compare({"records read": task.events}, {"records read": sum(ends.get(task.topic, {}).values())})
 
 
 def tables_only(task: Task, run: Run) -> str:
@@ -66,7 +81,8 @@ def count_rows(table: Path) -> int:
 def _lake(lake: Path) -> dict[str, int]:
     dead_letters = lake / DEAD_LETTERS
     dead = count_rows(dead_letters) if (dead_letters / "_delta_log").is_dir() else 0
-    return {"bronze": count_rows(lake / BRONZE), "dead letters": dead, **_tables(lake)}
+    (bronze,) = [log.parent for log in (lake / BRONZE).glob("*/_delta_log")]
+    return {"bronze": count_rows(bronze), "dead letters": dead, **_tables(lake)}
 
 
 def _tables(lake: Path) -> dict[str, int]:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.runs import Job, append_run
-from benchmarks.sampling import sampled
+import psutil
+
+from benchmarks.runs import Job, append_run, batches_done, footprint
 from benchmarks.subjects import Subject
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from pyspark.sql import SparkSession
 
-    from benchmarks.runs import Run
+    from benchmarks.cells import Sample
+    from benchmarks.runs import Run, Task
 
 
 def main(path: Path) -> None:
@@ -42,6 +48,98 @@ def _run(subject: Subject, spark: SparkSession, job: Job, number: int) -> Run:
     with sampled(job.sample, spark, task) as add_samples:
         run = subject.run(spark, task)
     return replace(add_samples(run), first=number == 0)
+
+
+MB = 1 << 20
+WORKER_SECONDS = 0.1
+DRIVER_BATCHES = 50
+
+
+class Workers:
+    """The resident memory of Spark's Python workers, of the largest and of all together, and that of the JVM."""
+
+    def __init__(self) -> None:
+        self.by_process: dict[int, int] = {}
+        self.together = self.java = 0
+
+    def sample(self) -> None:
+        """Look once."""
+        sizes = {process.pid: process.memory_info().rss for process in _python_workers()}
+        for pid, size in sizes.items():
+            self.by_process[pid] = max(size, self.by_process.get(pid, 0))
+        self.together = max(self.together, sum(sizes.values()))
+        self.java = max([self.java, *(process.memory_info().rss for process in _java())])
+
+    def peaks(self) -> dict[str, float]:
+        """Return the peaks in megabytes and the number of worker processes seen."""
+        largest = max(self.by_process.values(), default=0)
+        return {
+            "worker_mb": largest / MB,
+            "workers_mb": self.together / MB,
+            "workers": float(len(self.by_process)),
+            "java_mb": self.java / MB,
+        }
+
+
+class Driver:
+    """The memory of the driver, every so many batches: its Python and Java processes, and the heap after GC."""
+
+    def __init__(self, spark: SparkSession, task: Task) -> None:
+        self._spark, self._task = spark, task
+        self._python = psutil.Process()
+        (self._java,) = _java()
+        self._began = time.perf_counter()
+        self.samples: list[dict[str, float]] = []
+
+    def sample(self) -> None:
+        """Look once; add a sample when enough batches were done since the last one."""
+        batches = batches_done(self._task.checkpoint)
+        if batches - (self.samples[-1]["batches"] if self.samples else 0) >= DRIVER_BATCHES:
+            self.samples.append(self._now(batches))
+
+    def _now(self, batches: int) -> dict[str, float]:
+        java = self._spark._jvm.java.lang  # type: ignore[union-attr]  # no other door to the JVM
+        java.System.gc()
+        runtime = java.Runtime.getRuntime()
+        return {
+            "batches": float(batches),
+            "seconds": time.perf_counter() - self._began,
+            "python_mb": self._python.memory_info().rss / MB,
+            "java_mb": self._java.memory_info().rss / MB,
+            "heap_mb": (runtime.totalMemory() - runtime.freeMemory()) / MB,
+        }
+
+
+@contextmanager
+def sampled(kind: Sample, spark: SparkSession, task: Task) -> Iterator[Callable[[Run], Run]]:
+    """Sample while the block runs; give back a function that puts what was seen into the run."""
+    if not kind:
+        yield lambda run: run
+        return
+    from router.bench.machine import Footprint, Sampler  # noqa: PLC0415  a cold contender must not import the router
+
+    if kind == "workers":
+        workers = Workers()
+        with Sampler(workers.sample, WORKER_SECONDS):
+            yield lambda run: replace(run, peaks=workers.peaks())
+    elif kind == "driver":
+        driver = Driver(spark, task)
+        with Sampler(driver.sample, 0.5):
+            yield lambda run: replace(run, samples=driver.samples)
+    else:
+        with Footprint(os.getpid()) as memory:
+            yield lambda run: replace(run, peaks=footprint(memory, task))
+
+
+def _java() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children(recursive=True) if child.name() == "java"]
+
+
+def _python_workers() -> list[psutil.Process]:
+    """Return the workers: children of Spark's daemon, which is a child of Java."""
+    below = psutil.Process().children(recursive=True)
+    daemons = {process.pid for process in below if "pyspark.daemon" in process.cmdline()}
+    return [process for process in below if process.pid in daemons and process.ppid() in daemons]
 
 
 if __name__ == "__main__":

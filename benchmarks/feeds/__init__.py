@@ -11,14 +11,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Feed:
-    """Describe a kind of event.
+    """A kind of event.
 
     `values(events, games, seed)` yields each value with the name of its table; `schema` is the DDL of the decoded
     event; `decode()` is what the router's configuration says under `decode:`, asked when a topic has its events, so
-    that a feed may start a registry first.
+    that a feed may start a registry first; `key` makes the key of a record from its value.
     """
 
     name: str
     schema: str
     values: Callable[[int, int, int], Iterator[tuple[bytes, str]]]
     decode: Callable[[], dict[str, Any]]
+    key: Callable[[bytes], bytes] | None = None

@@ -1,4 +1,4 @@
-"""JSON events of about 190 bytes with ten fields, spread evenly over the games."""
+"""JSON events of about 190 bytes with ten fields, spread evenly over the games; with a map; and profiles of gamers."""
 
 from __future__ import annotations
 
@@ -54,4 +54,25 @@ def _chunk(random: np.random.Generator, names: list[str], start: int, count: int
         yield text.encode(), names[game]
 
 
+def _with_map(events: int, games: int, seed: int) -> Iterator[tuple[bytes, str]]:
+    for number, (value, table) in enumerate(_values(events, games, seed)):
+        tags = b',"tags":{"source":"s%d","campaign":"c%d"}}' % (number % 7, number % 100)
+        yield value[:-1] + tags, table
+
+
+def _profiles(events: int, games: int, seed: int) -> Iterator[tuple[bytes, str]]:
+    """Yield a profile of each of so many gamers."""
+    for number in range(events):
+        game = f"game_{number % games:04d}"
+        names = f'"game":"{game}","gamer_id":"g-{number}","nickname":"gamer {number}"'
+        yield f'{{{names},"level":{number % 99},"country":"{_COUNTRIES[number % 16]}"}}'.encode(), f"{game}_profiles"
+
+
+def _profile_key(value: bytes) -> bytes:
+    """Return the key of a profile: its game and gamer."""
+    return value.partition(b',"nickname"')[0] + b"}"
+
+
 JSON = Feed("json", SCHEMA, _values, lambda: {"json": {"schema": SCHEMA}})
+DECIMALS = Feed("json_decimals", SCHEMA, _with_map, dict)
+PROFILES = Feed("profiles", "", _profiles, dict, _profile_key)

@@ -10,11 +10,12 @@ if TYPE_CHECKING:
 
     from benchmarks.cells import Cell, Scale
     from benchmarks.results import Results
+    from router.bench.chart import Chart
 
 
 @dataclass(frozen=True)
 class Table:
-    """Be what a measurement found: text for people, `figures` for machines."""
+    """What a measurement found: text for people, `figures` for machines."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -23,19 +24,8 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Chart:
-    """Be lines over a logarithmic axis: per label the points (x, y); with `log` the other axis is logarithmic too."""
-
-    title: str
-    across: str
-    lines: dict[str, list[tuple[int, float]]]
-    up: str = "events per second"
-    log: bool = False
-
-
-@dataclass(frozen=True)
 class Measurement:
-    """Ask one question.
+    """One question.
 
     `cells(scale)` names what has to be measured, `table(results, scale)` answers, also when cells are missing.
     `order` says where it stands in the output; `short` whether the short version asks it.

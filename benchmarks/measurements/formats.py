@@ -1,17 +1,25 @@
-"""Ask what a format costs: the same events as JSON, framed Protobuf and framed Avro, written with 1 and 10 schemas."""
+"""What formats cost: the same events as JSON, Protobuf and Avro, written with 1 and 10 schemas.
+
+What decoding one value costs, by format and shape, and which part of a batch that is; and what a new schema version
+does to a running stream.
+"""
 
 from __future__ import annotations
 
+import os
+import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from benchmarks.format import figure, rate, times, verdict
+from benchmarks.cells import Cell
+from benchmarks.format import MISSING, figure, rate, seconds, times, verdict
 from benchmarks.measurements import Measurement, Table
 from benchmarks.results import median, ratio
 
 if TYPE_CHECKING:
-    from benchmarks.cells import Cell, Scale
+    from benchmarks.cells import Scale
     from benchmarks.results import Results
+
 
 NAMES = {
     "json": "JSON",
@@ -28,11 +36,11 @@ def cell(scale: Scale, feed: str) -> Cell:
     return replace(scale.warm("router", 7), feed=feed)
 
 
-def _cells(scale: Scale) -> list[Cell]:
+def _formats_cells(scale: Scale) -> list[Cell]:
     return [cell(scale, feed) for feed in NAMES]
 
 
-def _table(results: Results, scale: Scale) -> Table:
+def _formats_table(results: Results, scale: Scale) -> Table:
     rows: list[tuple[str, ...]] = []
     figures: dict[str, float | None] = {}
     for feed, name in NAMES.items():
@@ -56,4 +64,95 @@ def _table(results: Results, scale: Scale) -> Table:
     )
 
 
-FORMATS = Measurement("formats", "Formats: bronze + 7 tables", 40, _cells, _table, short=False)
+FORMATS_FORMATS = Measurement("formats", "Formats: bronze + 7 tables", 40, _formats_cells, _formats_table, short=False)
+
+
+SHAPES = {"flat": "{}", "nested": "nested_{}"}
+DECODING_FORMATS = {"json": "JSON", "protobuf": "Protobuf", "avro": "Avro"}
+CORES = os.cpu_count() or 1
+
+
+def _decoding_cell(scale: Scale, form: str, shape: str) -> Cell:
+    feed = SHAPES[shape].format(form)
+    return replace(scale.warm("decoding", 7), feed=feed, events=scale.events // 5)
+
+
+def _decoding_cells(scale: Scale) -> list[Cell]:
+    return [_decoding_cell(scale, form, shape) for shape in SHAPES for form in DECODING_FORMATS] + [
+        cell(scale, f) for f in DECODING_FORMATS
+    ]
+
+
+def _decoding_table(results: Results, scale: Scale) -> Table:
+    rows: list[tuple[str, ...]] = []
+    figures: dict[str, float | None] = {}
+    for form, name in DECODING_FORMATS.items():
+        costs = {shape: _micros(results, _decoding_cell(scale, form, shape)) for shape in SHAPES}
+        batch = median(results.of(cell(scale, form)))
+        core_micros = None if batch is None else batch * CORES / scale.events * 1e6
+        share = ratio(costs["flat"], core_micros)
+        figures |= {f"{form}_{shape}_micros": value for shape, value in costs.items()} | {f"{form}_share": share}
+        shown = [MISSING if value is None else f"{value:.2f} us" for value in costs.values()]
+        rows.append((name, *shown, MISSING if share is None else f"{share:.0%}"))
+    return Table(
+        ("format", *SHAPES, "share of a batch (flat)"),
+        tuple(rows),
+        figures,
+        (
+            "Per value, on one core, from memory, in batches of 10 000 as tasks get them; Avro, which Spark's own "
+            "expressions decode, as what it adds to reading.",
+            "Flat: the ten fields of the other measurements. Nested: the simulator's events, with lists and structs. "
+            f"Share: of {CORES} cores for as long as bronze + 7 tables take.",
+        ),
+    )
+
+
+def _micros(results: Results, cell: Cell) -> float | None:
+    seconds = median(results.of(cell))
+    return None if seconds is None else seconds / cell.events * 1e6
+
+
+DECODING = Measurement("decoding", "What decoding costs", 42, _decoding_cells, _decoding_table, short=False)
+
+
+BAR = 1.0
+EVENTS = 5000
+"""Records of a batch."""
+COLUMNS = {
+    "after_registration": "column seen after its registration",
+    "after_last_record": "after the last record",
+    "plain_batch": "batch without news",
+    "batch": "batch with a new version",
+    "delay": "delay",
+}
+
+
+def _evolution_cell(scale: Scale) -> Cell:
+    return Cell("evolution", "single", EVENTS, 1, feed="")
+
+
+def _evolution_cells(scale: Scale) -> list[Cell]:
+    return [_evolution_cell(scale)]
+
+
+def _evolution_table(results: Results, scale: Scale) -> Table:
+    found = results.of(_evolution_cell(scale))
+    samples = found.counted[0].samples if found and not found.problem else []
+    columns = {name: [sample[name] for sample in samples] for name in COLUMNS} if samples else {}
+    rows = [
+        (what, *[seconds(how(columns[name])) if columns else "-" for name in COLUMNS])
+        for what, how in (("median", statistics.median), ("slowest", max))
+    ]
+    worst = max(columns["delay"]) if columns else None
+    return Table(
+        ("of ten versions", *COLUMNS.values(), f"bar: under {BAR:g} s"),
+        (rows[0] + ("",), rows[1] + (verdict(worst, BAR, at_least=False),)),
+        {f"{name}_{what}": how(values) for name, values in columns.items() for what, how in _SUMS.items()},
+        (f"Batches of {EVENTS:,} records of a stream that is not restarted; each version brings a column.",),
+    )
+
+
+_SUMS = {"median": statistics.median, "slowest": max}
+EVOLUTION = Measurement(
+    "evolution", "A new schema version in a running stream", 44, _evolution_cells, _evolution_table, short=False
+)

@@ -1,4 +1,8 @@
-"""Ask how fast events reach an HTTP API: against the published table, and against the published way on this machine."""
+"""Posting to an HTTP API: against the published table, and against the published way on this machine.
+
+Is a limit held by all tasks together, and how much of it is used? How old are events when tables have them, while the
+API that they are posted to works, and while it does not?
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,17 @@ import statistics
 from typing import TYPE_CHECKING
 
 from benchmarks.cells import Cell
-from benchmarks.format import MISSING, count, events_per_second, rate, times, verdict
-from benchmarks.measurements import Chart, Measurement, Table
+from benchmarks.format import MISSING, count, events_per_second, figure, rate, seconds, times, verdict
+from benchmarks.measurements import Measurement, Table
+from router.bench.chart import Chart
 
 if TYPE_CHECKING:
     from benchmarks.cells import Scale
     from benchmarks.results import CellResult, Results
+    from benchmarks.runs import Run
 
-EVENTS = 21_932
+
+POSTING_EVENTS = 21_932
 """Rows of the published runs."""
 IN_FLIGHT = {1: 256, 10: 512}
 """Calls by the rows of each: what takes longer to be answered needs more at once for the same speed."""
@@ -23,7 +30,7 @@ REPEAT = 5
 PUBLISHED = {(1, 4): 122, (1, 8): 249, (1, 16): 447, (10, 4): 456, (10, 8): 877, (10, 16): 1687}
 """Rows per second by (rows per call, partitions), on one worker of 16 cores."""
 BARS = {(1, 4): 20, (1, 8): 15, (1, 16): 10, (10, 4): 15, (10, 8): 10, (10, 16): 8}
-COLUMNS = (
+POSTING_COLUMNS = (
     "rows per call",
     "partitions",
     "published",
@@ -40,20 +47,20 @@ def ours(scale: Scale, rows_per_call: int, partitions: int) -> Cell:
     """Return the cell of the router's sink."""
     options = (("rows_per_call", str(rows_per_call)), ("max_in_flight", str(IN_FLIGHT[rows_per_call])))
     repeat = max(scale.repeat, REPEAT)
-    return Cell("posting", "warm", EVENTS, 1, partitions, repeat, feed="", options=options, warm_up=WARM_UP)
+    return Cell("posting", "warm", POSTING_EVENTS, 1, partitions, repeat, feed="", options=options, warm_up=WARM_UP)
 
 
 def theirs(scale: Scale, rows_per_call: int, partitions: int) -> Cell:
     """Return the cell of the published way: one run, after a warm-up that is not counted."""
     options = (("rows_per_call", str(rows_per_call)),)
-    return Cell("udf_posts", "single", EVENTS, 1, partitions, feed="", options=options)
+    return Cell("udf_posts", "single", POSTING_EVENTS, 1, partitions, feed="", options=options)
 
 
-def _cells(scale: Scale) -> list[Cell]:
+def _posting_cells(scale: Scale) -> list[Cell]:
     return [cell(scale, *point) for point in PUBLISHED for cell in (theirs, ours)]
 
 
-def _table(results: Results, scale: Scale) -> Table:
+def _posting_table(results: Results, scale: Scale) -> Table:
     rows: list[tuple[str, ...]] = []
     figures: dict[str, float | None] = {}
     for (rows_per_call, partitions), published in PUBLISHED.items():
@@ -66,15 +73,15 @@ def _table(results: Results, scale: Scale) -> Table:
         outcome = verdict(min(known) if len(known) == len(ratios) else None, bar, at_least=True)
         speeds = (count(published), rate(other), _first(mine), _sending(mine), rate(mine))
         rows.append((str(rows_per_call), str(partitions), *speeds, *map(times, ratios), f"{bar} x", outcome))
-    return Table((*COLUMNS, *RATIOS), tuple(rows), figures, _notes(results, scale))
+    return Table((*POSTING_COLUMNS, *RATIOS), tuple(rows), figures, _notes(results, scale))
 
 
 def _notes(results: Results, scale: Scale) -> tuple[str, ...]:
     some = results.of(ours(scale, 1, 4))
     connections = some.counted[0].counts.get("connections") if some and not some.problem else None
     return (
-        f"Rows per second. {EVENTS:,} rows of about 400 bytes as JSON to an API in a process of its own that answers "
-        "after 34 ms, 100 ms for 10 rows; every row is counted there, and has its receipt.",
+        f"Rows per second. {POSTING_EVENTS:,} rows of about 400 bytes as JSON to an API in a process of its own "
+        "that answers after 34 ms, 100 ms for 10 rows; every row is counted there, and has its receipt.",
         f"Router: at most {IN_FLIGHT[1]} calls in flight, {IN_FLIGHT[10]} of 10 rows, from a task per core at most, "
         "with retries, receipts and a limit that is held but far away; a batch is timed from its hand-over to its "
         f"receipts; warm is the median of {max(scale.repeat, REPEAT)} batches after {WARM_UP} others.",
@@ -100,18 +107,133 @@ def _chart(results: Results, scale: Scale) -> Chart:
 def _first(result: CellResult | None) -> str:
     """Return the speed of the first batch of a process."""
     first = result.first if result and not result.problem else None
-    return count(EVENTS / first.seconds if first else None)
+    return count(POSTING_EVENTS / first.seconds if first else None)
 
 
 def _sending(result: CellResult | None) -> str:
     """Return the speed between the first call and the last of warm batches."""
     if result is None or result.problem:
         return MISSING
-    return count(EVENTS / statistics.median(run.counts["sending"] for run in result.counted))
+    return count(POSTING_EVENTS / statistics.median(run.counts["sending"] for run in result.counted))
 
 
 def _over(speed: float | None, other: float | None) -> float | None:
     return speed / other if speed and other else None
 
 
-POSTING = Measurement("posting", "Posting to an HTTP API", 110, _cells, _table, _chart, short=False)
+POSTING = Measurement("posting", "Posting to an HTTP API", 110, _posting_cells, _posting_table, _chart, short=False)
+
+
+LIMIT = 1000
+"""Calls per second."""
+TASKS = 4
+THROTTLED = 0.0005
+USED = 0.93
+WAYS: dict[str, tuple[int, tuple[tuple[str, str], ...]]] = {
+    "4 partitions": (4, ()),
+    "8 partitions": (8, ()),
+    "16 partitions": (16, ()),
+    "4 partitions, 70/10/10/10": (4, (("skew", "70/10/10/10"),)),
+    "two queries, 4 partitions each": (8, (("queries", "2"),)),
+}
+LIMITS_COLUMNS = ("events", "calls", "most in 1 s", "limit", "", "429", "bar", "", "limit used", "bar", "")
+
+
+def cell(scale: Scale, partitions: int, more: tuple[tuple[str, str], ...]) -> Cell:
+    """Return the cell of one way to spread events."""
+    options = (("rows_per_call", "1"), ("limit", str(LIMIT)), ("tasks", str(TASKS)), *more)
+    events = (24_000 if scale.full else 6_000) * int(dict(more).get("queries", "1"))
+    return Cell("posting", "warm", events, 1, partitions, scale.repeat, feed="", options=options)
+
+
+def _limits_cells(scale: Scale) -> list[Cell]:
+    return [cell(scale, *way) for way in WAYS.values()]
+
+
+def _limits_table(results: Results, scale: Scale) -> Table:
+    rows: list[tuple[str, ...]] = []
+    figures: dict[str, float | None] = {}
+    for name, way in WAYS.items():
+        result = results.of(cell(scale, *way))
+        if result is None or result.problem:
+            rows.append((name, figure(result), *[MISSING] * (len(LIMITS_COLUMNS) - 2)))
+            continue
+        calls, highest, throttled, used = worst(list(result.runs))
+        figures |= {f"highest: {name}": highest, f"throttled: {name}": throttled, f"used: {name}": used}
+        rows.append(
+            (
+                name,
+                *(count(calls), count(highest), count(LIMIT), verdict(highest, LIMIT, at_least=False)),
+                *(f"{throttled:.3%}", f"{THROTTLED:.2%}", verdict(throttled, THROTTLED, at_least=False)),
+                *(f"{used:.1%}", f"{USED:.0%}", verdict(used, USED, at_least=True)),
+            )
+        )
+    return Table(LIMITS_COLUMNS, tuple(rows), figures, _LIMITS_NOTES)
+
+
+def worst(runs: list[Run]) -> tuple[float, float, float, float]:
+    """Return the calls of all runs, and of each other figure the worst: in one second, share of 429, share used."""
+    counted = [run.counts for run in runs]
+    return (
+        sum(found["calls"] for found in counted),
+        max(found["highest"] for found in counted),
+        max(found["throttled"] / found["calls"] for found in counted),
+        min(found["limit_used"] for found in counted),
+    )
+
+
+_LIMITS_NOTES = (
+    f"An API that lets {LIMIT:,} calls per second through, 20 of them at once, and answers 429 to others. Most in 1 s: "
+    "of all seconds, wherever they begin, counted from the time of every call at the API, refused ones too.",
+    "Used: of what the limit allows between the first call and the last. The worst of all runs, the first batch of the "
+    f"process too. {TASKS} tasks send at once; two queries are two sinks at once, with one limit between them.",
+)
+
+LIMITS = Measurement("limits", "Holding an API's limit", 111, _limits_cells, _limits_table, short=False)
+
+
+PER_SECOND, SECONDS = 200, 10
+TABLES = 4
+HEALTHY = "healthy"
+APIS = (HEALTHY, "ten times slower", "black-holed", "refusing", "back again")
+BAR = 1.5
+FRESHNESS_COLUMNS = ("batches", "p50", "p99", "max", "p50 over healthy", "bar", "", "calls taken")
+FRESHNESS_EVENTS = PER_SECOND * SECONDS * len(APIS)
+"""Those that are looked at: others come before, and while the sink has not noticed that the API has changed."""
+CELL = Cell("freshness", "single", FRESHNESS_EVENTS, TABLES, 4, feed="")
+
+
+def _freshness_cells(scale: Scale) -> list[Cell]:
+    return [CELL]
+
+
+def _freshness_table(results: Results, scale: Scale) -> Table:
+    result = results.of(CELL)
+    if result is None or result.problem:
+        rows = tuple((api, figure(result), *[MISSING] * (len(FRESHNESS_COLUMNS) - 1)) for api in APIS)
+        return Table(("API", *FRESHNESS_COLUMNS), rows, {}, _FRESHNESS_NOTES)
+    counts = result.counted[0].counts
+    healthy = counts[f"{HEALTHY}: p50"]
+    over = {api: counts[f"{api}: p50"] / healthy for api in APIS}
+    figures: dict[str, float | None] = {f"over healthy: {api}": ratio for api, ratio in over.items()}
+    figures |= {name: value for name, value in counts.items() if name.endswith(("p50", "p99", "max"))}
+    return Table(
+        ("API", *FRESHNESS_COLUMNS), tuple(_row(api, counts, over[api]) for api in APIS), figures, _FRESHNESS_NOTES
+    )
+
+
+def _row(api: str, counts: dict[str, float], over: float) -> tuple[str, ...]:
+    ages = [seconds(counts[f"{api}: {name}"]) for name in ("p50", "p99", "max")]
+    bar = ("", "") if api == HEALTHY else (f"{BAR} x", verdict(over, BAR, at_least=False))
+    return (api, count(counts[f"{api}: batches"]), *ages, times(over), *bar, count(counts[f"{api}: taken"]))
+
+
+_FRESHNESS_NOTES = (
+    f"From an event's writing to its topic to the commit that it is in: one router, {PER_SECOND} events per second, "
+    f"{TABLES} tables, and a detached sink that posts each of them. The API answers after 34 ms; after 340 ms; takes "
+    f"calls and never answers; takes no connection; and answers after 34 ms again. {SECONDS} s each.",
+    "Calls taken: while it was so; in the end also those that had waited in their outbox.",
+)
+FRESHNESS = Measurement(
+    "freshness", "Tables beside an API that is away", 112, _freshness_cells, _freshness_table, short=False
+)

@@ -1,11 +1,12 @@
-"""Ask where the time goes: the steps of a batch, cold and warm, beside reading and decoding alone."""
+"""Where the time of a batch goes: its steps, cold and warm, beside reading and decoding alone; its commits."""
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from benchmarks.format import figure, seconds
+from benchmarks.format import MISSING, count, figure, seconds, verdict
 from benchmarks.measurements import Measurement, Table
 from benchmarks.results import median_steps
 
@@ -14,15 +15,16 @@ if TYPE_CHECKING:
     from benchmarks.results import CellResult, Results
     from benchmarks.runs import Run
 
+
 AROUND = "around the batches"
 FLOORS = {"kafka_noop": "read only", "decode_noop": "read and from_json only"}
 
 
-def _cells(scale: Scale) -> list[Cell]:
+def _steps_cells(scale: Scale) -> list[Cell]:
     return [scale.warm(subject, 7) for subject in (*FLOORS, "router")] + [scale.warm("router", 200)]
 
 
-def _table(results: Results, scale: Scale) -> Table:
+def _steps_table(results: Results, scale: Scale) -> Table:
     floors = [(label, results.of(scale.warm(subject, 7))) for subject, label in FLOORS.items()]
     rows: list[tuple[str, ...]] = [(label, _first(result), figure(result), "", "") for label, result in floors]
     few, many = results.of(scale.warm("router", 7)), results.of(scale.warm("router", 200))
@@ -63,4 +65,38 @@ def _first(result: CellResult | None) -> str:
     return seconds(first.seconds if first else None)
 
 
-STEPS = Measurement("steps", "Where the time goes", 90, _cells, _table)
+STEPS = Measurement("steps", "Where the time goes", 90, _steps_cells, _steps_table)
+
+
+BAR = 10.0
+GAMES = 200
+
+
+def _commits_cells(scale: Scale) -> list[Cell]:
+    return [scale.warm("router", GAMES)]
+
+
+def _commits_table(results: Results, scale: Scale) -> Table:
+    result = results.of(_commits_cells(scale)[0])
+    each = milliseconds(result)
+    first = milliseconds(result, first=True)
+    shown = [MISSING if value is None else f"{value:.1f} ms" for value in (each, first)]
+    row = (count(GAMES), *shown, f"at most {BAR:g} ms", verdict(each, BAR, at_least=False))
+    return Table(
+        ("tables", "one commit, warm", "in the first batch", "bar", ""),
+        (row,),
+        {"commit_ms": each, "commit_ms_first": first},
+        ("Seconds of the step `commit` by the number of tables it touched; every run commits to new tables.",),
+    )
+
+
+def milliseconds(result: CellResult | None, *, first: bool = False) -> float | None:
+    """Return the milliseconds of the commit step per table and batch; None when there is no valid figure."""
+    if result is None or result.problem:
+        return None
+    runs = [run for run in ([result.first] if first else result.counted) if run]
+    values = [1000 * run.steps["commit"] / (run.tables * run.batches) for run in runs if run.steps.get("commit")]
+    return statistics.median(values) if values else None
+
+
+COMMITS = Measurement("commits", "Commits", 40, _commits_cells, _commits_table)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """Be one way to do a task.
+    """One way to do a task.
 
     `session(task)` starts Spark and `run(spark, task)` does the work, both in a process of their own; `verify(task,
     run)` runs in the harness afterwards and says what is wrong with the result, or "". `command(task)` is the public

@@ -31,6 +31,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from router_decoders.json_scalars import read_decimal, read_time
 from router_decoders.json_types import INTEGERS, SCALARS, TIMES, Shape, struct_class
 
@@ -236,11 +238,15 @@ def json_text(value: Any) -> str | None:
 
 
 def json_text_of(text: bytes) -> str | None:
-    """Return what a string field holds of a value that is given as JSON."""
+    """Return what a string field holds of a value that is given as JSON, at the cost that it needs."""
     chars = text.decode()
-    if chars[0] not in '"[{' or ("\\" not in chars and chars[0] == '"'):
+    escaped = "\\" in chars
+    if chars[0] not in '"[{' or (chars[0] == '"' and not escaped):
         return None if chars == "null" else chars.strip('"')
-    with _room_for(_depth(chars)):
+    depth = _depth(chars)
+    if not escaped and not depth:
+        return msgspec.json.format(text, indent=-1).decode()
+    with _room_for(depth):
         return json_text(_parse(chars)[0])
 
 

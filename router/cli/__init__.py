@@ -17,6 +17,7 @@ from router.errors import ConfigError, RouterError
 
 COMMANDS = {
     "approve": ("router.cli.approve:approve", "Let tables gain the columns that rows wait for."),
+    "bench": ("router.cli.bench:bench", "Measure a configuration against the partitions of its topic."),
     "check": ("router.cli.check:check", "Find every mistake in a configuration."),
     "explain-table": ("router.cli.explain_table:explain_table", "Say what a table is, and who writes it how."),
     "ledger": ("router.cli.ledger:ledger", "Print the last batches and their balance."),

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.cells import FULL, SHORT, Cell, Scale, distinct
+if TYPE_CHECKING:
+    from pathlib import Path
+
+from benchmarks import harness
+from benchmarks.cells import FULL, SHORT, Cell, Scale, distinct, in_turns
 from benchmarks.discovery import feeds, measurements, modules, subjects
+from benchmarks.runs import Run
+from benchmarks.topics import Topics
+from router_demo.kafka import EmbeddedKafka
 
 LOOP = Cell("loop", "warm", 1000, 7, repeat=3)
 
@@ -40,6 +48,27 @@ def test_equal_cells_of_two_measurements_run_once_and_often_enough() -> None:
     other = Cell("router", "warm", 1000, 7)
 
     assert distinct([replace(LOOP, repeat=1), other, LOOP]) == [LOOP, other]
+
+
+def test_cells_that_take_turns_are_measured_together() -> None:
+    turns = [replace(LOOP, mode="cold", subject=name, turns="start") for name in ("router", "bare")]
+
+    assert in_turns([turns[0], LOOP, turns[1]]) == [turns, [LOOP]]
+
+
+def test_processes_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine that slows down must not be held against the one that came second."""
+    order: list[str] = []
+    monkeypatch.setattr(harness, "_turn", lambda cell, *_: order.append(cell.subject) or [Run(1.0)])
+    cells = [Cell(name, "cold", 10, 7, repeat=repeat, feed="") for name, repeat in (("router", 3), ("bare", 2))]
+    topics = Topics(EmbeddedKafka())  # no cell needs one: it is not started
+    monkeypatch.setattr(Topics, "servers", "127.0.0.1:1")
+    results = harness.measure(cells, topics, 1.0, tmp_path, "2026-12-01")
+
+    assert order == ["router", "bare", "router", "bare", "router"]
+    assert [len(result.runs) for result in results] == [3, 2]
+    assert {result.label.date for result in results} == {"2026-12-01"}
+    assert results[0].label.machine
 
 
 @pytest.mark.parametrize("scale", [SHORT, FULL], ids=["short", "full"])

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from benchmarks.ages import ages, figures
 from benchmarks.cells import FULL
-from benchmarks.measurements import freshness
-from benchmarks.subjects.freshness import APIS, PER_SECOND, SECONDS
+from benchmarks.measurements import posting
+from benchmarks.subjects.streams import APIS, PER_SECOND, SECONDS, ages, figures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,11 +33,11 @@ def test_an_event_is_as_old_as_its_commit_is_late(tmp_path: Path) -> None:
 
 
 def test_an_api_that_costs_freshness_misses_the_bar(results: Results, measured: Callable[..., CellResult]) -> None:
-    p50 = dict.fromkeys(freshness.APIS, 1.0) | {"black-holed": 1.1, "refusing": 9.0}
+    p50 = dict.fromkeys(posting.APIS, 1.0) | {"black-holed": 1.1, "refusing": 9.0}
     others = {"p99": 11.0, "max": 12.0, "taken": 0.0, "batches": 7.0}
     counts = {f"{api}: {name}": value for api in p50 for name, value in {"p50": p50[api], **others}.items()}
-    measured(freshness.CELL, 60.0, counts=counts)
-    rows = {row[0]: row[1:] for row in freshness.FRESHNESS.table(results, FULL).rows}
+    measured(posting.CELL, 60.0, counts=counts)
+    rows = {row[0]: row[1:] for row in posting.FRESHNESS.table(results, FULL).rows}
 
     assert rows["healthy"] == ("7", "1.0 s", "11.0 s", "12.0 s", "1.00 x", "", "", "0")
     assert rows["black-holed"][4:7] == ("1.10 x", "1.5 x", "reached")
@@ -46,5 +45,5 @@ def test_an_api_that_costs_freshness_misses_the_bar(results: Results, measured: 
 
 
 def test_what_is_measured_is_what_is_told() -> None:
-    assert tuple(APIS) == freshness.APIS
-    assert (PER_SECOND, SECONDS) == (freshness.PER_SECOND, freshness.SECONDS)
+    assert tuple(APIS) == posting.APIS
+    assert (PER_SECOND, SECONDS) == (posting.PER_SECOND, posting.SECONDS)

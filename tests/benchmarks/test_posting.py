@@ -9,12 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from benchmarks import arrivals, lanes
 from benchmarks.cells import FULL
-from benchmarks.measurements import limits, posting
-from benchmarks.plots import draw
+from benchmarks.measurements import posting
 from benchmarks.runs import Run, Task
-from benchmarks.subjects.posting import configuration, sizes
+from benchmarks.subjects.posting import configuration, not_once, sizes, write_outbox
+from router.bench.chart import draw
 from router.config.loader import load
 from router.registry import load_registry
 from router_sinks.rest import Rest
@@ -30,9 +29,9 @@ WARMING = [9.0] * (posting.WARM_UP - 1)
 """Seconds of batches that do not count, after the first of a process."""
 
 
-def test_a_lane_has_every_event_once_under_its_coordinates(tmp_path: Path) -> None:
-    lane = lanes.write(tmp_path, [3, 2])
-    events = pq.read_table(lane)
+def test_an_outbox_has_every_event_once_under_its_coordinates(tmp_path: Path) -> None:
+    outbox = write_outbox(tmp_path, [3, 2])
+    events = pq.read_table(outbox)
 
     assert sorted(events["id"].to_pylist()) == list(range(5))
     places = zip(events["_partition"].to_pylist(), events["_offset"].to_pylist(), strict=True)
@@ -69,7 +68,7 @@ def test_the_sink_is_measured_with_a_limit_and_receipts_as_a_configuration_says_
     ids=["each once", "one lost", "one twice"],
 )
 def test_a_row_that_is_lost_or_doubled_is_a_problem(arrived: dict[str, float], problem: str) -> None:
-    assert arrivals.wrong(10, arrived) == problem
+    assert not_once(10, arrived) == problem
 
 
 def test_the_slower_of_two_ratios_meets_the_bar(results: Results, measured: Callable[..., CellResult]) -> None:
@@ -104,11 +103,11 @@ def test_posting_is_drawn(results: Results, measured: Callable[..., CellResult],
 def test_of_a_limit_the_worst_of_all_runs_is_told(results: Results, measured: Callable[..., CellResult]) -> None:
     good = {"calls": 24_000.0, "highest": 982.0, "throttled": 0.0, "limit_used": 0.97}
     bad = {"calls": 24_024.0, "highest": 1001.0, "throttled": 24.0, "limit_used": 0.92}
-    cell = limits.cell(FULL, *limits.WAYS["4 partitions"])
+    cell = posting.cell(FULL, *posting.WAYS["4 partitions"])
     measured(cell, *[25.0] * 4, counts=good)
-    table = limits.LIMITS.table(results, FULL)
+    table = posting.LIMITS.table(results, FULL)
 
     assert table.rows[0][1:] == (
         "96 000", "982", "1 000", "reached", "0.000%", "0.05%", "reached", "97.0%", "93%", "reached",
     )  # fmt: skip
-    assert limits.worst([Run(1.0, counts=good), Run(1.0, counts=bad)]) == (48_024, 1001, 24 / 24_024, 0.92)
+    assert posting.worst([Run(1.0, counts=good), Run(1.0, counts=bad)]) == (48_024, 1001, 24 / 24_024, 0.92)

@@ -14,11 +14,13 @@ from benchmarks.__main__ import main
 from benchmarks.cells import FULL, SHORT, Cell
 from benchmarks.discovery import measurements
 from benchmarks.format import seconds
-from benchmarks.measurements import Chart, Table
-from benchmarks.measurements.driver import growth
+from benchmarks.measurements import Table
 from benchmarks.measurements.formats import cell
-from benchmarks.plots import draw
+from benchmarks.measurements.memory import growth
 from benchmarks.report import markdown_table, report
+from router.bench.chart import Chart, draw
+from router.bench.machine import Label
+from tests.benchmarks.conftest import LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,6 +127,20 @@ def test_a_disturbed_cell_is_marked(results: Results, measured: Callable[..., Ce
     assert row_of(markdown, "Warm: into bronze + N tables", "7")[1] == "2.0 s*"
     assert "--redo noisy" in markdown
     assert "--redo noisy" in terminal
+
+
+def test_a_report_names_the_machines_of_its_figures(results: Results, measured: Callable[..., CellResult]) -> None:
+    other = Label({**LABEL.machine, "processor": "Omega 1"}, "b" * 40, True, "2026-11-30")
+    measured(SHORT.warm("router", 1), 9.0, 2.0)
+    measured(SHORT.warm("router", 200), 9.0, 3.0, label=other)
+    measured(SHORT.warm("loop", 7), 9.0, 3.0, label=Label())
+    markdown, terminal = written(results)
+
+    assert "- Zeta 9, 2 cores, 24 GB, Linux 6: 1 cell; commit aaaaaaaaaa; 2026-11-21" in markdown
+    assert "- Omega 1, 2 cores, 24 GB, Linux 6: 1 cell; commit bbbbbbbbbb with changes; 2026-11-30" in markdown
+    assert "- unknown machine: 1 cell; unknown commit; unknown date" in markdown
+    assert "Figures of several machines are not to be compared." in markdown
+    assert "Omega 1" in terminal
 
 
 def test_a_commit_is_counted_per_table_and_batch(results: Results, measured: Callable[..., CellResult]) -> None:

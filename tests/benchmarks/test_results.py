@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,8 @@ from benchmarks.__main__ import main
 from benchmarks.cells import SHORT, Cell
 from benchmarks.results import Results, median, median_steps, ratio
 from benchmarks.runs import Job, Run, Task, append_run, read_runs
+from router.bench.machine import Label
+from tests.benchmarks.conftest import LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,12 +88,19 @@ def test_the_file_has_every_run_and_the_median(results: Results, measured: Calla
 
     assert content["cells"][0]["median_seconds"] == 2.0
     assert [run["seconds"] for run in content["cells"][0]["runs"]] == [9.0, 3.0, 1.0, 2.0]
-    assert (content["date"], content["machine"]) == ("2026-11-21", {"cores": "2"})
+    label = content["cells"][0]["label"]
+    assert (label["date"], label["commit"], label["dirty"]) == ("2026-11-21", "a" * 40, False)
+    assert label["machine"]["processor"] == "Zeta 9"
+    assert "machine" not in content
 
 
 def test_list_marks_what_resume_would_keep(
-    results: Results, measured: Callable[..., CellResult], capsys: pytest.CaptureFixture[str]
+    results: Results,
+    measured: Callable[..., CellResult],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(Label, "now", lambda date="": LABEL)
     measured(SHORT.warm("router", 200), 9.0, 3.0)
     measured(SHORT.warm("router", 1), 9.0, 3.0, foreign_cores=1.0)
     words = ["--only", "width", "--resume", "--list", "--out", str(results.path.parent)]
@@ -99,6 +109,49 @@ def test_list_marks_what_resume_would_keep(
     assert [line[:2] for line in capsys.readouterr().out.splitlines()] == ["= ", "= "]
     assert main([*words, "--redo", "noisy"]) == 0
     assert [line[:2] for line in capsys.readouterr().out.splitlines()] == ["  ", "= "]
+
+
+@pytest.mark.parametrize(
+    ("label", "kept"),
+    [
+        (LABEL, True),
+        (replace(LABEL, commit="b" * 40, date="2026-12-01"), True),
+        (replace(LABEL, machine={**LABEL.machine, "processor": "Omega 1"}), False),
+        (replace(LABEL, machine={**LABEL.machine, "cores": "64"}), False),
+        (replace(LABEL, machine={**LABEL.machine, "memory": "48 GB"}), False),
+        (Label(), False),
+    ],
+    ids=["this one", "another commit", "another processor", "more cores", "more memory", "unknown"],
+)
+def test_resume_takes_over_no_cell_of_another_machine(
+    results: Results,
+    measured: Callable[..., CellResult],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    label: Label,
+    kept: bool,
+) -> None:
+    """Figures of two machines under one heading are wrong figures."""
+    monkeypatch.setattr(Label, "now", lambda date="": LABEL)
+    measured(SHORT.warm("router", 1), 9.0, 3.0, label=label)
+
+    assert main(["--only", "width", "--resume", "--list", "--out", str(results.path.parent)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("= " if kept else "  ")
+    assert ("measured again: warm/router/json/300000ev/1t/4p: " in shown.err) != kept
+    assert (label.machine_text() in shown.err) != kept
+
+
+def test_an_old_file_is_of_an_unknown_machine(results: Results, measured: Callable[..., CellResult]) -> None:
+    measured(WARM, 9.0, 3.0, 1.0, 2.0)
+    content = json.loads(results.path.read_text())
+    del content["cells"][0]["label"]
+    results.path.write_text(json.dumps({**content, "machine": LABEL.machine, "date": "2026-11-22"}))
+    (result,) = Results.load(results.path).cells.values()
+
+    assert result.label == Label()
+    assert result.label.machine_text() == "unknown machine"
+    assert not result.label.same_machine(result.label)
 
 
 def test_an_unknown_measurement_is_refused_by_name() -> None:

@@ -26,7 +26,7 @@ def append(table: Path, **columns: list[str]) -> None:
 
 @pytest.fixture
 def lake(task: Task) -> Path:
-    """Be a lake that holds every event once."""
+    """Return a task's lake that holds every event once."""
     append(task.lake / "bronze" / "game_events", value=["a", "b", "c"])
     append(task.lake / "silver" / "game_0000", value=["a", "b"])
     append(task.lake / "silver" / "game_0001", value=["c"])

@@ -34,7 +34,11 @@ RENAMES = saved.Renames(
     tables={},
     columns={"*": {"waiting": "quarantined"}},
     # rows that wait for an approval are in a quarantine; all others that were in lanes are in an outbox
-    texts={"lanes.games__all__tables": "quarantine.games__all__tables", "lanes.": "outbox."},
+    texts={
+        "lanes.games__all__tables": "quarantine.games__all__tables",
+        "lanes.": "outbox.",
+        "index path of the message": "message index",
+    },
 )
 JUSTIFIED: tuple[Justified, ...] = ()
 

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from router.config.models import Config, Route
 
 TOMBSTONE = "_tombstone"
+KEY_TEXT = "_key_text"
 
 
 @dataclass(frozen=True)
 class Tombstones:
-    """The fields of an event that come from a record's key: name -> expression over the key."""
+    """The fields of an event that come from a record's key: name -> expression over `event_key` or `_key_text`."""
 
     fields: dict[str, Node]
 
@@ -53,8 +54,9 @@ def tombstones(config: Config, frame: DataFrame) -> Tombstones | None:
     assert isinstance(event, StructType)  # the contract of decoders
     known = _of_key(frame, event) or _of_text(routes, event)
     columns = [column.cast(event[name].dataType) for name, column in known.items()]
+    read = frame.withColumn(KEY_TEXT, F.lit("").cast("string"))
     try:
-        return Tombstones(dict(zip(known, translate(frame, columns), strict=True)))
+        return Tombstones(dict(zip(known, translate(read, columns), strict=True)))
     except Untranslatable as what:
         raise StartError(
             f"route {routes[0].name}: a tombstone's key is not of the type of the event's field: {what}; let the key's "
@@ -75,7 +77,7 @@ def _of_text(routes: list[Route], event: StructType) -> dict[str, Column]:
     sinks = [sink for route in routes for sink in route.sinks if isinstance(sink, MergingSink)]
     keys = {key for sink in sinks for key in sink.keyed().keys}
     if len(keys) == 1 and (only := keys.pop()) in event.names:
-        return {only: F.col("key").cast("string")}
+        return {only: F.col(KEY_TEXT)}
     raise StartError(
         f"route {routes[0].name}: a tombstone has nothing but its key, and that is not decoded into the sinks' keys; "
         "write `decode: {value: ..., key: ...}` with a decoder that gives fields of their names"
@@ -89,11 +91,20 @@ def as_events(columns: dict[str, pa.Array], made: Tombstones) -> dict[str, pa.Ar
     if given.true_count:
         at = np.flatnonzero(given.to_numpy(zero_copy_only=False))
         few = {name: column.take(pa.array(at)) for name, column in columns.items()}
+        few[KEY_TEXT] = pa.array([_text(key) for key in few["key"].to_pylist()], pa.string())
         places = np.arange(len(event))
         places[at] = len(event) + np.arange(len(at))
         both = pa.concat_arrays([event, _events(few, event.type, made, len(at))])
         columns = {**columns, "event": both.take(pa.array(places))}
     return {**columns, TOMBSTONE: given}
+
+
+def _text(key: bytes) -> str | None:
+    """Return a key as text, None where it is not UTF-8: no table could hold it."""
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _events(columns: dict[str, pa.Array], kind: pa.DataType, made: Tombstones, rows: int) -> pa.Array:

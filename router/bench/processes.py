@@ -7,17 +7,16 @@ import os
 import signal
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-ROOT = Path(__file__).resolve().parents[1]
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
 
 # Waits for the end of its standard input, which comes however this process ends, even by SIGKILL.
 _WATCHDOG = 'read -r _; kill -9 "-$0" 2>/dev/null'
@@ -25,7 +24,7 @@ _WATCHDOG = 'read -r _; kill -9 "-$0" 2>/dev/null'
 
 @dataclass(frozen=True)
 class Ended:
-    """Say how a command ended: `code` is None when its time was up."""
+    """How a command ended: `code` is None when its time was up."""
 
     seconds: float
     code: int | None
@@ -40,11 +39,21 @@ class Ended:
         return f"{how} after {self.seconds:.0f} s: {lines[-1][:300] if lines else 'it said nothing'}"
 
 
-def run_command(command: list[str], output: Path, timeout: float) -> Ended:
-    """Run a command with its output in a file; kill it and all it started when it ends or `timeout` seconds are up."""
+def run_command(
+    command: list[str],
+    output: Path,
+    timeout: float,
+    *,
+    cwd: Path | None = None,
+    watch: Callable[[int], AbstractContextManager[object]] = nullcontext,
+) -> Ended:
+    """Run a command with its output in a file; kill it and all it started when it ends or `timeout` seconds are up.
+
+    `watch(pid)` is entered while the command runs: something that looks at its processes from outside.
+    """
     os.sync()  # what was written before must not go to disk on this command's time
     began = time.perf_counter()
-    with output.open("wb") as lines, _session(command, lines.fileno()) as process:
+    with output.open("wb") as lines, _session(command, lines.fileno(), cwd) as process, watch(process.pid):
         try:
             code: int | None = process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -54,9 +63,9 @@ def run_command(command: list[str], output: Path, timeout: float) -> Ended:
 
 
 @contextmanager
-def _session(command: list[str], output: int) -> Iterator[subprocess.Popen[bytes]]:
+def _session(command: list[str], output: int, cwd: Path | None) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT, start_new_session=True
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=cwd, start_new_session=True
     )
     watchdog = subprocess.Popen(
         ["sh", "-c", _WATCHDOG, str(process.pid)], stdin=subprocess.PIPE, start_new_session=True

@@ -1,7 +1,8 @@
-"""Draw the charts of a report."""
+"""Lines over a logarithmic axis, as a PNG. Needs matplotlib (the extra `bench`)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -13,11 +14,25 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from benchmarks.measurements import Chart
-
 COLOURS = ("#0b6e99", "#d9730d", "#6c6a66", "#8a4fa8")
 INK = "#37352f"
+QUIET = "#6c6a66"
 FAINT = "#dedcd7"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over a logarithmic axis: per label the points (x, y).
+
+    With `log` the other axis is logarithmic too; `below` is small text at the foot: the machine, the commit, the date.
+    """
+
+    title: str
+    across: str
+    lines: dict[str, list[tuple[int, float]]]
+    up: str = "events per second"
+    log: bool = False
+    below: str = ""
 
 
 def draw(chart: Chart, path: Path) -> None:
@@ -28,7 +43,8 @@ def draw(chart: Chart, path: Path) -> None:
     for (label, points), colour in zip(chart.lines.items(), COLOURS, strict=False):
         _line(axes, chart, label, points, colour)
     _axes(axes, chart)
-    figure.tight_layout()
+    figure.text(0.01, 0.01, chart.below, fontsize=6.5, color=QUIET, wrap=True)
+    figure.tight_layout(rect=(0, 0.05 if chart.below else 0, 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 

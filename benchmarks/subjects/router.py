@@ -1,0 +1,193 @@
+"""The router: a configuration file, run by its command line when cold and by its engine in one session when warm.
+
+`profiles` is the same with upserts. `bare` is a process that only reads the topic, with the router's session and
+consumer: what no start can be faster than. `decoding` decodes alone, on one core: what a value costs before it is
+labelled and landed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import yaml
+from pyspark.sql import SparkSession
+
+from benchmarks.runs import Run
+from benchmarks.subjects import Subject, bare
+from benchmarks.subjects.baselines import settings
+from benchmarks.verify import bronze_and_profiles, bronze_and_tables, offsets_read, records_read
+from router import Preparation
+from router.config.loader import load
+from router.config.models import Trigger
+from router.engine.checkpoint_store import LearntSchemas
+from router.engine.session import build_session
+from router.engine.source import CONSUMER, sample
+from router.engine.stream import Options, run
+from router.registry import load_registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pyspark.sql import DataFrame
+
+    from benchmarks.runs import Task
+    from router import ArrowDecoding, BatchReport, Decoder
+    from router.config.loader import Loaded
+
+SWEEPS = Path(__file__).parents[1] / "sweeps"
+ROUTES = Path(__file__).parents[2] / "routes"
+
+
+def configuration(task: Task) -> dict[str, Any]:
+    """Return the router's configuration of a task: a file of the sweeps with the task's topic and folders.
+
+    The option `sweep` names the file (default: bronze, and one table per game). With `router bench` the one place of
+    the benchmarks that knows the keys of a configuration.
+    """
+    name = task.options.get("sweep", "tables")
+    content: dict[str, Any] = yaml.safe_load(sweep_file(name).read_text())
+    kafka = {"servers": task.servers, "topics": [task.topic], "start": "earliest"}
+    content |= {"name": "benchmark", "lake": str(task.lake), "checkpoint": str(task.checkpoint), "spark": settings()}
+    content["source"] = {"kafka": {**kafka, "rows_per_batch": task.rows_per_batch}}
+    if name == "tables":  # of every format, and of as many games as are asked for
+        content["decode"] = task.decode
+        content["routes"][0]["sinks"][0]["tables"]["at_most"] = max(1000, task.games)
+    if "maintain" in task.options:
+        content["maintenance"] = [{"tables": task.options["maintain"]}]
+    return content
+
+
+def sweep_file(name: str) -> Path:
+    """Return the configuration of a name: of the sweeps, or of the routes that ship with the project."""
+    own = SWEEPS / f"{name}.yaml"
+    return own if own.exists() else ROUTES / f"{name}.yaml"
+
+
+def written(task: Task, configuration: Mapping[str, Any]) -> Path:
+    """Write a configuration into the folder of a task."""
+    path = Path(task.folder, "benchmark.yaml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(dict(configuration), sort_keys=False))
+    return path
+
+
+def loaded(task: Task, configuration: Mapping[str, Any]) -> Loaded:
+    """Write a configuration, and return what the router reads."""
+    return load(written(task, configuration), load_registry())
+
+
+def write_configuration(task: Task) -> Path:
+    """Write the configuration of a task into its folder."""
+    return written(task, configuration(task))
+
+
+def start_session(task: Task) -> SparkSession:
+    """Return the session that the router starts for a task."""
+    return build_session(load(write_configuration(task), load_registry()).config)
+
+
+def _drain_topic(spark: SparkSession, task: Task) -> Run:
+    """Drain the topic with the engine in this process: with `start_session` the place that knows the engine's names."""
+    reports: list[BatchReport] = []
+    registry = load_registry()
+    loaded = load(write_configuration(task), registry)
+    options = Options(trigger=Trigger(once=True), finished=lambda report, _: reports.append(report))
+    began = time.perf_counter()
+    run(loaded, registry, spark, options)
+    return summary(time.perf_counter() - began, reports)
+
+
+def summary(seconds: float, reports: list[BatchReport]) -> Run:
+    """Return the run that some batch reports describe: their steps and rows summed up."""
+    steps: Counter[str] = Counter()
+    for report in reports:
+        steps.update(report.seconds)
+    return Run(
+        seconds,
+        read=sum(report.read for report in reports),
+        batches=len(reports),
+        tables=max((report.tables for report in reports), default=0),
+        steps=dict(steps),
+    )
+
+
+def _command(task: Task) -> list[str]:
+    # The console script beside this Python, as a user starts it.
+    return [str(Path(sys.executable).with_name("router")), "run", str(write_configuration(task)), "--once"]
+
+
+ROUTER = Subject("router", "router", start_session, _drain_topic, bronze_and_tables, _command)
+PROFILES = Subject("profiles", "router, upserts", start_session, _drain_topic, bronze_and_profiles, _command)
+
+
+def _bare_command(task: Task) -> list[str]:
+    return bare.command(task, session_settings(task), CONSUMER)
+
+
+def session_settings(task: Task) -> dict[str, str]:
+    """Return what the router would start its session with on this machine, without starting one."""
+    config = load(write_configuration(task), load_registry()).config
+    with patch.object(SparkSession.Builder, "getOrCreate", autospec=True, side_effect=_Recorded) as made:
+        with suppress(_Recorded):
+            build_session(config)
+    return dict(made.call_args.args[0]._options)
+
+
+class _Recorded(Exception):  # noqa: N818
+    """The settings are known; no session is wanted."""
+
+
+BARE = Subject("bare", "bare PySpark, to nowhere", start_session, _drain_topic, offsets_read, _bare_command)
+
+
+ROWS = 10_000
+"""Records of a batch as Spark hands them to Python by default."""
+
+
+def _decode(spark: SparkSession, task: Task) -> Run:
+    """Decode the topic's records from memory: in this thread, or as Spark's expressions in one task."""
+    config = load(write_configuration(task), load_registry()).config
+    raw = sample(spark, config, task.events).coalesce(1).cache()
+    read = raw.count()
+    nothing = Preparation(Path(task.folder), False, raw.limit, LearntSchemas())
+    decoder = config.decode.prepare(nothing).refresh(frozenset())
+    decoding = decoder.decoding()
+    # Avro has its values from Spark's expressions first.
+    seconds = _native(decoder, raw) if decoding is None or decoding.before else _in_python(decoding, raw)
+    raw.unpersist()
+    return Run(seconds, read=read)
+
+
+def _in_python(decoding: ArrowDecoding, raw: DataFrame) -> float:
+    batches = raw.toArrow().combine_chunks().to_batches(max_chunksize=ROWS)
+    began = time.perf_counter()
+    for records in batches:
+        decoding.function(records, decoding.argument)
+    return time.perf_counter() - began
+
+
+def _native(decoder: Decoder, raw: DataFrame) -> float:
+    """Return what decoding adds to reading the same records from memory; the first of each warms the JVM up."""
+    reading, decoding = raw, decoder.decode(raw).select("event", "_error")
+    for _ in range(2):
+        both = _seconds(lambda: _drain(decoding)), _seconds(lambda: _drain(reading))
+    return both[0] - both[1]
+
+
+def _drain(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+DECODING = Subject("decoding", "decoding alone", start_session, _decode, records_read)

@@ -1,0 +1,313 @@
+"""Running streams, looked at from outside.
+
+`evolution`: a new schema version: when the table has its column, and what the batch takes longer. `freshness`: the
+router with tables and a detached sink, while events come and the API changes: how old tables let events get, by the log
+of each table, where every commit has its time.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from deltalake import DeltaTable
+
+from benchmarks.feeds.wire_formats import Evolving, registry
+from benchmarks.runs import Run
+from benchmarks.subjects import Subject
+from benchmarks.subjects.baselines import settings
+from benchmarks.subjects.posting import LATENCY
+from benchmarks.subjects.router import loaded, start_session, write_configuration
+from benchmarks.verify import compare, count_rows
+from router.config.loader import load
+from router.config.models import Trigger
+from router.engine.session import build_session
+from router.engine.stream import Options, run
+from router.registry import load_registry
+from router_demo.api import Api
+from router_demo.simulator import ensure_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from benchmarks.runs import Task
+    from router import BatchReport
+
+WRITTEN = "sent"
+"""The column with the time at which an event was written to its source, in seconds since 1970."""
+
+
+def ages(tables: Iterable[Path], since: float, until: float) -> list[float]:
+    """Return the seconds from an event's writing to its commit, for every event written from `since` to `until`.
+
+    A commit's file is written whole just before it is in the log: its time is that of the commit, or a bit earlier.
+    """
+    found: list[float] = []
+    for table in tables:
+        for commit in sorted((table / "_delta_log").glob("*.json")):
+            actions = map(json.loads, commit.read_text().splitlines())
+            added = [table / action["add"]["path"] for action in actions if "add" in action]
+            written = [time for file in added for time in pq.read_table(file, columns=[WRITTEN]).column(0).to_pylist()]
+            found += [commit.stat().st_mtime - time for time in written if since <= time < until]
+    return found
+
+
+def figures(found: list[float]) -> dict[str, float]:
+    """Return the median age, the 99th percentile and the highest."""
+    if not found:
+        return {}
+    found = sorted(found)
+    return {"p50": statistics.median(found), "p99": found[int(len(found) * 0.99)], "max": found[-1]}
+
+
+VERSIONS = 10
+EVOLUTION_PATIENCE = 120
+POLL_SECONDS = 0.005
+
+
+class Stream:
+    """A router that runs in a thread, and what it reports."""
+
+    def __init__(self, spark: SparkSession, task: Task) -> None:
+        self.reports: list[BatchReport] = []
+        self._known = 0
+        self._stop = threading.Event()
+        self._changed = threading.Condition()
+        self._registry, self._spark = load_registry(), spark
+        self._loaded = load(write_configuration(task), self._registry)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _evolution_run(self) -> None:
+        trigger = Trigger(continuous=True)
+        run(self._loaded, self._registry, self._spark, Options(trigger, finished=self._take, stop=self._stop))
+
+    def _take(self, report: BatchReport, behind: int | None) -> None:
+        with self._changed:
+            self.reports.append(report)
+            self._changed.notify_all()
+
+    @property
+    def read(self) -> int:
+        """Return how many records have been read."""
+        return sum(report.read for report in self.reports)
+
+    def batches_until(self, records: int) -> list[BatchReport]:
+        """Wait until so many records are read; return the batches since the last such wait."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.read >= records, EVOLUTION_PATIENCE):
+                raise TimeoutError(f"{self.read} of {records} records were read in {EVOLUTION_PATIENCE} s")
+            new, self._known = self.reports[self._known :], len(self.reports)
+            return new
+
+    def end(self) -> None:
+        """End the stream after the batch at hand."""
+        self._stop.set()
+        self._thread.join(EVOLUTION_PATIENCE)
+
+
+def _evolution_run(spark: SparkSession, task: Task) -> Run:
+    """Send `events` records of the version at hand, then as many of a new one, ten times over."""
+    events = Evolving(f"evolution-{time.time_ns()}")
+    topic, decode = events.subject, {"protobuf": {"registry": registry().url, "subjects": [events.subject]}}
+    ensure_topic(task.servers, topic, task.partitions)
+    producer = Producer({"bootstrap.servers": task.servers, "linger.ms": 5, "log_level": 3})
+    events.register(1)
+    stream = Stream(spark, replace(task, topic=topic, decode=decode, rows_per_batch=task.events))
+    samples: list[dict[str, float]] = []
+    try:
+        sent = _send(producer, topic, events, 1, task)
+        stream.batches_until(sent)
+        table = DeltaTable(str(task.lake / "silver" / events.table))
+        for version in range(2, VERSIONS + 2):
+            sent += _send(producer, topic, events, version - 1, task)
+            plain = _busiest(stream.batches_until(sent))
+            registered = time.perf_counter()
+            events.register(version)
+            sent += _send(producer, topic, events, version, task)
+            produced = time.perf_counter()
+            seen = _visible(table, events.column(version))
+            longer = _busiest(stream.batches_until(sent))
+            after = {"after_registration": seen - registered, "after_last_record": seen - produced}
+            samples.append({**after, "batch": longer, "plain_batch": plain, "delay": longer - plain})
+    finally:
+        stream.end()
+    visible = statistics.median(sample["after_last_record"] for sample in samples)
+    return Run(visible, read=stream.read, batches=len(stream.reports), samples=samples)
+
+
+def _send(producer: Producer, topic: str, events: Evolving, version: int, task: Task) -> int:
+    for index, value in enumerate(events.values(version, task.events)):
+        producer.produce(topic, value, partition=index % task.partitions)
+    producer.flush()
+    return task.events
+
+
+def _busiest(reports: list[BatchReport]) -> float:
+    """Return the seconds of the slowest of some batches."""
+    return max(sum(report.seconds.values()) for report in reports)
+
+
+def _visible(table: DeltaTable, column: str) -> float:
+    """Return when a reader of the table sees the column."""
+    deadline = time.perf_counter() + EVOLUTION_PATIENCE
+    while time.perf_counter() < deadline:
+        table.update_incremental()
+        if any(field.name == column for field in table.schema().fields):
+            return time.perf_counter()
+        time.sleep(POLL_SECONDS)
+    raise TimeoutError(f"no column {column} after {EVOLUTION_PATIENCE} s")
+
+
+def _verified(task: Task, run: Run) -> str:
+    expected = (1 + 2 * VERSIONS) * task.events
+    missing: dict[str, Any] = {"read": run.read, "versions": len(run.samples)}
+    wanted = {"read": expected, "versions": VERSIONS}
+    return "" if missing == wanted else f"{missing}, {wanted} expected"
+
+
+def _evolution_session(task: Task) -> SparkSession:
+    return start_session(replace(task, topic="later", decode={"none": {}}))
+
+
+EVOLUTION = Subject("evolution", "a new version in a running stream", _evolution_session, _evolution_run, _verified)
+
+
+HEALTHY = {"latency": LATENCY[1]}
+APIS: dict[str, dict[str, Any]] = {
+    "healthy": HEALTHY,
+    "ten times slower": {"latency": 10 * LATENCY[1]},
+    "black-holed": {"failures": [{"how": "silent"}]},
+    "refusing": {"outage": "refused"},
+    "back again": HEALTHY,
+}
+"""What the API does, one after the other: `black-holed` takes calls and never answers, `refusing` no connection."""
+ANSWERS = {"healthy", "ten times slower", "back again"}
+PER_SECOND = 200
+SECONDS = 10
+"""How long each state lasts, and is looked at."""
+FRESHNESS_PATIENCE = 60.0
+"""Seconds that events may take to arrive, when the machine has other things to do."""
+TOPIC = "freshness"
+
+
+@dataclass
+class Traffic:
+    """The events of a run, and the batches that took them; both by the wall clock."""
+
+    task: Task
+    producer: Producer
+    stop: threading.Event = field(default_factory=threading.Event)
+    sent: int = 0
+    read: int = 0
+    ended: list[float] = field(default_factory=list)
+
+    def finished(self, report: BatchReport, behind: int | None) -> None:
+        """Take note of a batch that is committed."""
+        self.read += report.read
+        self.ended.append(time.time())
+
+    def flow(self) -> None:
+        """Send events at an even pace until told to stop."""
+        began = time.perf_counter()
+        while not self.stop.wait(max(0.0, began + self.sent / PER_SECOND - time.perf_counter())):
+            event = {"id": self.sent, "game": f"game_{self.sent % self.task.games}", WRITTEN: time.time()}
+            self.producer.produce(TOPIC, json.dumps(event).encode(), partition=self.sent % self.task.partitions)
+            self.producer.poll(0)
+            self.sent += 1
+        self.producer.flush()
+
+    def landed(self) -> bool:
+        """Say whether all of them are in their tables."""
+        return self.read >= self.sent
+
+
+def configuration(task: Task, url: str) -> dict[str, Any]:
+    """Return a configuration whose route writes a table per game, and posts every event."""
+    rest = {"url": url, "mode": "detached", "timeouts": {"connect": "1 s", "read": "2 s"}}
+    sinks = [{"tables": "silver.{event.game}"}, {"rest": rest}]
+    return {
+        "name": "benchmark",
+        "lake": str(task.lake),
+        "checkpoint": str(task.checkpoint),
+        "source": {"kafka": {"servers": task.servers, "topics": [TOPIC], "start": "earliest"}},
+        "decode": {"json": {"schema": f"id LONG, game STRING, {WRITTEN} DOUBLE"}},
+        "routes": [{"name": "games", "match": {"sql": "event.id IS NOT NULL"}, "sinks": sinks}],
+        "dead_letters": "ops.dead_letters",
+        "spark": settings(),
+    }
+
+
+def _freshness_session(task: Task) -> SparkSession:
+    return build_session(loaded(task, configuration(task, "http://127.0.0.1:9/events")).config)
+
+
+def _freshness_run(spark: SparkSession, task: Task) -> Run:
+    """Run one router while events come, and the API goes through its states."""
+    admin = AdminClient({"bootstrap.servers": task.servers})
+    admin.create_topics([NewTopic(TOPIC, task.partitions, 1)])[TOPIC].result()
+    traffic, stop = Traffic(task, Producer({"bootstrap.servers": task.servers, "linger.ms": 5})), threading.Event()
+    options = Options(Trigger(continuous=True), finished=traffic.finished, stop=stop)
+    with Api(**HEALTHY) as served:
+        work = (loaded(task, configuration(task, f"{served.url}/events")), load_registry(), spark, options)
+        router, sender = threading.Thread(target=run, args=work), threading.Thread(target=traffic.flow)
+        router.start()
+        sender.start()
+        began = time.perf_counter()
+        try:
+            # the first batches of a process are another question, those of its sink too
+            _wait(router, lambda: served.stats().processed > 0)
+            spans = {api: _through(api, served, router) for api in APIS}
+            traffic.stop.set()
+            sender.join()
+            _wait(router, traffic.landed)
+        finally:
+            traffic.stop.set()
+            stop.set()
+            router.join()
+    counts = {"sent": float(traffic.sent)}
+    for api, span in spans.items():
+        counts |= {f"{api}: {name}": figure for name, figure in _figures(task, traffic, *span).items()}
+    return Run(time.perf_counter() - began, read=traffic.read, batches=len(traffic.ended), counts=counts)
+
+
+def _through(api: str, served: Api, router: threading.Thread) -> tuple[float, float, int]:
+    """Let the API be in a state, once its sink has noticed; return from when to when, and the calls it took."""
+    at = served.play(**APIS[api])
+    if api != "refusing":  # no call arrives there; the sink has been waiting before
+        _wait(router, lambda: served.stats(since=at).arrived > 0)
+    since = time.time()
+    time.sleep(SECONDS)
+    return since, time.time(), served.stats(since=at).processed
+
+
+def _figures(task: Task, traffic: Traffic, since: float, until: float, taken: int) -> dict[str, float]:
+    tables = [log.parent for log in sorted((task.lake / "silver").glob("*/_delta_log"))]
+    found = {**figures(ages(tables, since, until)), "taken": float(taken)}
+    return {**found, "batches": sum(since <= ended < until for ended in traffic.ended)}
+
+
+def _wait(router: threading.Thread, condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + FRESHNESS_PATIENCE
+    while router.is_alive() and not condition() and time.monotonic() < end:
+        time.sleep(0.1)
+
+
+def _all_there(task: Task, run: Run) -> str:
+    """Say what is wrong where every event must be in a table, and calls be taken by an API that takes any."""
+    landed = sum(count_rows(log.parent) for log in (task.lake / "silver").glob("*/_delta_log"))
+    odd = [api for api in APIS if (run.counts[f"{api}: taken"] > 0) != (api in ANSWERS)]
+    return compare({"events": int(run.counts["sent"])}, {"events": landed}) or (f"calls taken: {odd}" if odd else "")
+
+
+FRESHNESS = Subject("freshness", "router", _freshness_session, _freshness_run, _all_there)
