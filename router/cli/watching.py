@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from router.parts import BatchReport
 
-STEPS = ("plan", "land", "fit", "manifest", "commit", "apply", "ledger", "release")
+STEPS = ("plan", "land", "decide", "manifest", "commit", "apply", "ledger", "release")
 
 
 class Watcher:
