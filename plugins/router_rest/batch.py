@@ -17,11 +17,10 @@ from pyspark.sql import functions as F
 from router import StartError
 from router_encoders.outbox_rows import PLACE
 from router_rest.credentials import apply
-from router_rest.delivery.batcher import Batcher, CallSize
-from router_rest.delivery.feeder import RowReader
+from router_rest.delivery.batcher import Batcher, CallSize, RowReader
+from router_rest.delivery.call import RequestBuilder, RequestForm
 from router_rest.delivery.job import BatchJob, allowed, planned
 from router_rest.delivery.receipts import Owner, Responses
-from router_rest.delivery.request_builder import RequestBuilder, RequestForm
 from router_rest.delivery.response_status import BulkResults
 from router_rest.delivery.retry import Policy
 from router_rest.delivery.worker import TaskJob
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from router_rest.delivery.batcher import Call
     from router_rest.delivery.body import Body
     from router_rest.delivery.partitioner import PartitionPlan
-    from router_rest.rate_limit.secure_channel import ServerAddress
+    from router_rest.rate_limit.protocol import ServerAddress
     from router_rest.rate_limit.server import LeaseServer
     from router_rest.sink import Rest
 

@@ -21,8 +21,7 @@ from requests.auth import AuthBase
 
 from router import StartError
 from router_encoders.templates import Placeholder, parse
-from router_http.auth import Tokens
-from router_http.client import Away, Refuses
+from router_http.client import Away, Refuses, Tokens
 from router_http.options import Secret
 
 if TYPE_CHECKING:

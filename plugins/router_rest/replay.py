@@ -15,9 +15,8 @@ from pyspark.sql import functions as F
 from router import Resent, StartError
 from router_encoders.outbox_rows import PLACE
 from router_rest.batch import cut_of, owner_of, posting, responses_of, tasks_of
-from router_rest.delivery.feeder import FORMER
-from router_rest.delivery.job import planned
-from router_rest.delivery.outcome import RANKS, counted, outcome
+from router_rest.delivery.batcher import FORMER
+from router_rest.delivery.job import RANKS, counted, outcome, planned
 from router_rest.delivery.receipts import PLACES, SCHEMA
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ import requests
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from router_http.auth import BearerAuth, ClientCredentialsAuth, NoAuth, Tokens, basic_auth
-from router_http.client import Away, Refuses, busy, send
+from router_http.client import Away, BearerAuth, ClientCredentialsAuth, NoAuth, Refuses, Tokens, basic_auth, busy, send
 from router_schemas.model import LARGEST_ID, Kind, Reference, RegisteredSchema
 from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryRefuses
 

@@ -17,12 +17,11 @@ from router_encoders.to_json import as_it_is
 from router_rest.credentials import Credentials, apply
 from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.body import body_of
+from router_rest.delivery.call import RequestForm
 from router_rest.delivery.receipts import Owner
-from router_rest.delivery.request_builder import RequestForm
 from router_rest.delivery.retry import Policy
 from router_rest.delivery.worker import TaskJob, task
-from router_rest.rate_limit import circuit_breaker as circuit
-from router_rest.rate_limit import coordinator
+from router_rest.rate_limit import backpressure, coordinator
 from router_rest.rate_limit.protocol import Pace
 from router_rest.rate_limit.server import LeaseServer
 
@@ -185,5 +184,5 @@ def tasks(api: Api, lake: Lake) -> Iterator[Tasks]:
 def hurry(patch: pytest.MonkeyPatch) -> None:
     """Let an outage last for tenths of a second: what is done about it is the same."""
     patch.setattr(coordinator, "LONGEST_WAIT", 0.3)
-    patch.setattr(circuit, "PROBES", 0.2)
-    patch.setattr(circuit, "RAMP", 0.3)
+    patch.setattr(backpressure, "PROBE_PAUSE", 0.2)
+    patch.setattr(backpressure, "RAMP", 0.3)

@@ -6,12 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_rest.rate_limit.adaptive_rate import BELOW, CALM, AdaptiveRate
-from router_rest.rate_limit.circuit_breaker import FEWEST, PROBES, RAMP, SILENCE, START, CircuitBreaker
-from router_rest.rate_limit.concurrency import ConcurrencyLimit
+from router_rest.rate_limit.backpressure import (
+    BELOW,
+    BUDGET_SPAN,
+    FEWEST_FAILURES,
+    PROBE_PAUSE,
+    RAMP,
+    RAMP_START,
+    RATE_CALM,
+    SILENCE,
+    AdaptiveRate,
+    CircuitBreaker,
+    ConcurrencyLimit,
+    RetryBudget,
+)
 from router_rest.rate_limit.coordinator import AHEAD, CREDIT, LONGEST_WAIT, Coordinator
 from router_rest.rate_limit.protocol import Grant, Pace, TaskReport
-from router_rest.rate_limit.retry_budget import SPAN, RetryBudget
 from router_rest.rate_limit.sliding_window import RateLimit, Run
 
 
@@ -70,7 +80,7 @@ def limited(calls: float, in_flight: int = 64) -> Pace:
 
 def opened(now: float = 100.0) -> CircuitBreaker:
     circuit = CircuitBreaker()
-    assert circuit.heard(now, 0, FEWEST)
+    assert circuit.heard(now, 0, FEWEST_FAILURES)
     return circuit
 
 
@@ -95,16 +105,16 @@ def test_one_success_closes_the_circuit_and_the_pace_goes_up_a_ramp() -> None:
     circuit.heard(110.0, 1, 0)
 
     assert circuit.since is None
-    assert circuit.pace(110.0) == pytest.approx(START)
-    assert circuit.pace(110 + RAMP / 2) == pytest.approx((1 + START) / 2)
+    assert circuit.pace(110.0) == pytest.approx(RAMP_START)
+    assert circuit.pace(110 + RAMP / 2) == pytest.approx((1 + RAMP_START) / 2)
     assert circuit.pace(110 + RAMP) == 1
 
 
 def test_probes_are_apart() -> None:
     circuit = opened(100.0)
-    assert circuit.next_probe() == 100 + PROBES
+    assert circuit.next_probe() == 100 + PROBE_PAUSE
     circuit.probe(103.0)
-    assert circuit.next_probe() == 103 + PROBES
+    assert circuit.next_probe() == 103 + PROBE_PAUSE
 
 
 # ---- budget
@@ -122,7 +132,7 @@ def test_retries_stay_a_share_of_the_calls(steps: list[tuple[float, int, int]]) 
         calls += more
         given_ += budget.take(now, wanted)
 
-    assert given_ <= 0.2 * calls + 10 * (now - 100 + SPAN)
+    assert given_ <= 0.2 * calls + 10 * (now - 100 + BUDGET_SPAN)
 
 
 def test_a_task_leaves_retries_for_the_others() -> None:
@@ -130,7 +140,7 @@ def test_a_task_leaves_retries_for_the_others() -> None:
 
     assert [budget.take(100.0, 1000, among=2), budget.take(100.0, 1000, among=1)] == [50, 50]
     assert budget.take(100.0, 1) == 0
-    assert budget.take(100.0 + SPAN, 1) == 1
+    assert budget.take(100.0 + BUDGET_SPAN, 1) == 1
 
 
 # ---- permits
@@ -221,7 +231,7 @@ def test_more_is_tried_again_and_later_each_time() -> None:
             now += 0.1
         waits.append(round(now - cut))
 
-    assert waits[0] == CALM
+    assert waits[0] == RATE_CALM
     assert waits == sorted(waits)
     assert waits[-1] > 2 * waits[0]
 
@@ -374,7 +384,7 @@ def test_an_outage_is_probed_by_one_call_a_second(clock: Clock) -> None:
     assert {"hold"} <= set(tasks.states("a")) & set(tasks.states("b"))
 
     for number in range(1, 70):
-        clock.now = opened_at + number / 16 * PROBES
+        clock.now = opened_at + number / 16 * PROBE_PAUSE
         if number % 16 == 1:
             tasks.enter(f"later {number}")
         for who in tasks.told:

@@ -16,8 +16,7 @@ import pytest
 
 from router_rest.rate_limit import server as module
 from router_rest.rate_limit.client import Gone, LeaseClient, Leave
-from router_rest.rate_limit.protocol import Pace
-from router_rest.rate_limit.secure_channel import SecureChannel, ServerAddress
+from router_rest.rate_limit.protocol import Pace, SecureChannel, ServerAddress
 from router_rest.rate_limit.server import LeaseServer, lease_server
 from router_rest.rate_limit.sliding_window import RateLimit
 

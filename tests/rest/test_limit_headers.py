@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from requests.structures import CaseInsensitiveDict
 
-from router_rest.rate_limit.headers import LONGEST, Remaining, left, pause
+from router_rest.delivery.response_status import LONGEST_PAUSE, Remaining, left, pause
 
 NOW = 784111777.0  # Sun, 06 Nov 1994 08:49:37 GMT
 
@@ -32,7 +32,7 @@ NOW = 784111777.0  # Sun, 06 Nov 1994 08:49:37 GMT
         pytest.param({"Retry-After": "3599"}, 3599, id="nearly an hour"),
         pytest.param({"Retry-After": "99999999999"}, 3600, id="absurd"),
         pytest.param({"Retry-After": "9" * 29}, 3600, id="more than absurd"),
-        pytest.param({"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}, LONGEST, id="an absurd date"),
+        pytest.param({"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}, LONGEST_PAUSE, id="an absurd date"),
         pytest.param({"Retry-After": "-5"}, None, id="negative"),
         pytest.param({"Retry-After": "soon"}, None, id="a word"),
         pytest.param({"Retry-After": ""}, None, id="nothing"),
@@ -111,5 +111,5 @@ def test_no_header_of_a_stranger_raises(one: str, other: str) -> None:
     seconds = pause(headers, NOW)
     still = left(headers, NOW)
 
-    assert seconds is None or 0 <= seconds <= LONGEST
-    assert still is None or (still.calls >= 0 and 0 <= still.seconds <= LONGEST)
+    assert seconds is None or 0 <= seconds <= LONGEST_PAUSE
+    assert still is None or (still.calls >= 0 and 0 <= still.seconds <= LONGEST_PAUSE)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from router_rest.rate_limit.client import LeaseClient, LeaseEnded
 from router_rest.rate_limit.coordinator import Coordinator
-from router_rest.rate_limit.secure_channel import SecureChannel
+from router_rest.rate_limit.protocol import SecureChannel
 from router_rest.rate_limit.server import AdmittedSink, LimitSessions, TaskSession
 
 if TYPE_CHECKING:

@@ -1,14 +1,19 @@
-"""Bring a call to its end: attempts, new credentials, smaller calls, and an action for each row.
+"""Bring a call to its end: its request, attempts, new credentials, smaller calls, and an action for each row.
 
-Runs on executors, in the event loop of a task. Every attempt takes a token of the rate limit.
+Runs on executors, in the event loop of a task. Every attempt takes a token of the rate limit. `requests` prepares one
+request for each URL; those of calls are copies of it, which is a tenth of the work.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from requests import PreparedRequest, Request
+from requests.structures import CaseInsensitiveDict
 
 from router_rest.delivery.receipts import Settled
 from router_rest.delivery.response_status import Action, action_for
@@ -17,14 +22,86 @@ from router_rest.http_client.response import InDoubt, Unsent
 from router_rest.rate_limit.client import LeaseEnded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from router_rest.credentials import TaskLogin
     from router_rest.delivery.batcher import Call
-    from router_rest.delivery.request_builder import RequestBuilder
+    from router_rest.delivery.body import Body
     from router_rest.delivery.retry import Policy
     from router_rest.http_client.client import HttpClient
     from router_rest.rate_limit.client import LeaseClient
+
+
+class Headers(CaseInsensitiveDict[Any]):
+    """The headers of a request, copied and listed as a whole: `requests` does either name by name."""
+
+    _store: OrderedDict[str, tuple[str, Any]]
+    """Of CaseInsensitiveDict: names and values by names in lower case."""
+
+    @classmethod
+    def of(cls, other: Any) -> Headers:
+        """Return a copy of headers of this class, or of that of `requests`."""
+        made = cls.__new__(cls)
+        made._store = OrderedDict(other._store)
+        return made
+
+    def items(self) -> Any:
+        """Return pairs of names and values."""
+        return self._store.values()
+
+
+MOST_KEPT = 1024
+"""Requests that are kept prepared: URLs may be made of data, and be as many as rows."""
+
+
+@dataclass(frozen=True)
+class RequestForm:
+    """What all requests of a sink have in common; travels to tasks.
+
+    `url`: empty where rows name theirs. `key_header` carries the idempotency key, where there is one.
+    """
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: Body
+    key_header: str | None = None
+
+
+@dataclass
+class RequestBuilder:
+    """A builder of requests, all but their login."""
+
+    form: RequestForm
+    _prepared: OrderedDict[str, PreparedRequest] = field(default_factory=OrderedDict)
+
+    def request(self, url: str, body: bytes, key: str) -> PreparedRequest:
+        """Return the request of a call. Raises ValueError for a URL that is none."""
+        base = self._base(url or self.form.url)
+        request = PreparedRequest()
+        request.method, request.url = base.method, base.url
+        request.headers = Headers.of(base.headers)
+        request.hooks = {"response": []}
+        request.body = self.form.body.packed(body)
+        request.headers["Content-Length"] = str(len(request.body))
+        if self.form.key_header is not None:
+            request.headers[self.form.key_header] = quoted(key)
+        return request
+
+    def _base(self, url: str) -> PreparedRequest:
+        found = self._prepared.get(url)
+        if found is None:
+            if len(self._prepared) >= MOST_KEPT:
+                self._prepared.popitem(last=False)
+            headers = {**self.form.body.headers, **self.form.headers}
+            found = self._prepared[url] = Request(self.form.method, url, headers=headers).prepare()
+            found.headers = Headers.of(found.headers)
+        return found
+
+
+def quoted(key: str) -> str:
+    """Return an idempotency key as its header has it: a string (draft-ietf-httpapi-idempotency-key-header-07, 2.1)."""
+    return f'"{key}"'
 
 
 @dataclass

@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from tenacity import AsyncRetrying, retry_if_result
 
-from router_rest.delivery.response_status import Action, Unreadable, action_for, doubtful, throttles
-from router_rest.rate_limit.headers import Remaining, left, pause
+from router_rest.delivery.response_status import (
+    Action,
+    Remaining,
+    Unreadable,
+    action_for,
+    doubtful,
+    left,
+    pause,
+    throttles,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

@@ -20,11 +20,9 @@ import pyarrow as pa
 
 from router import keep_archives
 from router_rest.credentials import TaskLogin
-from router_rest.delivery.batcher import Batcher, CallQueue
-from router_rest.delivery.call import Delivery
-from router_rest.delivery.feeder import Feeder, RowReader
+from router_rest.delivery.batcher import Batcher, CallQueue, Feeder, RowReader
+from router_rest.delivery.call import Delivery, RequestBuilder
 from router_rest.delivery.receipts import DDL, SCHEMA, KnownReceipts, ReceiptWriter, note_of, ranges_of, receipts
-from router_rest.delivery.request_builder import RequestBuilder
 from router_rest.http_client.client import HttpClient
 from router_rest.rate_limit.client import LeaseClient, LeaseEnded
 
@@ -35,10 +33,10 @@ if TYPE_CHECKING:
 
     from router import Encoding, Parts
     from router_rest.delivery.batcher import Call, CallSize
+    from router_rest.delivery.call import RequestForm
     from router_rest.delivery.receipts import Owner, Responses, Settled
-    from router_rest.delivery.request_builder import RequestForm
     from router_rest.delivery.retry import Policy
-    from router_rest.rate_limit.secure_channel import ServerAddress
+    from router_rest.rate_limit.protocol import ServerAddress
 
 REPORT = f"kind string, rows bigint, text string, receipt struct<{DDL}>"
 """What tasks return: how many rows got a receipt (`delivered`), had one (`known`), were `refused`, or are `left`; why

@@ -12,15 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from router_rest.rate_limit.protocol import Grant
-from router_rest.rate_limit.secure_channel import SecureChannel, nonce
+from router_rest.rate_limit.protocol import Grant, SecureChannel, nonce
 from router_rest.rate_limit.tokens import TaskTokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import NoReturn
 
-    from router_rest.rate_limit.secure_channel import ServerAddress
+    from router_rest.rate_limit.protocol import ServerAddress
 
 __all__ = ["Gone", "LeaseClient", "LeaseEnded", "Leave"]
 

@@ -13,11 +13,8 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import TYPE_CHECKING
 
-from router_rest.rate_limit.adaptive_rate import AdaptiveRate
-from router_rest.rate_limit.circuit_breaker import CircuitBreaker
-from router_rest.rate_limit.concurrency import ConcurrencyLimit
+from router_rest.rate_limit.backpressure import AdaptiveRate, CircuitBreaker, ConcurrencyLimit, RetryBudget
 from router_rest.rate_limit.protocol import Grant, Outlook
-from router_rest.rate_limit.retry_budget import RetryBudget
 from router_rest.rate_limit.sliding_window import SlidingWindows
 
 if TYPE_CHECKING:

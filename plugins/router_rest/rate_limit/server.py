@@ -15,8 +15,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from router_rest.rate_limit.coordinator import Coordinator
-from router_rest.rate_limit.protocol import TaskReport
-from router_rest.rate_limit.secure_channel import SecureChannel, ServerAddress, nonce
+from router_rest.rate_limit.protocol import SecureChannel, ServerAddress, TaskReport, nonce
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
