@@ -3,17 +3,31 @@
 Raw records go in, an `event` or an `_error` comes out of each, in the task that lands it. A decoder (`json`, `avro`,
 `protobuf`, `auto`, `record_keys`) says on the driver how tasks decode; the function that they run is in the module
 beside it that ends in `_arrow`, or in `router_schemas`. Only Avro adds native columns before (`avro_spark`).
+`Nothing`, which keeps records as they came, is here.
 """
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from router import Decoder, hookimpl
 from router_decoders.auto import Auto
 from router_decoders.avro import Avro
 from router_decoders.json import Json, JsonSchema
-from router_decoders.none import Nothing
 from router_decoders.protobuf import Protobuf
 from router_decoders.record_keys import RecordKeys
 
 __all__ = ["Auto", "Avro", "Json", "JsonSchema", "Nothing", "Protobuf", "RecordKeys", "router_decoders"]
+
+EVENT = "struct<_: string>"
+"""The type of an event that never is; Parquet has no struct without fields, hence one."""
+
+
+class Nothing(Decoder):
+    """Keep records as they came: every record reaches bronze, none becomes an event or a dead letter."""
+
+    def decode(self, raw: DataFrame) -> DataFrame:
+        """Add `event` and `_error`, both null in every row."""
+        return raw.withColumns({"event": F.lit(None).cast(EVENT), "_error": F.lit(None).cast("string")})
 
 
 @hookimpl

@@ -105,8 +105,7 @@ class Avro(RegistryDecoder):
         """Return how tasks decode: from_avro before them, and the rest in them."""
         import pyarrow as pa
 
-        from router_decoders.avro_arrow import AvroRows, avro_events
-        from router_decoders.avro_spark import with_records
+        from router_decoders.avro_spark import AvroRows, avro_events, with_records
         from router_schemas.framed_rows import ADDED
         from router_schemas.protobuf.spark_types import spark_struct
 

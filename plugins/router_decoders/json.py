@@ -121,7 +121,7 @@ def _decoding(ddl: str, zone: str, rescue: bool) -> ArrowDecoding:
 
 def session_zone() -> str:
     """Return the session's time zone, in which times without one are read; raise StartError where tasks lack it."""
-    from router_decoders.json_scalars import zone_of
+    from router_decoders.json_types import zone_of
 
     zone = str(SparkSession.active().conf.get("spark.sql.session.timeZone"))
     if zone_of(zone) is None:

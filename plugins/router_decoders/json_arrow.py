@@ -28,8 +28,16 @@ import pyarrow.compute as pc
 from pyspark.sql.types import VariantVal
 
 from router_decoders.json_rows import DecodedRow, RowDecoder, json_text_of
-from router_decoders.json_scalars import read_decimal, read_time
-from router_decoders.json_types import TIMES, Shape, arrow_type, map_parser, parsers, struct_class
+from router_decoders.json_types import (
+    TIMES,
+    Shape,
+    arrow_type,
+    map_parser,
+    parsers,
+    read_decimal,
+    read_time,
+    struct_class,
+)
 from router_schemas.framed_rows import ADDED, about, framed_rows, wanted, why
 from router_schemas.model import WriterSchema
 from router_schemas.wire_format import schema_bytes
@@ -367,7 +375,7 @@ def _with_zone(texts: pa.Array) -> pa.Array:
 
 
 def _is_formed(texts: pa.Array, shape: Shape) -> pa.Array:
-    """Return whether Arrow reads a text as `json_scalars` does: `2026-11-21T10:00:00[.123456]Z`, `2026-11-21`, ..."""
+    """Return whether Arrow reads a text as `read_time` does: `2026-11-21T10:00:00[.123456]Z`, `2026-11-21`, ..."""
     if shape.kind == "timestamp_ntz":
         return pc.and_not(pc.match_substring_regex(texts, ZONELESS), pc.starts_with(texts, "0000"))
     lengths, end = ([10], "") if shape.kind == "date" else ([20, *range(22, 28)], "Z")

@@ -33,8 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from router_decoders.json_scalars import read_decimal, read_time
-from router_decoders.json_types import INTEGERS, SCALARS, TIMES, Shape, struct_class
+from router_decoders.json_types import INTEGERS, SCALARS, TIMES, Shape, read_decimal, read_time, struct_class
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator

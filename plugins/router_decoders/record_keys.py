@@ -11,7 +11,6 @@ from pyspark.sql import types as T
 from typing_extensions import override
 
 from router import ArrowDecoding, Decoder, Preparation
-from router_decoders.record_keys_arrow import KEY_NAMES, OF_A_KEY, OF_KEY, SCHEMA
 from router_decoders.registry_decoder import RegistryDecoder
 from router_schemas.model import KEY_HEADER
 
@@ -24,6 +23,14 @@ if TYPE_CHECKING:
 
     from router import Memory
 
+OF_A_KEY = "key "
+"""What the wants and the reasons of the key's decoder begin with."""
+OF_KEY = "_key"
+"""What the names of native columns begin with that the key's decoder reads."""
+SCHEMA = ("schema_id", "schema_version", "subject", "message")
+KEY_NAMES = {"event": "event_key", **{name: f"key_{name}" for name in SCHEMA}}
+"""What is decoded of a key is called so beside what is decoded of a value."""
+
 
 class RecordKeys(Decoder):
     """Decode the value of a record by one decoder and its key by another: `decode: {value: ..., key: ...}`.
@@ -34,7 +41,7 @@ class RecordKeys(Decoder):
     record header may hold a schema's GUID, that of the key is `__key_schema_id` unless `header` says otherwise.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ("router_decoders.record_keys_arrow",)
+    needs: ClassVar[tuple[str, ...]] = ("router_decoders.combined_arrow",)
 
     value: Decoder = Field(description="decoder of the value")
     key: Decoder = Field(description="decoder of the key")
@@ -85,7 +92,7 @@ class RecordKeys(Decoder):
         value, key = self.value.decoding(), self.key.decoding()
         if value is None or key is None:
             return None
-        from router_decoders.record_keys_arrow import both_events
+        from router_decoders.combined_arrow import both_events
 
         of_key = [T.StructField(KEY_NAMES[f.name], f.dataType) for f in key.adds if f.name in KEY_NAMES]
         fields = {f.name: f for f in (*value.adds, *of_key)}

@@ -1,4 +1,4 @@
-"""Encode rows with a schema of a registry: find the one that they are written with, or register one.
+"""Encode rows as Avro or Protobuf with a schema of a registry: find the one to write them with, or register one.
 
 | given | written with |
 |---|---|
@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from router import Encoded, Encoder, Encoding, StartError
-from router_schemas.model import Kind, RegisteredSchema, ResolvedSchema, SchemaOrigin
+from router_schemas.model import FULL_NAME, Kind, RegisteredSchema, ResolvedSchema, SchemaOrigin
+from router_schemas.protobuf import needed
 from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryOptions, UnusableSchema
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     from router_schemas.byte_columns import Write
     from router_schemas.registry_client import RegistryClient
+
 
 NOBODYS = 0
 """The id where nobody sees it: in a trial, and without a frame."""
@@ -198,3 +201,152 @@ def framed(array: pa.Array, prefix: bytes, write: Write) -> Encoded:
     left, right = framed(array[:half], prefix, write), framed(array[half:], prefix, write)
     reasons = {at + half: reason for at, reason in right.reasons.items()}
     return Encoded(left.values + right.values, left.reasons | reasons)
+
+
+@dataclass(frozen=True)
+class AvroTarget:
+    """What tasks encode with: the prefix of every value, the schema's text and the columns."""
+
+    prefix: bytes
+    schema: str
+    columns: StructType
+
+
+class ToAvro(RegistryEncoder):
+    """Encode a row as an Avro record behind a zero byte and the schema's id (4 bytes, big-endian), or alone.
+
+    How columns go with a schema, and which schema is made for them: docs/formats.md, "Writing".
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("router_schemas.avro.encode",)
+    schema_kind: ClassVar[Kind] = "AVRO"
+    file_option: ClassVar[str] = "schema_file"
+
+    schema_file: str | None = Field(default=None, min_length=1, description="an .avsc file, not the newest version")
+    name: str | None = Field(
+        default=None, pattern=FULL_NAME, description="full name of a record made for columns; default: the subject's"
+    )
+
+    def written(self, resolved: ResolvedSchema, columns: StructType) -> Encoding:
+        """Return how rows are written with a schema."""
+        from router_schemas.avro.model import text_of
+        from router_schemas.avro.parser import parse
+        from router_schemas.wire_format import prefix
+
+        frame = b"" if self.frame == "none" else prefix(resolved.schema.id)
+        argument = AvroTarget(frame, text_of(parse(resolved)), columns)
+        _avro_writer(argument)  # what does not go together shall be said here
+        return Encoding(encode_avro, argument, "Avro")
+
+    def derived(self, columns: StructType, subject: str, latest: ResolvedSchema | None) -> str | None:
+        """Return a schema for columns, and for the fields of the newest one, where the router could have made that."""
+        from router_schemas.avro.derive import derived, known
+        from router_schemas.avro.merge import RecordVersion, merge
+        from router_schemas.avro.model import Ref, text_of
+        from router_schemas.model import SchemaOrigin
+
+        if latest is None:
+            return text_of(derived(columns, self.name or record_name(subject)))
+        before = known(latest)
+        if before is None or not isinstance(before.root, Ref):
+            return None
+        made = derived(columns, self.name or before.root.name)
+        merged = merge([RecordVersion(SchemaOrigin.of(latest).label, before), RecordVersion("the columns", made)])
+        if merged.conflicts:
+            raise ValueError(str(merged.conflicts[0]))
+        return text_of(merged.reader)
+
+
+def encode_avro(array: pa.Array, written: AvroTarget) -> Encoded:
+    """Return framed records of an array of structs. Runs on executors."""
+    return framed(array, written.prefix, _avro_writer(written))
+
+
+@lru_cache(maxsize=64)
+def _avro_writer(written: AvroTarget) -> Write:
+    from router_schemas.avro.encode import writer
+    from router_schemas.avro.parser import parse_text
+
+    return writer(parse_text(written.schema), written.columns)
+
+
+@dataclass(frozen=True)
+class ProtobufTarget:
+    """What tasks encode with: the prefix of every value, the message of a FileDescriptorSet, and the columns."""
+
+    prefix: bytes
+    descriptors: bytes
+    message: str
+    columns: StructType
+
+
+class ToProtobuf(RegistryEncoder):
+    """Encode a row as a Protobuf message behind a zero byte, the schema's id and the message index, or alone.
+
+    Needs the extra `protobuf`, on the nodes of a cluster too. How columns go with a message, and which message is made
+    for them: docs/formats.md, "Writing".
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("router_schemas.protobuf.encode",)
+    schema_kind: ClassVar[Kind] = "PROTOBUF"
+    file_option: ClassVar[str] = "proto_file"
+
+    proto_file: str | None = Field(default=None, min_length=1, description="a .proto file, not the newest version")
+    message: str | None = Field(
+        default=None,
+        pattern=FULL_NAME,
+        description="full name of the message; default: the first of the schema, or the subject's name",
+    )
+
+    @field_validator("proto_file")
+    @classmethod
+    def _is_text(cls, file: str | None) -> str | None:
+        if file is not None and not file.endswith(".proto"):
+            raise ValueError("a .proto file is needed here: its text is what is registered")
+        return file
+
+    def open(self, columns: StructType, folder: Path, subject: str | None = None, *, trial: bool = False) -> Encoding:
+        """Return how rows are written. Asks the registry."""
+        with needed("protobuf"):
+            from router_schemas.protobuf.descriptors import CompilerError
+        try:
+            return super().open(columns, folder, subject, trial=trial)
+        except CompilerError as error:
+            raise StartError(f"the schema cannot be compiled here: {error}") from error
+
+    def written(self, resolved: ResolvedSchema, columns: StructType) -> Encoding:
+        """Return how rows are written with a message of a schema."""
+        from router_schemas.protobuf.descriptors import descriptors, message_index_of, message_names
+        from router_schemas.wire_format import prefix
+
+        files = descriptors(resolved)
+        message = self.message or next(iter(message_names(files)), "")
+        path = message_index_of(files, message)
+        frame = b"" if self.frame == "none" else prefix(resolved.schema.id, path)
+        argument = ProtobufTarget(frame, files, message, columns)
+        _protobuf_writer(argument)  # what does not go together shall be said here
+        return Encoding(encode_protobuf, argument, f"Protobuf message {message}")
+
+    def derived(self, columns: StructType, subject: str, latest: ResolvedSchema | None) -> str | None:
+        """Return a message for columns that goes on from the newest one."""
+        from router_schemas.protobuf.derive import derived, known, text_of
+        from router_schemas.protobuf.descriptors import descriptors, message_names
+
+        if latest is None:
+            return text_of(derived(columns, self.message or record_name(subject)))
+        files = descriptors(latest)
+        name = self.message or next(iter(message_names(files)), "")
+        before = known(files, name)
+        return text_of(derived(columns, name, before)) if before else None
+
+
+def encode_protobuf(array: pa.Array, written: ProtobufTarget) -> Encoded:
+    """Return framed messages of an array of structs. Runs on executors."""
+    return framed(array, written.prefix, _protobuf_writer(written))
+
+
+@lru_cache(maxsize=64)
+def _protobuf_writer(written: ProtobufTarget) -> Write:
+    from router_schemas.protobuf.encode import writer
+
+    return writer(written.descriptors, written.message, written.columns)

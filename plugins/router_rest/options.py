@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from router_rest.delivery.body import Body
     from router_rest.templates import UrlTemplate
 
 _UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
