@@ -11,7 +11,6 @@ from pyspark.sql import types as T
 from typing_extensions import override
 
 from router import ArrowDecoding, Decoder, Preparation
-from router_decoders.record_keys_arrow import KEY_NAMES, OF_A_KEY, OF_KEY, SCHEMA
 from router_decoders.registry_decoder import RegistryDecoder
 from router_schemas.model import KEY_HEADER
 
@@ -23,6 +22,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from router import Memory
+
+OF_A_KEY = "key "
+"""What the wants and the reasons of the key's decoder begin with."""
+OF_KEY = "_key"
+"""What the names of native columns begin with that the key's decoder reads."""
+SCHEMA = ("schema_id", "schema_version", "subject", "message")
+KEY_NAMES = {"event": "event_key", **{name: f"key_{name}" for name in SCHEMA}}
+"""What is decoded of a key is called so beside what is decoded of a value."""
 
 
 class RecordKeys(Decoder):

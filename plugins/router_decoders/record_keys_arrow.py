@@ -7,16 +7,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from router_decoders.record_keys import KEY_NAMES, OF_A_KEY, OF_KEY
+
 if TYPE_CHECKING:
     from router import ArrowDecoding
-
-OF_A_KEY = "key "
-"""What the wants and the reasons of the key's decoder begin with."""
-OF_KEY = "_key"
-"""What the names of native columns begin with that the key's decoder reads."""
-SCHEMA = ("schema_id", "schema_version", "subject", "message")
-KEY_NAMES = {"event": "event_key", **{name: f"key_{name}" for name in SCHEMA}}
-"""What is decoded of a key is called so beside what is decoded of a value."""
 
 
 def both_events(records: pa.RecordBatch, both: tuple[ArrowDecoding, ArrowDecoding, tuple[str, ...]]) -> pa.RecordBatch:
