@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 COLUMNS = ("batch", "source", "offsets", "read", "decoded", "failed", "bare", "unmatched")
 SINK_COLUMNS = (
     *("batch", "route", "sink", "matched", "landed", "refused", "dropped"),
-    *("frozen", "waiting", "released", "applied", "dead", "parked", "pending", "in_doubt"),
+    *("frozen", "quarantined", "released", "applied", "dead", "parked", "pending", "in_doubt"),
 )
 
 
@@ -32,7 +32,7 @@ def ledger(file: Path, batches: int, plugin_files: tuple[Path, ...]) -> None:
     """Show the ledger of the configuration FILE: its last batches by source partition, and by route and sink.
 
     read = decoded + failed + bare; decoded = matched by some route + unmatched; per sink matched = landed + refused +
-    dropped + waiting. A replay moves rows: as many less are parked, or dead, as it applied. Needs no Spark.
+    dropped + quarantined. A replay moves rows: as many fewer are parked, or dead, as it applied. Needs no Spark.
     """
     loaded = load(file, load_registry(plugin_files))
     reading = import_module("router.engine.ledger")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from router.parts import BatchReport
 
-STEPS = ("plan", "land", "fit", "manifest", "commit", "apply", "ledger", "release")
+STEPS = ("plan", "land", "decide", "manifest", "commit", "apply", "ledger", "release")
 
 
 class Watcher:
@@ -64,7 +64,7 @@ def line(report: BatchReport, behind: int | None) -> str:
     """Return a batch as one line: rows, tables, dead letters, seconds by step, lag."""
     total = sum(report.seconds.values())
     steps = " ".join(f"{name} {report.seconds[name]:.2f}" for name in STEPS if report.seconds.get(name, 0) >= 0.005)
-    kinds = ("frozen", "waiting")
+    kinds = ("frozen", "quarantined")
     kept = {kind: sum(route.get(kind, 0) for route in report.routes.values()) for kind in kinds}
     odd = "".join(f", {count:,} {kind}" for kind, count in kept.items() if count)
     lag = "" if behind is None else f", {behind:,} behind"
