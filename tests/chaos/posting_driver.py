@@ -12,12 +12,11 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from router.engine.manifest import Shelf
-
 from router.config.loader import load
 from router.config.models import Trigger
 from router.delta.staged_files import StagedParts
 from router.engine import ledger, session, stream
+from router.engine.checkpoint_store import CheckpointStore
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def _die_at(point: str | None) -> None:
     elif point in {"answers", "receipts"}:
         _around(StagedParts, "commit", after=point == "receipts")
     elif point == "applied":
-        _around(Shelf, "mark_applied", after=True)
+        _around(CheckpointStore, "mark_applied", after=True)
     elif point == "booked":
         _around(ledger, "append", after=True, when=lambda *given: _of_sink(given[-1]))
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import fastavro
 import pytest
 from google.protobuf import message_factory
-from router.engine.opening import opened
 
 from router import Sink, StartError
 from router.config.loader import load
 from router.config.models import Route
+from router.engine.outbox.apply import opened
 from router.engine.stream import Options, run
 from router.registry import load_registry
 from router.testing import check_applying_sink
