@@ -20,7 +20,7 @@ from router.applying import ApplyingSink
 from router.config.loader import load
 from router.config.models import Source, Trigger
 from router.engine.session import build_session, stop_session
-from router.engine.stream import Options, run
+from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from router.registry import Registry
 
 SECURITY = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
-"""Options of the source that mean another broker than the embedded one."""
+"""RunOptions of the source that mean another broker than the embedded one."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def main(path: Path) -> None:
 def _drained(loaded: Loaded, registry: Registry, spark: SparkSession, partitions: int) -> Run:
     """Run a configuration until its topic is drained."""
     reports: list[BatchReport] = []
-    options = Options(Trigger(once=True), finished=lambda report, _: reports.append(report))
+    options = RunOptions(Trigger(once=True), finished=lambda report, _: reports.append(report))
     _settle(spark)
     began = time.perf_counter()
     run(loaded, registry, spark, options)

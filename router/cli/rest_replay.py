@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from router.applying import ApplyingSink, Resent
     from router.config.models import Config
-    from router.engine.outbox.replay import Asked, Begun, Found, Group, Resender
+    from router.engine.outbox.replay import Replay, ReplayFilter, ReplayGroup, ReplayRows, Resender
 
 COLUMNS = ("route", "sink", "status", "answer", "rows", "calls", "oldest", "newest", "such as")
 LONGEST = 120
@@ -91,7 +91,7 @@ def rest_replay(
     raise SystemExit(int(not whole))
 
 
-def _asked(statuses: tuple[str, ...], since: str | None) -> Asked:
+def _asked(statuses: tuple[str, ...], since: str | None) -> ReplayFilter:
     """Return what is asked for; statuses are words, and numbers that say more of dead rows."""
     words = {status for status in statuses if not status.isdecimal()}
     codes = {int(status) for status in statuses if status.isdecimal()}
@@ -99,7 +99,7 @@ def _asked(statuses: tuple[str, ...], since: str | None) -> Asked:
         told = f"{unknown[0]!r} is neither `parked` nor `dead`, nor a status of HTTP"
         raise click.BadParameter(told, param_hint="--status")
     chosen = words | ({"dead"} if codes else set()) or {"parked"}
-    asked: Asked = import_module("router.engine.outbox.replay").Asked(
+    asked: ReplayFilter = import_module("router.engine.outbox.replay").ReplayFilter(
         tuple(sorted(chosen)), tuple(sorted(codes)), None if since is None else _since(since)
     )
     return asked
@@ -134,7 +134,7 @@ def _chosen(
     return found
 
 
-def _show_all(resenders: list[Resender], asked: Asked) -> None:
+def _show_all(resenders: list[Resender], asked: ReplayFilter) -> None:
     found = [(resender, resender.find(asked)) for resender in resenders]
     _show([(resender, rows) for resender, rows in found if rows is not None], "what would be sent")
     for resender in resenders:
@@ -142,7 +142,7 @@ def _show_all(resenders: list[Resender], asked: Asked) -> None:
             click.echo(f"{resender.key}: {begun.name} was cut off; the next replay ends it first")
 
 
-def _replayed(resender: Resender, asked: Asked) -> bool:
+def _replayed(resender: Resender, asked: ReplayFilter) -> bool:
     """Send what is asked for; say whether all of it was delivered."""
     whole = True
     with resender.alone():
@@ -152,7 +152,7 @@ def _replayed(resender: Resender, asked: Asked) -> bool:
     return whole
 
 
-def _replays(resender: Resender, asked: Asked) -> Iterator[tuple[Begun, Found]]:
+def _replays(resender: Resender, asked: ReplayFilter) -> Iterator[tuple[Replay, ReplayRows]]:
     """Yield a replay that was cut off, and then the one that is asked for."""
     if begun := resender.cut_off():
         click.echo(f"{resender.key}: {begun.name} was cut off, and is ended first")
@@ -165,7 +165,7 @@ def _replays(resender: Resender, asked: Asked) -> Iterator[tuple[Begun, Found]]:
             _show([] if new is None else [(resender, new)], "what would be sent")
 
 
-def _tell(resender: Resender, begun: Begun, found: Found, resent: Resent) -> bool:
+def _tell(resender: Resender, begun: Replay, found: ReplayRows, resent: Resent) -> bool:
     """Say what a replay came to, and whether all was delivered."""
     delivered = resent.are("delivered")
     left = found.rows - sum(resent.moved.values())
@@ -177,7 +177,7 @@ def _tell(resender: Resender, begun: Begun, found: Found, resent: Resent) -> boo
     return delivered == found.rows
 
 
-def _show(found: list[tuple[Resender, Found]], title: str) -> None:
+def _show(found: list[tuple[Resender, ReplayRows]], title: str) -> None:
     """Print rows by route, sink, status and answer, and say of those that cannot be sent where they are."""
     rows = [(resender.route, resender.name, *_cells(group)) for resender, what in found for group in what.groups]
     if not rows:
@@ -203,7 +203,7 @@ def _tell_gone(resender: Resender, gone: int) -> None:
     )
 
 
-def _cells(group: Group) -> tuple[str, ...]:
+def _cells(group: ReplayGroup) -> tuple[str, ...]:
     times = (_time(group.oldest), _time(group.newest))
     return group.status, _number(group.code), f"{group.rows:,}", f"{group.calls:,}", *times, _reason(group.reason or "")
 

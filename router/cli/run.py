@@ -65,7 +65,7 @@ def run(
     with stopped_by_signals(stop), watching.Watcher(loaded.config.name, json_lines=json_logs) as watcher:
         spark = session.build_session(loaded.config, master)
         stream = import_module("router.engine.stream")
-        options = stream.Options(
+        options = stream.RunOptions(
             trigger=_trigger(once, every, continuous),
             refresh=refresh_schema,
             accept=accept or "",

@@ -221,7 +221,7 @@ class Batches:
     def _write_ledger(self, manifest: Manifest, applied: dict[str, Any]) -> None:
         name, run = self.config.name, self.store.run
         found = ledger.rows(name, run, manifest.batch, manifest.targets, manifest.partitions, applied)
-        entry = ledger.Entry(self.config.ledger, f"{self.query}/ledger", manifest.batch)
+        entry = ledger.LedgerEntry(self.config.ledger, f"{self.query}/ledger", manifest.batch)
         ledger.append(self.lake, self.tables, self.committers, entry, found)
 
     def _after(self, plan: Plan, tables: set[str], steps: Steps) -> None:

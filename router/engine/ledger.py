@@ -129,7 +129,7 @@ def of_replay(key: str, resent: Resent) -> dict[str, Any]:
     return {"route": route, "sink": sink, **counts}
 
 
-class Entry(NamedTuple):
+class LedgerEntry(NamedTuple):
     """Where rows of the ledger go, once: its table, and the transaction id and version they are written under."""
 
     table: str
@@ -137,7 +137,7 @@ class Entry(NamedTuple):
     version: int
 
 
-def append(lake: Lake, tables: Any, committers: Committers, entry: Entry, found: list[dict[str, Any]]) -> None:
+def append(lake: Lake, tables: Any, committers: Committers, entry: LedgerEntry, found: list[dict[str, Any]]) -> None:
     """Append rows to the ledger, once for each entry. `tables` opens tables; None opens this one anew."""
     folder = entry.table.replace(".", "/")
     now = int(time.time() * 1_000_000)

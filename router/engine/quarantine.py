@@ -63,7 +63,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class Quarantined:
     """What waits for a table, and how that would change it.
 
     `upto`: query (with its run) -> the last batch with a row that waits; `columns`: the schema of what the rows hold;
@@ -99,7 +99,7 @@ class Approval:
         return f"approvals/{self.place.route}/{self.place.sink}/{self.place.table}.{self.number}.json"
 
 
-def approve(store: CheckpointStore, found: Waiting) -> None:
+def approve(store: CheckpointStore, found: Quarantined) -> None:
     """Write an approval where a running or the next stream finds it."""
     write(store, Approval(found.place, found.upto, to_delta(found.columns), time.time_ns()))
 
@@ -116,18 +116,18 @@ def approvals(store: CheckpointStore) -> list[Approval]:
     return sorted(made, key=lambda approval: approval.number)
 
 
-def waiting(config: Config, lake: Lake) -> list[Waiting]:
+def quarantined(config: Config, lake: Lake) -> list[Quarantined]:
     """Return what waits for the tables of a configuration, whatever its sinks say now. Runs on the driver; no Spark."""
-    found: list[Waiting] = []
+    found: list[Quarantined] = []
     for route in config.routes:
         for name, sink in route.named_sinks.items():
             table = quarantine_of(config.name, route.name, name)
             if isinstance(sink, TableSink) and (handle := lake.open(table)):
-                found += _waiting_in(lake, handle, (route.name, name, table))
+                found += _quarantined_in(lake, handle, (route.name, name, table))
     return found
 
 
-def _waiting_in(lake: Lake, handle: DeltaTable, where: tuple[str, str, str]) -> Iterator[Waiting]:
+def _quarantined_in(lake: Lake, handle: DeltaTable, where: tuple[str, str, str]) -> Iterator[Quarantined]:
     route, sink, quarantine = where
     if not handle.file_uris():
         return
@@ -175,7 +175,7 @@ def _told(
     upto: dict[str, int],
     parts: Iterable[pa.RecordBatch],
     target: DeltaTable | None,
-) -> Waiting:
+) -> Quarantined:
     place, quarantine = where
     rows, since = 0, None
     valued: set[str] = set()
@@ -190,7 +190,7 @@ def _told(
         since = min(filter(None, (since, times)), default=None)
     columns = pa.schema([field for field in schema if field.name in valued])
     change = compare(delta_schema(to_arrow(target)), columns) if target else SchemaDiff(added=tuple(columns))
-    return Waiting(place, quarantine, rows, upto, columns, tuple(sorted(versions)), since, change)
+    return Quarantined(place, quarantine, rows, upto, columns, tuple(sorted(versions)), since, change)
 
 
 def _versions(part: pa.RecordBatch) -> set[str]:
@@ -249,24 +249,24 @@ class Release:
                 for query in approval.upto:
                     self._release(approval, query)
             except Exception as error:  # what goes on flowing must not wait for what waits
-                told = "what waits for %s cannot be released now, it is tried again after the next batch: %s"
-                log.warning(f"%s: {told}", self.config.name, approval.place.table, error)
+                text = "what waits for %s cannot be released now, it is tried again after the next batch: %s"
+                log.warning(f"%s: {text}", self.config.name, approval.place.table, error)
             else:
                 self.store.delete(approval.path)
         return {approval.place.table for approval in found}
 
     def _release(self, approval: Approval, query: str) -> None:
-        waited = _Waited.read(self, approval, query)
+        rows_of_query = _ReleasedRows.read(self, approval, query)
         if query not in approval.decided:
-            if not (decided := waited.decide(approval.upto[query])):
+            if not (decided := rows_of_query.decide(approval.upto[query])):
                 return
             approval.decided[query] = decided
             write(self.store, approval)
         last, rows = approval.decided[query]
-        waited.commit(last)
+        rows_of_query.commit(last)
         place, (name, _, run) = approval.place, query.rpartition(":")
         row = {"query": name, "run": run, "batch_id": last, "route": place.route, "sink": place.sink, "released": rows}
-        entry = ledger.Entry(
+        entry = ledger.LedgerEntry(
             self.config.ledger, f"{query}/ledger/release/{place.route}/{place.sink}/{place.table}", last
         )
         ledger.append(self.lake, None, self.committers, entry, [row])
@@ -274,7 +274,7 @@ class Release:
 
 
 @dataclass(frozen=True)
-class _Waited:
+class _ReleasedRows:
     """The rows of one query that wait for one table, and how they go in.
 
     `after` is the batch up to which the table has them; `kinds` has the type in which each column of the quarantine
@@ -291,7 +291,7 @@ class _Waited:
     table: dict[str, pa.DataType]
 
     @classmethod
-    def read(cls, of: Release, approval: Approval, query: str) -> _Waited:
+    def read(cls, of: Release, approval: Approval, query: str) -> _ReleasedRows:
         place = approval.place
         quarantine = quarantine_of(of.config.name, place.route, place.sink)
         handle, rows = of.lake.open(place.table), of.lake.open(quarantine)
@@ -316,10 +316,12 @@ class _Waited:
                 rows[batch] = rows.get(batch, 0) + count
         first_bad = min(bad, default=None)
         if first_bad is not None and first_bad <= upto:
-            told = "rows from batch %d on still wait for %s: it is not any more what they were approved for"
-            log.warning(f"%s: {told}", self.of.config.name, first_bad, self.approval.place.table)
-        fit = {batch: count for batch, count in rows.items() if first_bad is None or batch < first_bad}
-        return (first_bad - 1 if first_bad is not None else max(fit), sum(fit.values())) if fit else None
+            text = "rows from batch %d on still wait for %s: it is not any more what they were approved for"
+            log.warning(f"%s: {text}", self.of.config.name, first_bad, self.approval.place.table)
+        good = {batch: count for batch, count in rows.items() if first_bad is None or batch < first_bad}
+        if not good:
+            return None
+        return (first_bad - 1 if first_bad is not None else max(good)), sum(good.values())
 
     def commit(self, last: int) -> None:
         """Stage the rows of batches up to the last, and commit them once."""

@@ -37,14 +37,14 @@ BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CaseResult:
     """Say how a case went: `faults` is empty for one that passed."""
 
     name: str
     faults: tuple[str, ...]
 
 
-def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterator[Verdict]:
+def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterator[CaseResult]:
     """Run every case in a folder of its own and say how it went.
 
     Needs no source and no registry; sends nothing to applying sinks. A sink that says what it would send is asked; the
@@ -65,7 +65,7 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
                 faults = (str(error),)
             except RouterError as error:
                 faults = (f"the batch stopped: {error}",)
-        yield Verdict(case.name, faults)
+        yield CaseResult(case.name, faults)
 
 
 def _no_sample(rows: int) -> DataFrame:

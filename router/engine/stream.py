@@ -54,7 +54,7 @@ class _Stop(Exception):  # noqa: N818 - an order, no error
 
 
 @dataclass
-class Options:
+class RunOptions:
     """Say how one run differs from its configuration.
 
     `watch` sees the progress of steps; `finished` gets each report with the records behind the topic's end (None
@@ -69,13 +69,15 @@ class Options:
     stop: threading.Event = field(default_factory=threading.Event)
 
 
-def run(loaded: Loaded, registry: Registry, spark: SparkSession, options: Options | None = None) -> list[BatchReport]:
+def run(
+    loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOptions | None = None
+) -> list[BatchReport]:
     """Run until the source is drained (trigger once) or told to stop; return the last reports.
 
     Raises StartError when it may not start, BatchError, TableError or SinkError when a batch cannot be finished, and
     waits with growing pauses while the source or the storage is away.
     """
-    options = options or Options()
+    options = options or RunOptions()
     config = loaded.config
     secrets = {key: value.get_secret_value() for key, value in config.storage_options.items()}
     lake, checkpoint = Lake.at(config.lake, secrets), Lake.at(config.checkpoint_path(), secrets)
@@ -106,7 +108,7 @@ class _Run:
     spark: SparkSession
     lake: Lake
     checkpoint: Lake
-    options: Options
+    options: RunOptions
     probe: Future[None]
     error: BaseException | None = None
     busy: threading.Lock = field(default_factory=threading.Lock)

@@ -49,7 +49,7 @@ def main() -> None:
             asked.hold.touch()
             threading.Thread(target=_kill_at_first_file, args=(Path(loaded.config.lake), batch), daemon=True).start()
 
-    stream.run(loaded, registry, session_, stream.Options(trigger=Trigger(once=True), watch=watch))
+    stream.run(loaded, registry, session_, stream.RunOptions(trigger=Trigger(once=True), watch=watch))
     session.stop_session(session_)
 
 

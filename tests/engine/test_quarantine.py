@@ -54,8 +54,8 @@ def begun(make_query: MakeQuery, folder: Path, way: str) -> Query:
     return query
 
 
-def told(query: Query) -> list[quarantine.Waiting]:
-    return quarantine.waiting(query.config, query.lake)
+def told(query: Query) -> list[quarantine.Quarantined]:
+    return quarantine.quarantined(query.config, query.lake)
 
 
 def approve(query: Query) -> None:

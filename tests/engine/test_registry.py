@@ -15,7 +15,7 @@ from google.protobuf.json_format import ParseDict
 from router import Preparation
 from router.config.models import Route
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
-from router.engine.quarantine import approve, waiting
+from router.engine.quarantine import approve, quarantined
 from router.testing import check_decoder
 from router_decoders import Avro, Protobuf
 from router_rules import Schema
@@ -175,7 +175,7 @@ def test_records_of_a_new_version_wait_for_an_approval(
 
     assert sorted(row["amount"] for row in query.rows("silver.uno")) == [1, 1, 4]
     assert set(query.rows("silver.uno")[0]) == {"game", "amount"}
-    (told,) = waiting(query.config, query.lake)
+    (told,) = quarantined(query.config, query.lake)
     assert (told.rows, told.versions) == (1, (f"{package}.Bet version 2",))
     assert {column.name for column in told.change.added} == {"note", "cards"}
 

@@ -45,7 +45,7 @@ PLACE = tuple(COORDINATES.items())[:3]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReplayFilter:
     """Say which rows are sent again: by what they are, since when, and what the other side answered to dead ones.
 
     `since` is in seconds since 1970; without `codes` any answer is as good.
@@ -64,7 +64,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Group:
+class ReplayGroup:
     """Count rows of one kind: how many are in the lane, in how many calls at most, and how many are `gone` from it.
 
     `oldest` and `newest` are times in seconds since 1970, `reason` is the newest one's.
@@ -81,12 +81,12 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Found:
+class ReplayRows:
     """Be rows that are asked for: `aside` says what became of them, `events` are those that the lane still has."""
 
     events: DataFrame
     aside: DataFrame
-    groups: tuple[Group, ...]
+    groups: tuple[ReplayGroup, ...]
 
     @property
     def rows(self) -> int:
@@ -100,7 +100,7 @@ class Found:
 
 
 @dataclass
-class Tables:
+class TableSnapshots:
     """Read tables of a lake as they were when each was read first."""
 
     spark: SparkSession
@@ -119,11 +119,11 @@ class Tables:
 
 
 @dataclass(frozen=True)
-class Begun:
+class Replay:
     """Be what a replay is about: its name, what was asked for, and the versions of the tables that say which rows."""
 
     name: str
-    asked: Asked
+    asked: ReplayFilter
     versions: dict[str, int]
 
     def dump(self) -> bytes:
@@ -131,12 +131,12 @@ class Begun:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def load(cls, text: bytes) -> Begun:
+    def load(cls, text: bytes) -> Replay:
         """Return what JSON says."""
         said = json.loads(text)
         asked: dict[str, Any] = said["asked"]
         lists = {name: tuple(asked[name]) for name in ("statuses", "codes")}
-        return cls(said["name"], Asked(**{**asked, **lists}), said["versions"])
+        return cls(said["name"], ReplayFilter(**{**asked, **lists}), said["versions"])
 
 
 def resending_sinks(config: Config) -> Iterator[tuple[str, str, ApplyingSink]]:
@@ -180,14 +180,14 @@ class Resender:
         """Hold the lock of the sink's replays; raise StartError while another holds it. A run has its own."""
         return locked(self.checkpoint, f"{self._place}/lock", f"{self.key}: another replay of it is at work")
 
-    def cut_off(self) -> Begun | None:
+    def cut_off(self) -> Replay | None:
         """Return a replay that was killed before it had told what it did."""
         text = self.store.read(self._mark)
-        return None if text is None else Begun.load(text)
+        return None if text is None else Replay.load(text)
 
-    def find(self, asked: Asked, tables: Tables | None = None) -> Found | None:
+    def find(self, asked: ReplayFilter, tables: TableSnapshots | None = None) -> ReplayRows | None:
         """Return the rows that are asked for; None where nothing was ever sent."""
-        tables = tables or Tables(self.spark, self.lake)
+        tables = tables or TableSnapshots(self.spark, self.lake)
         lane, aside = tables(self.outbox), self.sink.set_aside(self._batch(""), tables)
         if lane is None or aside is None:
             return None
@@ -196,22 +196,22 @@ class Resender:
         joined = aside.filter(asked.holds()).join(there.withColumn("_there", F.lit(True)), same, "left").persist()
         mine = joined.filter("_there").select(aside.columns)
         rows = lane.join(mine, [F.col(old).eqNullSafe(F.col(new)) for old, new in PLACE], "left_semi")
-        return Found(rows.dropDuplicates([old for old, _ in PLACE]), mine, tuple(_groups(joined)))
+        return ReplayRows(rows.dropDuplicates([old for old, _ in PLACE]), mine, tuple(_groups(joined)))
 
-    def resume(self, begun: Begun) -> Found:
+    def resume(self, begun: Replay) -> ReplayRows:
         """Return the rows of a replay that was cut off."""
-        found = self.find(begun.asked, Tables(self.spark, self.lake, begun.versions))
+        found = self.find(begun.asked, TableSnapshots(self.spark, self.lake, begun.versions))
         assert found is not None  # it had rows
         return found
 
-    def begin(self, asked: Asked) -> tuple[Begun, Found | None]:
+    def begin(self, asked: ReplayFilter) -> tuple[Replay, ReplayRows | None]:
         """Return a new replay, and its rows; None where nothing was ever sent."""
-        tables = Tables(self.spark, self.lake)
+        tables = TableSnapshots(self.spark, self.lake)
         found = self.find(asked, tables)
         name = f"replay-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
-        return Begun(name, asked, tables.versions), found
+        return Replay(name, asked, tables.versions), found
 
-    def send(self, begun: Begun, found: Found) -> Resent:
+    def send(self, begun: Replay, found: ReplayRows) -> Resent:
         """Send rows again; write down what became of them, once. Raises RouterError."""
         batch = self._batch(begun.name)
         sink = self._prepared(found)
@@ -228,7 +228,7 @@ class Resender:
         self.store.delete(self._mark)
         return resent
 
-    def _prepared(self, found: Found) -> ApplyingSink:
+    def _prepared(self, found: ReplayRows) -> ApplyingSink:
         try:
             return self.sink.prepare(Opening(self.folder, found.events.limit(0)))
         except OSError as error:
@@ -236,13 +236,13 @@ class Resender:
         except RouterError as error:
             raise StartError(f"route {self.route}, sink {self.name}: {error}") from error
 
-    def _book(self, found: Found, batch: Batch, resent: Resent) -> None:
+    def _book(self, found: ReplayRows, batch: Batch, resent: Resent) -> None:
         run = f"{self.config.name}:{batch.resending}"
         if resent.refused is not None:
             append_dead_letters(resent.refused, found.events, batch, self.lake, self.config.dead_letters, run)
         row: dict[str, Any] = {"query": self.config.name, "run": batch.resending, **ledger.of_replay(self.key, resent)}
         committers = Committers(self.lake, self.spark, self.config.commit == "spark")
-        ledger.append(self.lake, None, committers, ledger.Entry(self.config.ledger, f"{run}/ledger", 0), [row])
+        ledger.append(self.lake, None, committers, ledger.LedgerEntry(self.config.ledger, f"{run}/ledger", 0), [row])
 
     def _batch(self, name: str) -> Batch:
         keeps = keeper(self.lake, f"{self.config.name}:{name}/{self.key}", 0)
@@ -257,7 +257,7 @@ class Resender:
         return f"{self._place}.json"
 
 
-def _groups(joined: DataFrame) -> Iterator[Group]:
+def _groups(joined: DataFrame) -> Iterator[ReplayGroup]:
     """Count rows by what they are and what the other side answered."""
     there, place = F.col("_there"), F.struct("topic", "partition", "offset")
     call = F.coalesce(F.col("call"), F.to_json(place))
@@ -270,5 +270,5 @@ def _groups(joined: DataFrame) -> Iterator[Group]:
         F.max(at).alias("newest"),
         F.max_by("reason", "at").alias("reason"),
     )
-    found = (Group(**row.asDict()) for row in counted.collect())
+    found = (ReplayGroup(**row.asDict()) for row in counted.collect())
     yield from sorted(found, key=lambda group: (group.status, group.code or 0))
