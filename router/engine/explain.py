@@ -1,4 +1,4 @@
-"""Say of one table what it is, which engine writes it and why, and which sinks do. Needs no JVM."""
+"""Explain one table: what it holds, which sinks write it, with which engine and why. Needs no JVM."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Lines = Iterator[tuple[str, str]]
 
 @dataclass(frozen=True)
 class WritingSink:
-    """Be a sink that writes a table: its route and name, and the last batch that it brought, None if it will begin."""
+    """A sink that writes a table: its route and name, and its last batch in the table (None before the first)."""
 
     place: str
     sink: Sink
@@ -40,7 +40,7 @@ class WritingSink:
 
 
 def explain(config: Config, table: str) -> list[tuple[str, str]]:
-    """Return what is to be said, as names and texts. Raises TableError where nothing is known of the table."""
+    """Return the explanation as (name, text) lines. Raises TableError where neither lake nor sinks know the table."""
     lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
     handle = lake.open(table)
     found = [*_writers(config, table, handle, Checkpoint.read(checkpoint).run)]

@@ -91,9 +91,9 @@ class TableMaintenance:
         except TableError as error:
             log.warning("maintenance: %s", error)
             return
-        told = f"{found.files} files became {found.into}, {found.deleted} old ones deleted"
-        told += f", {found.without_statistics} got statistics" if found.without_statistics else ""
-        log.info("maintenance: %s: %s, %.2f s", table, told, time.monotonic() - began)
+        text = f"{found.files} files became {found.into}, {found.deleted} old ones deleted"
+        text += f", {found.without_statistics} got statistics" if found.without_statistics else ""
+        log.info("maintenance: %s: %s, %.2f s", table, text, time.monotonic() - began)
 
 
 T = TypeVar("T")

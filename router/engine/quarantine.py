@@ -144,7 +144,7 @@ def _quarantined_in(lake: Lake, handle: DeltaTable, where: tuple[str, str, str])
         left = {query: last for query, last in upto.items() if released(target, place, query) < last}
         if left:
             parts = rows.scanner(filter=_left(target, place, left)).to_batches()
-            yield _told((place, quarantine), schema, left, parts, target)
+            yield _described((place, quarantine), schema, left, parts, target)
 
 
 def released(table: DeltaTable | None, place: Place, query: str) -> int:
@@ -169,7 +169,7 @@ def _files(lake: Lake, handle: DeltaTable, table: str, schema: pa.Schema) -> dat
     return dataset.dataset(paths, schema=schema, format="parquet", filesystem=lake.files)
 
 
-def _told(
+def _described(
     where: tuple[Place, str],
     schema: pa.Schema,
     upto: dict[str, int],

@@ -42,8 +42,8 @@ def passing(error: BaseException) -> bool:
         return isinstance(error.__cause__, OSError)
     if isinstance(error, RouterError):
         return isinstance(error, TableError)
-    told = f"{type(error).__name__}: {error}"
-    return isinstance(error, OSError) or any(sign in told for sign in PASSING)
+    text = f"{type(error).__name__}: {error}"
+    return isinstance(error, OSError) or any(sign in text for sign in PASSING)
 
 
 def short(error: BaseException | None) -> str:
@@ -61,7 +61,7 @@ class Outage:
 
     config: Config
     since: float | None = None
-    told: bool = False
+    noted: bool = False
 
     def notice(self, query: StreamingQuery, *, busy: bool) -> None:
         """Look at the query; call it a few times a second. `busy`: a batch is being worked on."""
@@ -77,11 +77,11 @@ class Outage:
             self._tell(away=kafka is not None and not any(_answers(server) for server in kafka.servers.split(",")))
 
     def _tell(self, *, away: bool) -> None:
-        if away and not self.told and (kafka := self.config.source.kafka):
+        if away and not self.noted and (kafka := self.config.source.kafka):
             log.warning("%s: waiting for the source: no broker answers at %s", self.config.name, kafka.servers)
-        elif self.told and not away:
+        elif self.noted and not away:
             log.info("%s: the source answers again", self.config.name)
-        self.told = away
+        self.noted = away
 
 
 def _answers(server: str) -> bool:

@@ -99,8 +99,8 @@ def local_master(config: Config) -> str:
 
     A task that fails is tried again, as on a cluster: plain local mode would fail the batch at once.
     """
-    aside = sum(sink.tasks_at_most for _, _, sink in config.detached_sinks())
-    return f"local[{_cores() + aside},4]"
+    detached = sum(sink.tasks_at_most for _, _, sink in config.detached_sinks())
+    return f"local[{_cores() + detached},4]"
 
 
 def _cores() -> int:

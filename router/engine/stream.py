@@ -114,7 +114,7 @@ class _Run:
     busy: threading.Lock = field(default_factory=threading.Lock)
     releasing: threading.Lock = field(default_factory=threading.Lock)
     looked: float = 0.0
-    waiting: deque[BatchReport] = field(default_factory=deque)
+    unreported: deque[BatchReport] = field(default_factory=deque)
     reports: deque[BatchReport] = field(default_factory=lambda: deque(maxlen=KEPT_REPORTS))
     batches: Batches | None = None
     open: bool = False
@@ -132,7 +132,7 @@ class _Run:
             reraise=True,
         )
         try:
-            with quiet_failures(self.spark), self._aside():
+            with quiet_failures(self.spark), self._detached_sinks():
                 policy(self._query, begin)
         except Exception as error:
             if not (stop.is_set() and passing(error)):
@@ -141,7 +141,7 @@ class _Run:
         return list(self.reports)
 
     @contextmanager
-    def _aside(self) -> Iterator[None]:
+    def _detached_sinks(self) -> Iterator[None]:
         """Let the detached sinks send: beside the query, or after one that takes what is there and ends."""
         try:
             yield
@@ -240,7 +240,7 @@ class _Run:
             with self.releasing:
                 report = self.batches.process(records, batch)
             self.reports.append(report)
-            self.waiting.append(report)
+            self.unreported.append(report)
             self.registry.finished(report)
         except BaseException as error:
             self.error = error
@@ -265,11 +265,11 @@ class _Run:
 
     def _tell(self, query: StreamingQuery, *, last: bool = False) -> None:
         """Pass finished batches on, with the lag that Spark's progress has a moment later."""
-        if not self.waiting:
+        if not self.unreported:
             return
         behind = {progress["batchId"]: _behind(progress) for progress in query.recentProgress}
-        while self.waiting and (last or self.waiting[0].batch in behind):
-            report = self.waiting.popleft()
+        while self.unreported and (last or self.unreported[0].batch in behind):
+            report = self.unreported.popleft()
             if self.options.finished:
                 self.options.finished(report, behind.get(report.batch))
 

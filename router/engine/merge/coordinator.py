@@ -104,8 +104,8 @@ class MergeCoordinator:
             backlogs.note(self.query, work.version, before, backlog)
         counts = Applied(applied, dead)
         self.store.mark_applied(work.version, target.key, counts)
-        told = ", ".join(f"{found.counts.get(name, 0)} {name}" for name in ("inserted", "updated", "deleted", "late"))
-        log.info("batch %d, %s: %d tables, %s", work.version, target.key, len(found.tables), told)
+        made = ", ".join(f"{found.counts.get(name, 0)} {name}" for name in ("inserted", "updated", "deleted", "late"))
+        log.info("batch %d, %s: %d tables, %s", work.version, target.key, len(found.tables), made)
         return counts
 
     def _outcomes(self, sink: MergingSink, rows: OutboxRows, before: dict[str, Backlog]) -> MergeOutcomes:

@@ -119,8 +119,8 @@ def merge_task(job: MergeJob) -> Any:
 
     def merge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         keep_archives()
-        told = [json.dumps(report) for report in reports(job, map(partial(merge_table, job), rows_by_table(batches)))]
-        yield pa.RecordBatch.from_arrays([pa.array(told, pa.string())], ["report"])
+        found = [json.dumps(report) for report in reports(job, map(partial(merge_table, job), rows_by_table(batches)))]
+        yield pa.RecordBatch.from_arrays([pa.array(found, pa.string())], ["report"])
 
     return merge
 

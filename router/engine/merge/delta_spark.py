@@ -165,19 +165,19 @@ class TableMerge:
         asked = DecisionInput(self.work.table, have, self.work.keyed, self.job.route, self.job.sink, self.job.batch)
         decided = self._decided(asked, again=again).persist()
         try:
-            told = json.loads(decided.filter(F.col(OP) == REPORT).collect()[0][REPORT_JSON])
-            if "failed" in told:
-                return {"failed": told["failed"], "forbidden": told["forbidden"]}
-            if told["ops"] and not again:
-                self._write(decided, told, have, once.app_id)
-            if told["remembered"] and not row_versions.deletions_remembered(self.lake, self.work.table, deleting):
+            report = json.loads(decided.filter(F.col(OP) == REPORT).collect()[0][REPORT_JSON])
+            if "failed" in report:
+                return {"failed": report["failed"], "forbidden": report["forbidden"]}
+            if report["ops"] and not again:
+                self._write(decided, report, have, once.app_id)
+            if report["remembered"] and not row_versions.deletions_remembered(self.lake, self.work.table, deleting):
                 self._remember(decided, asked, deleting.app_id)
-            if told["refused"]:
+            if report["refused"]:
                 dead = decided.filter(F.col(OP) == REFUSED_ROW).select(f"{DEAD_LETTER}.*")
                 self._append(dead, self.lake.address(self.job.dead_letters), f"{self.work.app_id}/dead_letters")
         finally:
             decided.unpersist()
-        return {"counts": {name: told[name] for name in COUNTS}}
+        return {"counts": {name: report[name] for name in COUNTS}}
 
     def _grown(self) -> deltalake.DeltaTable:
         """Return the table with every column that the rows have a value for, unless it must not change."""
@@ -285,7 +285,7 @@ class TableMerge:
         since = _known(table, SINCE, None)
         return table.withColumns({**dict.fromkeys(HELD, F.lit(False)), SINCE: since.cast("timestamp")})
 
-    def _write(self, decided: DataFrame, told: dict[str, Any], have: pa.Schema, app: str) -> None:
+    def _write(self, decided: DataFrame, report: dict[str, Any], have: pa.Schema, app: str) -> None:
         session = self.spark.newSession()
         session.conf.set("spark.databricks.delta.write.txnAppId", app)
         session.conf.set("spark.databricks.delta.write.txnVersion", str(self.work.version))
@@ -294,14 +294,14 @@ class TableMerge:
         own = own_names(keyed)
         names = [field.name for field in have if field.name in own or field.name in self.rows.columns]
         changes = decided.filter(F.col(OP) <= CLOSE)
-        merger = DeltaTable.forPath(session, self.address).alias("t").merge(changes.alias("s"), told["condition"])
-        for op in told["ops"]:
+        merger = DeltaTable.forPath(session, self.address).alias("t").merge(changes.alias("s"), report["condition"])
+        for op in report["ops"]:
             if op in (UPDATE, PATCH, FLAG, CLOSE):
                 values = assignments(columns_set(op, names, keyed), quoted)
                 merger = merger.whenMatchedUpdate(condition=f"s.{OP} = {op}", set=values)  # type: ignore[arg-type]
-        if DELETE in told["ops"]:
+        if DELETE in report["ops"]:
             merger = merger.whenMatchedDelete(condition=f"s.{OP} = {DELETE}")
-        if INSERT in told["ops"]:
+        if INSERT in report["ops"]:
             merger = merger.whenNotMatchedInsert(condition=f"s.{OP} = {INSERT}", values=assignments(names, quoted))  # type: ignore[arg-type]
         merger.execute()
 
@@ -382,8 +382,8 @@ def answers(asked: DecisionInput, given: pa.Table) -> Iterator[pa.Table]:
     try:
         checked = check_rows(rows, asked.have, asked.table, asked.keyed)
     except TableError as error:
-        told = {"failed": error.what, "forbidden": isinstance(error, EvolutionForbidden)}
-        yield _answer(asked, REPORT, pa.table({REPORT_JSON: [json.dumps(told)]}))
+        report = {"failed": error.what, "forbidden": isinstance(error, EvolutionForbidden)}
+        yield _answer(asked, REPORT, pa.table({REPORT_JSON: [json.dumps(report)]}))
         return
     kept = as_stored(checked.rows, asked.have)
     changes = changes_of(kept, _state(held, kept, asked.keyed), asked.keyed)
@@ -392,13 +392,13 @@ def answers(asked: DecisionInput, given: pa.Table) -> Iterator[pa.Table]:
     yield _answer(asked, DELETION, changes.deletions)
     if dead is not None:
         yield _answer(asked, REFUSED_ROW, pa.table({DEAD_LETTER: dead.to_struct_array()}))
-    told = {
+    report = {
         "applied": len(checked.rows),
         "refused": len(checked.refused),
         **changes.counts,
-        **_told(asked, changes),
+        **_operations(asked, changes),
     }
-    yield _answer(asked, REPORT, pa.table({REPORT_JSON: [json.dumps(told)]}))
+    yield _answer(asked, REPORT, pa.table({REPORT_JSON: [json.dumps(report)]}))
 
 
 def _state(held: pa.ChunkedArray, rows: pa.Table, keyed: KeyedTable) -> pa.Table:
@@ -410,7 +410,7 @@ def _state(held: pa.ChunkedArray, rows: pa.Table, keyed: KeyedTable) -> pa.Table
     return cast_to(pa.Table.from_batches([pa.RecordBatch.from_struct_array(present)]), schema)
 
 
-def _told(asked: DecisionInput, changes: TableChanges) -> dict[str, Any]:
+def _operations(asked: DecisionInput, changes: TableChanges) -> dict[str, Any]:
     return {
         "remembered": len(changes.deletions),
         "ops": np.unique(np.asarray(changes.rows.column(OP))).tolist(),

@@ -150,7 +150,7 @@ def keeper(lake: Lake, owner: str, batch: int) -> Callable[[str], Parts]:
 def append_dead_letters(refused: DataFrame, events: DataFrame, batch: Batch, lake: Lake, table: str, run: str) -> int:
     """Append refused rows to the dead letters, once; the record itself is in bronze under the same coordinates."""
     columns = [f"`{name.replace('`', '``')}`" for name in events.columns if name not in COORDINATES]
-    letters = refused.select(
+    dead = refused.select(
         F.lit("apply").alias("stage"),
         F.col("reason"),
         F.lit(batch.route).alias("route"),
@@ -164,13 +164,13 @@ def append_dead_letters(refused: DataFrame, events: DataFrame, batch: Batch, lak
         F.lit(batch.id if batch.resending is None else None).cast("long").alias("batch_id"),
     ).persist()  # fmt: skip
     try:
-        count = letters.count()
+        count = dead.count()
         if count:
-            writer = letters.write.format("delta").mode("append").option("mergeSchema", "true")
+            writer = dead.write.format("delta").mode("append").option("mergeSchema", "true")
             app = f"{run}/{batch.route}/{batch.sink}/dead_letters"
             writer.option("txnAppId", app).option("txnVersion", batch.id).save(lake.address(table))
     finally:
-        letters.unpersist()
+        dead.unpersist()
     return count
 
 
