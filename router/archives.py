@@ -1,4 +1,4 @@
-"""Spare Python workers what they would do again before every task. Runs on executors."""
+"""Keep Python workers from reading archives again before every task. Runs on executors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from zipimport import zipimporter
 
 
 def keep_archives() -> None:
-    """Let the archives on the import path count as read for as long as the worker lives; for the start of a task.
+    """Keep what the worker has read of the archives on its import path. A task calls it first.
 
     Before each task Spark's worker has Python forget what it knows of the path (`importlib.invalidate_caches`), and
     Python reads the directory of every archive again at once: of pyspark.zip for each of its packages, which is most of

@@ -1,4 +1,4 @@
-"""Decode a record batch in a task: the one place that calls a decoder's function, and holds it to its contract.
+"""Decode a record batch in a task: the one place that calls a decoder's function and checks what it returns.
 
 | the function | what happens |
 |---|---|
@@ -59,7 +59,7 @@ def _parts(records: pa.RecordBatch, made: ArrowDecoding) -> list[Any]:
 
 
 def _is_of_a_row(error: BaseException) -> bool:
-    """Say whether a row can be at fault: not for a missing module, want of memory or an end that was asked for."""
+    """Say whether a row can have caused the error: not a missing module, a lack of memory or a requested end."""
     panic = type(error).__name__ == "PanicException"
     return panic or (isinstance(error, Exception) and not isinstance(error, (ImportError, MemoryError)))
 

@@ -34,7 +34,7 @@ Evolution = Literal["evolve", "freeze", "quarantine", "fail"]
 
 
 class Part(BaseModel):
-    """Be what a configuration can name: a set of options with a manual page."""
+    """A thing that a configuration can name: a set of options with a manual page."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -74,7 +74,7 @@ class Part(BaseModel):
 
 
 class Memory(Protocol):
-    """Keep what a decoder has learnt beside the checkpoint, for ever. Names are the decoder's own, never from data."""
+    """The store of what a decoder has learnt, beside the checkpoint. The decoder chooses the names, never the data."""
 
     def read(self, name: str) -> bytes | None:
         """Return what was written under a name, or None."""
@@ -206,7 +206,7 @@ def _stage(made: ArrowDecoding, kept: list[str]) -> Callable[[Iterable[pa.Record
 
 
 class Rule(Part, ABC):
-    """Say which events belong to a route."""
+    """A decision which events belong to a route."""
 
     kind = "rule"
 
@@ -219,13 +219,13 @@ class Rule(Part, ABC):
 
 
 class Sink(Part, ABC):
-    """Be where a route's events go: see TableSink and ApplyingSink (router.applying)."""
+    """The place where a route's events go: see TableSink and ApplyingSink (router.applying)."""
 
     kind = "sink"
 
 
 class TableSink(Sink, ABC):
-    """Name the Delta table of each event; the engine lands and commits the rows.
+    """A sink that names the Delta table of each event; the engine stages and commits the rows.
 
     Delivery: exactly once.
     """
@@ -240,7 +240,7 @@ class TableSink(Sink, ABC):
     evolution: Evolution = Field(
         default="evolve",
         description="what becomes of rows with fields that their table has no place for. `evolve`: it gains them; "
-        "`freeze`: rows land without them and are counted; `quarantine`: these rows wait in a lane until `router "
+        "`freeze`: rows land without them and are counted; `quarantine`: these rows stay there until `router "
         "approve` lets the table gain them; `fail`: the stream stops, and nothing of the batch is committed",
     )
 
@@ -254,7 +254,7 @@ class TableSink(Sink, ABC):
 
 @dataclass(frozen=True)
 class BatchReport:
-    """Report one finished batch to observers.
+    """The report of one finished batch, for observers.
 
     Counts are rows; `seconds` has the wall time of each step; `tables` the number of tables that got rows.
     """

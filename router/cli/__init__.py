@@ -37,7 +37,7 @@ COMMANDS = {
 
 
 class Commands(click.Group):
-    """Import a command when it is called, and print the router's own errors without a traceback."""
+    """The commands, each imported when it is called; the router's own errors are printed without a traceback."""
 
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:

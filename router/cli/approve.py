@@ -1,4 +1,4 @@
-"""`router approve`: let tables gain what rows wait for."""
+"""`router approve`: let tables gain the columns that quarantined rows need."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 @click.option("--show", is_flag=True, help="Show what waits, and approve nothing.")
 @plugin_option
 def approve(file: Path, route: str | None, table: str | None, show: bool, plugin_files: tuple[Path, ...]) -> None:
-    """Show what waits for tables of the configuration FILE and how it would change them, and approve that.
+    """Show the quarantined rows of the configuration FILE and how they would change their tables, and approve that.
 
-    Rows wait where a sink says `evolution: quarantine` and their table has no place for what they bring.
+    Rows are quarantined where a sink says `evolution: quarantine` and their table lacks a column or type of theirs.
 
-    A running stream lands the rows after its batch at hand, or within seconds while it has none; a stopped one when it
-    starts. What comes after the approval and brings something else still waits. Needs no Spark.
+    A running stream releases the rows after its current batch, or within seconds while it has none; a stopped one when
+    it starts. Rows that come later and need another change wait for another approval. Needs no Spark.
     """
     config = load(file, load_registry(plugin_files)).config
     rows, lakes = import_module("router.engine.quarantine"), import_module("router.delta.lake")
@@ -58,7 +58,7 @@ def approve(file: Path, route: str | None, table: str | None, show: bool, plugin
     if conflicting:
         tables = ", ".join(sorted({one.place.table for one in conflicting}))
         raise click.ClickException(
-            f"{tables}: what waits cannot go into it, see above; change the table, or delete the rows that wait"
+            f"{tables}: the quarantined rows cannot go into it, see above; change the table, or delete these rows"
         )
 
 

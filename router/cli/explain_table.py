@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def explain_table(file: Path, table: str, plugin_files: tuple[Path, ...]) -> None:
     """Print what LAYER.TABLE holds, which sinks of the configuration FILE write it, by which engine and why.
 
-    Also how many rows wait for it, and for what. Reads the table's log; Spark is not started.
+    Also how many rows wait for it, and why. Reads the table's log; Spark is not started.
     """
     config = load(file, load_registry(plugin_files)).config
     lines = import_module("router.engine.explain").explain(config, table)

@@ -74,7 +74,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def kind_text(annotation: object) -> str:
-    """Return a type as short words."""
+    """Return a type in a few words."""
     if get_origin(annotation) is Literal:
         return " | ".join(map(repr, get_args(annotation)))
     if get_origin(annotation) in {Union, UnionType}:

@@ -1,4 +1,4 @@
-"""`router rest-replay`: send rows again that a sink parked, or that are dead letters of it."""
+"""`router rest-replay`: send parked rows and dead letters of a sink again."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def rest_replay(
     """Send rows of the configuration FILE again, by the idempotency keys that they had.
 
     Rows are parked when an API stayed away for longer than `max_outage`, and dead when it refused them. They are sent
-    from the sink's lane, within its limits, beside a running stream or without one. A row that was delivered is not
-    sent again. Ctrl-C ends a replay after the calls at hand. Exit code 1: rows that were to be sent are not delivered.
+    from the sink's outbox, within its limits, beside a running stream or without one. A row that was delivered is not
+    sent again. Ctrl-C ends a replay after the calls in flight. Exit code 1: not all of the rows were delivered.
     """
     asked = _asked(statuses, since)
     registry = load_registry(plugin_files)
@@ -92,7 +92,7 @@ def rest_replay(
 
 
 def _asked(statuses: tuple[str, ...], since: str | None) -> ReplayFilter:
-    """Return what is asked for; statuses are words, and numbers that say more of dead rows."""
+    """Return the filter of a replay; a number among the statuses is the answer code of dead rows."""
     words = {status for status in statuses if not status.isdecimal()}
     codes = {int(status) for status in statuses if status.isdecimal()}
     if unknown := sorted(words - {"parked", "dead"}):
@@ -121,7 +121,7 @@ def _since(text: str) -> float:
 def _chosen(
     config: Config, route: str | None, name: str | None, *, several: bool
 ) -> list[tuple[str, str, ApplyingSink]]:
-    """Return the sinks that are meant; one, unless there may be `several`."""
+    """Return the sinks that the options choose; one, unless there may be `several`."""
     if config.debug:
         raise StartError(f"{config.name} has `debug: true`: it sends nothing, and so nothing again")
     there = list(import_module("router.engine.outbox.replay").resending_sinks(config))
@@ -143,7 +143,7 @@ def _show_all(resenders: list[Resender], asked: ReplayFilter) -> None:
 
 
 def _replayed(resender: Resender, asked: ReplayFilter) -> bool:
-    """Send what is asked for; say whether all of it was delivered."""
+    """Send the chosen rows; say whether all of them were delivered."""
     whole = True
     with resender.alone():
         for begun, found in _replays(resender, asked):
@@ -153,7 +153,7 @@ def _replayed(resender: Resender, asked: ReplayFilter) -> bool:
 
 
 def _replays(resender: Resender, asked: ReplayFilter) -> Iterator[tuple[Replay, ReplayRows]]:
-    """Yield a replay that was cut off, and then the one that is asked for."""
+    """Yield a replay that was killed before, and then the new one."""
     if begun := resender.cut_off():
         click.echo(f"{resender.key}: {begun.name} was cut off, and is ended first")
         yield begun, resender.resume(begun)
@@ -166,7 +166,7 @@ def _replays(resender: Resender, asked: ReplayFilter) -> Iterator[tuple[Replay, 
 
 
 def _tell(resender: Resender, begun: Replay, found: ReplayRows, resent: Resent) -> bool:
-    """Say what a replay came to, and whether all was delivered."""
+    """Print what a replay did; say whether all rows were delivered."""
     delivered = resent.are("delivered")
     left = found.rows - sum(resent.moved.values())
     counts = {"delivered": delivered, "dead": resent.are("dead"), "parked": resent.are("parked"), "not sent": left}
@@ -178,7 +178,7 @@ def _tell(resender: Resender, begun: Replay, found: ReplayRows, resent: Resent) 
 
 
 def _show(found: list[tuple[Resender, ReplayRows]], title: str) -> None:
-    """Print rows by route, sink, status and answer, and say of those that cannot be sent where they are."""
+    """Print rows by route, sink, status and answer code, and where those are that cannot be sent."""
     rows = [(resender.route, resender.name, *_cells(group)) for resender, what in found for group in what.groups]
     if not rows:
         click.echo("there is nothing to send again")
@@ -209,7 +209,7 @@ def _cells(group: ReplayGroup) -> tuple[str, ...]:
 
 
 def _reason(text: str) -> str:
-    """Return what an API said, as a terminal can show it: it is somebody else's text."""
+    """Return the answer of an API as a terminal can show it safely: it is somebody else's text."""
     return escape(printable(text[:LONGEST] + ("..." if len(text) > LONGEST else "")))
 
 

@@ -50,8 +50,8 @@ def run(
 ) -> None:
     """Run the configuration FILE until its source is drained (--once), or until Ctrl-C or SIGTERM.
 
-    A signal ends the run after the batch at hand. Exit code 1: it could not start or a batch could not be finished;
-    the next start takes up where this one ended.
+    A signal ends the run after the current batch. Exit code 1: it could not start or a batch could not be finished;
+    the next start goes on where this one ended.
     """
     registry = load_registry(plugin_files)
     loaded = load(file, registry)

@@ -1,4 +1,4 @@
-"""End what runs in an orderly way."""
+"""End a run in an orderly way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C end a run after what is at hand; a second Ctrl-C ends it at once."""
+    """Set `stop` at SIGTERM and Ctrl-C, which ends a run after its current batch; a second Ctrl-C ends it at once."""
 
     def order(number: int, frame: FrameType | None) -> None:
         if stop.is_set() and number == signal.SIGINT:

@@ -21,7 +21,7 @@ STEPS = ("plan", "land", "decide", "manifest", "commit", "apply", "ledger", "rel
 
 
 class Watcher:
-    """Log batches to standard error; on a terminal also show the step at hand."""
+    """The log of batches on standard error; on a terminal also the current step."""
 
     def __init__(self, name: str, *, json_lines: bool = False) -> None:
         self.name = name
@@ -75,7 +75,7 @@ def line(report: BatchReport, behind: int | None) -> str:
 
 
 class _JsonLines(logging.Formatter):
-    """Format records for machines; a batch brings its whole report."""
+    """Log records as JSON lines; that of a batch has its whole report."""
 
     def format(self, record: logging.LogRecord) -> str:
         found: dict[str, object] = {

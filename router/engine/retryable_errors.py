@@ -1,4 +1,4 @@
-"""Tell what is away, and will be back, from what has to be mended; notice it where Spark waits without a word."""
+"""Which errors pass by themselves, and which need an operator; and a log line while Spark waits for Kafka silently."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 QUIET_SECONDS = 3.0
 BUSY_SECONDS = 15.0
-"""How long Spark may ask for offsets, or a batch may take, before the brokers are tried, and tried again."""
+"""Seconds of a query for offsets, or of a batch, after which the router tries the brokers itself, again and again."""
 CONNECT_SECONDS = 1.0
 PASSING = (
     "TimeoutException",
@@ -33,11 +33,11 @@ PASSING = (
     "UnknownHost",
     "UnknownTopicOrPartition",
 )
-"""Signs, in what Spark and Kafka say, of a source or storage that is away and will be back."""
+"""Parts of the messages of Spark and Kafka that mean: the source or storage is away for a while."""
 
 
 def passing(error: BaseException) -> bool:
-    """Say whether a failure passes by itself: the source, the registry, the storage or a sink's other side is away."""
+    """Say whether a failure passes by itself: the source, the registry, the storage or a sink's API is away."""
     if isinstance(error, SinkError):
         return isinstance(error.__cause__, OSError)
     if isinstance(error, RouterError):
@@ -47,15 +47,15 @@ def passing(error: BaseException) -> bool:
 
 
 def short(error: BaseException | None) -> str:
-    """Return what an error says, in one line."""
+    """Return the message of an error in one line."""
     return str(error).split("\n")[0][:300]
 
 
 @dataclass
 class Outage:
-    """Log one line when no broker takes a connection any more, and one when there is an answer again.
+    """The outage of the source: one log line when no broker takes a connection any more, one when one does again.
 
-    Kafka's client goes on trying for minutes before it fails, which is right; but whoever looks should see why
+    Kafka's client goes on trying for minutes before it fails, which is right; but an operator should see why
     nothing comes. Runs on the driver.
     """
 

@@ -38,7 +38,7 @@ BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 @dataclass(frozen=True)
 class CaseResult:
-    """Say how a case went: `faults` is empty for one that passed."""
+    """The result of one case: `faults` is empty for one that passed."""
 
     name: str
     faults: tuple[str, ...]
@@ -73,7 +73,7 @@ def _no_sample(rows: int) -> DataFrame:
 
 
 class _UnwritableError(ValueError):
-    """Say which record cannot be written."""
+    """A record of a case that cannot be written."""
 
 
 def _faults(config: Config, case: RouteTest, raw: pa.Table, spark: SparkSession, folder: Path) -> Iterator[str]:
@@ -188,7 +188,7 @@ def _is(letter: ExpectedDeadLetter, have: dict[str, Any]) -> bool:
 
 
 def _matches(wanted: Any, have: Any) -> bool:
-    """Say whether a value is as wanted; of a struct, the fields that are given."""
+    """Say whether a value is the wanted one; of a struct, only the given fields count."""
     if isinstance(wanted, dict) and isinstance(have, dict):
         return all(name in have and _matches(value, have[name]) for name, value in wanted.items())
     if isinstance(wanted, dict) and isinstance(have, list):  # a map comes as its entries
@@ -199,7 +199,7 @@ def _matches(wanted: Any, have: Any) -> bool:
 
 
 def _plain(wanted: Any, have: Any) -> Any:
-    """Return a value of YAML as the kind of value it is held against."""
+    """Return a value of YAML with the type of the value that it is compared with."""
     try:
         if isinstance(have, datetime):
             moment = datetime.fromisoformat(str(wanted).replace("Z", "+00:00"))

@@ -36,7 +36,7 @@ PLUGINS = (HERE / "troubles.py",)
 
 @dataclass(frozen=True)
 class Topic:
-    """Be a topic of one test or module."""
+    """A topic of one test or module."""
 
     servers: str
     name: str

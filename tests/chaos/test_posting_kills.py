@@ -51,7 +51,7 @@ def api() -> Iterator[Api]:
 
 @dataclass
 class Posting:
-    """Be a topic that is posted, and what can be seen of it in the API and in the lake."""
+    """A topic that is posted, and what can be seen of it in the API and in the lake."""
 
     topic: Topic
     api: Api

@@ -154,5 +154,5 @@ def test_what_cannot_go_into_its_table_is_not_approved(
     result = run(tmp_path / "games.yaml")
 
     assert result.exit_code == 1
-    assert "silver.uno: what waits cannot go into it" in result.output
+    assert "silver.uno: the quarantined rows cannot go into it" in result.output
     assert approvals(CheckpointStore(Lake.at(config.checkpoint_path()))) == []

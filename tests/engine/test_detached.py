@@ -59,7 +59,7 @@ def registry() -> Registry:
 
 
 class Loft:
-    """Be a folder with events to come, a lake, and pigeons."""
+    """A folder with events to come, a lake, and pigeons."""
 
     def __init__(self, folder: Path, registry: Registry, spark: SparkSession) -> None:
         self.folder, self.registry, self.spark = folder, registry, spark

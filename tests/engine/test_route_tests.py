@@ -55,7 +55,7 @@ def judge(spark: SparkSession, tmp_path: Path) -> Judge:
     return judge
 
 
-def test_a_case_passes_on_counts_rows_dead_letters_and_lanes(judge: Judge) -> None:
+def test_a_case_passes_on_counts_rows_dead_letters_and_outboxes(judge: Judge) -> None:
     rows = [{**UNO, "amount": 5.50}]
     lanes = {"outbox.games__copies__copy": [{"game": "uno", "_offset": 0}]}
 

@@ -190,7 +190,7 @@ def merge_table(job: MergeJob, given: tuple[str, pa.Table]) -> Merge:
         return table, {"spark": str(why)}, None
     except TableError as error:
         what, forbidden = error.what, isinstance(error, EvolutionForbidden)
-    except Exception as error:  # whatever it is, it is this table's and not that of the others
+    except Exception as error:  # whatever is raised concerns this table only
         what, forbidden = f"{type(error).__name__}: {error}", False
     else:
         return table, {"counts": counts(found)}, found.refused

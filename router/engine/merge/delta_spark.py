@@ -82,12 +82,12 @@ class SparkMerger:
             for table, future in waiting.items():
                 try:
                     found.add({"table": table, "rows": summaries[table].rows, **future.result()})
-                except Exception as error:  # whatever Spark raises, it is this table's
+                except Exception as error:  # whatever Spark raises concerns this table only
                     what = f"the merge failed: {error.what if isinstance(error, TableError) else _first(error)}"
                     found.add({"table": table, "rows": summaries[table].rows, "failed": what, "forbidden": False})
 
     def _table(self, table: str, rows: DataFrame, summary: RowSummary) -> dict[str, Any]:
-        """Merge one table; begin anew when another writer was faster."""
+        """Merge one table; begin again when another writer has committed first."""
         try:
             return retry_on_conflict(
                 lambda: TableMerge(self.spark, self.lake, self.job, self.job.upsert(table), rows, summary).merge(),
@@ -100,7 +100,7 @@ class SparkMerger:
 
 
 def _first(error: Exception) -> str:
-    """Return what is at the bottom of an error, in one line."""
+    """Return the first cause of an error, in one line."""
     cause: Any = error.java_exception if isinstance(error, Py4JJavaError) else error
     while isinstance(error, Py4JJavaError) and cause.getCause() is not None:
         cause = cause.getCause()
@@ -130,8 +130,8 @@ CHECK = "delta.constraints."
 
 @dataclass(frozen=True)
 class RowSummary:
-    """What is known of the rows of one table: how many they are, which columns have a value in one that deletes
-    nothing, and the bounds of the keys."""
+    """A summary of the rows of one table: their number, the columns with a value in rows that delete nothing, and the
+    bounds of the keys."""
 
     rows: int
     valued: set[str]
@@ -224,7 +224,7 @@ class TableMerge:
         builder.execute()
 
     def _add(self, handle: deltalake.DeltaTable, columns: list[pa.Field]) -> None:
-        """Add columns by rows that are none; those of a partitioned table have to name its partition."""
+        """Add columns with a commit of no rows; that of a partitioned table must name a partition."""
         named = {column.name for column in columns}
         divided = [name for name in handle.metadata().partition_columns if name not in named]
         schema = pa.schema([*columns, *(to_arrow(handle).field(name) for name in divided)])
@@ -250,7 +250,7 @@ class TableMerge:
     def _checked(self, have: pa.Schema) -> DataFrame:
         """Return the rows with `_refused` where they violate a CHECK of the table, which would fail the whole MERGE.
 
-        With `columns` the values of an event are not those that the row will have, and the table is left to itself.
+        With `columns` a row does not get all values of an event, so that MERGE itself has to check it.
         """
         checks = {} if self.work.keyed.columns else self.checks
         if not checks:
@@ -346,7 +346,7 @@ REFUSED_ROW, DELETION, REPORT = 100, 101, 102
 
 @dataclass(frozen=True)
 class DecisionInput:
-    """What is decided about, in a task: a table's name and schema, how its rows are kept, and whose rows they are."""
+    """What a task needs to decide about rows: the table's name and schema, its options, and the route and sink."""
 
     table: str
     have: pa.Schema
