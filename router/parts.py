@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, Private
 from pydantic_core import CoreSchema, core_schema
 from pyspark.sql.types import StructType
 
+from router.decoding import ArrowDecoding, decode_batch
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
@@ -81,26 +83,6 @@ class Memory(Protocol):
 
     def write(self, name: str, content: bytes) -> None:
         """Write whole or not at all; replaces what was there."""
-
-
-@dataclass(frozen=True)
-class ArrowDecoding:
-    """How tasks decode record batches.
-
-    `function(records, argument)` is a module-level function. It takes a record batch with the columns of `RAW_SCHEMA`
-    and those of `before`, and returns one with as many rows and the columns of `adds`, in that order: `event` and
-    `_error`, and what else `Decoder.decode` may add. It decides on every row, without looking at its neighbours, and
-    must not raise; a row on which it raises all the same gets an `_error` that names the exception
-    (`router.decoding.decode_batch`). `argument` travels to the tasks.
-
-    `before(raw)` adds native Spark columns that the function reads, such as those of `from_avro`. It runs on the
-    driver, builds columns and runs no action; the columns do not outlive the decoding. Their names begin with `_`.
-    """
-
-    function: Callable[[pa.RecordBatch, Any], pa.RecordBatch]
-    argument: Any
-    adds: StructType
-    before: Callable[[DataFrame], DataFrame] | None = None
 
 
 @dataclass(frozen=True)
@@ -195,8 +177,6 @@ def _stage(made: ArrowDecoding, kept: list[str]) -> Callable[[Iterable[pa.Record
     """Return the function of one task, for mapInArrow: it keeps these columns and adds the decoded ones."""
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        from router.decoding import decode_batch  # noqa: PLC0415 - `import router` is quick without pyarrow
-
         for records in batches:
             added = decode_batch(records, made)
             columns = [*(records.column(name) for name in kept), *added.columns]

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from router.cli.options import config_argument, plugin_option
-from router.cli.signals import stopped_by_signals
+from router.cli.invocation import config_argument, plugin_option, stopped_by_signals
 from router.config.loader import load
 from router.config.models import interval, moment
 from router.config.yaml_tree import printable

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from router.cli.options import plugin_option
+from router.cli.invocation import plugin_option
 from router.config.loader import load
 from router.config.route_tests import load_tests
 from router.registry import load_registry

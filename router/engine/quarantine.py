@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from pyarrow import dataset
 from pyspark.sql import functions as F
 
-from router.archives import keep_archives
+from router.decoding import keep_archives
 from router.delta.casting import cast_down, cast_to, has_value, type_within
 from router.delta.commit import StagedFile, TableCommit, to_arrow, to_arrow_schema, to_delta
 from router.delta.schema_diff import SchemaDiff, common_type, compare, delta_schema, limited_to

@@ -210,7 +210,7 @@ def test_errors_of_the_router_come_without_a_traceback(run, monkeypatch):
     def refuse() -> None:
         raise StartError("it is running already; stop it first")
 
-    monkeypatch.setattr("router.cli.schema.schema", refuse)
+    monkeypatch.setattr("router.cli.plugins.schema", refuse)
 
     result = run("schema")
 

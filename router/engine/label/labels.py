@@ -18,8 +18,8 @@ from router.engine.label.tombstones import TOMBSTONE, Tombstones, as_events
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from router.decoding import ArrowDecoding
     from router.engine.label.route import MergeBy, RouteExpressions
-    from router.parts import ArrowDecoding
 
 DEAD_LETTER = pa.struct(list(DEAD_SCHEMA)[:4])
 Mask = Any

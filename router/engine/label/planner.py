@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from router.config.models import Config
+    from router.decoding import ArrowDecoding
     from router.engine.label.route import RouteExpressions
-    from router.parts import ArrowDecoding, Decoder
+    from router.parts import Decoder
 
 log = logging.getLogger("router")
 SPREAD_BY = "_spread_by"

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.archives import keep_archives
+from router.decoding import keep_archives
 from router.delta.casting import cast_down, has_value
 from router.engine.label.labels import Labelling, labelled
 from router.engine.label.layout import (

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from router.archives import keep_archives
+from router.decoding import keep_archives
 from router.delta.casting import cast_to
 from router.delta.commit import StagedFile, to_arrow_schema
 from router.delta.row_checks import REASON, EvolutionForbidden
