@@ -1,16 +1,23 @@
-"""Log in with a request: user and password, a fixed token, or tokens for client credentials."""
+"""Logins for requests: user and password, a fixed token, or tokens that a token server gives and that are renewed."""
 
 from __future__ import annotations
 
+import threading
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote_plus
 
+import requests
+from pydantic import BaseModel, Field, ValidationError
 from requests.auth import AuthBase, HTTPBasicAuth
 
-if TYPE_CHECKING:
-    import requests
+from router_http.client import Away, Refuses, busy, send
 
-    from router_http.logins import Basic
-    from router_http.tokens import Tokens
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from router_http.options import Basic, OAuth
 
 
 def basic_auth(login: Basic) -> AuthBase:
@@ -20,14 +27,14 @@ def basic_auth(login: Basic) -> AuthBase:
 
 
 class NoAuth(AuthBase):
-    """Leave a request as it is; without any auth `requests` would take a login from ~/.netrc."""
+    """A request left as it is; without any auth `requests` would take a login from ~/.netrc."""
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         return request
 
 
 class BearerAuth(AuthBase):
-    """Send one token with every request (RFC 6750, 2.1)."""
+    """One token, sent with every request (RFC 6750, 2.1)."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -38,7 +45,7 @@ class BearerAuth(AuthBase):
 
 
 class ClientCredentialsAuth(AuthBase):
-    """Send a token of a token server, and a new one once when a server says 401."""
+    """A token of a token server, and a new one once when a server says 401."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
@@ -60,3 +67,98 @@ class ClientCredentialsAuth(AuthBase):
         again.history.append(response)
         again.request = request
         return again
+
+
+EARLY = 0.2
+"""Share of a token's life that is not used, at most LONGEST_EARLY seconds: a request takes time, clocks differ."""
+LONGEST_EARLY = 60.0
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token; `number` counts those that were fetched, and names it in public."""
+
+    text: str = field(repr=False)
+    number: int
+
+
+class _Granted(BaseModel):
+    """The answer of a token server (RFC 6749, 5.1)."""
+
+    access_token: str = Field(pattern=r"^[\x21-\x7e]+$")
+    expires_in: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+
+
+class Tokens:
+    """The token of one client; one serves all threads. For the driver.
+
+    Raises Away when the token server does not answer, Refuses when it refuses; `seconds`, `verify` and `proxies` as
+    for requests to it, `clock` in seconds.
+    """
+
+    def __init__(
+        self,
+        options: OAuth,
+        *,
+        seconds: float,
+        verify: bool | str,
+        proxies: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._seconds = seconds
+        self._verify = verify
+        self._proxies = dict(proxies or {})
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._token = Token("", 0)
+        self._good_until = 0.0
+
+    def current(self) -> Token:
+        """Return a token; a new one when there is none, or when it is about to expire."""
+        with self._lock:
+            return self._renewed() if self._is_old() else self._token
+
+    def other_than(self, refused: str | int) -> Token:
+        """Return a token that is not the one with this text, or number, which somebody refused."""
+        with self._lock:
+            was_refused = refused in (self._token.text, self._token.number)
+            return self._renewed() if was_refused or self._is_old() else self._token
+
+    def _is_old(self) -> bool:
+        return not self._token.text or self._clock() >= self._good_until
+
+    def _renewed(self) -> Token:
+        granted = self._fetch()
+        life = float("inf") if granted.expires_in is None else granted.expires_in
+        self._good_until = self._clock() + life - min(LONGEST_EARLY, EARLY * life)
+        self._token = Token(granted.access_token, self._token.number + 1)
+        return self._token
+
+    def _fetch(self) -> _Granted:
+        where = self._options.token_url
+        form = {"grant_type": "client_credentials", "scope": self._options.scope}
+        # both are form-encoded inside of the header: RFC 6749, 2.3.1
+        user = quote_plus(self._options.client_id)
+        password = quote_plus(self._options.client_secret.get_secret_value())
+        with requests.Session() as session:
+            session.auth = HTTPBasicAuth(user, password)
+            answer = send(
+                session,
+                "POST",
+                where,
+                seconds=self._seconds,
+                verify=self._verify,
+                proxies=self._proxies,
+                headers={"Accept": "application/json", "Accept-Encoding": "identity"},
+                data={name: value for name, value in form.items() if value},
+            )
+        if busy(answer.status):
+            raise Away(where, f"the token server answers {answer.status}", answer.status)
+        if answer.status != 200:
+            what = f"the token server answers {answer.status}; check token_url, client_id, client_secret and scope"
+            raise Refuses(where, what, answer.status)
+        try:
+            return _Granted.model_validate_json(answer.body)
+        except ValidationError:
+            raise Away(where, "the token server's answer holds no token") from None

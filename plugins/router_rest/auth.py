@@ -1,4 +1,4 @@
-"""Say how calls are authorised, as people write it."""
+"""The options `auth`: how calls are authorised, as people write it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from router_http.addresses import is_header_name, is_header_text
-from router_http.logins import Basic, OAuth, checked_token
-from router_http.secret import Options, Secret
-from router_templates.pieces import Placeholder, parse
+from router_encoders.templates import Placeholder, parse
+from router_http.options import Basic, OAuth, Secret, SecretOptions, checked_token, is_header_name, is_header_text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -23,8 +21,8 @@ OF_HEADER = ("signature", "timestamp")
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
-class ApiKey(Options):
-    """Send a key in a header, or in the query for an API that knows no better."""
+class ApiKey(SecretOptions):
+    """A key in a header, or in the query for an API that knows no better."""
 
     header: str | None = Field(default=None, description="name of the header, such as X-Api-Key")
     query: str | None = Field(
@@ -45,8 +43,8 @@ class ApiKey(Options):
         return self
 
 
-class Hmac(Options):
-    """Sign every call with a key that both sides know (RFC 2104)."""
+class Hmac(SecretOptions):
+    """A signature of every call, with a key that both sides know (RFC 2104)."""
 
     key: Secret = Field(min_length=1, description="the key; write ${VARIABLE}")
     key_encoding: Literal["text", "hex", "base64"] = Field(default="text", description="how the key is written")
@@ -107,8 +105,8 @@ def _known(option: str, text: str, known: tuple[str, ...]) -> set[str]:
     return named
 
 
-class Auth(Options):
-    """Say how calls are authorised: in one way."""
+class Auth(SecretOptions):
+    """The one way in which calls are authorised."""
 
     basic: Basic | None = Field(default=None, description="user and password")
     bearer: Secret | None = Field(default=None, min_length=1, description="a token that does not expire")

@@ -1,34 +1,45 @@
-"""Log calls in: the driver holds secrets and fetches tokens, tasks ask it and write them into requests."""
+"""The login of calls: the driver holds secrets and fetches tokens, tasks ask it and write them into requests.
+
+Signatures are made here as well, for each attempt anew.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import hashlib
+import hmac
 import importlib
 import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from requests.auth import AuthBase
 
 from router import StartError
-from router_http.exchange import Away, Refuses
-from router_http.secret import Secret
-from router_http.tokens import Tokens
-from router_rest.signing import Signature
+from router_encoders.templates import Placeholder, parse
+from router_http.auth import Tokens
+from router_http.client import Away, Refuses
+from router_http.options import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import requests
+    from requests import PreparedRequest
 
     from router_rest.auth import ApiKey, Auth, Hmac
+    from router_rest.rate_limit.client import LeaseClient
 
 FIXED = "1"
 """The version of credentials that do not change."""
 
 
 class Credentials:
-    """Hold what opens an API. For the driver; any thread may ask, and it is never pickled.
+    """What opens an API. For the driver; any thread may ask, and it is never pickled.
 
     `headers` are those of every call, `proxy` the URL of a proxy, `seconds` and `verify` are for the token server,
     `clock` returns seconds.
@@ -131,11 +142,11 @@ def apply(given: Mapping[str, Any], clock: Callable[[], float] = time.time) -> A
         signer = Signature(given["hmac"], clock)
     elif "plugin" in given:
         signer = load(given["plugin"], given["options"])
-    return Login(given["headers"], given.get("query") or {}, signer)
+    return LoginAuth(given["headers"], given.get("query") or {}, signer)
 
 
-class Login(AuthBase):
-    """Write headers and query of a login into a request, and sign it then."""
+class LoginAuth(AuthBase):
+    """The headers and the query of a login, and what signs a request with them."""
 
     def __init__(self, headers: Mapping[str, str], query: Mapping[str, str], signer: AuthBase | None) -> None:
         self._headers = headers
@@ -162,3 +173,96 @@ def load(named: str, options: Mapping[str, Any]) -> AuthBase:
     if not isinstance(made, AuthBase):
         raise StartError(f"auth: {named} makes no requests.auth.AuthBase")
     return made
+
+
+class Signature(AuthBase):
+    """A signature of each request as it is then, in its headers.
+
+    `given` holds what the driver made of the options `router_rest.auth.Hmac`; `clock` returns seconds since 1970.
+    """
+
+    def __init__(self, given: Mapping[str, Any], clock: Callable[[], float] = time.time) -> None:
+        self._given = given
+        self._key = base64.b64decode(given["key"])
+        self._signed, self._value = parse(given["signed"]), parse(given["value"])
+        self._clock = clock
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        given, algorithm = self._given, self._given["algorithm"]
+        said = self._said(request)
+        text = b"".join(said[one.path] if isinstance(one, Placeholder) else one.encode() for one in self._signed)
+        signature = self._written(hmac.new(self._key, text, algorithm).digest())
+        filled = {"signature": signature.decode(), "timestamp": said["timestamp"].decode()}
+        request.headers[given["header"]] = "".join(
+            filled[one.path] if isinstance(one, Placeholder) else one for one in self._value
+        )
+        for header, part in ((given["timestamp_header"], "timestamp"), (given["body_hash_header"], "body_hash")):
+            if header:
+                request.headers[header] = said[part].decode()
+        return request
+
+    def _said(self, request: requests.PreparedRequest) -> dict[str, bytes]:
+        """Return everything that can be signed: see `router_rest.auth.SIGNED`."""
+        url, body = urlsplit(str(request.url)), request.body or b""
+        assert isinstance(body, (bytes, str))  # the sink's bodies are made, not streamed
+        held = body.encode() if isinstance(body, str) else body
+        return {
+            "method": str(request.method).encode(),
+            "host": url.netloc.encode(),
+            "path": url.path.encode(),
+            "query": url.query.encode(),
+            "target": request.path_url.encode(),
+            "timestamp": self._now().encode(),
+            "body": held,
+            "body_hash": self._written(hashlib.new(self._given["algorithm"], held).digest()),
+        }
+
+    def _now(self) -> str:
+        now = self._clock()
+        if self._given["timestamp"] == "iso":
+            return datetime.fromtimestamp(int(now), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return str(int(now * 1000 if self._given["timestamp"] == "milliseconds" else now))
+
+    def _written(self, digest: bytes) -> bytes:
+        return digest.hex().encode() if self._given["encoding"] == "hex" else base64.b64encode(digest)
+
+
+@dataclass
+class TaskLogin:
+    """The credentials of one task. `make` turns what the driver gives into how `requests` authorises."""
+
+    lease: LeaseClient
+    make: Callable[[Mapping[str, Any]], AuthBase] = field(repr=False)
+    version: str = ""
+    proxies: Mapping[str, str] | None = field(default=None, repr=False)
+    _auth: AuthBase | None = field(default=None, repr=False)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+    _asked: int = field(default=0, repr=False)
+
+    async def open(self) -> None:
+        """Get the first credentials. Raises LookupError when the driver has none."""
+        self._take(await self.lease.credentials())
+
+    def auth(self, request: PreparedRequest) -> PreparedRequest:
+        """Return a request with its credentials."""
+        assert self._auth is not None
+        authorised: PreparedRequest = self._auth(request)
+        return authorised
+
+    async def renewed(self, refused: str) -> bool:
+        """Return whether there are other credentials than those of a version that was refused; asks once for all."""
+        asked = self._asked
+        async with self._lock:
+            if self.version != refused:
+                return True
+            if self._asked != asked:  # in vain, while this one waited
+                return False
+            with suppress(LookupError):  # the driver has none now, and says so in its log
+                self._take(await self.lease.credentials(refused))
+            self._asked += 1
+            return self.version != refused
+
+    def _take(self, given: Mapping[str, Any]) -> None:
+        self.version = str(given["version"])
+        self.proxies = given.get("proxies")
+        self._auth = self.make(given)

@@ -1,18 +1,28 @@
-"""Say how an API is called, as people write it."""
+"""The options of the sink `rest` as people write them, and whether they go together."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, JsonValue, WithJsonSchema, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSchema, field_validator, model_validator
 
-from router_http.secret import Options
-from router_rest.bodies import MEDIA_TYPES, Body, Form, body_of, check_wrap
-from router_rest.templates import JsonPiece, parse_json
+from router import ApplyingSink, Encoder
+from router_encoders import ToAvro, ToJson, ToProtobuf
+from router_encoders.templates import check_name
+from router_http.options import Secret, SecretOptions, Tls, checked_url, is_header_name, is_header_text
+from router_rest.auth import Auth
+from router_rest.delivery.body import MEDIA_TYPES, Body, BodyForm, body_of, check_wrap
+from router_rest.templates import JsonPiece, parse_json, parse_url
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from typing_extensions import Self
+
+    from router_rest.delivery.body import Body
+    from router_rest.templates import UrlTemplate
 
 _UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _WORDS = {"second": "s", "minute": "min", "hour": "h", "day": "d"}
@@ -38,8 +48,8 @@ Seconds = Annotated[
 ]
 
 
-class Limit(Options):
-    """Be a limit of an API: so many calls, or so many rows, in any span of a length."""
+class Limit(SecretOptions):
+    """A limit of an API: so many calls, or so many rows, in any span of a length."""
 
     calls: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="calls, tried again ones too")
     rows: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="rows of these calls")
@@ -57,8 +67,8 @@ class Limit(Options):
         return self.per
 
 
-class Timeouts(Options):
-    """Say how long an attempt may take."""
+class Timeouts(SecretOptions):
+    """The time that an attempt may take."""
 
     connect: Seconds = Field(default=5.0, description="until there is a connection")
     read: Seconds = Field(default=30.0, description="without a byte of the answer")
@@ -71,8 +81,8 @@ class Timeouts(Options):
         return self
 
 
-class Retry(Options):
-    """Say how often a call is tried that an API did not take, and may take later."""
+class Retry(SecretOptions):
+    """How often a call is tried that an API did not take, and may take later."""
 
     attempts: int = Field(default=5, ge=1, le=100, description="attempts of a call, the first one included")
     elapsed: Seconds = Field(default=300.0, description="no attempt begins later than so long after the first")
@@ -89,8 +99,8 @@ class Retry(Options):
         return statuses
 
 
-class MaxOutage(Options):
-    """Say what becomes of calls when an API stays away."""
+class MaxOutage(SecretOptions):
+    """What becomes of calls when an API stays away."""
 
     after: Seconds = Field(
         description="how long it was away by then, or failed a call while it took others: 10 min, 2 h"
@@ -100,8 +110,8 @@ class MaxOutage(Options):
     )
 
 
-class Results(Options):
-    """Say where the answer of a bulk API tells rows that it took from rows that it did not."""
+class Results(SecretOptions):
+    """Where the answer of a bulk API tells rows that it took from rows that it did not."""
 
     path: str = Field(default="", description="where the items are in the answer: items; empty: the answer is the list")
     status: str = Field(min_length=1, description="where an item says what became of its row: index.status")
@@ -128,10 +138,10 @@ class Results(Options):
         return self
 
 
-class BodyOptions(Options):
-    """Say what a body is made of. A bare text is the form."""
+class BodyOptions(SecretOptions):
+    """What a body is made of. A bare text is the form."""
 
-    form: Form | None = Field(
+    form: BodyForm | None = Field(
         default=None,
         description="`object`: the row alone; `array`: a JSON array; `ndjson`: a line for each row. Default: `object` "
         "for one row per call, else `array`",
@@ -169,7 +179,7 @@ class BodyOptions(Options):
         """Return what the template says; None: there is none."""
         return None if self.template is None else parse_json(self.template)
 
-    def form_of(self, rows_per_call: int) -> Form:
+    def form_of(self, rows_per_call: int) -> BodyForm:
         """Return the form of bodies."""
         return self.form or ("object" if rows_per_call == 1 and self.wrap is None else "array")
 
@@ -178,3 +188,248 @@ class BodyOptions(Options):
         form = self.form_of(rows_per_call)
         said = self.content_type or (MEDIA_TYPES[form] if json else "application/octet-stream")
         return body_of(form, said, wrap=self.wrap, compressed=compressed)
+
+
+TAKEN = {
+    "content-type": "write `body: {content_type: ...}`",
+    "content-encoding": "write `gzip`",
+    "content-length": "it follows from the body",
+    "transfer-encoding": "it follows from the body",
+    "host": "it follows from `url`",
+    "connection": "connections are kept",
+}
+"""Headers that are not the user's, and what to do."""
+
+
+def check_headers(headers: Mapping[str, Secret]) -> None:
+    """Raise ValueError for a header that cannot be sent, or is not the user's."""
+    seen: set[str] = set()
+    for name, value in headers.items():
+        if not is_header_name(name) or not is_header_text(value.get_secret_value()):
+            raise ValueError("a header has a token as its name and printable ASCII as its value")
+        if name.lower() in TAKEN:
+            raise ValueError(f"the header {name} belongs to the sink: {TAKEN[name.lower()]}")
+        if name.lower() in seen:
+            raise ValueError(f"the header {name} is given twice")
+        seen.add(name.lower())
+
+
+def checked_host(host: str) -> str:
+    """Return a host as it is compared; raise ValueError for what is none."""
+    try:
+        same = host != "" and urlsplit(checked_url(f"https://{host}")).netloc == host
+    except ValueError:
+        same = False
+    if not same:
+        raise ValueError("a host is a name or an address, with a port if the URL has one: api.test:8443")
+    return host.lower()
+
+
+def check_proxy(url: str) -> None:
+    """Raise ValueError, which quotes nothing, for what is no proxy's URL."""
+    try:
+        parts = urlsplit(url)
+        whole = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:
+        whole = False
+    if not whole or not is_header_text(url) or parts.path.strip("/") or parts.query or parts.fragment:
+        raise ValueError("a proxy is http(s)://[user:password@]host[:port]")
+
+
+def check_hosts(template: UrlTemplate, hosts: tuple[str, ...]) -> None:
+    """Raise ValueError where data could name any host, or a list of them is of no use."""
+    if hosts and template.has_fixed_host:
+        raise ValueError("hosts: the URL's host is fixed; take `hosts` away")
+    if not hosts and not template.has_fixed_host:
+        raise ValueError("the URL's host has a field in it: list in `hosts` what it may be")
+
+
+def check_own_headers(headers: Mapping[str, Secret], auth: Auth | None, idempotency_header: str | None) -> None:
+    """Raise ValueError where two would set one header, or a name is none."""
+    if idempotency_header is not None and not is_header_name(idempotency_header):
+        raise ValueError("idempotency_header: it has a character that no name of a header has")
+    logins = {name.lower() for name in (auth.headers if auth else ())}
+    own = idempotency_header.lower() if idempotency_header else None
+    for name in headers:
+        if name.lower() in {*logins, own}:
+            raise ValueError(f"the header {name} is set by `auth` or `idempotency_header`; take it out of `headers`")
+    if own in {*logins, *TAKEN}:
+        raise ValueError(f"idempotency_header: {idempotency_header} is another header's name")
+
+
+def check_body(body: BodyOptions, value: Encoder | None, without: tuple[str, ...], rows_per_call: int) -> None:
+    """Raise ValueError for a body that cannot be made; `value` is the encoder that was written, if any was."""
+    form = body.form_of(rows_per_call)
+    if body.template is not None and value is not None:
+        raise ValueError("give `value` or a `template` of the body, not both")
+    if body.template is not None and without:
+        raise ValueError("the template of the body names its columns itself; take `without` away")
+    if form == "object" and rows_per_call > 1:
+        raise ValueError(f"the body is one object, and a call has up to {rows_per_call} rows: write array or ndjson")
+    if form != "object" and isinstance(value, (ToAvro, ToProtobuf)):
+        raise ValueError(f"values of {value.part_name} are not JSON: they go alone, with `rows_per_call: 1`")
+
+
+def check_limits(limits: Iterable[Limit], rows_per_call: int) -> None:
+    """Raise ValueError for a limit that would let no full call go, ever."""
+    for limit in limits:
+        if limit.rows is not None and limit.rows < rows_per_call:
+            what = f"{limit.rows:g} rows per {limit.seconds:g} s"
+            raise ValueError(f"a call of {rows_per_call} rows never fits into {what}: lower rows_per_call")
+
+
+class RestOptions(ApplyingSink):
+    """The options of `rest`."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    main_option: ClassVar[str | None] = "url"
+
+    url: str = Field(description="http(s) URL, which may have fields in braces: https://api.test/games/{event.game}")
+    hosts: tuple[str, ...] = Field(
+        default=(), description="hosts (with the port, if the URL has one) that fields in the URL's host may name"
+    )
+    method: Literal["POST", "PUT", "PATCH", "DELETE"] = Field(default="POST", description="method of every call")
+    headers: dict[str, Secret] = Field(default_factory=dict, description="further headers of every call; never shown")
+    value: Encoder = Field(default=ToJson(), description="an encoder of a row: to_json, to_avro, to_protobuf, ...")
+    body: BodyOptions = Field(
+        default=BodyOptions(),
+        description="`object`, `array` or `ndjson`, or options: `form`, `wrap` ({events: $rows}), `template` ({text: "
+        '"{event.n} chips"}: JSON in place of all columns), `content_type`',
+    )
+    without: tuple[str, ...] = Field(
+        default=(), description="columns of the route that are for the URL and the key only, not for the value"
+    )
+    gzip: bool = Field(default=False, description="compress bodies; the API must know Content-Encoding")
+
+    rows_per_call: int = Field(default=1, ge=1, le=100_000, description="rows of a call at most")
+    bytes_per_call: int = Field(
+        default=1 << 20, ge=1, le=1 << 30, description="bytes of a body at most, before compression"
+    )
+    calls_per_second: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="the API's limit of calls in any second"
+    )
+    rows_per_second: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="the API's limit of rows in any second"
+    )
+    limits: tuple[Limit, ...] = Field(
+        default=(), description="further limits: {calls: 5000, per: hour}, {rows: 100, per: 10 s}"
+    )
+    limit_name: str | None = Field(
+        default=None,
+        min_length=1,
+        description="sinks and queries of one name share one limit; default: scheme, host and port of the URL",
+    )
+    max_in_flight: int = Field(default=64, ge=1, le=10_000, description="calls at once, of all tasks together")
+    tasks: int | None = Field(default=None, ge=1, le=10_000, description="tasks that send; default: the job's cores")
+
+    ordering: Literal["none", "per_key"] = Field(
+        default="none", description="`per_key`: a row is sent when those of its key before it have been answered"
+    )
+    key: str = Field(default="_key", min_length=1, description="SQL of the key for `ordering: per_key`")
+    idempotency_header: str | None = Field(
+        default="Idempotency-Key", description="header with the same value whenever a call is sent again; null: none"
+    )
+    mode: Literal["detached", "inline"] = Field(
+        default="detached", description="`detached`: a query of its own, tables do not wait; `inline`: the batch waits"
+    )
+    timeouts: Timeouts = Field(
+        default=Timeouts(), description="of an attempt: `connect` 5 s, `read` 30 s, `total` 1 min"
+    )
+    retry: Retry = Field(default=Retry(), description="of a call: `attempts` 5, `elapsed` 5 min, `statuses`")
+    max_outage: MaxOutage | None = Field(
+        default=None, description="when the API stays away: `after` (2 h), `then` (wait, fail, park); default: wait"
+    )
+    poison_share: float = Field(
+        default=0.05,
+        gt=0,
+        le=1,
+        description="share of a batch that the API may refuse; with more the stream stops: it is not the rows then",
+    )
+    results: Results | None = Field(
+        default=None,
+        description="a bulk API's answer: `path` of its items, `status`, `ok`, `id`, `row_id` and `reason` in an item",
+    )
+    receipts: str = Field(default="ops.receipts", description="table with what became of every row")
+    responses: str | None = Field(default=None, description="table with the bodies of answers, for another route")
+
+    auth: Auth | None = Field(
+        default=None, description="one of `basic`, `bearer`, `api_key`, `oauth`, `hmac`, `plugin` with `options`"
+    )
+    tls: Tls = Field(
+        default=Tls(),
+        description="`ca`, `certificate` and `key` (PEM files, at the same place on every machine), "
+        "`insecure_skip_tls_verification`",
+    )
+    proxy: Secret | None = Field(default=None, description="URL of an HTTP proxy, with user and password if it has any")
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, url: str) -> str:
+        parse_url(url)
+        return url
+
+    @field_validator("hosts")
+    @classmethod
+    def _hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(checked_host, hosts))
+
+    @field_validator("headers")
+    @classmethod
+    def _headers(cls, headers: dict[str, Secret]) -> dict[str, Secret]:
+        check_headers(headers)
+        return headers
+
+    @field_validator("receipts", "responses")
+    @classmethod
+    def _table(cls, table: str | None) -> str | None:
+        return None if table is None else check_name(table)
+
+    @field_validator("proxy")
+    @classmethod
+    def _proxy(cls, proxy: Secret | None) -> Secret | None:
+        if proxy is not None:
+            check_proxy(proxy.get_secret_value())
+        return proxy
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        written = self.model_fields_set
+        check_hosts(self.template, self.hosts)
+        check_own_headers(self.headers, self.auth, self.idempotency_header)
+        check_body(self.body, self.value if "value" in written else None, self.without, self.rows_per_call)
+        check_limits(self.pace(), self.rows_per_call)
+        if self.results is not None and self.body.form_of(self.rows_per_call) == "object":
+            raise ValueError("results tell the rows of a call apart, and a call has one row")
+        if self.ordering == "none" and "key" in written:
+            raise ValueError("key: it is for `ordering: per_key`")
+        if self.responses == self.receipts:
+            raise ValueError("receipts and responses need a table each")
+        return self
+
+    @property
+    def template(self) -> UrlTemplate:
+        """Return what the URL says."""
+        return parse_url(self.url)
+
+    @property
+    def detached(self) -> bool:
+        """Say whether tables wait for the API."""
+        return self.mode == "detached"
+
+    @property
+    def limit(self) -> str:
+        """Return the name of the limit that this sink shares with others of it."""
+        return self.limit_name or self.template.origin
+
+    def pace(self) -> tuple[Limit, ...]:
+        """Return every limit of the API, of calls or rows in `seconds`; none: nobody stated any."""
+        calls = () if self.calls_per_second is None else (Limit(calls=self.calls_per_second),)
+        rows = () if self.rows_per_second is None else (Limit(rows=self.rows_per_second),)
+        return (*calls, *rows, *self.limits)
+
+    @property
+    def joined(self) -> Body:
+        """Return how the rows of a call become its body; travels to tasks."""
+        text = self.body.template is not None or isinstance(self.value, ToJson)
+        return self.body.body(self.rows_per_call, json=text, compressed=self.gzip)

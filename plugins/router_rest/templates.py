@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from router import StartError, tried
+from router_encoders.templates import Placeholder, parse
 from router_encoders.to_json import OPTIONS
-from router_http.addresses import checked_url
-from router_templates.pieces import Placeholder, parse
+from router_http.options import checked_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -44,7 +44,7 @@ _KEPT = {
 
 @dataclass(frozen=True)
 class UrlTemplate:
-    """Be a URL with fields: a scheme, a host, segments of a path, and a query (None: there is no question mark)."""
+    """A URL with fields: a scheme, a host, segments of a path, and a query (None: there is no question mark)."""
 
     scheme: str
     host: Pieces
@@ -181,7 +181,7 @@ def _text(path: str) -> Column:
 
 @dataclass(frozen=True)
 class Text:
-    """Be a text with fields in it, inside of a JSON template."""
+    """A text with fields in it, inside of a JSON template."""
 
     pieces: Pieces
 

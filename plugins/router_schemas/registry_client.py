@@ -17,9 +17,8 @@ import requests
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from router_http.auth import BearerAuth, ClientCredentialsAuth, NoAuth, basic_auth
-from router_http.exchange import Away, Refuses, busy, send
-from router_http.tokens import Tokens
+from router_http.auth import BearerAuth, ClientCredentialsAuth, NoAuth, Tokens, basic_auth
+from router_http.client import Away, Refuses, busy, send
 from router_schemas.model import LARGEST_ID, Kind, Reference, RegisteredSchema
 from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryRefuses
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from requests.auth import AuthBase
 
-    from router_http.exchange import Answer
+    from router_http.client import Answer
     from router_schemas.registry_options import RegistryOptions
 
 

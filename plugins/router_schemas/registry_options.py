@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, field_validator, model_validator
 
 from router import RouterError
-from router_http.addresses import checked_url, is_header_name, is_header_text
-from router_http.logins import Basic, OAuth, checked_token
-from router_http.secret import Secret
-from router_http.tls import Tls
+from router_http.options import Basic, OAuth, Secret, Tls, checked_token, checked_url, is_header_name, is_header_text
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler

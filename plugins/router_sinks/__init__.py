@@ -1,9 +1,9 @@
 """Land events in Delta tables, each or the latest per key, one or one per value; send them to Kafka or to an API."""
 
 from router import Sink, hookimpl
+from router_rest.sink import Rest
 from router_sinks.delta import Delta
 from router_sinks.kafka import Kafka
-from router_sinks.rest import Rest
 from router_sinks.tables import Tables
 from router_sinks.upsert import Upsert
 

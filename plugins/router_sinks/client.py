@@ -35,7 +35,7 @@ _WITHOUT_A_CAUSE = {
 
 @dataclass
 class Trouble:
-    """Remember what a client said last of its connections; `refused`: it is the login, and waiting does not help."""
+    """What a client said last of its connections; `refused`: it is the login, and waiting does not help."""
 
     text: str = ""
     refused: bool = False

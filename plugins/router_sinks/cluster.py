@@ -33,7 +33,7 @@ _OF_THE_REQUEST = {
 
 @dataclass
 class Cluster:
-    """Be a connection to a cluster; `settings` are those of librdkafka.
+    """A connection to a cluster; `settings` are those of librdkafka.
 
     Every method raises ConnectionError where the cluster does not answer, StartError where settings are wrong.
     """

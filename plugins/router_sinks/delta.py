@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import Field, field_validator
 
 from router import TableSink
-from router_sinks.naming import check_name
+from router_encoders.templates import check_name
 
 
 class Delta(TableSink):

@@ -13,7 +13,8 @@ from pyspark.sql import functions as F
 
 from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, StartError
 from router_encoders import ToJson
-from router_sinks.outgoing import PLACE, new_topics, outgoing, own_columns, refused_rows
+from router_encoders.outbox_rows import PLACE, own_columns
+from router_sinks.outgoing import new_topics, outgoing, refused_rows
 from router_sinks.topics import Topics, check_topic, is_fixed, unusable
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ TAKEN = {
 
 
 class CreateTopics(BaseModel):
-    """Say how topics are created that are not there."""
+    """How topics are created that are not there."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -159,12 +160,12 @@ class Kafka(ApplyingSink):
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
         """Send the rows of one batch. Raises ConnectionError while Kafka or the registry is away."""
-        from router_sinks.publish import REPORT, Job, task
+        from router_sinks.publish import REPORT, PublishJob, task
 
         encoding = self._encoding(events)
         rows = self._rows(events, encoding)
         marks = {"query": batch.query, "sink": f"{batch.route}/{batch.sink}", "batch": str(batch.id)}
-        job = Job(
+        job = PublishJob(
             settings=self._settings,
             encoding=encoding,
             topics=replace(self._topics(rows), other_cluster=self.other_cluster),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from router import keep_archives
-from router_sinks.sender import Away, Denied, Sender
+from router_sinks.sender import BrokerAway, Denied, Sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -37,8 +37,8 @@ _UNMADE = "its topic, key or headers cannot be evaluated"
 
 
 @dataclass(frozen=True)
-class Job:
-    """Be what every task is given; `headers` are the names of the user's, `marks` those that all rows share."""
+class PublishJob:
+    """What every task is given; `headers` are the names of the user's, `marks` those that all rows share."""
 
     settings: dict[str, str] = field(repr=False)
     encoding: Encoding
@@ -48,7 +48,7 @@ class Job:
     patience: float
 
 
-def task(job: Job) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def task(job: PublishJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function of one task, for mapInArrow. Needs the columns TAKES, in the order they are to be sent."""
 
     def publish(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -60,7 +60,7 @@ def task(job: Job) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBat
                 continue  # to the end all the same: Spark is writing to this process
             try:
                 yield _reported(_sent(rows, job, sender))
-            except (Away, Denied) as error:
+            except (BrokerAway, Denied) as error:
                 trouble.append({"kind": type(error).__name__.lower(), "text": str(error)})
         yield _reported([*trouble, {"kind": "alone", "rows": sender.alone}])
 
@@ -71,7 +71,7 @@ def _reported(found: list[dict[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(found, schema=_COLUMNS)
 
 
-def _sent(rows: pa.RecordBatch, job: Job, sender: Sender) -> list[dict[str, Any]]:
+def _sent(rows: pa.RecordBatch, job: PublishJob, sender: Sender) -> list[dict[str, Any]]:
     """Send the rows of one record batch; return how many are there and which are refused."""
     records, at, refused = outgoing_records(rows, job)
     refused |= {at[position]: reason for position, reason in sender.send(records).items()}
@@ -87,7 +87,7 @@ def _sent(rows: pa.RecordBatch, job: Job, sender: Sender) -> list[dict[str, Any]
     return found
 
 
-def outgoing_records(rows: pa.RecordBatch, job: Job) -> tuple[list[Record], list[int], dict[int, str]]:
+def outgoing_records(rows: pa.RecordBatch, job: PublishJob) -> tuple[list[Record], list[int], dict[int, str]]:
     """Return records to send, the row of each, and why other rows are none."""
     made = job.encoding.function(rows.column("_row"), job.encoding.argument)
     places = zip(*(rows.column(name).to_pylist() for name in TAKES[:3]), strict=True)

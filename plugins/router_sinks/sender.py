@@ -54,17 +54,17 @@ VERDICTS = {
 _POLL = 0.1
 
 
-class Away(Exception):  # noqa: N818 - it says what happened
-    """Say why records cannot be sent now."""
+class BrokerAway(Exception):  # noqa: N818 - it says what happened
+    """Why records cannot be sent now."""
 
 
 class Denied(Exception):  # noqa: N818
-    """Say why records cannot be sent until somebody changes a setting."""
+    """Why records cannot be sent until somebody changes a setting."""
 
 
 @dataclass
 class Sender:
-    """Send the records of one task. `patience`: seconds without any arrival after which it gives up.
+    """A sender of the records of one task. `patience`: seconds without any arrival after which it gives up.
 
     `named_by_data`: what forbids one topic is said of its records, not of the configuration. `alone` counts the
     records that had to be sent one by one.
@@ -80,7 +80,7 @@ class Sender:
     def send(self, records: Sequence[Record]) -> dict[int, str]:
         """Return why records are refused for good, by their positions; all others are there.
 
-        Raises Away and Denied; what was sent before may be there, then, and is always a beginning.
+        Raises BrokerAway and Denied; what was sent before may be there, then, and is always a beginning.
         """
         refused: dict[int, str] = {}
         if self.producer is None:
@@ -99,9 +99,9 @@ class Sender:
         """Raise StartError where a setting is wrong; sends nothing."""
         self._producer(ALONE)
 
-    def away(self, otherwise: str) -> Away | Denied:
+    def away(self, otherwise: str) -> BrokerAway | Denied:
         """Return why nothing can be sent."""
-        return (Denied if self.trouble.refused else Away)(self.trouble.text or otherwise)
+        return (Denied if self.trouble.refused else BrokerAway)(self.trouble.text or otherwise)
 
     def _producer(self, more: Mapping[str, str]) -> Any:
         return errors_into(Producer, {**DEFAULTS, **self.settings, **SETTINGS, **more}, self.trouble)
@@ -109,7 +109,7 @@ class Sender:
 
 @dataclass
 class _Round:
-    """Send some records with one producer."""
+    """Some records that one producer sends."""
 
     sender: Sender
     producer: Any

@@ -9,8 +9,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from router import TableSink
-from router_sinks.naming import check_template
-from router_templates.pieces import Placeholder, parse
+from router_encoders.templates import Placeholder, check_template, parse
 
 
 class Tables(TableSink):

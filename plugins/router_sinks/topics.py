@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from router_templates.pieces import Placeholder, parse
+from router_encoders.templates import Placeholder, parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,7 +60,7 @@ def unusable(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Topics:
-    """Say which topics rows may go to, as the driver found them: `known` are there, `refused` say why others are not.
+    """The topics that rows may go to, as the driver found them: `known` are there, `refused` say why others are not.
 
     `fixed`: the name does not come from data, and whether it is there was looked at before. `other_cluster`: rows may
     go to a topic of the name that they came from.

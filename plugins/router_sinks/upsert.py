@@ -11,9 +11,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from router import KeyedTable, MergingSink
-from router_sinks.naming import check_name, check_template
+from router_encoders.templates import Placeholder, check_name, check_template, parse
 from router_sinks.properties import check_property
-from router_templates.pieces import Placeholder, parse
 
 if TYPE_CHECKING:
     from typing_extensions import Self

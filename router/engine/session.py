@@ -80,6 +80,7 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
         builder = builder.config("spark.sql.shuffle.partitions", cores).config("spark.ui.enabled", "false")
         builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
         builder = builder.config("spark.driver.defaultJavaOptions", java_options(config.spark))
+        builder = builder.config("spark.python.daemon.module", "router.engine.land.worker_daemon")
         local = config.spark.get("spark.master", master or "local").startswith("local")
         builder = _with_jars(builder, on_class_path=local and CLASS_PATH not in config.spark)
     for key, value in {**SETTINGS, **config.spark}.items():

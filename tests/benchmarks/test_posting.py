@@ -16,7 +16,7 @@ from benchmarks.subjects.posting import configuration, not_once, sizes, write_ou
 from router.bench.chart import draw
 from router.config.loader import load
 from router.registry import load_registry
-from router_sinks.rest import Rest
+from router_rest.sink import Rest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from router_demo.api import Api
-from router_rest.lease_server import lease_server
-from router_sinks.outbox import hosts
+from router_rest.batch import hosts
+from router_rest.rate_limit.server import lease_server
 from tests.chaos import lakes
 from tests.chaos.conftest import Topic, configuration
 from tests.chaos.posting_driver import POINTS

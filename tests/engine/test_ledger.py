@@ -115,7 +115,7 @@ def test_reports_say_what_the_ledger_says(query: Query) -> None:
             assert counts["matched"] * len({row["sink"] for row in sinks}) == sum(row["matched"] for row in sinks)
         letters = [row for row in query.rows("ops.dead") if row["batch_id"] == report.batch]
         assert report.dead_letters == len(letters)
-        assert set(report.seconds) == {"plan", "land", "fit", "manifest", "commit", "apply", "ledger"}
+        assert set(report.seconds) == {"plan", "land", "decide", "manifest", "commit", "apply", "ledger"}
 
 
 def test_warnings_are_counted_and_the_rows_land(played: Callable[..., Query]) -> None:

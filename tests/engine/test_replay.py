@@ -104,7 +104,7 @@ def test_whoever_watches_sees_every_step(undisturbed: Query) -> None:
     steps = undisturbed.steps
     order = list(dict.fromkeys(name for _, name, _, _ in steps))
 
-    assert order == ["plan", "land", "fit", "manifest", "commit", "apply", "ledger"]
+    assert order == ["plan", "land", "decide", "manifest", "commit", "apply", "ledger"]
     for name in order:
         seen = [(done, of) for batch, step, done, of in steps if step == name and batch == 0]
         assert seen[0][0] == 0

@@ -7,27 +7,17 @@ a rename is listed in RENAMES, any other difference in JUSTIFIED, one by one, ea
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.expectations import saved
 from tests.expectations.catalogue import SCENARIOS
+from tests.expectations.justified import JUSTIFIED
 from tests.expectations.playing import MAIN, OTHERS, played
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-@dataclass(frozen=True)
-class Justified:
-    """One difference that is meant: lines as the failing test shows them, without the sign before them."""
-
-    scenario: str
-    why: str
-    gone: tuple[str, ...] = ()
-    come: tuple[str, ...] = ()
 
 
 RENAMES = saved.Renames(
@@ -40,7 +30,6 @@ RENAMES = saved.Renames(
         "index path of the message": "message index",
     },
 )
-JUSTIFIED: tuple[Justified, ...] = ()
 
 CASES = [
     *[

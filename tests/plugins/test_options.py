@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from router_decoders import Json, router_decoders
 from router_encoders import router_encoders
+from router_encoders.templates import Placeholder, parse
 from router_rules import All, Field, Not, Schema, Sql, router_rules
 from router_sinks import Delta, Kafka, Tables, Upsert, router_sinks
-from router_templates.pieces import Placeholder, parse
 
 if TYPE_CHECKING:
     from router import Part

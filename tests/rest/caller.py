@@ -1,4 +1,4 @@
-"""Be a task in a process of its own: hold a lease, and print the time of each call.
+"""Run a task in a process of its own: hold a lease, and print the time of each call.
 
 Run as `python -m tests.rest.caller SINK WORKERS`; the address, pickled, comes on stdin. The last line is the name of
 what ended the lease.
@@ -12,13 +12,13 @@ import pickle
 import sys
 import time
 
-from router_rest.lease import Lease, LeaseEnded
+from router_rest.rate_limit.client import LeaseClient, LeaseEnded
 
 
-async def call(lease: Lease) -> None:
+async def call(lease: LeaseClient) -> None:
     """Call an API that answers after a while, for ever."""
     while True:
-        await lease.slot()
+        await lease.token()
         print(time.monotonic(), flush=True)  # noqa: T201 - read by the test
         await asyncio.sleep(0.02)
         lease.saw(200, ok=True, throttled=False, seconds=0.02)
@@ -26,7 +26,7 @@ async def call(lease: Lease) -> None:
 
 async def main(sink: str, workers: int) -> None:
     """Run until the lease ends."""
-    lease = await Lease.open(pickle.loads(base64.b64decode(sys.stdin.readline())), sink)
+    lease = await LeaseClient.open(pickle.loads(base64.b64decode(sys.stdin.readline())), sink)
     try:
         await asyncio.gather(*(call(lease) for _ in range(workers)))
     finally:

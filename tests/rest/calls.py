@@ -1,4 +1,4 @@
-"""Make calls by a wire."""
+"""Make calls by a client."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import requests
 
-from router_rest.wire import Wire
+from router_rest.http_client.client import HttpClient
 from tests.rest.scripted import PATIENCE
 
 MOST = 1000
@@ -21,20 +21,20 @@ def post(url: str, body: Any = b'{"game": "chess"}', method: str = "POST", **hea
 
 
 def ask(*calls: requests.PreparedRequest, **options: Any) -> list[Any]:
-    """Send requests one after the other by one wire; return the answers and errors."""
+    """Send requests one after the other by one client; return the answers and errors."""
 
     async def all_of_them() -> list[Any]:
-        wire = Wire(**{**OPTIONS, **options})
+        client = HttpClient(**{**OPTIONS, **options})
         try:
-            return [await outcome(wire, request) for request in calls]
+            return [await outcome(client, request) for request in calls]
         finally:
-            await wire.close()
+            await client.close()
 
     return asyncio.run(all_of_them())
 
 
-async def outcome(wire: Wire, request: requests.PreparedRequest) -> Any:
+async def outcome(client: HttpClient, request: requests.PreparedRequest) -> Any:
     try:
-        return await wire.send(request)
+        return await client.send(request)
     except OSError as error:
         return error

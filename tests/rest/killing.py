@@ -50,7 +50,7 @@ def workers(port: int) -> list[psutil.Process]:
 
 
 @dataclass
-class Sending:
+class TaskWorker:
     """Send the same rows, with an `id` of their own from three source partitions, as often as it is asked."""
 
     api: Api

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import threading
 from contextlib import suppress
@@ -10,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
@@ -19,7 +19,7 @@ PATIENCE = 30.0
 
 @dataclass(frozen=True)
 class Seen:
-    """Be a request that arrived; names of headers are in lower case, values of one name joined."""
+    """A request that arrived; names of headers are in lower case, values of one name joined."""
 
     connection: int
     line: str
@@ -29,7 +29,7 @@ class Seen:
 
 @dataclass
 class Talk:
-    """Be the server's side of one connection. `number` counts them from 0."""
+    """The server's side of one connection. `number` counts them from 0."""
 
     server: Scripted
     socket: socket.socket
@@ -118,6 +118,16 @@ def then_waits(data: bytes) -> Callable[[Talk], None]:
             talk.send(data)
 
     return act
+
+
+def server_tls(certificate: str, clients: str | None = None) -> ssl.SSLContext:
+    """Return the TLS context of a server; `clients` is the certificate that clients have to show."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.load_cert_chain(certificate)
+    if clients is not None:
+        made.load_verify_locations(clients)
+        made.verify_mode = ssl.CERT_REQUIRED
+    return made
 
 
 class Scripted:

@@ -14,17 +14,17 @@ import pyarrow as pa
 from router import Encoding
 from router.delta.staged_files import StagedParts
 from router_encoders.to_json import as_it_is
-from router_rest import authority, circuit
-from router_rest.bodies import body_of
 from router_rest.credentials import Credentials, apply
-from router_rest.cutting import Cut
-from router_rest.lease_server import LeaseServer
-from router_rest.making import Form
-from router_rest.policy import Policy
-from router_rest.receipts import Owner
-from router_rest.sending import Job
-from router_rest.task import task
-from router_rest.terms import Pace
+from router_rest.delivery.batcher import CallSize
+from router_rest.delivery.body import body_of
+from router_rest.delivery.receipts import Owner
+from router_rest.delivery.request_builder import RequestForm
+from router_rest.delivery.retry import Policy
+from router_rest.delivery.worker import TaskJob, task
+from router_rest.rate_limit import circuit_breaker as circuit
+from router_rest.rate_limit import coordinator
+from router_rest.rate_limit.protocol import Pace
+from router_rest.rate_limit.server import LeaseServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,7 +51,7 @@ def rows(
             "_topic": pa.array(["events"] * len(offsets)),
             "_partition": pa.array([partition] * len(offsets), pa.int32()),
             "_offset": pa.array(offsets, pa.int64()),
-            "_lane": pa.array(lanes or [None] * len(offsets), pa.binary()),
+            "_order": pa.array(lanes or [None] * len(offsets), pa.binary()),
             "_to": pa.nulls(len(offsets)),
             "_row": pa.array(bodies),
         }
@@ -64,7 +64,7 @@ def _more(more: dict[str, Any], at: int) -> bytes:
 
 @dataclass
 class Sent:
-    """Be what a task reported and left behind."""
+    """What a task reported and left behind."""
 
     counts: Counter[str] = field(default_factory=Counter)
     texts: dict[str, str] = field(default_factory=dict)
@@ -93,20 +93,22 @@ class Tasks:
     leases: LeaseServer
     pace: Pace = PACE
 
-    def job(self, path: str = "/events", **changes: Any) -> Job:
+    def job(self, path: str = "/events", **changes: Any) -> TaskJob:
         """Return a job: one row per call, unless `cut` says more."""
-        cut = changes.pop("cut", Cut())
+        cut = changes.pop("cut", CallSize())
         many = "array" if cut.rows > 1 else "object"
-        form = Form("POST", self.api.url + path, {}, body_of(many, "application/json"), changes.pop("keyed", KEYED))
+        form = RequestForm(
+            "POST", self.api.url + path, {}, body_of(many, "application/json"), changes.pop("keyed", KEYED)
+        )
         credentials = Credentials(changes.pop("auth", None))
         limit = changes.pop("limit", "api")
         pace = changes.pop("pace", self.pace)
         address = self.leases.admit(OWNER.name, limit, pace, credentials=credentials.current)
         policy = Policy(first=0.01, longest=0.1)
-        job = Job(OWNER, self.parts, Encoding(as_it_is, None, "JSON"), form, cut, policy, address, WIRE, apply, 10)
+        job = TaskJob(OWNER, self.parts, Encoding(as_it_is, None, "JSON"), form, cut, policy, address, WIRE, apply, 10)
         return replace(job, **changes)
 
-    def run(self, job: Job, *batches: pa.RecordBatch) -> Sent:
+    def run(self, job: TaskJob, *batches: pa.RecordBatch) -> Sent:
         """Run a task to its end."""
         sent = Sent()
         for report in task(job)(iter(batches)):
@@ -114,7 +116,7 @@ class Tasks:
                 sent.add(row)
         return sent
 
-    def together(self, job: Job, *batches: pa.RecordBatch) -> Sent:
+    def together(self, job: TaskJob, *batches: pa.RecordBatch) -> Sent:
         """Run a task for each batch, all at once; return what they come to together."""
         whole = Sent()
         with ThreadPoolExecutor(len(batches)) as threads:
@@ -125,7 +127,7 @@ class Tasks:
                 whole.tried += sent.tried
         return whole
 
-    def drain(self, job: Job, *batches: pa.RecordBatch) -> list[Sent]:
+    def drain(self, job: TaskJob, *batches: pa.RecordBatch) -> list[Sent]:
         """Run jobs until no row is left, as a driver does; return what each came to."""
         jobs = [self.together(job, *batches)]
         while jobs[-1].counts["left"]:
@@ -135,7 +137,7 @@ class Tasks:
         return jobs
 
     @contextmanager
-    def under_way(self, job: Job, *batches: pa.RecordBatch, after: int) -> Iterator[Future[Sent]]:
+    def under_way(self, job: TaskJob, *batches: pa.RecordBatch, after: int) -> Iterator[Future[Sent]]:
         """Run tasks beside the block, which begins when so many of their calls arrived."""
         with ThreadPoolExecutor(1) as thread:
             running = thread.submit(self.together, job, *batches)
@@ -182,6 +184,6 @@ def tasks(api: Api, lake: Lake) -> Iterator[Tasks]:
 
 def hurry(patch: pytest.MonkeyPatch) -> None:
     """Let an outage last for tenths of a second: what is done about it is the same."""
-    patch.setattr(authority, "PATIENCE", 0.3)
+    patch.setattr(coordinator, "LONGEST_WAIT", 0.3)
     patch.setattr(circuit, "PROBES", 0.2)
     patch.setattr(circuit, "RAMP", 0.3)

@@ -15,7 +15,7 @@ import requests
 from requests.auth import AuthBase
 
 from router import StartError
-from router_http.secret import Secret
+from router_http.options import Secret
 from router_rest.auth import Auth
 from router_rest.credentials import Credentials, apply
 from router_sinks import Rest
@@ -30,7 +30,7 @@ NOON = 1_767_268_800.25
 
 
 class Stamp(AuthBase):
-    """Be the login of somebody's plugin."""
+    """The login of somebody's plugin."""
 
     def __init__(self, key: str, rounds: int = 1) -> None:
         self.text = key[::-1] * rounds

@@ -12,9 +12,9 @@ import pytest
 
 from router_demo.api import Api, Failure, Token
 from router_rest.auth import Auth
-from router_rest.policy import Policy
-from router_rest.terms import Pace
-from router_rest.timeline import Limit
+from router_rest.delivery.retry import Policy
+from router_rest.rate_limit.protocol import Pace
+from router_rest.rate_limit.sliding_window import RateLimit
 from tests.rest.scripted import Scripted
 from tests.rest.tasks import KEYED, WIRE, Tasks, hurry, rows, tasks
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.rest.scripted import Talk
 
 THREE = [rows(range(50), partition=partition) for partition in range(3)]
-HUNDRED = Pace((Limit(100, None, 1.0),), 16, share=0.85, retry_floor=1000.0)
+HUNDRED = Pace((RateLimit(100, None, 1.0),), 16, share=0.85, retry_floor=1000.0)
 """Calls that are late for a tenth of a second, on a machine that is busy, are still within the limit."""
 
 
@@ -56,7 +56,7 @@ def sending(api: Api, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Iterator[T
     ids=["before it is processed", "after it is processed", "after it is processed, with keys"],
 )
 def test_connections_that_are_reset_double_nothing_unseen(sending: Tasks, processed: bool, keyed: bool) -> None:
-    """Without it rows arrive twice and nobody knows; and calls that the wire repeats are above the limit."""
+    """Without it rows arrive twice and nobody knows; and calls that the client repeats are above the limit."""
     failure = Failure(how="reset", share=0.3, processed=processed)
     sending.api.play(failures=[failure], idempotency=KEYED if keyed else "")
 
@@ -193,8 +193,8 @@ def test_a_token_server_that_is_away_for_a_while_makes_rows_wait(sending: Tasks)
     assert "hush" not in str(jobs)
 
 
-def test_a_wire_that_sends_again_takes_a_slot(sending: Tasks) -> None:
-    """Without it a server that closes its connections gets more calls than its limit: a slot is for one of them."""
+def test_a_call_that_is_sent_again_takes_a_token(sending: Tasks) -> None:
+    """Without it a server that closes its connections gets more calls than its limit: a token is for one of them."""
     sending.api.play(failures=[Failure(how="hangup", share=0.5)])
     job = sending.job(policy=replace(sending.job().policy, attempts=100))
 

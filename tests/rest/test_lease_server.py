@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from router_rest import lease_server as module
-from router_rest.handshake import Address, Seal
-from router_rest.lease import Gone, Lease, Leave
-from router_rest.lease_server import LeaseServer, lease_server
-from router_rest.terms import Pace
-from router_rest.timeline import Limit
+from router_rest.rate_limit import server as module
+from router_rest.rate_limit.client import Gone, LeaseClient, Leave
+from router_rest.rate_limit.protocol import Pace
+from router_rest.rate_limit.secure_channel import SecureChannel, ServerAddress
+from router_rest.rate_limit.server import LeaseServer, lease_server
+from router_rest.rate_limit.sliding_window import RateLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -35,7 +35,7 @@ def server() -> Iterator[LeaseServer]:
 
 
 def per_second(calls: float, in_flight: int = 64) -> Pace:
-    return Pace((Limit(calls, None, 1.0),), in_flight)
+    return Pace((RateLimit(calls, None, 1.0),), in_flight)
 
 
 def within(story: Coroutine[Any, Any, Any]) -> Any:
@@ -44,9 +44,9 @@ def within(story: Coroutine[Any, Any, Any]) -> Any:
 
 
 class Caller:
-    """Be a task in a process of its own."""
+    """A task in a process of its own."""
 
-    def __init__(self, address: Address, sink: str, workers: int = 8) -> None:
+    def __init__(self, address: ServerAddress, sink: str, workers: int = 8) -> None:
         command = [sys.executable, "-m", "tests.rest.caller", sink, str(workers)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdin is not None
@@ -117,23 +117,23 @@ def test_a_sink_that_stops_ends_its_own_tasks_only(server: LeaseServer) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda address: replace(address, token=bytes(32)),
+        lambda address: replace(address, secret=bytes(32)),
         lambda address: replace(address, name="another"),
         lambda address: replace(address, port=1),
     ],
-    ids=["token", "limit", "port"],
+    ids=["secret", "limit", "port"],
 )
 def test_who_is_not_of_this_driver_gets_nothing(
-    server: LeaseServer, wrong: Callable[[Address], Address], caplog: pytest.LogCaptureFixture
+    server: LeaseServer, wrong: Callable[[ServerAddress], ServerAddress], caplog: pytest.LogCaptureFixture
 ) -> None:
-    address = server.admit("sink", "api", per_second(10), credentials=lambda refused: {"token": SECRET})
+    address = server.admit("sink", "api", per_second(10), credentials=lambda refused: {"secret": SECRET})
 
     with pytest.raises(Gone):
-        within(Lease.open(wrong(address), "sink"))
+        within(LeaseClient.open(wrong(address), "sink"))
     with pytest.raises(Gone):
-        within(Lease.open(address, "no such sink"))
+        within(LeaseClient.open(address, "no such sink"))
     assert server.outlook("api").tasks == 0
-    assert address.token.hex() not in caplog.text
+    assert address.secret.hex() not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_who_is_not_of_this_driver_gets_nothing(
     ids=["http", "bytes", "list", "empty", "half", "endless", "nothing"],
 )
 def test_a_stranger_is_told_nothing_and_harms_nobody(server: LeaseServer, said: bytes) -> None:
-    address = server.admit("sink", "api", per_second(1000), credentials=lambda refused: {"token": SECRET})
+    address = server.admit("sink", "api", per_second(1000), credentials=lambda refused: {"secret": SECRET})
     with socket.create_connection((address.host, address.port)) as stranger:
         greeting = stranger.recv(1000)
         try:
@@ -156,8 +156,8 @@ def test_a_stranger_is_told_nothing_and_harms_nobody(server: LeaseServer, said: 
     assert answer == b""
 
     async def task() -> None:
-        lease = await Lease.open(address, "sink")
-        await lease.slot()
+        lease = await LeaseClient.open(address, "sink")
+        await lease.token()
         await lease.close()
 
     within(task())
@@ -170,19 +170,19 @@ def test_a_proof_is_of_no_use_a_second_time(server: LeaseServer) -> None:
 
     async def overheard() -> None:
         relay, port = await relayed(address, heard)
-        lease = await Lease.open(replace(address, port=port), "sink")
+        lease = await LeaseClient.open(replace(address, port=port), "sink")
         await lease.close()
         relay.close()
 
     within(overheard())
-    introduction = next(line for part in heard for line in part.split(b"\n") if b'"limit"' in line)
+    introduction = next(line for part in heard for line in part.split(b"\n") if b'"sealed"' in line)
     with socket.create_connection((address.host, address.port)) as stranger:
         stranger.recv(1000)
         stranger.sendall(introduction + b"\n")
         assert stranger.recv(1000) == b""
 
 
-async def relayed(address: Address, heard: list[bytes]) -> tuple[asyncio.Server, int]:
+async def relayed(address: ServerAddress, heard: list[bytes]) -> tuple[asyncio.Server, int]:
     """Pass on what is said to and by a server, and keep it."""
 
     async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -212,7 +212,7 @@ def test_credentials_are_handed_out_and_not_seen_on_the_network(server: LeaseSer
 
     async def task() -> list[Any]:
         relay, port = await relayed(address, heard)
-        lease = await Lease.open(replace(address, port=port), "sink")
+        lease = await LeaseClient.open(replace(address, port=port), "sink")
         first = await lease.credentials()
         given = [first, *await asyncio.gather(*(lease.credentials(first["version"]) for _ in range(3)))]
         await lease.close()
@@ -224,51 +224,65 @@ def test_credentials_are_handed_out_and_not_seen_on_the_network(server: LeaseSer
     assert {one["headers"]["Authorization"] for one in given} == {f"Bearer {SECRET}"}
     assert asked == ["", "1", "1", "1"]
     whole = b"".join(heard)
-    assert b"credentials" in whole
-    assert SECRET.encode() not in whole
-    assert address.token.hex().encode() not in whole
+    said = [base64.b64decode(line) for line in whole.split(b"\n") if line and not line.startswith(b"{")]
+    assert len(said) > 8
+    for secret in (SECRET.encode(), b"credentials", b"grant", address.secret):
+        assert secret not in whole
+        assert not any(secret in one for one in said)
+    assert address.secret.hex().encode() not in whole
 
 
 def test_credentials_that_fail_say_so_and_no_more(server: LeaseServer, caplog: pytest.LogCaptureFixture) -> None:
     def credentials(refused: str) -> dict[str, object]:
-        raise PermissionError("the token server says no")
+        raise PermissionError("the secret server says no")
 
     addresses = [server.admit("fails", "a", per_second(10), credentials=credentials), server.admit("none", "b", Pace())]
 
-    async def task(address: Address, sink: str) -> str:
-        lease = await Lease.open(address, sink)
+    async def task(address: ServerAddress, sink: str) -> str:
+        lease = await LeaseClient.open(address, sink)
         with pytest.raises(LookupError) as caught:
             await lease.credentials()
-        await lease.slot()
+        await lease.token()
         await lease.close()
         return str(caught.value)
 
     assert "PermissionError" in within(task(addresses[0], "fails"))
     assert "LookupError" in within(task(addresses[1], "none"))
-    assert "the token server says no" in caplog.text
+    assert "the secret server says no" in caplog.text
 
 
-def test_sealed_text_is_read_by_its_own_connection_only() -> None:
-    seal, other = Seal(b"token", "a", "b"), Seal(b"token", "a", "c")
+@pytest.mark.parametrize("what", ["altered", "cut", "repeated", "out of turn", "sent back", "of another connection"])
+def test_only_the_next_message_of_the_other_side_is_opened(what: str) -> None:
+    """Whoever is on the network could otherwise raise a limit, or let tasks use tokens twice."""
+    task, driver = SecureChannel(b"secret", "task", "a", "b"), SecureChannel(b"secret", "driver", "a", "b")
     value = {"headers": {"Authorization": SECRET * 20}}
-    text = seal.close(value)
+    first, second = driver.seal(value), driver.seal(value)
+    altered = bytearray(base64.b64decode(first))
+    altered[40] ^= 1
+    if what == "repeated":
+        assert task.open(first) == value
+    wrong, reader = {
+        "altered": (base64.b64encode(altered), task),
+        "cut": (first[:40], task),
+        "repeated": (first, task),
+        "out of turn": (second, task),
+        "sent back": (first, driver),
+        "of another connection": (first, SecureChannel(b"secret", "task", "a", "c")),
+    }[what]
 
-    assert seal.open(text) == value
-    assert seal.close(value) != text
-    assert SECRET.encode() not in base64.b64decode(text)
-    changed = bytearray(base64.b64decode(text))
-    changed[40] ^= 1
-    for wrong in (lambda: other.open(text), lambda: seal.open(base64.b64encode(changed).decode())):
-        with pytest.raises(ValueError, match="not sealed"):
-            wrong()
+    with pytest.raises(ValueError, match="not sealed"):
+        reader.open(wrong)
+    assert first != second
+    assert SECRET.encode() not in base64.b64decode(first)
+    assert task.open(second if what == "repeated" else first) == value
 
 
 def test_an_address_travels_but_shows_no_token(server: LeaseServer) -> None:
     address = server.admit("sink", "api", per_second(10))
 
     assert pickle.loads(pickle.dumps(address)) == address
-    assert repr(address.token) not in repr(address)
-    assert address.token.hex() not in repr(address)
+    assert repr(address.secret) not in repr(address)
+    assert address.secret.hex() not in repr(address)
 
 
 def test_a_limit_is_stated_once(server: LeaseServer) -> None:
@@ -283,12 +297,12 @@ def test_a_limit_is_stated_once(server: LeaseServer) -> None:
 
 
 def test_a_limit_that_is_stated_anew_knows_what_went_out(server: LeaseServer) -> None:
-    hour = Limit(5, None, 3600.0)
+    hour = RateLimit(5, None, 3600.0)
     server.admit("sink", "api", Pace((hour,)))
     server.spent("api", 10.0, calls=5)
     assert server.outlook("api").again > 3000
 
-    server.admit("sink", "api", Pace((hour, Limit(1, None, 1.0))))
+    server.admit("sink", "api", Pace((hour, RateLimit(1, None, 1.0))))
     assert server.outlook("api").again > 3000
 
 
@@ -304,9 +318,9 @@ def test_what_tasks_saw_adds_up(server: LeaseServer) -> None:
     address = server.admit("sink", "api", per_second(1000))
 
     async def task() -> None:
-        lease = await Lease.open(address, "sink")
+        lease = await LeaseClient.open(address, "sink")
         for status in (200, 429, 503, None):
-            await lease.slot()
+            await lease.token()
             ok, throttled = status == 200, status == 429
             lease.saw(status, ok=ok, throttled=throttled, timeout=status is None, seconds=0.5)
         await lease.close()
@@ -350,8 +364,8 @@ def test_a_question_that_fails_ends_nobody(server: LeaseServer, caplog: pytest.L
     assert asked.wait(30)
 
     async def task() -> None:
-        lease = await Lease.open(address, "sink")
-        await lease.slot()
+        lease = await LeaseClient.open(address, "sink")
+        await lease.token()
         await lease.close()
 
     within(task())

@@ -12,8 +12,8 @@ import pytest
 
 from router_demo.api import Api, Failure
 from router_demo.api import Limit as Bucket
-from router_rest.terms import Pace
-from router_rest.timeline import Limit
+from router_rest.rate_limit.protocol import Pace
+from router_rest.rate_limit.sliding_window import RateLimit
 from tests.rest import virtual
 from tests.rest.tasks import KEYED, WIRE, Tasks, hurry, rows, tasks
 
@@ -100,7 +100,7 @@ def test_a_limit_that_is_cut_in_the_middle_loses_nothing(sending: Tasks, rate: i
     batches = [rows(range(many), partition=partition) for partition in range(3)]
     script: dict[str, Any] = {"idempotency": KEYED}
     sending.api.play(limits=[Bucket(rate=rate, burst=20)], **script)
-    job = sending.job(pace=Pace((Limit(rate, None, 1.0),), 32, share=0.85, retry_floor=50.0))
+    job = sending.job(pace=Pace((RateLimit(rate, None, 1.0),), 32, share=0.85, retry_floor=50.0))
 
     with sending.under_way(job, *batches, after=many) as running:
         cut = sending.api.play(limits=[Bucket(rate=0.4 * rate, burst=20, retry_after="none")], **script)
@@ -154,7 +154,7 @@ def test_no_second_is_above_the_limit_wherever_it_begins() -> None:
         world = virtual.World(pace, api)
         await asyncio.gather(*(world.post([1] * 500, in_flight=11, begins=0.37) for _ in range(4)))
 
-    virtual.simulate(calls(Pace((Limit(1000, None, 1.0),), 128), limited))
+    virtual.simulate(calls(Pace((RateLimit(1000, None, 1.0),), 128), limited))
     virtual.simulate(calls(Pace((), 128), free))
 
     seconds: Counter[int] = Counter()
@@ -173,7 +173,7 @@ def test_no_second_at_a_real_api_is_above_the_limit(api: Api, lake: Lake) -> Non
     four = [rows(range(900 * partition, 900 * partition + 900), partition=partition) for partition in range(4)]
     with tasks(api, lake) as sending:
         sending.api.play(latency=0.034)
-        job = sending.job(pace=Pace((Limit(1000, None, 1.0),), 64, share=0.95), wire={**WIRE, "in_flight": 32})
+        job = sending.job(pace=Pace((RateLimit(1000, None, 1.0),), 64, share=0.95), wire={**WIRE, "in_flight": 32})
         sending.drain(job, *four)
 
         sending.prove(*four, keyed=True, limit=1000)

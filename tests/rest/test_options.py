@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from router import Sink
 from router.registry import load_registry
-from router_http.logins import OAuth
+from router_http.options import OAuth
 from router_rest.options import Limit, seconds
 from router_sinks import Rest
 

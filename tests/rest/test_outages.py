@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from router_demo.api import Api, Failure
-from router_rest.lease_server import LeaseServer
-from router_rest.terms import Pace
-from router_rest.timeline import Limit
+from router_rest.rate_limit.protocol import Pace
+from router_rest.rate_limit.server import LeaseServer
+from router_rest.rate_limit.sliding_window import RateLimit
 from tests.rest.tasks import KEYED, WIRE, Tasks, hurry, rows, tasks
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 BRIEF = {**WIRE, "connect": 0.4, "read": 0.4, "total": 0.8, "in_flight": 16}
 THREE = [rows(range(80), partition=partition) for partition in range(3)]
-TWO_HUNDRED = Pace((Limit(200, None, 1.0),), 16, share=0.85)
+TWO_HUNDRED = Pace((RateLimit(200, None, 1.0),), 16, share=0.85)
 """Calls that are late for a tenth of a second, on a machine that is busy, are still within the limit."""
 
 
@@ -83,7 +83,7 @@ def test_an_api_that_was_away_gets_the_rest(sending: Tasks, way: str, keyed: boo
 
 def test_nothing_more_is_sent_without_the_driver(sending: Tasks) -> None:
     """Without it tasks whose driver died call on, beside those of the next one, and above the limit."""
-    job = sending.job(pace=Pace((Limit(100, None, 1.0),), 8), keyed=None)
+    job = sending.job(pace=Pace((RateLimit(100, None, 1.0),), 8), keyed=None)
 
     with sending.under_way(job, *THREE, after=20) as running:
         sending.leases.stop()
@@ -111,7 +111,7 @@ def test_all_of_the_limit_is_used_again_soon_after_an_outage(api: Api, lake: Lak
     four = [rows(range(1250), partition=partition) for partition in range(4)]
     with tasks(api, lake) as sending, ThreadPoolExecutor(1) as thread:
         sending.api.play(latency=0.034)
-        job = sending.job(pace=Pace((Limit(400, None, 1.0),), 64, share=0.95), wire={**WIRE, "in_flight": 32})
+        job = sending.job(pace=Pace((RateLimit(400, None, 1.0),), 64, share=0.95), wire={**WIRE, "in_flight": 32})
         running = thread.submit(sending.drain, job, *four)
         while api.stats().arrived < 800:
             time.sleep(0.05)

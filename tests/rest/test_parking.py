@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from router_demo.api import Api
-from router_rest.cutting import Cut
-from router_rest.parking import park
+from router_rest.delivery.batcher import CallSize
+from router_rest.delivery.job import park
 from tests.rest.tasks import Tasks, rows, tasks
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def sending(lake: Lake) -> Iterator[Tasks]:
 @pytest.mark.parametrize(("only", "parked"), [(None, {*range(10)}), (SOME, {2, 3, 7}), ([], set())])
 def test_rows_without_a_receipt_are_parked_all_or_some(sending: Tasks, only: Any, parked: set[int]) -> None:
     """Without it rows that wait for their turn are parked with those that an API never takes."""
-    job = sending.job(cut=Cut(rows=4))
+    job = sending.job(cut=CallSize(rows=4))
 
     told = [one.to_pylist() for one in park(job, "why", only)(iter([rows(range(10))]))]
     again = [one.to_pylist() for one in park(job, "why", only)(iter([rows(range(10))]))]

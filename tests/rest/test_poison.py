@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from router_demo.api import Api, Failure, Poison
-from router_rest.cutting import Cut
+from router_rest.delivery.batcher import CallSize
 from tests.rest.tasks import Tasks, rows, tasks
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def test_few_calls_find_poison_wherever_it_is(sending: Tasks, size: int, where: 
     sending.api.play(poison=[Poison(field="bad", values=(1,))])
 
     # the second call has no poison
-    sent = sending.run(sending.job(cut=Cut(rows=size), dead_at_most=size), rows(range(2 * size), bad=bad))
+    sent = sending.run(sending.job(cut=CallSize(rows=size), dead_at_most=size), rows(range(2 * size), bad=bad))
 
     assert {row["offset"] for row in sent.dead} == bad
     assert {row["http_status"] for row in sent.dead} == {400}
@@ -56,7 +56,7 @@ def test_poison_is_found_by_every_status_that_says_so(sending: Tasks, status: in
     """Without it an API that says 422 where another says 400 stops the stream."""
     sending.api.play(poison=[Poison(field="bad", values=(1,), status=status)])
 
-    sent = sending.run(sending.job(cut=Cut(rows=10), keyed=None), rows(range(20), bad={4}))
+    sent = sending.run(sending.job(cut=CallSize(rows=10), keyed=None), rows(range(20), bad={4}))
 
     assert {row["offset"] for row in sent.dead} == {4}
     assert sending.api.rows("offset") == Counter(set(range(20)) - {4})
@@ -66,7 +66,7 @@ def test_poison_in_a_call_that_is_too_large_is_found(sending: Tasks) -> None:
     """Without it a large call is cut, and what is wrong with a part of it is not seen."""
     sending.api.play(largest=400, poison=[Poison(field="bad", values=(1,))])
 
-    sent = sending.run(sending.job(cut=Cut(rows=100)), rows(range(100), bad={31}))
+    sent = sending.run(sending.job(cut=CallSize(rows=100)), rows(range(100), bad={31}))
 
     assert {row["offset"] for row in sent.dead} == {31}
     assert sending.api.rows("offset") == Counter(set(range(100)) - {31})
@@ -79,9 +79,9 @@ def test_poison_is_found_although_calls_fail(sending: Tasks) -> None:
     )
     batch = rows(range(60), bad={0, 29})
 
-    jobs = [sending.run(sending.job(cut=Cut(rows=10)), batch)]
+    jobs = [sending.run(sending.job(cut=CallSize(rows=10)), batch)]
     while jobs[-1].counts["left"]:
-        jobs.append(sending.run(sending.job(cut=Cut(rows=10)), batch))
+        jobs.append(sending.run(sending.job(cut=CallSize(rows=10)), batch))
 
     assert {row["offset"] for sent in jobs for row in sent.dead} == {0, 29}
     assert sending.api.rows("offset") == Counter(set(range(60)) - {0, 29})

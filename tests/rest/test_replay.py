@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner, Result
-from router.engine.start import alone, locked
 
 import router.cli
 from router.config.loader import load
 from router.delta.lake import Lake
 from router.engine import session
 from router.engine.ledger import last
+from router.engine.start_checks import alone, locked
 from router.engine.stream import run
 from router.registry import load_registry
 from router_demo.api import Api, Failure, Poison
@@ -55,7 +55,7 @@ def api() -> Iterator[Api]:
 
 
 class Games:
-    """Be a lake that a REST sink sends from, and its API."""
+    """A lake that a REST sink sends from, and its API."""
 
     def __init__(self, folder: Path, api: Api, spark: SparkSession) -> None:
         self.folder, self.api, self.spark = folder, api, spark

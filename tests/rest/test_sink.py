@@ -236,7 +236,7 @@ def test_rows_behind_a_limit_are_not_parked_with_those_that_are_never_taken(batc
 
 
 def test_the_stream_stops_for_rows_that_are_never_taken_where_that_is_wanted(batches: Batches) -> None:
-    """Without it nobody is told which rows hold a lane, and for how long."""
+    """Without it nobody is told which rows hold a order, and for how long."""
     batches.api.play(poison=[Poison(field="n", values=(13,), status=500)])
 
     with pytest.raises(StartError, match=r"but not offsets 26 to 26 of events/") as caught:

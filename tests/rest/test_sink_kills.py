@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from router_demo.api import Api
-from router_rest.lease_server import lease_server
-from router_sinks.outbox import hosts
-from tests.rest.killing import Sending, keys_by_row, most_in_a_second, workers
+from router_rest.batch import hosts
+from router_rest.rate_limit.server import lease_server
+from tests.rest.killing import TaskWorker, keys_by_row, most_in_a_second, workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,13 +35,13 @@ def api() -> Iterator[Api]:
 
 
 @pytest.fixture
-def sending(api: Api, spark: SparkSession, lake: Lake, tmp_path: Path) -> Sending:
+def sending(api: Api, spark: SparkSession, lake: Lake, tmp_path: Path) -> TaskWorker:
     """Return a batch for an API that remembers nothing yet."""
     api.reset()
-    return Sending(api, spark, lake, tmp_path, 450)
+    return TaskWorker(api, spark, lake, tmp_path, 450)
 
 
-def _settled_once(sending: Sending, in_doubt: int) -> None:
+def _settled_once(sending: TaskWorker, in_doubt: int) -> None:
     """Assert that every row arrived, has one receipt, and is in doubt if it arrived more than once."""
     arrived, receipts = sending.arrived(), sending.receipts()
     assert set(arrived) == set(range(sending.rows))
@@ -64,7 +64,7 @@ def _settled_once(sending: Sending, in_doubt: int) -> None:
         pytest.param(True, 4, id="by four, keys are honoured", marks=slow),
     ],
 )
-def test_a_worker_that_is_killed_loses_nothing(sending: Sending, honoured: bool, rows_per_call: int) -> None:
+def test_a_worker_that_is_killed_loses_nothing(sending: TaskWorker, honoured: bool, rows_per_call: int) -> None:
     """Without it the rows of a worker that ran out of memory are lost, or come twice and nobody knows."""
     sending.api.play(latency=0.03, idempotency=KEY if honoured else "")
 
@@ -81,7 +81,7 @@ def test_a_worker_that_is_killed_loses_nothing(sending: Sending, honoured: bool,
         assert set(sending.arrived().values()) == {1}
 
 
-def test_a_driver_that_serves_no_leases_any_more_sends_nothing(sending: Sending) -> None:
+def test_a_driver_that_serves_no_leases_any_more_sends_nothing(sending: TaskWorker) -> None:
     """Without it tasks go on without a limit, or a batch waits for ever, when the thread that leads them has died."""
     sending.api.play(latency=0.03)
 

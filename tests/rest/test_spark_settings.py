@@ -12,8 +12,8 @@ import pytest
 
 from router import StartError
 from router_demo.api import Api
-from router_rest.task import task
-from router_sinks.outbox import KILL, SILENT, check_spark
+from router_rest.batch import KILL, SILENT, check_spark
+from router_rest.delivery.worker import task
 from tests.rest.tasks import WIRE, rows, tasks
 
 if TYPE_CHECKING:

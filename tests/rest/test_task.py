@@ -12,9 +12,9 @@ import pytest
 
 from router_demo.api import Api, Failure, Items, Poison, Token
 from router_rest.auth import Auth
-from router_rest.cutting import Cut
-from router_rest.journal import Journal
-from router_rest.results import Results
+from router_rest.delivery.batcher import CallSize
+from router_rest.delivery.receipts import ReceiptWriter
+from router_rest.delivery.response_status import BulkResults
 from tests.rest.tasks import OWNER, WIRE, Tasks, rows, tasks
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def sending(api: Api, lake: Lake) -> Iterator[Tasks]:
         yield running
 
 
-@pytest.mark.parametrize("cut", [Cut(), Cut(rows=7)], ids=["alone", "by seven"])
-def test_every_row_arrives_once_and_has_a_receipt(sending: Tasks, cut: Cut) -> None:
+@pytest.mark.parametrize("cut", [CallSize(), CallSize(rows=7)], ids=["alone", "by seven"])
+def test_every_row_arrives_once_and_has_a_receipt(sending: Tasks, cut: CallSize) -> None:
     """Without it rows are lost, doubled, or nobody can say what became of them."""
     batches = [rows(range(100)), rows(range(100, 250)), rows(range(50), partition=3)]
 
@@ -58,9 +58,9 @@ def test_every_row_arrives_once_and_has_a_receipt(sending: Tasks, cut: Cut) -> N
 
 def test_a_task_that_comes_again_sends_nothing_twice(sending: Tasks) -> None:
     """Without it a lost executor, or a crash of the driver, sends its rows anew."""
-    sending.run(sending.job(cut=Cut(rows=7)), rows(range(0, 60)))
+    sending.run(sending.job(cut=CallSize(rows=7)), rows(range(0, 60)))
 
-    again = sending.run(sending.job(cut=Cut(rows=7)), rows(range(0, 100)))
+    again = sending.run(sending.job(cut=CallSize(rows=7)), rows(range(0, 100)))
 
     assert (again.counts["known"], again.counts["delivered"]) == (60, 40)
     assert sending.api.rows("offset") == Counter(range(100))
@@ -87,7 +87,7 @@ def test_poison_is_found_and_its_neighbours_arrive(sending: Tasks, poison: set[i
     """Without it one bad row makes dead letters of nine good ones, or stops them all."""
     sending.api.play(poison=[Poison(field="bad", values=(1,))])
 
-    sent = sending.run(sending.job(cut=Cut(rows=10)), rows(range(20), bad=poison))
+    sent = sending.run(sending.job(cut=CallSize(rows=10)), rows(range(20), bad=poison))
 
     assert {row["offset"] for row in sent.dead} == poison
     assert {(row["http_status"], row["status"]) for row in sent.dead} == {(400, "dead")}
@@ -100,7 +100,7 @@ def test_a_call_that_is_too_large_is_sent_in_smaller_ones(sending: Tasks) -> Non
     """Without it rows that an API takes one by one become dead letters, or block the rest."""
     sending.api.play(largest=120)
 
-    sent = sending.run(sending.job(cut=Cut(rows=16)), rows(range(40)))
+    sent = sending.run(sending.job(cut=CallSize(rows=16)), rows(range(40)))
 
     assert (sent.counts["delivered"], sent.dead) == (40, [])
     assert sending.api.rows("offset") == Counter(range(40))
@@ -131,7 +131,7 @@ def test_too_many_refusals_end_the_task(sending: Tasks) -> None:
     """Without it a schema that changed makes dead letters of a whole topic."""
     sending.api.play(failures=[Failure(status=400)])
 
-    sent = sending.run(sending.job(cut=Cut(rows=5)), rows(range(1000)))
+    sent = sending.run(sending.job(cut=CallSize(rows=5)), rows(range(1000)))
 
     assert "400" in sent.texts["wrong"]
     assert len(sent.dead) <= 10 + 8 * 5
@@ -156,7 +156,7 @@ def test_the_key_keeps_an_api_from_taking_a_call_twice(sending: Tasks) -> None:
     """Without it every connection that breaks doubles a row."""
     sending.api.play(failures=[Failure(how="reset", processed=True, times=5)], idempotency="Idempotency-Key")
 
-    sent = sending.run(sending.job(cut=Cut(rows=3)), rows(range(100)))
+    sent = sending.run(sending.job(cut=CallSize(rows=3)), rows(range(100)))
 
     assert sent.counts["delivered"] == 100
     came = Counter((one["key"], one["body"]) for one in sending.api.requests(1000))
@@ -166,10 +166,10 @@ def test_the_key_keeps_an_api_from_taking_a_call_twice(sending: Tasks) -> None:
 
 def test_rows_of_a_task_that_was_killed_are_in_doubt(sending: Tasks) -> None:
     """Without it rows that were in flight when a worker died arrive twice, and nobody knows."""
-    crashed = Journal(sending.parts, OWNER)
+    crashed = ReceiptWriter(sending.parts, OWNER)
     asyncio.run(crashed.reserve([("events", 0, 10, 29)]))
 
-    sent = sending.run(sending.job(cut=Cut(rows=7)), rows(range(50)))
+    sent = sending.run(sending.job(cut=CallSize(rows=7)), rows(range(50)))
 
     assert sent.counts["delivered"] == 50
     assert {row["offset"] for row in sending.receipts() if row["in_doubt"]} == set(range(10, 30))
@@ -195,9 +195,9 @@ def test_rows_of_a_key_arrive_in_their_order(sending: Tasks) -> None:
     sending.api.play(latency=0.002, failures=[Failure(share=0.2)])
     lanes = [b"key %d" % (at % 5) for at in range(150)]
 
-    sent = sending.run(sending.job(cut=Cut(rows=3, lanes=8)), rows(range(150), lanes=lanes))
+    sent = sending.run(sending.job(cut=CallSize(rows=3, orders=8)), rows(range(150), lanes=lanes))
     while sent.counts["left"]:
-        sent = sending.run(sending.job(cut=Cut(rows=3, lanes=8)), rows(range(150), lanes=lanes))
+        sent = sending.run(sending.job(cut=CallSize(rows=3, orders=8)), rows(range(150), lanes=lanes))
 
     taken = [json.loads(one["body"]) for one in sending.api.requests(10_000) if one["status"] == 200]
     order = [row["offset"] for call in taken for row in call]
@@ -222,9 +222,11 @@ def test_a_token_that_expired_is_replaced(sending: Tasks) -> None:
 def test_a_bulk_answer_is_heard_row_by_row(sending: Tasks) -> None:
     """Without it rows that a bulk API refused count as delivered."""
     sending.api.play(poison=[Poison(field="bad", values=(1,))], items=Items(id="offset", busy=0.3, shuffled=True))
-    policy = replace(sending.job().policy, attempts=50, results=Results("items", "status", id="id", row_id="offset"))
+    policy = replace(
+        sending.job().policy, attempts=50, results=BulkResults("items", "status", id="id", row_id="offset")
+    )
 
-    sent = sending.run(sending.job(cut=Cut(rows=10), policy=policy), rows(range(40), bad={3, 17}))
+    sent = sending.run(sending.job(cut=CallSize(rows=10), policy=policy), rows(range(40), bad={3, 17}))
 
     assert {row["offset"] for row in sent.dead} == {3, 17}
     assert sent.counts["delivered"] == 38

@@ -257,13 +257,13 @@ def test_tasks_get_what_they_need_of_each_row(spark: SparkSession) -> None:
     taken = sink.columns(events)
 
     assert taken.schema.simpleString() == (
-        "struct<_topic:string,_partition:int,_offset:bigint,_lane:binary,"
+        "struct<_topic:string,_partition:int,_offset:bigint,_order:binary,"
         "_to:struct<url:string,fault:string>,_row:binary>"
     )
     first, second = taken.orderBy("_offset").collect()
     assert (first["_topic"], first["_partition"], first["_offset"]) == ("t", 0, 0)
-    assert (bytes(first["_lane"]), bytes(first["_row"])) == (b"x", b'{"v":"x"}')
-    assert (second["_lane"], bytes(second["_row"])) == (None, b"{}")
+    assert (bytes(first["_order"]), bytes(first["_row"])) == (b"x", b'{"v":"x"}')
+    assert (second["_order"], bytes(second["_row"])) == (None, b"{}")
     encoding = cloudpickle.loads(cloudpickle.dumps(sink.encoding(events)))
     assert encoding.what == "JSON"
     assert cloudpickle.loads(cloudpickle.dumps(sink.joined)) == sink.joined
@@ -273,8 +273,8 @@ def test_the_key_of_the_record_is_a_key_without_being_named(spark: SparkSession)
     """Records of one key are in one partition: their order is the one that people mean."""
     events = lane(spark, ["x"])
 
-    assert bytes(opened(events, ordering="per_key").columns(events).collect()[0]["_lane"]) == b"k"
-    assert opened(events).columns(events).collect()[0]["_lane"] is None
+    assert bytes(opened(events, ordering="per_key").columns(events).collect()[0]["_order"]) == b"k"
+    assert opened(events).columns(events).collect()[0]["_order"] is None
 
 
 def test_any_value_stays_in_its_place_in_a_json_template(spark: SparkSession) -> None:

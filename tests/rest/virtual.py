@@ -9,15 +9,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from router_rest.authority import Authority
-from router_rest.desk import Desk, Session, Sink
-from router_rest.handshake import Seal
-from router_rest.lease import Lease, LeaseEnded
+from router_rest.rate_limit.client import LeaseClient, LeaseEnded
+from router_rest.rate_limit.coordinator import Coordinator
+from router_rest.rate_limit.secure_channel import SecureChannel
+from router_rest.rate_limit.server import AdmittedSink, LimitSessions, TaskSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from router_rest.terms import Pace
+    from router_rest.rate_limit.protocol import Pace
 
 
 class _Selector(selectors.SelectSelector):
@@ -61,13 +61,16 @@ class Cable:
         self.transport = self
         self.cut = False
         self._to, self._delay, self._last = to, delay, 0.0
+        self._under_way: deque[bytes] = deque()
         self._loop = asyncio.get_running_loop()
 
     def write(self, text: bytes) -> None:
         self._last = max(self._last, self._loop.time() + self._delay())
-        self._loop.call_at(self._last, self._arrive, text)
+        self._under_way.append(text)
+        self._loop.call_at(self._last, self._arrive)
 
-    def _arrive(self, text: bytes) -> None:
+    def _arrive(self) -> None:
+        text = self._under_way.popleft()  # a loop calls what is due at one moment in any order
         if not self.cut:
             self._to.feed_data(text)
 
@@ -86,10 +89,10 @@ class Cable:
         return 0
 
     async def drain(self) -> None:
-        """Be empty at any time."""
+        """Do nothing: it is empty at any time."""
 
     async def wait_closed(self) -> None:
-        """Be closed at once."""
+        """Do nothing: it is closed at once."""
 
 
 @dataclass
@@ -144,14 +147,14 @@ class Api:
 
 
 class World:
-    """Be a driver, its network and an API; `late` is the longest delay of a message."""
+    """A driver, its network and an API; `late` is the longest delay of a message."""
 
     def __init__(self, pace: Pace, api: Api, *, seed: int = 0, late: float = 0.002) -> None:
         self.loop = asyncio.get_running_loop()
         self.api = api
         self.chance = random.Random(seed)
-        self.authority = Authority(pace, self.loop.time, self.chance.random)
-        self.desk = Desk(self.authority)
+        self.coordinator = Coordinator(pace, self.loop.time, self.chance.random)
+        self.sessions = LimitSessions(self.coordinator)
         self.messages = 0
         self._late = late
         self._numbers = 0
@@ -160,16 +163,17 @@ class World:
         self.messages += 1
         return self.chance.uniform(0.0001, self._late)
 
-    def lease(self, sink: str = "sink") -> tuple[Lease, asyncio.Future[None]]:
+    def lease(self, sink: str = "sink") -> tuple[LeaseClient, asyncio.Future[None]]:
         """Return a lease, and what serves it on the driver."""
         self._numbers += 1
         here, there = asyncio.StreamReader(), asyncio.StreamReader()
-        seal = Seal(b"token", str(self._numbers))
+        number = str(self._numbers)
+        driver, task = SecureChannel(b"secret", "driver", number), SecureChannel(b"secret", "task", number)
         theirs: Any = Cable(here, self._delay)
         ours: Any = Cable(there, self._delay)
-        session = Session(str(self._numbers), sink, theirs, seal)
-        serving = asyncio.ensure_future(self.desk.serve(session, Sink("limit", None, None), there))
-        lease = Lease(here, ours, seal, sized=self.authority.timeline.sized)
+        session = TaskSession(number, sink, theirs, driver)
+        serving = asyncio.ensure_future(self.sessions.serve(session, AdmittedSink("limit", None, None), there))
+        lease = LeaseClient(here, ours, task, sized=self.coordinator.windows.sized)
         lease.watch(self.loop.time())
         return lease, serving
 
@@ -180,9 +184,9 @@ class World:
         in_flight: int = 32,
         begins: float = 0.0,
         stalls: float = 0.0,
-        lease: Lease | None = None,
+        lease: LeaseClient | None = None,
     ) -> int:
-        """Be a task with calls of so many rows; return how many were taken before it had to end.
+        """Play a task with calls of so many rows; return how many were taken before it had to end.
 
         `stalls`: how long at most a call is late because the task does something else.
         """
@@ -196,7 +200,7 @@ class World:
                 rows = rest.popleft()
                 status = 0
                 while status != 200:
-                    await lease.slot(rows)
+                    await lease.token(rows)
                     await asyncio.sleep(self.chance.uniform(0, stalls))
                     status = await self.api.call(rows)
                     pause = self.api.retry_after if status == 429 else None

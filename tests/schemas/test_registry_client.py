@@ -17,10 +17,9 @@ import urllib3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router_http import exchange
-from router_http.auth import ClientCredentialsAuth
-from router_http.logins import OAuth
-from router_http.tokens import Tokens
+from router_http import client as exchange
+from router_http.auth import ClientCredentialsAuth, Tokens
+from router_http.options import OAuth
 from router_schemas.model import Reference, RegisteredSchema, ResolvedSchema
 from router_schemas.registry_client import FIRST_PAUSE, LONGEST_PAUSE, RegistryClient, _context
 from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryOptions, RegistryRefuses

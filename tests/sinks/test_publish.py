@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from router import Encoded, Encoding
-from router_sinks.publish import Job, outgoing_records
+from router_sinks.publish import PublishJob, outgoing_records
 from router_sinks.topics import Topics
 
 
@@ -25,7 +25,7 @@ def test_every_row_is_a_record_or_has_a_reason() -> None:
     values = pa.array([b"v0", b"v1", b"v2", b"v3", b"v4", None])
     rows = pa.RecordBatch.from_arrays([*columns, values], ["_topic", "_partition", "_offset", "_to", "_row"])
     topics = Topics(frozenset({"games-uno"}), {}, fixed=False)
-    job = Job({}, Encoding(encode, None, ""), topics, ("h",), (("router.query", b"q"),), 1)
+    job = PublishJob({}, Encoding(encode, None, ""), topics, ("h",), (("router.query", b"q"),), 1)
 
     records, at, refused = outgoing_records(rows, job)
 

@@ -14,7 +14,7 @@ from router_demo.kafka import EmbeddedKafka, await_topic
 from router_sinks.client import Trouble
 from router_sinks.cluster import Cluster
 from router_sinks.kafka import CreateTopics
-from router_sinks.sender import Away, Denied, Sender
+from router_sinks.sender import BrokerAway, Denied, Sender
 from tests.sinks.topic import read_topic, topics_of
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def test_a_broker_that_is_not_there_is_said_to_be_away() -> None:
     """Without it good records are refused because a broker is started again."""
     began = time.monotonic()
 
-    with pytest.raises(Away, match="refused"):
+    with pytest.raises(BrokerAway, match="refused"):
         Sender({"bootstrap.servers": NOBODY}, patience=1).send(records("any", 10))
 
     assert time.monotonic() - began < 10
@@ -162,7 +162,7 @@ def test_what_is_there_when_a_broker_goes_is_a_beginning(own_broker: EmbeddedKaf
     try:
         sender.send(sent)
         pytest.skip("the broker was too quick")
-    except Away:
+    except BrokerAway:
         pass
     finally:
         killer.join()
@@ -203,7 +203,7 @@ def test_no_topic_is_created_by_accident(own_broker: EmbeddedKafka) -> None:
     with pytest.raises(ConnectionError):
         cluster.fixed("mistyped", None, running=True)
     assert cluster.matching("mis{x}") == frozenset()
-    with pytest.raises(Away):
+    with pytest.raises(BrokerAway):
         Sender({"bootstrap.servers": own_broker.servers}, patience=2).send(records("mistyped", 1))
     assert "mistyped" not in topics_of(own_broker.servers)
 

@@ -183,7 +183,8 @@ class _Labels:
         """Apply the naming rule: once to every different name."""
         name, _ = evaluate(node, self.columns, self.rows)
         coded = pc.if_else(lands, name, pa.scalar(None, pa.string())).dictionary_encode()
-        given = coded.dictionary.to_pylist()
+        # a string of Spark may hold any bytes, a dead letter must be readable
+        given = [raw.decode(errors="replace") for raw in coded.dictionary.cast(pa.binary()).to_pylist()]
         tables = [None if (table := folded(text)) in self.labelling.own_tables else table for text in given]
         self.columns[target.destination] = pa.array(tables, pa.string()).take(coded.indices)
         bad = pc.and_not(lands, self.columns[target.destination].is_valid())

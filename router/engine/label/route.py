@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
@@ -14,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from router.delta.schema_diff import delta_schema
 from router.engine.label.column_types import kind_of, rows_schema
-from router.engine.label.expressions import Node, translate
+from router.engine.label.expressions import Node, Untranslatable, translate
 from router.engine.label.layout import (
     COORDINATES,
     QUARANTINE_COLUMNS,
@@ -125,7 +126,10 @@ class RoutePlanner:
     def in_tasks(self, frame: DataFrame, labels: RouteLabels) -> RouteExpressions:
         """Return what tasks evaluate themselves. Raises Untranslatable with what only Spark can evaluate."""
         asked = self.asked(frame)
-        nodes = iter(translate(frame, [asked.rule, *(column for part in asked[1:] for column in part)]))
+        try:
+            nodes = iter(translate(frame, [asked.rule, *(column for part in asked[1:] for column in part)]))
+        except AnalysisException:  # the projection as a whole was analysed before: one of its parts stands for several
+            raise Untranslatable("the * of a field") from None
         rule, checks, row, names, deletes, newest = (
             [next(nodes) for _ in part] for part in ((asked.rule,), *asked[1:])
         )

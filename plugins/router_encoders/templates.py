@@ -1,0 +1,63 @@
+"""Texts with fields in braces, and the names of tables that a configuration gives. Needs no Spark."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+PIECE = re.compile(r"\{([^{}]*)\}|([^{}]+)")
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """The place in a template where the value of a column goes."""
+
+    path: str
+
+
+def parse(template: str) -> list[str | Placeholder]:
+    """Split a template into texts and placeholders; raise ValueError where braces do not pair."""
+    pieces: list[str | Placeholder] = []
+    position = 0
+    while position < len(template):
+        found = PIECE.match(template, position)
+        if found is None:
+            raise ValueError(f"the brace at character {position + 1} has no partner")
+        path, text = found.groups()
+        if path is not None and not path.strip():
+            raise ValueError(f"the braces at character {position + 1} hold no field")
+        pieces.append(text if path is None else Placeholder(path.strip()))
+        position = found.end()
+    return pieces
+
+
+NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\.[a-z0-9][a-z0-9_]{0,127}")
+LAYER = re.compile(r"[a-z][a-z0-9_]{0,63}\.")
+LITERAL = re.compile(r"[a-z0-9_]*")
+
+
+def check_name(name: str) -> str:
+    """Return the name of a fixed table; raise ValueError when it is none."""
+    if "{" in name or "}" in name:
+        raise ValueError("this sink has one fixed table; for a table per value use `tables`")
+    if not NAME.fullmatch(name):
+        raise ValueError(
+            "a table is layer.table in small letters, digits and underscores, such as silver.big_wins, "
+            "with at most 64 characters before the dot and 128 after it"
+        )
+    return name
+
+
+def check_template(template: str) -> str:
+    """Return a template that can name tables; raise ValueError saying what to change in one that cannot."""
+    pieces = parse(template)
+    if not any(isinstance(piece, Placeholder) for piece in pieces):
+        raise ValueError("there is no field in braces; for one fixed table use `delta`, or write silver.{event.game}")
+    first, *others = pieces
+    layer = LAYER.match(first) if isinstance(first, str) else None
+    if layer is None or not isinstance(first, str):
+        raise ValueError("the layer comes first and is fixed, such as `silver.` in silver.{event.game}")
+    for text in [first[layer.end() :], *(piece for piece in others if isinstance(piece, str))]:
+        if not LITERAL.fullmatch(text):
+            raise ValueError(f"outside of braces only small letters, digits and underscores can stand, not {text!r}")
+    return template

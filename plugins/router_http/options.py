@@ -1,0 +1,140 @@
+"""How a server is reached, as people write it: URLs and headers, logins, TLS; and secrets that are shown nowhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Secret(SecretStr):
+    """A text that is shown nowhere and stays in this process: a pickle of it is empty.
+
+    Only the driver logs in, so plans and tasks, which travel, need no secret.
+    """
+
+    def __reduce__(self) -> tuple[type[Secret], tuple[str]]:
+        return Secret, ("",)
+
+    def __copy__(self) -> Secret:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Secret:
+        return self
+
+
+class SecretOptions(BaseModel):
+    """Options that may hold secrets: no message shows what was given."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+_TEXT_OF_A_HEADER = re.compile(r"[\x20-\x7e]+")
+_NAME_OF_A_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, 5.6.2
+
+
+def is_header_name(name: str) -> bool:
+    """Say whether a header can have a name."""
+    return _NAME_OF_A_HEADER.fullmatch(name) is not None
+
+
+def is_header_text(text: str) -> bool:
+    """Say whether a header can have a value: printable ASCII, and some of it."""
+    return _TEXT_OF_A_HEADER.fullmatch(text) is not None
+
+
+def checked_url(url: str, *, query: bool = False) -> str:
+    """Return a URL that can be shown in messages; never quote it in the refusal, for it may hold a password."""
+    try:
+        parts = urlsplit(url)
+        whole = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:
+        whole = False
+    if not whole or re.search(r"[\s\x00-\x1f\\]", url):
+        raise ValueError("a URL is http(s)://host[:port][/path]")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("a URL holds no user and password here: URLs are logged; use `basic`")
+    if parts.fragment or (parts.query and not query):
+        raise ValueError("a URL holds no query and no fragment here: only the path of the API")
+    return url
+
+
+class Basic(SecretOptions):
+    """A login with user and password (RFC 7617)."""
+
+    user: str = Field(min_length=1, pattern=r"^[^:]+$", description="name, without a colon")
+    password: Secret = Field(min_length=1, description="password; write ${VARIABLE}")
+
+
+class OAuth(SecretOptions):
+    """A login with a token that a token server gives for client credentials (RFC 6749, 4.4)."""
+
+    token_url: str = Field(description="http(s) URL of the token server")
+    client_id: str = Field(min_length=1, description="identifier of this client")
+    client_secret: Secret = Field(min_length=1, description="secret of this client; write ${VARIABLE}")
+    scope: str = Field(default="", description="scopes to ask for, with blanks between them")
+
+    @field_validator("token_url")
+    @classmethod
+    def _plain(cls, url: str) -> str:
+        return checked_url(url, query=True)
+
+
+def checked_token(token: Secret | None) -> Secret | None:
+    """Return a token that a header can hold."""
+    if token is not None and not is_header_text(token.get_secret_value()):
+        raise ValueError("a token is printable ASCII")
+    return token
+
+
+class Tls(SecretOptions):
+    """Whom a client trusts: the authorities of the system, or one's own; and the certificate that it shows if asked."""
+
+    certificate: str | None = Field(default=None, min_length=1, description="PEM file with this client's certificate")
+    key: str | None = Field(
+        default=None, min_length=1, description="PEM file with the certificate's key, if it is not in the same file"
+    )
+    ca: str | None = Field(
+        default=None, min_length=1, description="PEM file with the authorities to trust, in place of the usual ones"
+    )
+    insecure_skip_tls_verification: bool = Field(
+        default=False, description="trust any server: whoever stands in between reads the secrets; for trials only"
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.key and not self.certificate:
+            raise ValueError("a key needs its certificate")
+        return self
+
+    def beside(self, folder: Path) -> Self:
+        """Return the same with its files looked for in `folder`, the configuration's."""
+        return self.model_copy(update={name: str(folder / file) for name, file in self.files.items()})
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Return the files that are named, by option."""
+        named = {"certificate": self.certificate, "key": self.key, "ca": self.ca}
+        return {name: file for name, file in named.items() if file}
+
+    @property
+    def missing(self) -> str | None:
+        """Say which file is not there; None where all are."""
+        absent = (f"{name}: there is no file {file}" for name, file in self.files.items() if not Path(file).is_file())
+        return next(absent, None)
+
+    @property
+    def verify(self) -> bool | str:
+        """Return what `requests` takes as `verify`."""
+        return False if self.insecure_skip_tls_verification else self.ca or True
+
+    @property
+    def cert(self) -> str | tuple[str, str] | None:
+        """Return what `requests` takes as `cert`."""
+        return (self.certificate, self.key) if self.certificate and self.key else self.certificate

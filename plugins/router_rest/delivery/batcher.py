@@ -1,0 +1,228 @@
+"""Cut rows into calls, always the same ones: a call that is sent again has the bytes and the key that it had.
+
+Rows come in the order of their source partition and offset. Where one call ends and the next begins depends on the
+rows and on `CallSize` alone: not on how they come in record batches, and not on which were sent before. `CallQueue`
+keeps calls until they may go out: at once, or one after the other where rows keep an order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+from zlib import crc32
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MOST_OPEN = 256
+"""Calls of different URLs that are filled at once."""
+
+
+@dataclass(frozen=True)
+class CallSize:
+    """The size of calls; stays the same for a batch, whatever the configuration says meanwhile.
+
+    `bytes` counts the rows of a call, and one more for each. `orders`: rows with the same key share one of
+    so many orders, in which one call goes out after the other; 0: in no order.
+    """
+
+    rows: int = 1
+    bytes: int = 1 << 20
+    orders: int = 0
+
+
+@dataclass
+class Call:
+    """Rows that go out together: of one source partition, in the order of their offsets.
+
+    `url`: where rows name it; empty where it is the same for all. `order`: the calls of one order go out one after the
+    other; None: at any time. `attempts` were made with these rows before. `doubtful` are offsets of rows that may have
+    arrived in an attempt that ended without an answer.
+    """
+
+    topic: str | None
+    partition: int
+    offsets: list[int]
+    rows: list[bytes]
+    url: str = ""
+    order: int | None = None
+    attempts: int = 0
+    doubtful: frozenset[int] = frozenset()
+    size: int = 0
+
+    @classmethod
+    def alone(cls, place: tuple[str | None, int, int]) -> Call:
+        """Return what stands for a row that no call can be made of."""
+        topic, partition, offset = place
+        return cls(topic, partition, [offset], [b""])
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.rows)
+
+    def id(self, body: bytes, owner: bytes = b"") -> str:
+        """Return the name of the call with this body, and the key by which the API can tell that it comes again.
+
+        `owner` is whose call it is: two sinks may send the same rows to the same API, and mean it.
+        """
+        place = f"{_quoted(self.topic or '')}/{self.partition}/{self.offsets[0]}-{self.offsets[-1]}"
+        return f"{place}/{hashlib.sha256(owner + body).hexdigest()[:16]}"
+
+    def halves(self) -> tuple[Call, Call]:
+        """Return the first and the second half of the rows as calls."""
+        middle = len(self) // 2
+        return self.of(range(middle)), self.of(range(middle, len(self)))
+
+    def of(self, chosen: range | list[int]) -> Call:
+        """Return the rows at some positions as a call of their own."""
+        offsets, rows = [self.offsets[at] for at in chosen], [self.rows[at] for at in chosen]
+        doubtful = self.doubtful.intersection(offsets)
+        return Call(self.topic, self.partition, offsets, rows, self.url, self.order, self.attempts, doubtful)
+
+
+@dataclass
+class Batcher:
+    """The rows of a task that are not a whole call yet."""
+
+    cut: CallSize
+    _open: OrderedDict[str | int, Call] = field(default_factory=OrderedDict)
+    _of: tuple[str | None, int, str | None] = (None, -1, None)
+
+    def add(
+        self,
+        place: tuple[str | None, int, int],
+        row: bytes,
+        url: str = "",
+        key: bytes | None = None,
+        former: str | None = None,
+    ) -> Iterator[Call]:
+        """Take a row from (topic, partition, offset); yield the calls that are full with it, or closed by it.
+
+        `former` names a call that the row was in before: the rows of one such call, which follow each other, are one
+        again, however large it is.
+        """
+        topic, partition, offset = place
+        if (topic, partition, former) != self._of:
+            yield from self.end()
+            self._of = topic, partition, former
+        order = crc32(key) % self.cut.orders if self.cut.orders and key is not None else None
+        if self.cut.rows == 1:
+            yield Call(topic, partition, [offset], [row], url, order)
+            return
+        which = url if order is None else order  # one at a time: its order is that of its rows
+        call = self._open.get(which)
+        large = former is None and call is not None and call.size + len(row) + 1 > self.cut.bytes
+        if call is not None and (call.url != url or large):
+            yield self._open.pop(which)
+            call = None
+        if call is None:
+            if len(self._open) >= MOST_OPEN:
+                yield self._open.popitem(last=False)[1]
+            call = self._open[which] = Call(topic, partition, [], [], url, order)
+        call.offsets.append(offset)
+        call.rows.append(row)
+        call.size += len(row) + 1
+        if len(call) >= self.cut.rows and former is None:
+            yield self._open.pop(which)
+
+    def end(self) -> Iterator[Call]:
+        """Yield the calls that are not full: no more rows come of this partition, or range of one."""
+        while self._open:
+            yield self._open.popitem(last=False)[1]
+
+
+@lru_cache(maxsize=1024)
+def _quoted(topic: str) -> str:
+    """Return a topic as it can stand in a header, whatever characters it has."""
+    return quote(topic, safe="")
+
+
+@dataclass
+class CallQueue:
+    """The calls of a task that were cut and not begun, at most about `most`; belongs to one event loop."""
+
+    most: int
+    held: int = 0
+    over: bool = False
+    _ready: deque[Call] = field(default_factory=deque)
+    _behind: dict[int, deque[Call]] = field(default_factory=dict)
+    _blocked: set[int] = field(default_factory=set)
+    _idle: deque[asyncio.Future[None]] = field(default_factory=deque)
+    _room: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def put(self, call: Call) -> bool:
+        """Add a call, once there is room; False where it will not go out: its order is blocked, or all is over."""
+        while self.held >= self.most and not self.over:
+            self._room.clear()
+            await self._room.wait()
+        if self.over or call.order in self._blocked:
+            return False
+        self.held += 1
+        waited = bool(self._idle)
+        if call.order is None:
+            self._begin(call)
+        elif call.order in self._behind:
+            self._behind[call.order].append(call)
+        else:
+            self._behind[call.order] = deque()
+            self._begin(call)
+        if waited:
+            await asyncio.sleep(0)  # or the first call went out when all that may be held are cut
+        return True
+
+    async def take(self) -> Call | None:
+        """Return the next call that may go out, once there is one; None: there will be none."""
+        while not self._ready:
+            if self.over:
+                return None
+            waiting = asyncio.get_running_loop().create_future()
+            self._idle.append(waiting)
+            await waiting
+        call = self._ready.popleft()
+        self._leave(1)
+        return call
+
+    def finished(self, call: Call, *, whole: bool) -> None:
+        """Let the next call of an order go out, unless rows of this one are left: they come first."""
+        if call.order is None:
+            return
+        behind = self._behind[call.order]
+        if not whole:
+            self._blocked.add(call.order)
+            self._leave(len(behind))
+            behind.clear()
+        if behind:
+            self._begin(behind.popleft())
+        else:
+            del self._behind[call.order]
+
+    def end(self, *, drop: bool = False) -> None:
+        """Let no more calls come; with `drop` those that are held do not go out either."""
+        self.over = True
+        if drop:
+            self._ready.clear()
+            for behind in self._behind.values():
+                behind.clear()
+        self._room.set()
+        self._wake(len(self._idle))
+
+    def _begin(self, call: Call) -> None:
+        self._ready.append(call)
+        self._wake(1)
+
+    def _leave(self, calls: int) -> None:
+        self.held -= calls
+        if self.held < self.most:
+            self._room.set()
+
+    def _wake(self, count: int) -> None:
+        while count and self._idle:
+            waiting = self._idle.popleft()
+            if not waiting.done():
+                waiting.set_result(None)
+                count -= 1

@@ -1,0 +1,367 @@
+"""Send a batch: run Spark jobs until every row has a receipt, or has waited for too long and is parked.
+
+Runs on the driver, but for what parks rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from router import Outcome, StartError
+from router_rest.delivery.batcher import Batcher, Call
+from router_rest.delivery.outcome import outcome
+from router_rest.delivery.partitioner import Extent, PartitionPlan, plan
+from router_rest.delivery.receipts import SCHEMA, KnownReceipts, Settled, ranges_in, receipts
+from router_rest.delivery.worker import REPORT, task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from router import Batch, Parts
+    from router_rest.delivery.batcher import CallSize
+    from router_rest.delivery.feeder import TakenRow
+    from router_rest.delivery.receipts import Owner, Range
+    from router_rest.delivery.worker import TaskJob
+    from router_rest.options import MaxOutage
+    from router_rest.rate_limit.server import LeaseServer
+
+Tried: TypeAlias = "tuple[Range, ...]"
+"""The rows of a call that was sent, and is left."""
+
+
+@dataclass
+class OutageClock:
+    """The time since an API took any row, and the time since each call was first tried in vain.
+
+    The second is for rows that an API never takes while it takes others, such as a call that it answers 500 every time:
+    each delivery of another row would start the first count anew, and these would hold their batch for ever. A call is
+    told by its first row without a receipt. It counts from the end of the first job that tried it in vain, for as long
+    as every job that delivers anything tries it again; its being delivered, or taken for another part, ends the count.
+    Rows that were not tried, as those behind a limit of an hour, wait for their turn and not for the API.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    _moved: float = field(init=False)
+    _tried: dict[tuple[str | None, int, int], tuple[float, Tried]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._moved = self.clock()
+
+    def heard(self, tried: Sequence[Tried], *, moved: bool) -> None:
+        """Take in what a job came to: whether any row got its receipt, and calls that were tried in vain."""
+        now, before = self.clock(), self._tried
+        # where nothing was delivered, all that was left before is left
+        self._tried = {} if moved else dict(before)
+        for rows in tried:
+            first = rows[0][:3]
+            self._tried[first] = (before[first][0] if first in before else now, rows)
+        if moved:
+            self._moved = now
+
+    def forget(self) -> None:
+        """Count no call any more: those that were left were parked."""
+        self._tried = {}
+
+    @property
+    def away(self) -> float:
+        """Return the seconds since the API took a row; since the beginning where it has taken none."""
+        return self.clock() - self._moved
+
+    def stuck(self, seconds: float) -> list[Range]:
+        """Return the rows of calls that have been tried in vain for more than so many seconds."""
+        now = self.clock()
+        return [one for since, rows in self._tried.values() if now - since > seconds for one in rows]
+
+
+COUNTED = "rows bigint"
+"""What these tasks return: rows that got a receipt."""
+
+
+def park(
+    job: TaskJob, reason: str, only: Sequence[Range] | None = None
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function of a task that parks rows without a receipt, for mapInArrow. Needs `feeding.TAKES`.
+
+    Calls are cut as for sending: what is in doubt went out in them, and whoever sends the rows again does it by the
+    same keys. only: the ranges of the rows that are parked; None: all.
+    """
+
+    def parked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        known, batcher = KnownReceipts.of(job.parts), Batcher(job.cut)
+        for rows in batches:
+            calls = (call for row in job.reader.rows(rows) for call in _calls(batcher, row))
+            yield _parked(job, known, _among(calls, only), reason)
+        yield _parked(job, known, _among(batcher.end(), only), reason)
+
+    return parked
+
+
+def _among(calls: Iterable[Call], only: Sequence[Range] | None) -> Iterator[Call]:
+    """Yield calls with those of their rows that are in one of the ranges."""
+    for call in calls:
+        if only is None:
+            yield call
+            continue
+        here = [
+            (first, last)
+            for topic, partition, first, last in only
+            if (topic, partition) == (call.topic, call.partition)
+        ]
+        yield call.of([at for at, offset in enumerate(call.offsets) if any(a <= offset <= b for a, b in here)])
+
+
+def _calls(batcher: Batcher, row: TakenRow) -> Iterable[Call]:
+    return batcher.add(*row[:5]) if row.why is None else (Call.alone(row.place),)
+
+
+def _parked(job: TaskJob, known: KnownReceipts, calls: Iterable[Call], reason: str) -> pa.RecordBatch:
+    left = (known.rest(call) for call in calls)
+    table = receipts(job.owner, [_settled(job, call, reason) for call in left if len(call)])
+    if table.num_rows:
+        job.parts.write(table)
+    return _counted(table.num_rows)
+
+
+def _settled(job: TaskJob, call: Call, reason: str) -> Settled:
+    """Return what is known of a call that does not go out now; its rows are not needed any more."""
+    if call.rows == [b""]:  # no call can be made of it
+        return Settled(call, "parked", time.time(), reason=reason)
+    name = call.id(job.form.body.join(call.rows), job.owner.name.encode())
+    call.rows = [b""] * len(call)
+    return Settled(call, "parked", time.time(), id=name, key=name if job.form.key_header else None, reason=reason)
+
+
+def _counted(rows: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"rows": [rows]}, pa.schema([("rows", pa.int64())]))
+
+
+log = logging.getLogger("router")
+DEAD_AT_LEAST = 10
+"""Rows of a batch that may be refused in any case: one of three is no sign that something else is wrong."""
+SHORTEST = 0.5
+"""Seconds between two jobs of one batch."""
+LONGEST = 2.0
+"""Seconds after which it is asked again whether the API takes something."""
+SAID = 60.0
+"""Seconds between two lines in the log about an API that is away."""
+BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+BOUNDED = str(32 << 20)
+"""Bytes of an Arrow batch: the router leaves it open, for rows that are small."""
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """What one job came to: rows by what became of them, the receipts of those refused, why others are left.
+
+    `tried` are the calls that were made in vain.
+    """
+
+    counts: dict[str, int]
+    refused: pa.Table
+    away: str = ""
+    wrong: str = ""
+    tried: tuple[Tried, ...] = ()
+
+    @classmethod
+    def of(cls, reports: pa.Table) -> JobResult:
+        """Add up the reports of tasks."""
+        counts: dict[str, int] = {}
+        texts: dict[str, str] = {}
+        tried: list[Tried] = []
+        dead = pc.equal(reports["kind"], "dead")
+        for row in reports.filter(pc.invert(dead)).select(["kind", "rows", "text"]).to_pylist():
+            counts[row["kind"]] = counts.get(row["kind"], 0) + (row["rows"] or 0)
+            texts.setdefault(row["kind"], row["text"] or "")
+            if row["kind"] == "tried":
+                tried.append(tuple(ranges_in(row["text"])))
+        refused = pa.Table.from_struct_array(reports.filter(dead)["receipt"]).cast(SCHEMA)
+        return cls(counts, refused, texts.get("away", ""), texts.get("wrong", ""), tuple(tried))
+
+    @property
+    def left(self) -> int:
+        """Return the rows without a receipt."""
+        return self.counts.get("left", 0)
+
+    @property
+    def moved(self) -> bool:
+        """Return whether any row got its receipt."""
+        return bool(self.counts.get("delivered") or self.refused.num_rows)
+
+
+@dataclass
+class BatchJob:
+    """The Spark jobs that send one batch.
+
+    `columns` makes those of `feeding.TAKES` of events; `plan` says who gets which, and each gets them in an `order`.
+    `job` is the tasks'. `share` of the rows may be refused; `limit` is the name of theirs at the `leases`.
+    """
+
+    events: DataFrame
+    columns: Callable[[DataFrame], DataFrame]
+    batch: Batch
+    plan: PartitionPlan
+    job: TaskJob
+    leases: LeaseServer
+    limit: str
+    share: float
+    max_outage: MaxOutage | None = None
+    order: tuple[str, ...] = ("_topic", "_partition", "_offset")
+    outage: OutageClock = field(default_factory=OutageClock)
+    _said: float = 0.0
+
+    @property
+    def dead_at_most(self) -> int:
+        """Return how many rows may be refused."""
+        return allowed(self.plan.rows, self.share)
+
+    def run(self) -> Outcome:
+        """Send all rows; return what became of them. Raises ConnectionError when stopped, StartError for a setting."""
+        self.deliver()
+        found = outcome(self.events, self.job.parts)
+        if self.job.responses is not None:
+            self.job.responses.commit()
+        self.job.parts.commit(SCHEMA)
+        return found
+
+    def deliver(self) -> None:
+        """Send until every row has a receipt. Raises as `run` does."""
+        while left := self.rows_left():
+            if not self.patient() and self.park() >= left:
+                return
+
+    def rows_left(self) -> int:
+        """Run the job once; return how many rows are left that may be delivered later."""
+        with bounded(self.events.sparkSession):
+            # all at once: whatever else was asked of these reports would send everything again
+            reports = self._placed().mapInArrow(task(self.job), REPORT).filter("kind != 'tick'")
+            result = JobResult.of(reports.toArrow())
+        if result.wrong:
+            raise StartError(f"{self.limit} does not take calls: {result.wrong}")
+        self._bury(result.refused)
+        self.outage.heard(result.tried, moved=result.moved)
+        if result.left:
+            self._say(result)
+        return result.left
+
+    def patient(self) -> bool:
+        """Wait until another job is worth its start; False when rows have waited for too long, and are to be parked.
+
+        That is all that are left once the API has taken nothing for `max_outage.after`. While it takes others it is the
+        calls that it has failed for that long by themselves (see OutageClock): a few rows that it answers 500 for ever
+        block their batch until then, for nobody can tell them from those that it will take. Raises StartError where
+        `max_outage` says to fail, ConnectionError when the batch is stopped.
+        """
+        again = SHORTEST
+        while again > 0:
+            if self.batch.stop.wait(min(max(again, SHORTEST), LONGEST)):
+                raise ConnectionError(f"stopped while {self.limit} has not taken all rows of the batch")
+            again = self.leases.outlook(self.limit).again
+            if self._overdue():
+                return False
+        return True
+
+    def _overdue(self) -> bool:
+        """Return whether rows are to be parked. Raises StartError where the stream is to stop for them."""
+        said = self.max_outage
+        if said is None or said.then == "wait":
+            return False
+        away, stuck = self.outage.away, self.outage.stuck(said.after)
+        if away <= said.after and not stuck:
+            return False
+        if said.then == "park":
+            return True
+        what = f"nothing for {away:.0f} s" if away > said.after else f"others for {said.after:.0f} s or more"
+        such_as = f", but not {_named(stuck)}" if stuck else ""
+        raise StartError(f"{self.limit} has taken {what}{such_as}, and max_outage says to fail")
+
+    def park(self) -> int:
+        """Give rows that have waited for too long a receipt that says so; return how many."""
+        assert self.max_outage is not None
+        why = "the API has not taken it for longer than max_outage"
+        only = None if self.outage.away > self.max_outage.after else self.outage.stuck(self.max_outage.after)
+        parked = self._placed().mapInArrow(park(self.job, why, only), COUNTED)
+        with bounded(self.events.sparkSession):
+            rows: int = sum(row["rows"] for row in parked.collect())
+        log.warning("%s: %d rows are parked: %s", self.batch.key, rows, why)
+        self.outage.forget()
+        return rows
+
+    def _placed(self) -> DataFrame:
+        """Return the rows of each task, in order; they are encoded as they are sent."""
+        key = self.plan.key()
+        by = [F.expr(key)] if key else [F.col("_topic"), F.col("_partition")]
+        several = self.plan.tasks > 1
+        dealt = self.events.repartition(self.plan.tasks, *by) if several else self.events.coalesce(1)
+        return self.columns(dealt.sortWithinPartitions(*self.order))
+
+    def _bury(self, refused: pa.Table) -> None:
+        """Write the receipts of rows that were refused, if these are not too many to be the rows' fault."""
+        if not refused.num_rows:
+            return
+        before = sum(rows.column("status").to_pylist().count("dead") for _, rows in self.job.parts.read(["status"]))
+        many = before + refused.num_rows
+        if many > self.dead_at_most:
+            why = refused["reason"][-1].as_py()
+            raise StartError(f"{self.limit} refuses {many} of {self.plan.rows} rows, such as: {why}")
+        self.job.parts.write(refused)
+
+    def _say(self, result: JobResult) -> None:
+        """Tell the operator why it takes so long, now and then."""
+        if time.monotonic() - self._said > SAID:
+            self._said = time.monotonic()
+            log.warning("%s: %d rows wait for %s: %s", self.batch.key, result.left, self.limit, result.away)
+
+
+def _named(ranges: list[Range]) -> str:
+    """Return the first of some rows by where they came from, for a message."""
+    topic, partition, first, last = ranges[0]
+    more = f" and {len(ranges) - 1} ranges more" if ranges[1:] else ""
+    return f"offsets {first} to {last} of {topic}/{partition}{more}"
+
+
+def allowed(rows: int, share: float) -> int:
+    """Return how many rows of a batch may be refused."""
+    return max(DEAD_AT_LEAST, int(rows * share))
+
+
+def planned(
+    events: DataFrame, parts: Parts, cut: CallSize, owner: Owner, tasks: int, *, said: bool, whole: bool = False
+) -> PartitionPlan:
+    """Return how the batch is sent: as it was begun, if it was; one job otherwise. Writes it down.
+
+    `said`, `whole`: as for `plan`.
+    """
+    for notes, _ in parts.read([]):
+        if "plan" in notes:
+            return PartitionPlan.read(notes["plan"])
+    place = F.col("_topic"), F.col("_partition")
+    counted = (
+        events.select(*place, "_offset")
+        .coalesce(1)
+        .groupBy(*place)
+        .agg(F.min("_offset"), F.max("_offset"), F.count(F.lit(1)))
+    )
+    made = plan((Extent(*row) for row in counted.collect()), cut, tasks, said=said, whole=whole)
+    parts.write(receipts(owner, []), {"plan": made.note()})
+    return made
+
+
+@contextmanager
+def bounded(spark: SparkSession) -> Iterator[None]:
+    """Let tasks get rows in Arrow batches of bounded bytes."""
+    before: Any = spark.conf.get(BATCH_BYTES)
+    spark.conf.set(BATCH_BYTES, BOUNDED)
+    try:
+        yield
+    finally:
+        spark.conf.set(BATCH_BYTES, before)

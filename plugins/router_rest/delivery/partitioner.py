@@ -1,0 +1,163 @@
+"""Decide which task gets which rows: the same ones whenever a batch is sent again. Runs on the driver."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from router_rest.delivery.batcher import CallSize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+MOST_RANGES = 256
+"""Ranges that rows are compared with; of more source partitions each goes where its hash leads."""
+LEAST_CALLS = 32
+"""Calls that a task has at least, where somebody said how many tasks there are."""
+WORTH_CALLS = 2000
+"""Calls that are worth a task otherwise: they take a process about as long as Spark takes to deal rows to several."""
+WORTH_ROWS = 50_000
+"""Rows that are, however few calls they go out in."""
+EVEN = 1.05
+"""Times its share that a task may have: at the end it is alone, and has only its part of the calls in flight."""
+
+
+class Extent(NamedTuple):
+    """The rows of a batch from one source partition."""
+
+    topic: str | None
+    partition: int
+    first: int
+    last: int
+    rows: int
+
+
+class Piece(NamedTuple):
+    """A range of offsets, and the task that gets it."""
+
+    topic: str | None
+    partition: int
+    first: int
+    last: int
+    task: int
+
+
+@dataclass(frozen=True)
+class PartitionPlan:
+    """The way a batch is sent, for as long as it takes: a replay by another configuration must not cut it anew.
+
+    Without `pieces` source partitions go where their hash leads.
+    """
+
+    cut: CallSize
+    tasks: int
+    rows: int
+    pieces: tuple[Piece, ...] = ()
+
+    def note(self) -> str:
+        """Return this as the text of a note."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, note: str) -> PartitionPlan:
+        """Return what a note says."""
+        said = json.loads(note)
+        pieces = tuple(Piece(*piece) for piece in said["pieces"])
+        return cls(_size(said["cut"]), said["tasks"], said["rows"], pieces)
+
+    def key(self) -> str | None:
+        """Return SQL for a number whose hash leads to the row's task; None: take topic and partition."""
+        if not self.pieces:
+            return None
+        keys = keys_of(self.tasks)
+        cases = [f"WHEN {_within(piece)} THEN {keys[piece.task]}" for piece in self.pieces]
+        return f"CASE {' '.join(cases)} ELSE {keys[0]} END"
+
+
+def _size(said: dict[str, int]) -> CallSize:
+    """Return the size of calls in a note; a batch that was begun before an upgrade says `lanes` for `orders`."""
+    return CallSize(**{"orders" if name == "lanes" else name: value for name, value in said.items()})
+
+
+def plan(
+    extents: Iterable[Extent], cut: CallSize, tasks: int, *, said: bool = True, whole: bool = False
+) -> PartitionPlan:
+    """Return how rows are dealt to tasks: whole source partitions where they fit, the largest first.
+
+    There are as many tasks as are `said`; fewer where that is only the most that there may be, and for few calls.
+    Partitions are cut by offsets where tasks would be uneven without it, but for an order (`cut.orders`), or to keep
+    them `whole`.
+    """
+    extents = sorted(extents, key=lambda one: (one.topic or "", one.partition))
+    rows = sum(one.rows for one in extents)
+    calls = rows // cut.rows
+    tasks = max(1, min(tasks, calls // LEAST_CALLS if said else max(calls // WORTH_CALLS, rows // WORTH_ROWS)))
+    if tasks == 1 or len(extents) > MOST_RANGES:
+        return PartitionPlan(cut, tasks, rows)
+    together = whole or cut.orders > 0
+    tasks = min(tasks, len(extents)) if together else tasks
+    if tasks == 1:
+        return PartitionPlan(cut, 1, rows)
+    pieces, heaviest = _dealt(extents, tasks)
+    if heaviest > EVEN * rows / tasks and not together:
+        pieces = _cut(extents, rows, tasks)
+    return PartitionPlan(cut, tasks, rows, tuple(sorted(pieces, key=lambda one: (one.topic or "", *one[1:]))))
+
+
+def _dealt(extents: Sequence[Extent], tasks: int) -> tuple[list[Piece], int]:
+    """Return whole partitions as they are dealt, the largest first; and the rows of the task that has most."""
+    load, pieces = [0] * tasks, []
+    for one in sorted(extents, key=lambda one: (-one.rows, one.topic or "", one.partition)):
+        task = load.index(min(load))
+        load[task] += one.rows
+        pieces.append(Piece(*one[:4], task))
+    return pieces, max(load)
+
+
+def _cut(extents: Iterable[Extent], rows: int, tasks: int) -> list[Piece]:
+    """Return partitions, one after the other, cut into as many parts with as many rows each.
+
+    How many rows a range of offsets has is not known, and taken as even within a partition.
+    """
+    pieces, task, dealt = [], 0, 0.0
+    for topic, partition, first, last, many in extents:
+        each, at = many / (last - first + 1), first
+        while at <= last:
+            room = max(1, round(((task + 1) * rows / tasks - dealt) / each))
+            after = min(last + 1, at + room) if task < tasks - 1 else last + 1
+            pieces.append(Piece(topic, partition, at, after - 1, task))
+            dealt, at = dealt + (after - at) * each, after
+            if task < tasks - 1 and dealt >= (task + 1) * rows / tasks - each / 2:
+                task += 1
+    return pieces
+
+
+def _within(piece: Piece) -> str:
+    """Return SQL that is true for the rows of a range. The topic is data: it is written as bytes."""
+    topic = "NULL" if piece.topic is None else f"CAST(X'{piece.topic.encode().hex()}' AS STRING)"
+    return f"_topic <=> {topic} AND _partition = {piece.partition} AND _offset BETWEEN {piece.first} AND {piece.last}"
+
+
+def keys_of(tasks: int) -> list[int]:
+    """Return for each task a number that Spark's hash partitioning of an int column sends to it."""
+    found: dict[int, int] = {}
+    number = 0
+    while len(found) < tasks:
+        found.setdefault(_hash(number) % tasks, number)
+        number += 1
+    return [found[task] for task in range(tasks)]
+
+
+def _hash(number: int) -> int:
+    """Return what Spark's `hash` is of an int column: Murmur3 (x86, 32 bits) of four bytes, with the seed 42."""
+
+    def mixed(value: int, left: int) -> int:
+        return ((value << left) | (value >> (32 - left))) & 0xFFFFFFFF
+
+    scrambled = mixed(number * 0xCC9E2D51 & 0xFFFFFFFF, 15) * 0x1B873593 & 0xFFFFFFFF
+    value = (mixed(42 ^ scrambled, 13) * 5 + 0xE6546B64) & 0xFFFFFFFF
+    value ^= 4
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        value = (value ^ (value >> shift)) * factor & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value

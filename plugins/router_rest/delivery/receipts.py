@@ -1,0 +1,360 @@
+"""One receipt for each row: what became of it. Written in parts by tasks, read by the next attempt at the batch.
+
+A part may have notes about the attempt that wrote it:
+
+| note | says |
+|---|---|
+| `attempt` | the name of the attempt: one run of one task |
+| `reserved` | ranges of rows whose calls may go out from now on |
+| `ended` | the attempt came to its end: of its ranges only the rows in `doubtful` may have arrived without a receipt |
+| `doubtful` | offsets of rows that were sent, and nobody knows what became of them |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from router import Parts
+    from router_rest.delivery.batcher import Call
+
+Place: TypeAlias = "tuple[str | None, int]"
+"""Topic and partition of the source."""
+Range: TypeAlias = "tuple[str | None, int, int, int]"
+"""Topic, partition, first and last offset."""
+Status = Literal["delivered", "dead", "parked"]
+
+SCHEMA = pa.schema(
+    [
+        ("query", pa.string()),
+        ("route", pa.string()),
+        ("sink", pa.string()),
+        ("batch_id", pa.int64()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("status", pa.string()),
+        ("http_status", pa.int32()),
+        ("attempts", pa.int32()),
+        ("latency_ms", pa.float64()),
+        ("response", pa.string()),
+        ("response_sha256", pa.string()),
+        ("call_id", pa.string()),
+        ("idempotency_key", pa.string()),
+        ("reason", pa.string()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("in_doubt", pa.bool_()),
+        ("replay", pa.string()),
+    ]
+)
+"""`status`: delivered, dead (never to be sent again by itself) or parked. `latency_ms`: of the last attempt.
+`call_id` is the call that the row went out in; of a parked row the one that it would have gone out in, or has, where
+that is in doubt. `in_doubt`: the row may have arrived in an earlier attempt as well. `replay` names the replay that the
+row was sent again in, which has no `batch_id`.
+"""
+DDL = (
+    "query string, route string, sink string, batch_id bigint, topic string, partition int, offset bigint, "
+    "status string, http_status int, attempts int, latency_ms double, response string, response_sha256 string, "
+    "call_id string, idempotency_key string, reason string, at timestamp, in_doubt boolean, replay string"
+)
+"""The same for Spark."""
+PLACES = ("topic", "partition", "offset")
+EXCERPT = 2048
+"""Bytes of a response that a receipt keeps."""
+LONGEST_REASON = 500
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The batch of a sink that receipts are about, or the replay of rows from many batches."""
+
+    query: str
+    route: str
+    sink: str
+    batch: int | None
+    replay: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Return whose calls these are, in whichever batch."""
+        return f"{self.query}/{self.route}/{self.sink}"
+
+
+@dataclass
+class Settled:
+    """Rows that are done with, and the answer that settled them.
+
+    `at` in seconds since 1970; `id` names the call that they went out in, which may have had more rows.
+    """
+
+    call: Call
+    status: Status
+    at: float
+    http_status: int | None = None
+    seconds: float | None = None
+    response: bytes = b""
+    id: str | None = None
+    key: str | None = None
+    reason: str | None = None
+
+
+def receipts(owner: Owner, settled: Sequence[Settled]) -> pa.Table:
+    """Return the receipts of rows: the columns of SCHEMA."""
+    times = [len(one.call) for one in settled]
+    of_call = pa.array(np.repeat(np.arange(len(settled)), times))
+    rows = int(sum(times))
+    texts = [one.response[:EXCERPT].decode(errors="replace") if one.response else None for one in settled]
+    hashes = [hashlib.sha256(one.response).hexdigest() if one.response else None for one in settled]
+    by_call = {
+        "topic": [one.call.topic for one in settled],
+        "partition": [one.call.partition for one in settled],
+        "status": [one.status for one in settled],
+        "http_status": [one.http_status for one in settled],
+        "attempts": [one.call.attempts for one in settled],
+        "latency_ms": [None if one.seconds is None else one.seconds * 1000 for one in settled],
+        "response": texts,
+        "response_sha256": hashes,
+        "call_id": [one.id for one in settled],
+        "idempotency_key": [one.key for one in settled],
+        "reason": [one.reason and one.reason[:LONGEST_REASON] for one in settled],
+        "at": [int(one.at * 1_000_000) for one in settled],
+    }
+    same = {"query": owner.query, "route": owner.route, "sink": owner.sink, "batch_id": owner.batch}
+    same |= {"replay": owner.replay}
+    columns = {
+        **{name: pa.repeat(pa.scalar(value, SCHEMA.field(name).type), rows) for name, value in same.items()},
+        **{name: pa.array(values, SCHEMA.field(name).type).take(of_call) for name, values in by_call.items()},
+        "offset": pa.array([at for one in settled for at in one.call.offsets], pa.int64()),
+        "in_doubt": pa.array([at in one.call.doubtful for one in settled for at in one.call.offsets], pa.bool_()),
+    }
+    return pa.Table.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+
+
+@dataclass(frozen=True)
+class KnownReceipts:
+    """The rows of a batch that have a receipt, and the others that may have arrived. Runs anywhere.
+
+    Both by topic and partition; `doubtful` as ranges.
+    """
+
+    done: Mapping[Place, np.ndarray[Any, np.dtype[np.int64]]] = field(default_factory=dict)
+    doubtful: Mapping[Place, Sequence[tuple[int, int]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, parts: Parts) -> KnownReceipts:
+        """Read what earlier attempts at the batch left."""
+        done: dict[Place, list[Any]] = {}
+        reserved: dict[str, list[Range]] = {}
+        ended: set[str] = set()
+        doubtful: dict[Place, list[tuple[int, int]]] = {}
+        for notes, rows in parts.read(PLACES):
+            _collect(rows, done)
+            reserved.setdefault(notes.get("attempt", ""), []).extend(ranges_in(notes.get("reserved")))
+            if "ended" in notes:
+                ended.add(notes["attempt"])
+                _spread(ranges_in(notes.get("doubtful")), doubtful)
+        for attempt, ranges in reserved.items():
+            if attempt not in ended:
+                _spread(ranges, doubtful)
+        return cls({place: np.unique(np.concatenate(offsets)) for place, offsets in done.items()}, doubtful)
+
+    def open(self, place: Place, offsets: Any) -> Any:
+        """Return, for each offset of a source partition, whether the row has no receipt."""
+        done = self.done.get(place)
+        return np.ones(len(offsets), bool) if done is None else ~np.isin(offsets, done, kind="sort")
+
+    def rest(self, call: Call) -> Call:
+        """Return what of a call has no receipt, and of that what may have arrived."""
+        place = call.topic, call.partition
+        if place in self.done:
+            left = np.flatnonzero(self.open(place, call.offsets)).tolist()
+            call = call if len(left) == len(call) else call.of(left)
+        if place in self.doubtful:
+            call.doubtful = self.in_doubt(place, call.offsets)
+        return call
+
+    def in_doubt(self, place: Place, offsets: Iterable[int]) -> frozenset[int]:
+        """Return the offsets of rows that may have arrived although they have no receipt."""
+        ranges = self.doubtful.get(place)
+        if not ranges:
+            return frozenset()
+        return frozenset(at for at in offsets if any(first <= at <= last for first, last in ranges))
+
+
+def note_of(ranges: Iterable[Range]) -> str:
+    """Return ranges as the text of a note."""
+    return json.dumps([list(one) for one in ranges])
+
+
+def ranges_of(place: Place, offsets: Iterable[int]) -> list[Range]:
+    """Return offsets as ranges; those that follow each other are one."""
+    found: list[Range] = []
+    for at in sorted(offsets):
+        if found and found[-1][3] == at - 1:
+            found[-1] = (*place, found[-1][2], at)
+        else:
+            found.append((*place, at, at))
+    return found
+
+
+def ranges_in(note: str | None) -> list[Range]:
+    """Return the ranges in the text of a note."""
+    return [tuple(one) for one in json.loads(note)] if note else []
+
+
+def _spread(ranges: Iterable[Range], into: dict[Place, list[tuple[int, int]]]) -> None:
+    for topic, partition, first, last in ranges:
+        into.setdefault((topic, partition), []).append((first, last))
+
+
+def _collect(rows: pa.Table, done: dict[Place, list[Any]]) -> None:
+    """Sort the rows of a part by where they came from."""
+    if not rows.num_rows:
+        return
+    for place in rows.group_by(["topic", "partition"]).aggregate([("offset", "list")]).to_pylist():
+        done.setdefault((place["topic"], place["partition"]), []).append(np.array(place["offset_list"], np.int64))
+
+
+EVERY = 1.0
+"""Seconds between two parts: what a worker that is killed did within them is in doubt."""
+
+
+@dataclass
+class ReceiptWriter:
+    """The receipts of one task, written about every second; belongs to one event loop.
+
+    `also` is told of what is about to be written, in a thread: it may write more of its own before.
+    """
+
+    parts: Parts
+    owner: Owner
+    also: Callable[[Sequence[Settled]], None] | None = None
+    attempt: str = field(default_factory=lambda: str(uuid.uuid4()))
+    rate: float = 0.0
+    _settled: list[Settled] = field(default_factory=list)
+    _reserved: list[Range] = field(default_factory=list)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "journal"))
+    _last: float = field(default_factory=time.monotonic)
+
+    def settle(self, settled: Settled) -> None:
+        """Note a receipt; it is written with the next part."""
+        self._settled.append(settled)
+
+    async def reserve(self, ranges: Iterable[Range]) -> None:
+        """Write down that calls of these rows may go out; they may once this returns."""
+        self._reserved.extend(ranges)
+        await self.flush()
+
+    async def keep(self) -> None:
+        """Write a part every second while there is something to write; ends by being cancelled."""
+        while True:
+            await asyncio.sleep(EVERY)
+            if self._settled:
+                await self.flush()
+
+    async def flush(self) -> None:
+        """Write what is noted as one part."""
+        async with self._lock:
+            settled, self._settled = self._settled, []
+            reserved, self._reserved = self._reserved, []
+            self._measure(settled)
+            notes = {"attempt": self.attempt, "reserved": note_of(reserved)}
+            await self._write(settled, notes)
+
+    async def end(self, unsure: Iterable[tuple[str | None, int, Iterable[int]]]) -> None:
+        """Write the last part: all calls have ended; `unsure` are rows without a receipt that may have arrived."""
+        ranges = [one for topic, partition, offsets in unsure for one in ranges_of((topic, partition), offsets)]
+        async with self._lock:
+            settled, self._settled = self._settled, []
+            await self._write(settled, {"attempt": self.attempt, "ended": "yes", "doubtful": note_of(ranges)})
+        self._thread.shutdown()
+
+    async def _write(self, settled: list[Settled], notes: dict[str, str]) -> None:
+        """Write a part; whoever is cancelled meanwhile waits for it, or what it holds would be lost with it."""
+        writing = asyncio.get_running_loop().run_in_executor(self._thread, self._written, settled, notes)
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await writing
+            raise
+
+    def _written(self, settled: list[Settled], notes: dict[str, str]) -> None:
+        if self.also is not None and settled:
+            self.also(settled)
+        table: pa.Table = receipts(self.owner, settled)
+        self.parts.write(table, notes)
+
+    def _measure(self, settled: list[Settled]) -> None:
+        now = time.monotonic()
+        rows = sum(len(one.call) for one in settled)
+        self.rate = rows / max(now - self._last, 0.001)
+        self._last = now
+
+
+RECORD_SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("timestamp_type", pa.int32()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    ]
+)
+"""The columns of a raw record. `key` is the call's id, `topic`, `partition` and `offset` are the event's."""
+
+
+@dataclass(frozen=True)
+class Responses:
+    """Records of calls that were taken: `{"event": ..., "response": ...}`; travels to tasks.
+
+    An event that is not JSON, and a response that is not, become texts. Rows of one call have its whole response each.
+    """
+
+    parts: Parts
+
+    def __call__(self, settled: Sequence[Settled]) -> None:
+        """Write the records of some calls as one part."""
+        rows = [
+            {
+                "key": (one.id or "").encode(),
+                "value": b'{"event":%b,"response":%b}' % (_json(row), response),
+                "topic": one.call.topic,
+                "partition": one.call.partition,
+                "offset": offset,
+                "timestamp": int(one.at * 1_000_000),
+            }
+            for one in settled
+            for response in [_json(one.response)]
+            for offset, row in zip(one.call.offsets, one.call.rows, strict=True)
+        ]
+        self.parts.write(pa.Table.from_pylist(rows, RECORD_SCHEMA))
+
+    def commit(self) -> None:
+        """Add the records of the batch to their table. Runs on the driver."""
+        self.parts.commit(RECORD_SCHEMA)
+
+
+def _json(text: bytes) -> bytes:
+    """Return JSON as it is, and anything else as a JSON string."""
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return json.dumps(text.decode(errors="replace")).encode() if text else b"null"
+    return text

@@ -1,0 +1,369 @@
+"""Send the rows of one task, many calls at a time. Runs on executors.
+
+Spark gives record batches to a function in one thread; calls are made by an event loop in another. The first feeds the
+second, bounded, and takes every row that Spark has even when nothing more is sent: Spark is writing to this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import queue
+import threading
+from collections import Counter
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from router import keep_archives
+from router_rest.credentials import TaskLogin
+from router_rest.delivery.batcher import Batcher, CallQueue
+from router_rest.delivery.call import Delivery
+from router_rest.delivery.feeder import Feeder, RowReader
+from router_rest.delivery.receipts import DDL, SCHEMA, KnownReceipts, ReceiptWriter, note_of, ranges_of, receipts
+from router_rest.delivery.request_builder import RequestBuilder
+from router_rest.http_client.client import HttpClient
+from router_rest.rate_limit.client import LeaseClient, LeaseEnded
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+
+    from requests.auth import AuthBase
+
+    from router import Encoding, Parts
+    from router_rest.delivery.batcher import Call, CallSize
+    from router_rest.delivery.receipts import Owner, Responses, Settled
+    from router_rest.delivery.request_builder import RequestForm
+    from router_rest.delivery.retry import Policy
+    from router_rest.rate_limit.secure_channel import ServerAddress
+
+REPORT = f"kind string, rows bigint, text string, receipt struct<{DDL}>"
+"""What tasks return: how many rows got a receipt (`delivered`), had one (`known`), were `refused`, or are `left`; why
+they are (`away`; `wrong`: until somebody changes a setting), which of them were `tried` (a call each; `text` names its
+rows as the notes of receipts do), how many calls were begun (`calls`), and the receipt of every row that is `dead`,
+which is not written. A `tick` says nothing."""
+_COLUMNS = pa.schema(
+    [("kind", pa.string()), ("rows", pa.int64()), ("text", pa.string()), ("receipt", pa.struct(list(SCHEMA)))]
+)
+_TICK = 2.0
+"""Seconds after which Spark hears something at the latest: it can be told to kill workers that are silent."""
+_BUFFER = int(os.environ.get("SPARK_BUFFER_SIZE", "65536"))
+"""Bytes that Spark's worker collects before it sends any: less than that would be heard a minute later."""
+_GARBAGE = 50_000, 50, 100
+"""Objects that Python makes before it looks for cycles: with its own 700 it looks at all that wait, all the time."""
+
+
+def task(job: TaskJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function of one task, for mapInArrow. Needs the columns TAKES, in the order of the source."""
+
+    def post(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        keep_archives()
+        feed = Feed()
+        running = threading.Thread(target=_run, args=(job, feed), name="calls", daemon=True)
+        running.start()
+        try:
+            with _seldom_collected():
+                for rows in batches:
+                    yield from feed.put(rows)
+                yield from feed.end()
+        finally:
+            feed.close()
+            running.join()
+
+    return post
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Let Python spend less on looking for garbage in a `with` block: a tenth of the CPU time of small calls."""
+    before = gc.get_threshold()
+    gc.freeze()  # what a worker has imported stays
+    gc.set_threshold(*_GARBAGE)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+def _run(job: TaskJob, feed: Feed) -> None:
+    """Make the calls of a task, in a thread of its own."""
+    try:
+        with suppress(Broken):
+            asyncio.run(_send(job, feed))
+    except BaseException as error:
+        feed.failed = error
+    finally:
+        feed.over.set()
+
+
+async def _send(job: TaskJob, feed: Feed) -> None:
+    feed.open()
+    sending = TaskWorker(job, KnownReceipts.of(job.parts), feed.report)
+    await sending.run(feed.batches())
+
+
+class Broken(Exception):  # noqa: N818 - it says what happened
+    """The end of a task that Spark does not want any more."""
+
+
+@dataclass
+class Feed:
+    """The way of record batches to the loop of a task, one ahead of it, and of its reports to Spark."""
+
+    failed: BaseException | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+    _closed: threading.Event = field(default_factory=threading.Event)
+    _room: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(2))
+    _given: queue.SimpleQueue[pa.RecordBatch | None] = field(default_factory=queue.SimpleQueue)
+    _reports: queue.SimpleQueue[pa.RecordBatch] = field(default_factory=queue.SimpleQueue)
+    _loop: asyncio.AbstractEventLoop | None = None
+    _there: asyncio.Event = field(default_factory=asyncio.Event)
+
+    # in Spark's thread
+
+    def put(self, rows: pa.RecordBatch | None) -> Iterator[pa.RecordBatch]:
+        """Give rows to the loop once it has room; yield what it reports meanwhile."""
+        while not self._room.acquire(timeout=_TICK) and not self.over.is_set():
+            yield from [*self._reported(), _tick()]
+        self._given.put(rows)
+        self._wake()
+        yield from self._reported()
+        self._raise()
+
+    def end(self) -> Iterator[pa.RecordBatch]:
+        """Tell the loop that there are no more rows; yield what it reports until it is done."""
+        yield from self.put(None)
+        while not self.over.wait(_TICK):
+            yield from [*self._reported(), _tick()]
+        yield from self._reported()
+        self._raise()
+
+    def close(self) -> None:
+        """Break off what the loop does, unless it is done: nobody waits for it. What is under way is in doubt."""
+        self._closed.set()
+        if not self.over.is_set():
+            self._wake()
+
+    def _wake(self) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._there.set)
+
+    def _reported(self) -> list[pa.RecordBatch]:
+        found = []
+        with suppress(queue.Empty):
+            while True:
+                found.append(self._reports.get_nowait())
+        return found
+
+    def _raise(self) -> None:
+        if self.failed is not None:
+            raise self.failed
+
+    # in the loop's thread
+
+    def open(self) -> None:
+        """Begin to listen."""
+        self._loop = asyncio.get_running_loop()
+
+    async def batches(self) -> AsyncIterator[pa.RecordBatch]:
+        """Yield what is given, until the end; raise Broken when there is none to come."""
+        while True:
+            self._there.clear()
+            if self._closed.is_set():
+                raise Broken
+            while not self._given.empty():
+                rows = self._given.get()
+                if rows is None:
+                    return
+                self._room.release()
+                yield rows
+            await self._there.wait()
+
+    def report(self, found: list[dict[str, Any]]) -> None:
+        """Tell Spark something."""
+        self._reports.put(_report(found))
+
+
+def _tick() -> pa.RecordBatch:
+    """Return a report that says nothing, and is too large to be kept back together with those before it."""
+    return _report([{"kind": "tick", "text": " " * 2 * _BUFFER}])
+
+
+def _report(found: list[dict[str, Any]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(found, schema=_COLUMNS)
+
+
+_AHEAD = 4
+"""Calls that are cut ahead, and rows that are reserved at least, for each that can be in flight."""
+_NAMED = 1000
+"""Calls that were tried in vain of which is told which rows they have, the first ones."""
+
+
+@dataclass(frozen=True)
+class TaskJob:
+    """What every task is given; travels, so that nothing in it is secret.
+
+    `wire`: arguments of Wire. `authorise` makes of what the driver gives how `requests` authorises. `dead_at_most`:
+    rows of a task beyond which it gives up, for then it is not the rows that are wrong. `responses` lands what came
+    back, before its receipts.
+    """
+
+    owner: Owner
+    parts: Parts
+    encoding: Encoding
+    form: RequestForm
+    cut: CallSize
+    policy: Policy
+    address: ServerAddress
+    wire: Mapping[str, Any]
+    authorise: Callable[[Mapping[str, Any]], AuthBase]
+    dead_at_most: int
+    responses: Responses | None = None
+
+    @property
+    def reader(self) -> RowReader:
+        """Return what reads rows."""
+        return RowReader(self.encoding, self.form.body, urls=not self.form.url)
+
+    @property
+    def in_flight(self) -> int:
+        """Return how many calls a task makes at a time."""
+        return int(self.wire["in_flight"])
+
+
+@dataclass
+class TaskWorker:
+    """The delivery of one task's rows. `known`: what earlier attempts did; `report` takes rows of REPORT."""
+
+    job: TaskJob
+    known: KnownReceipts
+    report: Callable[[list[dict[str, Any]]], None]
+    counts: Counter[str] = field(default_factory=Counter)
+    trouble: tuple[str, str] | None = None
+    _left: list[Call] = field(default_factory=list)
+    _delivery: Delivery | None = None
+
+    def __post_init__(self) -> None:
+        job = self.job
+        self._queue = CallQueue(job.in_flight * _AHEAD)
+        self._receipts = ReceiptWriter(job.parts, job.owner, job.responses)
+        self._feeder = Feeder(
+            Batcher(job.cut),
+            job.reader,
+            known=self.known,
+            receipts=self._receipts,
+            queue=self._queue,
+            chunk=job.in_flight * _AHEAD * job.cut.rows,
+            settle=self._settle,
+        )
+
+    async def run(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
+        """Deliver all rows, or as many as can be now; take them all in any case."""
+        lease, wire = None, None
+        try:
+            lease = await LeaseClient.open(self.job.address, self.job.owner.name)
+            login = TaskLogin(lease, self.job.authorise)
+            await login.open()
+            wire = HttpClient(**self.job.wire, proxies=login.proxies)
+            self._delivery = Delivery(
+                self.job.policy,
+                RequestBuilder(self.job.form),
+                wire,
+                lease,
+                login,
+                self.job.owner.name.encode(),
+                self._settle,
+            )
+            await self._deliver(batches)
+        except (LeaseEnded, LookupError) as error:  # before anything was sent
+            self._end("away", str(error))
+            await self._feed(batches)
+        finally:
+            for one in (wire, lease):
+                if one is not None:
+                    await one.close()
+        self._tell()
+
+    async def _deliver(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
+        keeping = asyncio.create_task(self._receipts.keep())
+        workers = [asyncio.create_task(self._work()) for _ in range(self.job.in_flight)]
+        for one in (keeping, *workers):
+            one.add_done_callback(self._look)
+        try:
+            await self._feed(batches)
+            await asyncio.gather(*workers)
+        finally:
+            for one in (keeping, *workers):
+                one.cancel()
+            with suppress(asyncio.CancelledError):
+                await keeping
+        await self._receipts.end((one.topic, one.partition, one.doubtful) for one in self._left if one.doubtful)
+
+    async def _feed(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
+        """Take all rows that there are."""
+        async for rows in batches:
+            await self._feeder.take(rows, send=self.trouble is None)
+        if self.trouble is None:
+            await self._feeder.end()
+        self._queue.end()
+
+    async def _work(self) -> None:
+        """Deliver one call after the other."""
+        assert self._delivery is not None
+        while (call := await self._queue.take()) is not None:
+            self.counts["calls"] += 1
+            left = await self._delivery.deliver(call)
+            if left:
+                self._left += left
+            self._queue.finished(call, whole=not left)
+            if self._delivery.ending.is_set():
+                wrong = self._delivery.wrong
+                self._end("wrong" if wrong else "away", wrong or self._delivery.why)
+
+    def _settle(self, settled: Settled) -> None:
+        """Take rows that are done with. Those that are dead get their receipts when the whole batch may have them."""
+        self.counts[settled.status] += len(settled.call)
+        if settled.status == "delivered":
+            self._receipts.settle(settled)
+            return
+        rows = receipts(self.job.owner, [settled]).to_pylist()
+        self.report([{"kind": "dead", "rows": 1, "receipt": row} for row in rows])
+        if self.counts["dead"] > self.job.dead_at_most:
+            self._end("wrong", f"more than {self.job.dead_at_most} rows were refused, the last: {settled.reason}")
+
+    def _end(self, kind: str, text: str) -> None:
+        """Let nothing more go out, for the first reason of all."""
+        self.trouble = self.trouble or (kind, text)
+        self._queue.end(drop=True)
+        if self._delivery is not None:
+            self._delivery.end()
+
+    def _look(self, task: asyncio.Task[None]) -> None:
+        """End everything when one worker fails: whoever gathers them raises what it raised."""
+        if not task.cancelled() and task.exception() is not None:
+            self._end("failed", repr(task.exception()))
+
+    def _tell(self) -> None:
+        """Report how it went."""
+        counts = {**self.counts, "known": self._feeder.skipped}
+        left = self._feeder.seen - sum(counts.get(name, 0) for name in ("delivered", "dead", "known"))
+        reports: list[dict[str, Any]] = [
+            {"kind": "refused" if name == "dead" else name, "rows": rows} for name, rows in counts.items()
+        ]
+        kind, text = self.trouble or ("away", self._delivery.why if self._delivery else "")
+        if left:
+            reports += [{"kind": "left", "rows": left}, {"kind": kind, "text": text}, *self._in_vain()]
+        self.report(reports)
+
+    def _in_vain(self) -> list[dict[str, Any]]:
+        """Report the calls that were sent and are left, the first ones."""
+        tried = sorted((one for one in self._left if one.attempts), key=lambda one: (one.partition, one.offsets[0]))
+        return [
+            {"kind": "tried", "rows": len(one), "text": note_of(ranges_of((one.topic, one.partition), one.offsets))}
+            for one in tried[:_NAMED]
+        ]

@@ -1,0 +1,395 @@
+"""Send requests over kept connections, many at a time.
+
+`requests` is what others see: what is sent is a `PreparedRequest`, authorised and all, and its bytes go out as it was
+prepared. aiohttp is the way to the network: `requests` itself takes a thread and most of a millisecond for each call.
+What only `requests` can do goes its way: hooks on the response, bodies that come in pieces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import ssl
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from requests.utils import DEFAULT_CA_BUNDLE_PATH
+from yarl import URL
+
+from router_rest.http_client.requests_client import RequestsClient
+from router_rest.http_client.response import InDoubt, Response, ResponseHeaders, Unsent, decoded, reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
+
+    from aiohttp.client_proto import ResponseHandler
+    from requests import PreparedRequest
+
+LONGEST_IDLE = 30.0
+"""Seconds after which an idle connection is closed: many servers, and what is between, do so after a minute."""
+MOST_HEAD = 64 << 10
+"""Bytes of a status line or of a header."""
+TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+"""What names of methods and headers are made of (RFC 9110, 5.6.2)."""
+TEXT = re.compile(r"[\t\x20-\x7e]*")
+"""What values of headers are made of here: signs beyond ASCII mean something else to every server (RFC 9110, 5.5)."""
+LARGE = 1 << 20
+"""Bytes of a body from which on it is written in blocks."""
+NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+"""Headers that aiohttp would add: a request goes out as it was prepared, and signed."""
+CERTIFICATE_REFUSED = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED")
+"""What a server's TLS alert names when it does not like the client's certificate, or wants one."""
+
+
+class HttpClient:
+    """The connections and requests of one task; it belongs to one event loop, and is made there.
+
+    connect: seconds for the name, the connection and TLS together. read: seconds of silence once a request is out.
+    total: seconds for all of it. most: bytes of a body that are read. in_flight: requests that are sent, and
+    connections that are open, at a time; further ones wait. verify, cert, proxies: as `requests` has them, but the
+    environment has no say.
+    """
+
+    def __init__(
+        self,
+        *,
+        connect: float,
+        read: float,
+        total: float,
+        most: int,
+        in_flight: int,
+        verify: bool | str = True,
+        cert: str | tuple[str, str] | None = None,
+        proxies: Mapping[str, str] | None = None,
+    ) -> None:
+        self._most = most
+        self._verify, self._cert = verify, cert
+        self._proxies = proxies or {}
+        self._tls: ssl.SSLContext | None = None
+        self._places = asyncio.Semaphore(in_flight)
+        self._connections = Connections(in_flight)
+        self._session = aiohttp.ClientSession(
+            connector=self._connections,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=total, connect=connect, sock_read=read),
+            skip_auto_headers=NOT_ADDED,
+            auto_decompress=False,  # a small body may hold gigabytes: `decoded` stops in time
+            max_line_size=MOST_HEAD,
+            max_field_size=MOST_HEAD,
+        )
+        self._with_hooks = RequestsClient(
+            connect=connect,
+            read=read,
+            total=total,
+            most=most,
+            in_flight=in_flight,
+            verify=verify,
+            cert=cert,
+            proxies=proxies,
+        )
+
+    @property
+    def opened(self) -> int:
+        """Return how many connections were opened so far."""
+        return self._connections.opened
+
+    @property
+    def open(self) -> int:
+        """Return how many connections are open."""
+        return self._connections.open
+
+    async def send(self, request: PreparedRequest, again: Callable[[], Awaitable[None]] | None = None) -> Response:
+        """Send a request and return the response; redirects are responses. Raises Unsent or InDoubt.
+
+        A request is sent twice, with the same bytes, when a connection that served before is closed before a byte of
+        the response comes: servers close idle connections whenever they like. `again` is awaited before, for a server
+        may have counted the first; what it raises ends the request, in doubt. Whoever cancels it leaves it in doubt.
+        """
+        async with self._places:
+            if request.hooks.get("response") or not _is_whole(request):
+                return await self._with_hooks.send(request)
+            return await self._resent_once(_arguments(request), again)
+
+    async def close(self) -> None:
+        """Close all connections; what is under way ends in doubt."""
+        self._with_hooks.close()
+        await self._session.close()
+
+    async def _resent_once(self, request: dict[str, Any], again: Callable[[], Awaitable[None]] | None) -> Response:
+        attempt = SendAttempt()
+        try:
+            return await self._exchange(request, attempt)
+        except Dropped:
+            if not attempt.reused:
+                raise
+        if again is not None:
+            await again()
+        try:
+            return replace(await self._exchange(request, SendAttempt(fresh=True)), resent=True)
+        except Unsent as error:  # the second time; the first time it may have arrived
+            raise InDoubt(f"the connection was closed before an answer came, and then: {error.what}") from None
+
+    async def _exchange(self, request: dict[str, Any], attempt: SendAttempt) -> Response:
+        if self._session.closed:
+            raise Unsent("the client is closed")
+        arguments = {**request, "data": _in_blocks(request["data"]), **self._route(request["url"])}
+        ATTEMPT.set(attempt)
+        try:
+            response = await self._session.request(**arguments, allow_redirects=False)
+            try:
+                return await self._response(response, attempt)
+            finally:
+                if not response.content.is_eof() or attempt.still_sending:
+                    response.close()  # what is left of either would be taken for the next one's
+                response.release()
+        except Exception as error:
+            raise _fault(error, attempt) from None
+        finally:
+            self._connections.idle(attempt.connection)
+
+    def _route(self, url: URL) -> dict[str, Any]:
+        """Return the proxy and the TLS context for a URL. Raises Unsent for a file that is of no use."""
+        if url.scheme == "https" and self._tls is None:
+            try:
+                self._tls = tls_context(self._verify, self._cert)
+            except UnusableFile as error:
+                raise Unsent(str(error)) from None
+        return {"ssl": self._tls or True, "proxy": self._proxies.get(url.scheme)}
+
+    async def _response(self, response: aiohttp.ClientResponse, attempt: SendAttempt) -> Response:
+        if response.status < 200:
+            raise InDoubt("the answer is broken: the server wants to speak something else")
+        body, whole = await self._body(response)
+        headers = ResponseHeaders.of(response.headers.items())
+        if "content-encoding" in headers:
+            body, all_of_it = decoded(body, headers["content-encoding"], self._most)
+            whole = whole and all_of_it
+        return Response(response.status, headers, body, attempt.seconds, whole)
+
+    async def _body(self, response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
+        """Return at most so much of a body, and whether that is all of it. Raises InDoubt when it breaks off."""
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async for part in response.content.iter_any():
+                parts.append(part)
+                size += len(part)
+                if size > self._most:
+                    return b"".join(parts)[: self._most], False
+        except asyncio.TimeoutError:  # the status holds: to send it again would be a second delivery
+            return b"".join(parts), False
+        except (aiohttp.ClientError, OSError) as error:
+            raise InDoubt(f"the answer breaks off: {reason_of(error)}") from None
+        return b"".join(parts), True
+
+
+@dataclass(eq=False)
+class SendAttempt:
+    """What is known of one attempt. `fresh`: it is to get a connection that served nobody before."""
+
+    fresh: bool = False
+    connection: ResponseHandler | None = None
+    reused: bool = False
+    began: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds since it got its connection."""
+        return asyncio.get_running_loop().time() - self.began
+
+    @property
+    def still_sending(self) -> bool:
+        """Say whether the answer came before the request was out."""
+        transport = None if self.connection is None else self.connection.transport
+        return isinstance(transport, asyncio.Transport) and transport.get_write_buffer_size() > 0
+
+
+ATTEMPT: ContextVar[SendAttempt] = ContextVar("ATTEMPT")
+"""The attempt that a connection is asked for: aiohttp asks in the attempt's own task."""
+
+
+class Dropped(InDoubt):
+    """A connection that was closed before a byte of the answer came."""
+
+
+class Connections(aiohttp.TCPConnector):
+    """aiohttp's pool of connections, at most `limit` of them open at once, wherever they lead.
+
+    aiohttp bounds those that are in use only, lends one on which something came that nobody asked for, and sends
+    requests that change nothing twice, uncounted: all three are put right where it asks for a connection.
+    """
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit=limit, keepalive_timeout=LONGEST_IDLE, use_dns_cache=False)
+        self.opened = 0
+        self._kept: dict[ResponseHandler, Any] = {}
+        self._in_use: set[ResponseHandler] = set()
+
+    @property
+    def open(self) -> int:
+        return sum(one.is_connected() for one in self._kept)
+
+    async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:
+        """Return a connection, and tell the attempt which one. Raises Dropped when this is its second."""
+        attempt = ATTEMPT.get()
+        if attempt.connection is not None:
+            raise Dropped("the connection was closed before an answer came")
+        while True:
+            self._make_room(req.connection_key)
+            connection = await super().connect(req, traces, timeout)
+            protocol = connection.protocol
+            assert protocol is not None
+            reused = protocol in self._kept
+            if not reused or not (attempt.fresh or protocol.should_close):
+                break
+            connection.close()
+        self.opened += not reused
+        self._kept.pop(protocol, None)  # the one used last stands last
+        self._kept[protocol] = req.connection_key
+        self._in_use.add(protocol)
+        attempt.connection, attempt.reused = protocol, reused
+        attempt.began = asyncio.get_running_loop().time()
+        return connection
+
+    def idle(self, connection: ResponseHandler | None) -> None:
+        """Take note that nobody uses a connection any more."""
+        if connection is not None:
+            self._in_use.discard(connection)
+            if not connection.is_connected():
+                self._kept.pop(connection, None)
+
+    def _make_room(self, key: Any) -> None:
+        """Close the connection that is idle for longest where there are too many, and no idle one leads there."""
+        if len(self._kept) < self.limit:
+            return
+        if any(self._kept[one] == key and one.is_connected() for one in self._idle()):
+            return
+        for one in [one for one in self._idle() if not one.is_connected()]:
+            del self._kept[one]
+        if len(self._kept) >= self.limit and (oldest := next(self._idle(), None)) is not None:
+            del self._kept[oldest]
+            oldest.close()
+
+    def _idle(self) -> Iterator[ResponseHandler]:
+        return (one for one in self._kept if one not in self._in_use)
+
+
+def _is_whole(request: PreparedRequest) -> bool:
+    return isinstance(request.body, (bytes, str, type(None))) and "Transfer-Encoding" not in request.headers
+
+
+def _arguments(request: PreparedRequest) -> dict[str, Any]:
+    """Return a request that was prepared and authorised as aiohttp takes it.
+
+    Content-Length is counted by aiohttp, for a wrong one would make the rest of the body a request of its own. Raises
+    Unsent for what is no request: authorisation writes headers past the checks of `requests`.
+    """
+    if not TOKEN.fullmatch(request.method or ""):
+        raise Unsent("the method holds signs that none may hold")
+    headers = {_text(name): _text(value) for name, value in request.headers.items()}
+    for name, value in headers.items():
+        if not TOKEN.fullmatch(name):
+            raise Unsent("the name of a header holds signs that none may hold")
+        if not TEXT.fullmatch(value):
+            raise Unsent("a header holds a line break, or signs beyond ASCII: no request can be made of it")
+    headers = {name: value for name, value in headers.items() if name.lower() != "content-length"}
+    body = request.body.encode() if isinstance(request.body, str) else request.body
+    return {"method": request.method, "url": _url(request.url or ""), "headers": headers, "data": body}
+
+
+def _in_blocks(body: bytes | None) -> bytes | io.BytesIO | None:
+    """Return a body as aiohttp takes it: it warns of large ones that are to be written at once."""
+    return io.BytesIO(body) if body is not None and len(body) >= LARGE else body
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else value
+
+
+@lru_cache(maxsize=256)
+def _url(url: str) -> URL:
+    """Return a URL that aiohttp sends as it is; what it says is never shown. A user in it has become a header."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        raise Unsent("the URL is none") from None
+    if parts.scheme not in {"http", "https"} or not host:
+        raise Unsent("the URL is not of the form http(s)://host/...")
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    if not all("!" <= sign <= "~" for sign in host + target):
+        raise Unsent("the URL is not escaped: it holds blanks or signs beyond ASCII")
+    named = f"[{host}]" if ":" in host else host
+    return URL(f"{parts.scheme}://{named}{'' if port is None else f':{port}'}{target}", encoded=True)
+
+
+def _fault(error: Exception, attempt: SendAttempt) -> Exception:
+    """Say in words why no response came; never with what was sent."""
+    if isinstance(error, (Unsent, InDoubt)):
+        return error
+    late = isinstance(error, asyncio.TimeoutError)
+    if attempt.connection is None:
+        return Unsent("no connection in time" if late else reason_of(error))
+    if late:
+        return InDoubt("no answer came in time", timeout=True)
+    if isinstance(error, aiohttp.ClientResponseError):
+        return InDoubt("the answer is broken: it is not HTTP/1")
+    why = "the connection was closed" if isinstance(error, aiohttp.ServerDisconnectedError) else reason_of(error)
+    # in TLS 1.3 a client learns only with the answer that its certificate was not taken: nothing else was read
+    refused = isinstance(error.__cause__, ssl.SSLError) and any(word in why.upper() for word in CERTIFICATE_REFUSED)
+    if refused and not attempt.reused:
+        return Unsent(f"the server does not take the client's certificate: {why}")
+    began = isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str)
+    return InDoubt(f"the answer breaks off: {why}") if began else Dropped(f"no answer came: {why}")
+
+
+class UnusableFile(ValueError):  # noqa: N818 - it says what is wrong
+    """A file of a TLS option that is of no use."""
+
+
+def tls_context(verify: bool | str, cert: str | tuple[str, str] | None) -> ssl.SSLContext:
+    """Return the TLS context of a client, made anew when one of its files has changed.
+
+    verify: True for the authorities that `requests` trusts, the path of a file or folder of others, False for nobody's
+    word. cert: the client's certificate, with its key in the same file or in a second one. The environment has no say.
+    Raises UnusableFile when a file is missing or holds something else.
+    """
+    authorities = None if verify is False else DEFAULT_CA_BUNDLE_PATH if verify is True else verify
+    files = (cert,) if isinstance(cert, str) else cert or ()
+    return _context(authorities, files, tuple(_stamp(file) for file in (authorities, *files) if file is not None))
+
+
+def _stamp(file: str) -> int:
+    try:
+        return Path(file).stat().st_mtime_ns
+    except OSError as error:
+        raise UnusableFile(f"TLS: {file}: {error.strerror}") from None
+
+
+# reading the authorities takes longer than a hundred calls
+@lru_cache(maxsize=16)
+def _context(authorities: str | None, files: tuple[str, ...], stamps: tuple[int, ...]) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    file = authorities
+    try:
+        if authorities is None:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        elif Path(authorities).is_dir():
+            context.load_verify_locations(capath=authorities)
+        else:
+            context.load_verify_locations(authorities)
+        if files:
+            file = files[0]
+            context.load_cert_chain(file, files[-1], password="")  # or OpenSSL asks a terminal for it
+    except (ssl.SSLError, OSError) as error:
+        why = getattr(error, "reason", None) or error.strerror
+        raise UnusableFile(f"TLS: {file} is not what it should be: {why}") from None
+    return context

@@ -1,0 +1,161 @@
+"""Send requests as `requests` does, in threads: those with hooks on the response, such as a digest login's.
+
+Such a hook gets a `requests.Response`, and may send the request again by the connection that this came over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.cookiejar import DefaultCookiePolicy
+from typing import TYPE_CHECKING, Any
+
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+from urllib3 import exceptions as wrong
+
+from router_rest.http_client.response import InDoubt, Response, Unsent, causes, reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+BLOCK = 1 << 16
+NO_REQUEST = (
+    requests.exceptions.InvalidURL,
+    requests.exceptions.InvalidSchema,
+    requests.exceptions.MissingSchema,
+    requests.exceptions.InvalidHeader,
+)
+NOT_CONNECTED = (
+    requests.exceptions.ConnectTimeout,
+    requests.exceptions.ProxyError,  # urllib3 says so only until the proxy, and the tunnel through it, are there
+    wrong.NewConnectionError,
+    wrong.ConnectTimeoutError,
+)
+TIMEOUTS = (requests.exceptions.Timeout, wrong.TimeoutError)
+
+
+class RequestsClient:
+    """Threads, up to `in_flight` of them, each with a session that is nobody else's meanwhile.
+
+    The options are those of HttpClient. A thread cannot be stopped: one that still reads a head that trickles when
+    `total` is over keeps its place until the other side ends, and the request counts as in doubt.
+    """
+
+    def __init__(
+        self,
+        *,
+        connect: float,
+        read: float,
+        total: float,
+        most: int,
+        in_flight: int,
+        verify: bool | str,
+        cert: str | tuple[str, str] | None,
+        proxies: Mapping[str, str] | None,
+    ) -> None:
+        self._total = total
+        self._most = most
+        self._in_flight = in_flight
+        self._arguments: dict[str, Any] = {
+            "timeout": (connect, min(read, total)),
+            "verify": verify,
+            "cert": cert,
+            "proxies": dict(proxies or {}),
+            "allow_redirects": False,
+            "stream": True,
+        }
+        self._longest = connect + total
+        self._free: deque[requests.Session] = deque()
+        self._threads: ThreadPoolExecutor | None = None
+        self._closed = False
+
+    async def send(self, request: requests.PreparedRequest) -> Response:
+        """Send a request and return the answer. Raises Unsent or InDoubt."""
+        if self._closed:
+            raise Unsent("the client is closed")
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._in_flight, thread_name_prefix="rest")
+        sent = self._threads.submit(self._exchange, request)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(sent), self._longest)
+        except asyncio.TimeoutError:
+            if sent.cancelled():
+                raise Unsent("no thread was free in time") from None
+            raise InDoubt("no answer came in time", timeout=True) from None
+
+    def close(self) -> None:
+        """Close what is idle; threads that are still at work end with their request."""
+        self._closed = True
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        while self._free:
+            self._free.pop().close()
+
+    def _exchange(self, request: requests.PreparedRequest) -> Response:
+        try:
+            session = self._free.pop()
+        except IndexError:
+            session = self._session()
+        began = time.monotonic()
+        try:
+            with closing(session.send(request, **self._arguments)) as response:
+                body, whole = self._body(response, began + self._total)
+                if not whole:
+                    response.raw.close()
+                return Response(response.status_code, response.headers, body, time.monotonic() - began, whole)
+        except Exception as error:  # hooks are anybody's
+            raise _fault(error) from None
+        finally:
+            self._free.append(session)
+            if self._closed:
+                session.close()
+
+    def _session(self) -> requests.Session:
+        session = requests.Session()
+        session.trust_env = False
+        session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        adapter = HTTPAdapter(max_retries=urllib3.Retry(0, read=False))
+        session.mount("https://", adapter)
+        session.mount("http://", adapter)
+        return session
+
+    def _body(self, response: requests.Response, end: float) -> tuple[bytes, bool]:
+        """Return at most so much of a body, and whether that is all of it."""
+        parts: list[bytes] = []
+        size = 0
+        try:
+            for block in _blocks(response):
+                parts.append(block)
+                size += len(block)
+                if size > self._most or time.monotonic() > end:
+                    return b"".join(parts)[: self._most], False
+        except (wrong.TimeoutError, wrong.DecodeError):
+            return b"".join(parts), False
+        return b"".join(parts), True
+
+
+def _blocks(response: requests.Response) -> Iterator[bytes]:
+    """Yield the body as it arrives: `iter_content` would wait for whole blocks, and so for any drip."""
+    if getattr(response, "_content_consumed", False) or not hasattr(response.raw, "read1"):
+        yield response.content  # a hook has read it
+        return
+    while block := response.raw.read1(BLOCK, decode_content=True):
+        yield block
+
+
+def _fault(error: Exception) -> Unsent | InDoubt:
+    """Say in words why a request failed; `requests` wraps the reason several times."""
+    found = list(causes(error))
+    if isinstance(error, (*NO_REQUEST, UnicodeError)):
+        return Unsent(f"no request can be made of it ({type(error).__name__})")
+    untrusted = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in found)
+    if untrusted or any(isinstance(cause, NOT_CONNECTED) for cause in found):
+        return Unsent(reason_of(error))
+    late = any(isinstance(cause, TIMEOUTS) for cause in found)
+    return InDoubt("no answer came in time" if late else f"no answer came: {reason_of(error)}", timeout=late)

@@ -1,0 +1,308 @@
+"""Decide who may call an API and when: one coordinator per limit, for all tasks of all sinks that share it.
+
+A state machine: tasks report what they saw and want, `deal` says what each is granted, `due` when to deal again. The
+clock is given; nothing here waits, sends or runs on a thread of its own. Runs on the driver.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from math import ceil, inf
+from typing import TYPE_CHECKING
+
+from router_rest.rate_limit.adaptive_rate import AdaptiveRate
+from router_rest.rate_limit.circuit_breaker import CircuitBreaker
+from router_rest.rate_limit.concurrency import ConcurrencyLimit
+from router_rest.rate_limit.protocol import Grant, Outlook
+from router_rest.rate_limit.retry_budget import RetryBudget
+from router_rest.rate_limit.sliding_window import SlidingWindows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from router_rest.rate_limit.protocol import Pace, State, TaskReport
+    from router_rest.rate_limit.sliding_window import Run
+
+AHEAD = 0.1
+"""Seconds that tokens are dealt ahead; what is dealt to a task that dies is lost."""
+QUANTUM = 16
+"""Tokens that a task gets before it is the next one's turn, more when the limit is high."""
+LONGEST_WAIT = 2.0
+"""Seconds that a task waits before it is told to leave."""
+WORTH_WAITING = 3.0
+"""Seconds: tasks wait for what begins within them."""
+JITTER = 0.1
+"""The part of a pause that is added by chance, or drivers that were stopped together come back together."""
+CREDIT = 16
+"""Retries that a task may have at a time."""
+SOON = 2.0
+"""Seconds: RateLimit headers about a shorter time tell of a bucket that is refilled all the time."""
+SETTLED = 0.01
+"""Seconds between two looks at who has how many calls in flight."""
+
+
+class Coordinator:
+    """The state of one limit.
+
+    Tasks take turns; a task with most of the rows gets what the others leave. `chance` gives numbers from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        pace: Pace,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.pace = pace
+        self.totals: dict[str, float] = dict.fromkeys(COUNTED, 0)
+        """All that tasks told so far, by name."""
+        self.windows = SlidingWindows(pace.limits, pace.share)
+        self._clock, self._chance = clock, chance
+        self._adaptive_rate = AdaptiveRate(self.windows.rate)
+        self._circuit = CircuitBreaker()
+        self._concurrency = ConcurrencyLimit(pace.in_flight)
+        self._budget = RetryBudget(pace.retry_share, pace.retry_floor)
+        self._tasks: dict[str, TaskState] = {}
+        self._turns: deque[str] = deque()
+        self._paused = -inf
+        """Until then nothing goes out."""
+        self._left, self._reset = inf, -inf
+        """Calls that the API said are left, and until when."""
+        self._hold = False
+        self._settled, self._unsettled = -inf, False
+        self._drafts: dict[str, GrantDraft] = {}
+        self._caps: dict[str, tuple[int, int]] = {}
+
+    def enter(self, who: str) -> None:
+        """Begin to serve a task."""
+        self._tasks[who] = TaskState(self._clock())
+        self._turns.append(who)
+        self._concurrency.enter(who)
+        self._settled = -inf
+
+    def leave(self, who: str) -> None:
+        """Forget a task. The tokens that it had lapse."""
+        if self._tasks.pop(who, None) is not None:
+            self._turns.remove(who)
+            self._concurrency.leave(who)
+            self._caps.pop(who, None)
+            self._settled, self._unsettled = -inf, True
+
+    def stop(self, who: str) -> None:
+        """Let the next deal send a task away."""
+        self._tasks[who].stopped = True
+
+    def hear(self, who: str, report: TaskReport) -> None:
+        """Take in what a task saw and wants."""
+        now, task = self._clock(), self._tasks[who]
+        for name in COUNTED:
+            self.totals[name] += getattr(report, name)
+        task.ended += report.ok + report.throttled + report.failed + report.lapsed
+        task.credit -= report.retried
+        task.wants = beyond(report.wants, task.granted - report.received)
+        demand = report.out + max(report.waiting, sum(many for _, many in report.wants))
+        self._unsettled = True
+        self._concurrency.heard(now, who, number=report.number, out=report.out, demand=demand)
+        self._budget.earned(now, report.sent - report.retried)
+        self._learn(now, report)
+        self._obey(now, report)
+        self._give_retries(who, now, report.denied)
+
+    def deal(self) -> dict[str, Grant]:
+        """Return what tasks are to be told now."""
+        now = self._clock()
+        self._allow(now)
+        if self._hold:
+            self._hold = False
+            for who in self._tasks:
+                self._draft(who).state = "hold"
+        self._send_away(now)
+        if now >= self._shut(now):
+            self._probe(now) if self._circuit.since is not None else self._round(now)
+        drafts, self._drafts = self._drafts, {}
+        return {who: self._grant(who, draft) for who, draft in drafts.items() if who in self._tasks}
+
+    def due(self) -> float | None:
+        """Return when to deal again if nobody says anything; None: not before somebody does."""
+        now, wanting = self._clock(), self._next_turn()
+        times = [one.since + LONGEST_WAIT for one in self._tasks.values() if now < one.since + LONGEST_WAIT]
+        if wanting is not None:
+            times.append(self._opens(now, wanting))
+        if self._unsettled or self._circuit.pace(now) < 1:
+            times.append(self._settled + SETTLED)
+        return min(times, default=None) if self._tasks else None
+
+    def outlook(self) -> Outlook:
+        """Say when something may go out."""
+        now = self._clock()
+        again = max(self._shut(now), self.windows.next(now, 1))
+        if self._circuit.since is not None:
+            again = max(again, self._circuit.next_probe())
+        return Outlook(self._circuit.since is not None, again - now, len(self._tasks))
+
+    def _learn(self, now: float, report: TaskReport) -> None:
+        """Learn from what came back."""
+        was_out = self._circuit.since is not None
+        bad = report.failed + report.throttled
+        self._hold |= self._circuit.heard(now, report.ok, bad)
+        pause = min(report.pause or 0.0, self.pace.longest_pause)
+        self._adaptive_rate.heard(now, sent=report.sent, ok=report.ok, throttled=report.throttled, pause=pause)
+        self._concurrency.timeouts(now, report.timeouts, report.ok)
+        if was_out and self._circuit.since is None:
+            self._concurrency.restore()
+
+    def _obey(self, now: float, report: TaskReport) -> None:
+        """Do as the API said: Retry-After stops all, RateLimit headers bound what goes out until their time is over.
+
+        A stray call that is refused waits by itself.
+        """
+        if report.pause is not None and not self._adaptive_rate.stray(now):
+            pause = min(report.pause, self.pace.longest_pause)
+            until = now + pause * (1 + JITTER * self._chance())
+            if until > self._paused:
+                self._hold, self._paused = self._hold or now >= self._paused, until
+        elif report.left is not None and report.left[1] >= SOON:
+            under_way = sum(one.granted - one.ended for one in self._tasks.values())
+            self._left = max(0.0, report.left[0] - under_way)
+            self._reset = now + min(report.left[1], self.pace.longest_pause)
+
+    def _give_retries(self, who: str, now: float, denied: int) -> None:
+        task = self._tasks[who]
+        if task.credit <= CREDIT // 4 or denied:
+            given = self._budget.take(now, CREDIT - task.credit, len(self._tasks))
+            task.credit += given
+            if given:
+                self._draft(who).retries += given
+
+    def _allow(self, now: float) -> None:
+        if (self._unsettled or self._circuit.pace(now) < 1) and now >= self._settled + SETTLED:
+            self._settled, self._unsettled = now, False
+            for who, told in self._concurrency.deal(self._circuit.pace(now)).items():
+                self._caps[who] = told
+                self._draft(who).cap = True
+
+    def _shut(self, now: float) -> float:
+        """Return until when nothing goes out at all."""
+        spent = self._reset if self._left < 1 and now < self._reset else -inf
+        return max(self._paused, spent)
+
+    def _opens(self, now: float, who: str) -> float:
+        """Return when a task that wants a token can get one."""
+        probe = self._circuit.next_probe() if self._circuit.since is not None else -inf
+        return max(self._shut(now), probe, self.windows.next(now, self._tasks[who].wants[0][0]) - AHEAD / 2)
+
+    def _next_turn(self) -> str | None:
+        """Return the task whose turn it is of those that want something."""
+        for _ in range(len(self._turns)):
+            task = self._tasks[self._turns[0]]
+            if task.wants and not task.away:
+                return self._turns[0]
+            self._turns.rotate(-1)
+        return None
+
+    def _probe(self, now: float) -> None:
+        who = self._next_turn()
+        if who is None or now < self._opens(now, who):
+            return
+        if self._give(who, now, now + AHEAD, 1, 1.0):
+            self._circuit.probe(now)
+            self._draft(who).state = "probe"
+
+    def _round(self, now: float) -> None:
+        """Deal out what is open ahead, a turn for each task that wants it; rounds are half as long as that."""
+        who, factor = self._next_turn(), self._circuit.pace(now)
+        if who is None or now < self._opens(now, who):
+            return
+        rate, wanting = self._adaptive_rate.current(now), sum(1 for one in self._tasks.values() if one.wants)
+        while who is not None:
+            fast = min(filter(None, (rate, self.windows.rate)), default=inf)
+            most = self._tasks[who].wants[0][1]
+            turn = most if fast == inf else max(QUANTUM, ceil(fast * AHEAD / 2 / wanting))
+            given = self._give(who, now, now + AHEAD, min(most, turn), factor, rate)
+            if not given:
+                return
+            self._tasks[who].since = now
+            who = self._next_turn()
+
+    def _give(self, who: str, now: float, until: float, most: int, factor: float, rate: float | None = None) -> int:
+        """Give tokens to a task, which ends its turn; return how many."""
+        task = self._tasks[who]
+        bound = self._left if now < self._reset else inf
+        if bound < 1:
+            return 0
+        given, rows = 0, task.wants[0][0]
+        most = int(min(most, bound))
+        while given < most:
+            run = self.windows.deal(now, until, calls=most - given, rows=rows, factor=factor, rate=rate)
+            if run is None:
+                break
+            self._draft(who).runs.append(run)
+            given += run.calls
+        if given:
+            task.wants = beyond(tuple(task.wants), given)
+            task.granted += given
+            self._left -= given
+            self._turns.rotate(-1)
+        return given
+
+    def _send_away(self, now: float) -> None:
+        """Let tasks that would wait for long end, for others need their cores."""
+        circuit = self._circuit.since
+        for who, task in self._tasks.items():
+            waited = now - task.since >= LONGEST_WAIT
+            out = circuit is not None and now - circuit >= LONGEST_WAIT and waited
+            far = waited and bool(task.wants) and self._opens(now, who) - now > WORTH_WAITING
+            if not task.away and (task.stopped or out or far):
+                draft, task.away = self._draft(who), True
+                draft.state, draft.again = "leave", self.outlook().again
+
+    def _draft(self, who: str) -> GrantDraft:
+        return self._drafts.setdefault(who, GrantDraft())
+
+    def _grant(self, who: str, draft: GrantDraft) -> Grant:
+        number, cap = self._caps.get(who, (0, 0))
+        return Grant(draft.state, tuple(draft.runs), number, cap, draft.retries, draft.again)
+
+
+COUNTED = ("sent", "ok", "throttled", "failed", "timeouts", "lapsed", "retried", "denied", "seconds")
+
+
+@dataclass
+class TaskState:
+    """What is known of one task."""
+
+    since: float
+    """Of its start, or its last token."""
+    wants: deque[tuple[int, int]] = field(default_factory=deque)
+    granted: int = 0
+    ended: int = 0
+    """Tokens that were answered for, or lapsed."""
+    credit: int = 0
+    stopped: bool = False
+    away: bool = False
+    """It was told to leave."""
+
+
+@dataclass
+class GrantDraft:
+    """What a task is granted next, as it is gathered."""
+
+    runs: list[Run] = field(default_factory=list)
+    state: State = "go"
+    again: float = 0.0
+    cap: bool = False
+    retries: int = 0
+
+
+def beyond(wants: tuple[tuple[int, int], ...], taken: int) -> deque[tuple[int, int]]:
+    """Return what is wanted beyond so many tokens."""
+    rest: deque[tuple[int, int]] = deque()
+    for rows, many in wants:
+        more = max(0, many - taken)
+        taken = max(0, taken - many)
+        if more:
+            rest.append((rows, more))
+    return rest

@@ -1,0 +1,158 @@
+"""The sink `rest`: posts events to HTTP APIs."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import PrivateAttr
+
+from router import Batch, Encoding, Opening, Outcome, Resent, StartError, row
+from router_encoders.outbox_rows import PLACE, order_key, own_columns
+from router_encoders.to_json import as_it_is
+from router_rest.options import RestOptions
+from router_rest.templates import check_fields, json_fields, json_row, to_column
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame
+    from typing_extensions import Self
+
+    from router_rest.credentials import Credentials
+
+log = logging.getLogger("router")
+
+
+class Rest(RestOptions):
+    """Post events to an HTTP API, as fast as it allows and no faster.
+
+    `url: https://api.test/players/{event.user}/wins` has fields in braces; a value stays one segment of the path, or
+    one value of the query, whatever it holds. A row whose value is null, or would make an empty segment, `.` or `..`,
+    is a dead letter. SQL and fields see the route's columns, also as `event.NAME`, and of the record `_topic`,
+    `_partition`, `_offset`, `_timestamp` and `_key`. URLs are logged: secrets belong into `auth` and `headers`.
+
+    The body is a JSON object of the route's columns, or an array of such objects with `rows_per_call`; `body` and
+    `value` say otherwise. Calls are cut from neighbouring offsets of one partition with the same URL.
+
+    `calls_per_second`, `rows_per_second` and `limits` hold for all tasks of a job together, and for everything with
+    the same `limit_name`. What the API refuses for good is a dead letter; what it cannot take now is tried again.
+
+    Delivery: at least once; once in effect where the API honours the idempotency key. Every row has a receipt.
+    """
+
+    previews: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("router_rest.delivery.worker", "router_rest.credentials")
+    resends: ClassVar[bool] = True
+
+    _folder: Path | None = PrivateAttr(default=None)
+    _encodings: dict[str, Encoding] = PrivateAttr(default_factory=dict)
+    _credentials: Any = PrivateAttr(default=None)
+
+    @property
+    def tasks_at_most(self) -> int:
+        """Return how many tasks send at once."""
+        from router_rest.batch import tasks_of
+
+        return tasks_of(self)
+
+    @property
+    def folder(self) -> Path:
+        """Return the configuration's folder, which files are beside."""
+        if self._folder is None:
+            raise StartError("the sink is not open: call prepare() before apply()")
+        return self._folder
+
+    def credentials(self, folder: Path) -> Credentials:
+        """Return what opens the API, the same object every time: it holds a token. For the driver."""
+        from router_rest.credentials import Credentials
+
+        verify, seconds = self.tls.beside(folder).verify, self.timeouts.read
+        opened: Credentials = self._credentials or Credentials(
+            self.auth, self.headers, seconds=seconds, verify=verify, proxy=self.proxy
+        )
+        self._credentials = opened
+        return opened
+
+    def prepare(self, opening: Opening) -> Self:
+        """Return this sink with its columns, files and login looked at. May ask a token server or schema registry."""
+        from router_rest.batch import check_spark
+
+        check_spark(opening.events.sparkSession)
+        if missing := self.tls.beside(opening.folder).missing:
+            raise StartError(f"tls: {missing}")
+        prepared = self._looked(opening)
+        prepared._log_in()
+        return prepared
+
+    def preview(self, events: DataFrame, opening: Opening) -> list[dict[str, Any]]:
+        """Return the calls: `method`, `url`, `headers` that say what the body is, `body`, and the number of `rows`."""
+        from router_rest.batch import calls
+
+        return list(calls(self._looked(opening), events))
+
+    def apply(self, events: DataFrame, batch: Batch) -> Outcome:
+        """Send the rows of one batch, for as long as it takes; raise ConnectionError when it is stopped before."""
+        from router_rest.batch import post
+
+        return post(self, events, batch)
+
+    def set_aside(self, batch: Batch, read: Callable[[str], DataFrame | None]) -> DataFrame | None:
+        """Return the rows that are parked or dead by their last receipt, and have none that says delivered."""
+        from router_rest.replay import set_aside
+
+        receipts = read(self.receipts)
+        return None if receipts is None else set_aside(receipts, batch.query, batch.route, batch.sink)
+
+    def resend(self, events: DataFrame, aside: DataFrame, batch: Batch) -> Resent:
+        """Send rows again, those of one call as the same call; ends early when stopped or a setting is wrong."""
+        from router_rest.replay import resend
+
+        return resend(self, events, aside, batch)
+
+    def encoding(self, events: DataFrame, *, trial: bool = False) -> Encoding:
+        """Return how rows of these columns are encoded; what was found for columns is kept for the next batch."""
+        if (pieces := self.body.pieces) is not None:
+            return Encoding(as_it_is, None, "JSON", partial(json_row, pieces=pieces))
+        columns = own_columns(events, self.without)
+        named = columns.simpleString()
+        if named not in self._encodings:
+            self._encodings[named] = self.value.open(columns, self.folder, None, trial=trial)
+        return self._encodings[named]
+
+    def columns(self, events: DataFrame) -> DataFrame:
+        """Return what tasks take: `_topic`, `_partition`, `_offset`, `_order`, `_to` and `_row`.
+
+        `_order` is the key of an order as bytes, null where rows have none; `_to` a struct of `url` and `fault`, of
+        which one is null: the fault is the reason of a dead letter. `_to` is null where a field cannot be evaluated.
+        `_row` is what the encoding takes. Raises StartError, naming the column.
+        """
+        names = own_columns(events).fieldNames()
+        seen = events if "event" in names else events.withColumn("event", row(names))
+        check_fields(seen, "url", self.template.fields)
+        values, texts = json_fields(self.body.pieces or ())
+        check_fields(seen, "body", values, one_value=False)
+        check_fields(seen, "body", texts)
+        value = self.encoding(events).column(own_columns(events, self.without).fieldNames())
+        to = to_column(self.template, self.hosts)
+        order = order_key(seen, None if self.ordering == "none" else self.key)
+        return seen.select(*PLACE, order.alias("_order"), to.alias("_to"), value.alias("_row"))
+
+    def _looked(self, opening: Opening) -> Self:
+        """Return this sink with its columns looked at."""
+        looked = self.model_copy()
+        looked._folder, looked._encodings, looked._credentials = opening.folder, {}, None
+        looked.encoding(opening.events, trial=opening.trial)
+        looked.columns(opening.events).schema  # noqa: B018 - analyses the expressions
+        return looked
+
+    def _log_in(self) -> None:
+        """Raise StartError for a login that cannot work. A token server that is away keeps no table from starting."""
+        from router_rest.credentials import apply
+
+        try:
+            apply(self.credentials(self.folder).current())
+        except ConnectionError as error:
+            log.warning("rest %s: no token yet: %s", self.limit, error)

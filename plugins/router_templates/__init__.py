@@ -1,1 +1,0 @@
-"""Split texts with fields in braces."""

@@ -1,0 +1,129 @@
+"""Differences to what was saved that are meant, one by one, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Justified:
+    """One difference that is meant: lines as the failing test shows them, without the sign before them."""
+
+    scenario: str
+    why: str
+    gone: tuple[str, ...] = ()
+    come: tuple[str, ...] = ()
+
+
+# fmt: off
+JUSTIFIED = (
+    Justified(
+        'json_every_type',
+        'A text that ends within a value, or is nested deeper than the limit, is not JSON: from_json told of what it had read before.',
+        gone=(
+            'ops.dead | {"stage": "decode", "reason": "does not fit the schema", "key": "b:key 78", "value": "b:{\\"game\\": \\"uno\\", \\"gamer\\": \\"g7... 419 characters, sha256 d89e9d2f5285", "topic": "events", "partition": 0, "offset": 207, "timestamp": "2026-01-01T13:01:18.123456+00:00", "timestamp_type": 0, "batch_id": 1}',
+            'ops.dead | {"stage": "decode", "reason": "value has text after the object", "key": "b:key 126", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 0, "offset": 126, "timestamp": "2026-01-01T12:02:06.123456+00:00", "timestamp_type": 0, "batch_id": 0}',
+        ),
+        come=(
+            'ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 126", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 0, "offset": 126, "timestamp": "2026-01-01T12:02:06.123456+00:00", "timestamp_type": 0, "batch_id": 0}',
+            'ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 78", "value": "b:{\\"game\\": \\"uno\\", \\"gamer\\": \\"g7... 419 characters, sha256 d89e9d2f5285", "topic": "events", "partition": 0, "offset": 207, "timestamp": "2026-01-01T13:01:18.123456+00:00", "timestamp_type": 0, "batch_id": 1}',
+        ),
+    ),
+    Justified(
+        'json_plain',
+        'As json_every_type.',
+        gone=(
+            'ops.dead | {"stage": "decode", "reason": "does not fit the schema", "key": "b:key 78", "value": "b:{\\"game\\": \\"uno\\", \\"gamer\\": \\"g7... 419 characters, sha256 d89e9d2f5285", "topic": "events", "partition": 0, "offset": 207, "timestamp": "2026-01-01T13:01:18.123456+00:00", "timestamp_type": 0, "batch_id": 1}',
+            'ops.dead | {"stage": "decode", "reason": "value has text after the object", "key": "b:key 126", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 0, "offset": 126, "timestamp": "2026-01-01T12:02:06.123456+00:00", "timestamp_type": 0, "batch_id": 0}',
+        ),
+        come=(
+            'ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 126", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 0, "offset": 126, "timestamp": "2026-01-01T12:02:06.123456+00:00", "timestamp_type": 0, "batch_id": 0}',
+            'ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 78", "value": "b:{\\"game\\": \\"uno\\", \\"gamer\\": \\"g7... 419 characters, sha256 d89e9d2f5285", "topic": "events", "partition": 0, "offset": 207, "timestamp": "2026-01-01T13:01:18.123456+00:00", "timestamp_type": 0, "batch_id": 1}',
+        ),
+    ),
+    Justified(
+        'json_rescue',
+        'What is rescued is the text that was sent; from_json wrote numbers in its own way, and lost digits of some.',
+        gone=(
+            'silver.all | {"_rescued": [["cost", "1.2345678901234512E14"]], "offset": 59}',
+            'silver.all | {"_rescued": [["cost", "100.0"]], "offset": 63}',
+            'silver.all | {"_rescued": [["price", "0.0"]], "offset": 54}',
+            'silver.all | {"_rescued": [["price", "\\"Infinity\\""]], "offset": 53}',
+            'silver.all | {"_rescued": [["ratio", "1.0E39"]], "offset": 57}',
+            'silver.all | {"_rescued": [["small", "0"]], "offset": 47}',
+        ),
+        come=(
+            'silver.all | {"_rescued": [["cost", "123456789012345.1234567"]], "offset": 59}',
+            'silver.all | {"_rescued": [["cost", "1e2"]], "offset": 63}',
+            'silver.all | {"_rescued": [["price", "1e-400"]], "offset": 54}',
+            'silver.all | {"_rescued": [["price", "1e400"]], "offset": 53}',
+            'silver.all | {"_rescued": [["ratio", "1e39"]], "offset": 57}',
+            'silver.all | {"_rescued": [["small", "-0"]], "offset": 47}',
+        ),
+    ),
+    Justified(
+        'json_times',
+        'A local time is ISO 8601 from 0001 to 9999 as any other time is; from_json took parts of dates, blanks and other years for it.',
+        gone=(
+            'ops.ledger | {"batch_id": 0, "topic": "events", "partition": 0, "from_offset": 0, "to_offset": 116, "read": 117, "decoded": 38, "failed": 79, "bare": 0, "unmatched": 0}',
+            'ops.ledger | {"batch_id": 0, "topic": "events", "partition": 0, "from_offset": 0, "to_offset": 116, "route": "all", "sink": "delta", "matched": 38, "landed": 38, "refused": 0, "dropped": 0, "frozen": 0, "quarantined": 0}',
+            'silver.all | {"local": "2026-01-01T00:00:00", "offset": 52}',
+            'silver.all | {"local": "2026-01-02T00:00:00", "offset": 103}',
+            'silver.all | {"local": "2026-11-01T00:00:00", "offset": 49}',
+            'silver.all | {"local": "2026-11-21T00:00:00", "offset": 97}',
+            'silver.all | {"local": "timestamp[us] -62167219200000000", "offset": 64}',
+            'silver.all | {"local": "timestamp[us] -62198755200000000", "offset": 76}',
+            'silver.all | {"local": "timestamp[us] 253402300800000000", "offset": 73}',
+        ),
+        come=(
+            'ops.dead | {"stage": "decode", "reason": "does not fit the schema: local", "key": "b:key 103", "value": "b:{\\"local\\": \\"2026-1-2\\"}", "topic": "events", "partition": 0, "offset": 103, "timestamp": "2026-01-01T12:01:43.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
+            'ops.dead | {"stage": "decode", "reason": "does not fit the schema: local", "key": "b:key 49", "value": "b:{\\"local\\": \\"2026-11\\"}", "topic": "events", "partition": 0, "offset": 49, "timestamp": "2026-01-01T12:00:49.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
+            'ops.dead | {"stage": "decode", "reason": "does not fit the schema: local", "key": "b:key 52", "value": "b:{\\"local\\": \\"2026\\"}", "topic": "events", "partition": 0, "offset": 52, "timestamp": "2026-01-01T12:00:52.123456+00:00", "timestamp_type": 0, "batch_id": 0}',
+            'ops.dead | {"stage": "decode", "reason": "does not fit the schema: local", "key": "b:key 64", "value": "b:{\\"local\\": \\"0000-01-01\\"}", "topic": "events", "partition": 0, "offset": 64, "timestamp": "2026-01-01T12:01:04.123456+00:00", "timestamp_type": 0, "batch_id": 0}',
+            'ops.dead | {"stage": "decode", "reason": "does not fit the schema: local", "key": "b:key 73", "value": "b:{\\"local\\": \\"10000-01-01\\"}", "topic": "events", "partition": 0, "offset": 73, "timestamp": "2026-01-01T12:01:13.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
+            'ops.dead | {"stage": "decode", "reason": "does not fit the schema: local", "key": "b:key 76", "value": "b:{\\"local\\": \\"-0001-01-01\\"}", "topic": "events", "partition": 0, "offset": 76, "timestamp": "2026-01-01T12:01:16.123456+00:00", "timestamp_type": 0, "batch_id": 0}',
+            'ops.dead | {"stage": "decode", "reason": "does not fit the schema: local", "key": "b:key 97", "value": "b:{\\"local\\": \\" 2026-11-21\\"}", "topic": "events", "partition": 0, "offset": 97, "timestamp": "2026-01-01T12:01:37.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
+            'ops.ledger | {"batch_id": 0, "topic": "events", "partition": 0, "from_offset": 0, "to_offset": 116, "read": 117, "decoded": 31, "failed": 86, "bare": 0, "unmatched": 0}',
+            'ops.ledger | {"batch_id": 0, "topic": "events", "partition": 0, "from_offset": 0, "to_offset": 116, "route": "all", "sink": "delta", "matched": 31, "landed": 31, "refused": 0, "dropped": 0, "frozen": 0, "quarantined": 0}',
+        ),
+    ),
+    Justified(
+        'tombstones_by_text',
+        'A key that is not UTF-8 names no row: it is a dead letter in place of bytes in a text column, which readers fail on.',
+        gone=(
+            'ops.ledger | {"batch_id": 1, "route": "profiles", "sink": "upsert", "applied": 4, "dead": 0, "pending": 0, "parked": 0, "in_doubt": 0}',
+            'ops.ledger | {"batch_id": 1, "route": "profiles", "sink": "upsert_2", "applied": 4, "dead": 0, "pending": 0, "parked": 0, "in_doubt": 0}',
+            'outbox.games__profiles__upsert | {"_topic": "events", "_partition": 0, "_offset": 11, "_timestamp": "2026-01-01T13:00:03.123456+00:00", "_key": "x:ff", "_table": "silver.profiles", "_deleted": true, "gamer": "x:ff"}',
+            'outbox.games__profiles__upsert_2 | {"_topic": "events", "_partition": 0, "_offset": 11, "_timestamp": "2026-01-01T13:00:03.123456+00:00", "_key": "x:ff", "_table": "silver.history", "_deleted": true, "gamer": "x:ff"}',
+        ),
+        come=(
+            'ops.dead | {"stage": "apply", "reason": "key gamer is null", "route": "profiles", "sink": "upsert", "key": "x:ff", "value": "b:{}", "topic": "events", "partition": 0, "offset": 11, "timestamp": "2026-01-01T13:00:03.123456+00:00", "batch_id": 1}',
+            'ops.dead | {"stage": "apply", "reason": "key gamer is null", "route": "profiles", "sink": "upsert_2", "key": "x:ff", "value": "b:{}", "topic": "events", "partition": 0, "offset": 11, "timestamp": "2026-01-01T13:00:03.123456+00:00", "batch_id": 1}',
+            'ops.ledger | {"batch_id": 1, "route": "profiles", "sink": "upsert", "applied": 3, "dead": 1, "pending": 0, "parked": 0, "in_doubt": 0}',
+            'ops.ledger | {"batch_id": 1, "route": "profiles", "sink": "upsert_2", "applied": 3, "dead": 1, "pending": 0, "parked": 0, "in_doubt": 0}',
+            'outbox.games__profiles__upsert | {"_topic": "events", "_partition": 0, "_offset": 11, "_timestamp": "2026-01-01T13:00:03.123456+00:00", "_key": "x:ff", "_table": "silver.profiles", "_deleted": true}',
+            'outbox.games__profiles__upsert_2 | {"_topic": "events", "_partition": 0, "_offset": 11, "_timestamp": "2026-01-01T13:00:03.123456+00:00", "_key": "x:ff", "_table": "silver.history", "_deleted": true}',
+        ),
+    ),
+    Justified(
+        'routes_of_every_type',
+        'As json_every_type: nested deeper than the limit.',
+        gone=(
+            'ops.dead | {"stage": "decode", "reason": "value has text after the object", "key": "b:key 1", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 1, "offset": 0, "timestamp": "2026-01-01T12:00:01.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
+        ),
+        come=(
+            'ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 1", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 1, "offset": 0, "timestamp": "2026-01-01T12:00:01.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
+        ),
+    ),
+    Justified(
+        'routes_in_tasks',
+        'As json_every_type: nested deeper than the limit.',
+        gone=(
+            'ops.dead | {"stage": "decode", "reason": "value has text after the object", "key": "b:key 1", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 1, "offset": 0, "timestamp": "2026-01-01T12:00:01.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
+        ),
+        come=(
+            'ops.dead | {"stage": "decode", "reason": "value is not JSON", "key": "b:key 1", "value": "b:{\\"inner\\":{\\"inner\\":{\\"inner\\":{... 10003 characters, sha256 06b9cf847a43", "topic": "events", "partition": 1, "offset": 0, "timestamp": "2026-01-01T12:00:01.123456+00:00", "timestamp_type": 0, "headers": [{"key": "trace", "value": "x:00ff"}, {"key": "empty", "value": null}], "batch_id": 0}',
+        ),
+    ),
+)
+# fmt: on

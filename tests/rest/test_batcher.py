@@ -1,0 +1,145 @@
+"""How rows are cut into calls: the same whatever comes, and never in a wrong order."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router_rest.delivery.batcher import MOST_OPEN, Batcher, Call, CallSize
+
+ROWS = st.lists(
+    st.tuples(
+        st.sampled_from(["a", "b"]),
+        st.integers(0, 2),
+        st.integers(0, 99),
+        st.binary(max_size=20),
+        st.sampled_from(["", "x", "y"]),
+        st.none() | st.sampled_from([b"k", b"l", b"m"]),
+    ),
+    max_size=60,
+    unique_by=lambda row: row[:3],
+).map(lambda rows: sorted(rows, key=lambda row: row[:3]))
+CUTS = st.builds(CallSize, rows=st.integers(1, 7), bytes=st.integers(1, 60), orders=st.integers(0, 3))
+
+
+def calls_of(rows: list[Any], cut: CallSize) -> list[Call]:
+    batcher = Batcher(cut)
+    made = [call for *place, row, url, key in rows for call in batcher.add(tuple(place), row, url, key)]
+    return [*made, *batcher.end()]
+
+
+@given(ROWS, CUTS)
+def test_every_row_is_in_one_call_that_is_within_its_bounds(rows: list[Any], cut: CallSize) -> None:
+    """Without it rows are lost or doubled, or an API refuses what it said it would not take."""
+    made = calls_of(rows, cut)
+
+    sent = sorted(
+        (call.topic, call.partition, *both) for call in made for both in zip(call.offsets, call.rows, strict=True)
+    )
+    assert sent == sorted((topic, partition, offset, row) for topic, partition, offset, row, *_ in rows)
+    urls = {(topic, partition, offset): url for topic, partition, offset, _, url, _ in rows}
+    for call in made:
+        assert call.offsets == sorted(call.offsets)
+        assert len(call) <= cut.rows
+        assert len(call) == 1 or sum(map(len, call.rows)) + len(call) <= cut.bytes
+        assert {urls[call.topic or "", call.partition, offset] for offset in call.offsets} == {call.url}
+
+
+@given(ROWS, CUTS)
+def test_calls_of_a_partition_do_not_depend_on_others(rows: list[Any], cut: CallSize) -> None:
+    """Without it a replay in other tasks makes other calls, and the API takes their rows twice."""
+    alone = [row for row in rows if row[:2] == ("a", 1)]
+
+    made = [call for call in calls_of(rows, cut) if (call.topic, call.partition) == ("a", 1)]
+
+    assert calls_of(alone, cut) == made
+
+
+@given(ROWS, CUTS)
+def test_rows_with_a_key_keep_their_order_within_a_lane(rows: list[Any], cut: CallSize) -> None:
+    """Without it an older state of a key arrives after a newer one."""
+    made = list(enumerate(calls_of(rows, cut)))
+    sent = {(call.topic, call.partition, at): (call.order, turn) for turn, call in made for at in call.offsets}
+
+    for key in (None, b"k", b"l", b"m"):
+        places = [sent[row[:3]] for row in rows if row[-1] == key]
+        orders = {order for order, _ in places}
+        if key is None or not cut.orders:
+            assert orders <= {None}
+        else:
+            assert places == sorted(places)
+            assert len(orders) <= 1
+            assert orders <= set(range(cut.orders))
+
+
+def test_a_row_beyond_the_bytes_goes_alone() -> None:
+    """Without it one large row takes its neighbours with it, or is never sent."""
+    rows = [("t", 0, at, b"x" * size, "", None) for at, size in enumerate([3, 50, 3, 3, 4])]
+
+    assert [call.offsets for call in calls_of(rows, CallSize(rows=10, bytes=10))] == [[0], [1], [2, 3], [4]]
+
+
+def test_rows_for_different_addresses_fill_calls_of_their_own() -> None:
+    """Without it a URL that changes from row to row makes every call one of one row."""
+    rows = [("t", 0, at, b"x", f"{at % 2}", None) for at in range(8)]
+
+    assert [call.offsets for call in calls_of(rows, CallSize(rows=3))] == [[0, 2, 4], [1, 3, 5], [6], [7]]
+
+
+def test_calls_that_wait_for_rows_are_bounded() -> None:
+    """Without it a URL of its own for every row keeps all rows of a task in memory."""
+    batcher = Batcher(CallSize(rows=10))
+
+    made = [call for at in range(1000) for call in batcher.add(("t", 0, at), b"x", str(at))]
+
+    assert len(made) == 1000 - MOST_OPEN
+    assert [call.offsets for call in made[:2]] == [[0], [1]]
+
+
+def test_a_call_is_named_by_its_place_and_its_body() -> None:
+    """Without it an API cannot tell an attempt from a new call, or takes another body for the same call."""
+    call = Call("games", 3, [17, 19], [b"{}", b"{}"])
+    body = b"[{},{}]"
+
+    assert call.id(body) == f"games/3/17-19/{hashlib.sha256(body).hexdigest()[:16]}"
+    assert len({one.id(body) for one in (call, *call.halves())} | {call.id(b"other"), call.id(body, b"b")}) == 5
+
+
+def test_a_topic_with_any_characters_makes_a_name_for_a_header() -> None:
+    """Without it the name of a folder splits a header in two."""
+    name = Call('a"b\r\nc/d é\\', 0, [1], [b""]).id(b"")
+
+    assert name.startswith("a%22b%0D%0Ac%2Fd%20%C3%A9%5C/0/1-1/")
+
+
+def test_halves_keep_what_is_known_of_their_rows() -> None:
+    """Without it rows of a call that is taken apart lose what happened to them before."""
+    call = Call("t", 0, [1, 5, 7], [b"a", b"b", b"c"], "x", 2, 4, frozenset({1, 7}))
+
+    first, second = call.halves()
+
+    assert first == Call("t", 0, [1], [b"a"], "x", 2, 4, frozenset({1}))
+    assert second == Call("t", 0, [5, 7], [b"b", b"c"], "x", 2, 4, frozenset({7}))
+
+
+@given(ROWS, CUTS.filter(lambda cut: cut.rows > 1), CUTS.filter(lambda cut: cut.rows > 1), st.randoms())
+def test_rows_of_former_calls_are_the_same_calls_again(
+    rows: list[Any], cut: CallSize, other: CallSize, random: Any
+) -> None:
+    """Without it a call that may have arrived takes effect again under another key when its rows are sent again."""
+    former = [call for call in calls_of(rows, cut) if random.random() < 0.7]
+    texts = {(call.topic, call.partition, offset): call for call in former for offset in call.offsets}
+    again = [row for row in rows if row[:3] in texts]
+    named = [(texts[row[:3]].offsets[0], str(texts[row[:3]].offsets), *row) for row in again]
+    batcher, made = Batcher(CallSize(other.rows, other.bytes, cut.orders)), []
+
+    for _, name, *place, row, url, key in sorted(named, key=lambda one: (one[2], one[3], one[0], one[4])):
+        made += batcher.add(tuple(place), row, url, key, name)
+    made += batcher.end()
+
+    assert sorted(call.id(b"".join(call.rows)) for call in made) == sorted(
+        call.id(b"".join(call.rows)) for call in former
+    )

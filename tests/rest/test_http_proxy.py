@@ -1,0 +1,95 @@
+"""Calls by way of an HTTP proxy."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from router_rest.http_client.response import Unsent
+from tests.rest.calls import ask, post
+from tests.rest.scripted import PATIENCE, Scripted, Talk, server_tls, then_waits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.rest.conftest import Certificates
+
+HUSH = "hush-hush"
+
+
+def forward(talk: Talk) -> None:
+    """Serve as a proxy: a tunnel where one is asked for, else a server that answers for others."""
+    seen = talk.request()
+    if seen is None:
+        return
+    if not seen.line.startswith("CONNECT "):
+        talk.answer(b"forwarded")
+        return
+    host, port = seen.line.split()[1].rsplit(":", 1)
+    with socket.create_connection((host, int(port)), PATIENCE) as onward:
+        talk.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        back = threading.Thread(target=_pipe, args=(onward, talk.socket), daemon=True)
+        back.start()
+        _pipe(talk.socket, onward)
+        back.join(PATIENCE)
+
+
+def _pipe(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while block := source.recv(1 << 16):
+            target.sendall(block)
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+
+
+@pytest.fixture
+def proxy() -> Iterator[Scripted]:
+    with Scripted(forward) as running:
+        yield running
+
+
+def through(proxy: Scripted) -> dict[str, str]:
+    return dict.fromkeys(("http", "https"), f"http://me:{HUSH}@127.0.0.1:{proxy.port}")
+
+
+def test_a_proxy_is_asked(proxy: Scripted) -> None:
+    (answer,) = ask(post("http://api.invalid/events"), proxies=through(proxy))
+
+    assert (answer.status, answer.body) == (200, b"forwarded")
+    assert proxy.seen[0].line == "POST http://api.invalid/events HTTP/1.1"
+    assert proxy.seen[0].headers["proxy-authorization"].startswith("Basic ")
+
+
+def test_a_proxy_does_not_see_what_goes_to_a_server_with_tls(proxy: Scripted, certificates: Certificates) -> None:
+    with Scripted(context=server_tls(certificates.here)) as server:
+        calls = [post(server.url, Authorization=HUSH)] * 3
+        answers = ask(*calls, proxies=through(proxy), verify=certificates.here)
+
+        assert [answer.status for answer in answers] == [200] * 3
+        assert [seen.headers["authorization"] for seen in server.seen] == [HUSH] * 3
+        assert (proxy.accepted, server.accepted) == (1, 1)
+    assert [seen.line.rpartition(" ")[0] for seen in proxy.seen] == [f"CONNECT 127.0.0.1:{server.port}"]
+    assert "authorization" not in proxy.seen[0].headers
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_that_is_away_leaves_a_call_unsent(scheme: str) -> None:
+    proxies = dict.fromkeys(("http", "https"), f"http://me:{HUSH}@127.0.0.1:9")
+
+    (error,) = ask(post(f"{scheme}://api.invalid/"), proxies=proxies)
+
+    assert isinstance(error, Unsent)
+    assert error.what == "Connection refused"
+
+
+def test_a_proxy_that_refuses_a_tunnel_leaves_a_call_unsent(proxy: Scripted) -> None:
+    proxy.act = then_waits(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+
+    (error,) = ask(post("https://api.invalid/"), proxies=through(proxy))
+
+    assert isinstance(error, Unsent)
+    assert HUSH not in error.what

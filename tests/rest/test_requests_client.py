@@ -1,0 +1,199 @@
+"""Calls that go the way of `requests`: those with hooks on the response."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from router_rest.http_client.client import HttpClient
+from router_rest.http_client.response import InDoubt, Response, Unsent
+from tests.rest.calls import MOST, OPTIONS, ask, outcome, post
+from tests.rest.scripted import PATIENCE, Scripted, Talk, polite, server_tls, silent, then_waits
+
+if TYPE_CHECKING:
+    import requests
+
+    from tests.rest.conftest import Certificates
+
+HUSH = "hush-hush"
+
+
+def hooked(*arguments: Any, **headers: str) -> requests.PreparedRequest:
+    """Prepare a request as `post` does, with a hook on the response: it goes the way of `requests`."""
+    request = post(*arguments, **headers)
+    request.register_hook("response", lambda response, **_: None)
+    return request
+
+
+def test_a_call_is_tried_once(server: Scripted) -> None:
+    """How often a call is tried is for the policy to say: what `urllib3` adds is beyond every limit."""
+    server.act = then_waits(b"HTTP/1.1 503 Later\r\nContent-Length: 0\r\n\r\n")
+
+    answers = ask(*[hooked(server.url)] * 3)
+
+    assert [answer.status for answer in answers] == [503] * 3
+    assert len(server.seen) == 3
+    assert server.accepted == 1
+
+
+def test_a_hook_sees_the_answer(server: Scripted) -> None:
+    """Authorisation of others may answer a challenge by sending the request again."""
+    seen = []
+    request = post(server.url)
+    request.register_hook("response", lambda response, **_: seen.append(response.content))
+
+    (answer,) = ask(request)
+
+    assert (answer.status, answer.body, seen) == (200, b"ok", [b"ok"])
+
+
+def test_a_body_in_pieces_is_sent(server: Scripted) -> None:
+    def chunked(talk: Talk) -> None:
+        while b"0\r\n\r\n" not in talk.unread and talk._more():
+            pass
+        talk.answer(talk.unread.partition(b"\r\n\r\n")[2])
+
+    server.act = chunked
+    (answer,) = ask(post(server.url, iter([b"ab", b"c"])))
+
+    assert answer.body == b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
+
+
+def test_no_more_calls_are_in_flight_than_allowed(server: Scripted) -> None:
+    together = threading.Barrier(4)
+
+    def gathering(talk: Talk) -> None:
+        while talk.request() is not None:
+            together.wait(PATIENCE)
+            talk.answer()
+
+    async def all_at_once() -> list[Response]:
+        client = HttpClient(**OPTIONS)
+        try:
+            return await asyncio.gather(*[client.send(hooked(server.url)) for _ in range(20)])
+        finally:
+            await client.close()
+
+    server.act = gathering
+    answers = asyncio.run(all_at_once())
+
+    assert [answer.status for answer in answers] == [200] * 20
+    assert server.accepted == server.most_open == 4
+
+
+def test_cookies_are_not_kept(server: Scripted) -> None:
+    """They would tie one call to another, and grow."""
+    server.act = polite(b"ok", "Set-Cookie: a=b")
+
+    ask(*[hooked(server.url)] * 2)
+
+    assert [seen.headers.get("cookie") for seen in server.seen] == [None, None]
+
+
+def test_a_refused_connection_leaves_a_call_unsent() -> None:
+    (error,) = ask(hooked("http://127.0.0.1:9/"))
+
+    assert isinstance(error, Unsent)
+    assert error.what == "Connection refused"
+
+
+def test_a_server_with_an_unknown_certificate_gets_nothing(certificates: Certificates) -> None:
+    with Scripted(context=server_tls(certificates.here)) as server:
+        (error,) = ask(hooked(server.url))
+
+        assert isinstance(error, Unsent)
+        assert "not trusted" in error.what
+        assert server.seen == []
+
+
+@pytest.mark.parametrize("ending", ["closes", "resets", "garbage"])
+def test_a_connection_that_breaks_leaves_a_call_in_doubt(server: Scripted, ending: str) -> None:
+    def crash(talk: Talk) -> None:
+        talk.request()
+        if ending == "resets":
+            talk.reset()
+        if ending == "garbage":
+            talk.send(b"220 smtp.example.com\r\n")
+
+    server.act = crash
+    (error,) = ask(hooked(server.url, Authorization=HUSH))
+
+    assert isinstance(error, InDoubt)
+    assert not error.timeout
+    assert HUSH not in error.what
+    assert len(server.seen) == 1
+
+
+def test_a_server_that_does_not_answer_leaves_a_call_in_doubt(server: Scripted) -> None:
+    server.act = silent
+
+    (error,) = ask(hooked(server.url), read=0.3)
+
+    assert isinstance(error, InDoubt)
+    assert error.timeout
+
+
+def test_a_long_body_is_cut(server: Scripted) -> None:
+    def endless(talk: Talk) -> None:
+        talk.request()
+        talk.send(b"HTTP/1.1 200 OK\r\n\r\n")
+        talk.pour(b"a" * 0x10000)
+
+    server.act = endless
+    (answer,) = ask(hooked(server.url))
+
+    assert (answer.status, len(answer.body), answer.whole) == (200, MOST, False)
+
+
+def test_a_body_that_trickles_ends_with_the_time_of_the_call(server: Scripted) -> None:
+    def trickle(talk: Talk) -> None:
+        talk.request()
+        talk.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        talk.pour(b"a", pause=0.02)
+
+    server.act = trickle
+    (answer,) = ask(hooked(server.url), total=0.5)
+
+    assert (answer.status, answer.whole) == (200, False)
+
+
+def test_a_head_that_trickles_ends_with_the_time_of_the_call(server: Scripted) -> None:
+    def trickle(talk: Talk) -> None:
+        talk.request()
+        talk.pour(b"a", pause=0.02)
+
+    server.act = trickle
+    (error,) = ask(hooked(server.url), connect=0.2, total=0.3)
+
+    assert isinstance(error, InDoubt)
+    assert error.timeout
+
+
+def test_a_cancelled_call_leaves_its_thread_to_end(server: Scripted) -> None:
+    release = threading.Event()
+
+    def late(talk: Talk) -> None:
+        while talk.request() is not None:
+            release.wait(PATIENCE)
+            talk.answer()
+
+    async def cancel() -> Any:
+        client = HttpClient(**{**OPTIONS, "in_flight": 1})
+        task = asyncio.create_task(client.send(hooked(server.url, b"1")))
+        while not server.seen:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        release.set()
+        answer = await outcome(client, hooked(server.url, b"2"))
+        await client.close()
+        return answer
+
+    server.act = late
+
+    assert asyncio.run(cancel()).status == 200
+    assert (server.bodies, server.accepted) == ([b"1", b"2"], 1)

@@ -1,0 +1,255 @@
+"""What is done for one call, in virtual time: attempts, waits, keys, doubts."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from requests.auth import AuthBase
+from requests.structures import CaseInsensitiveDict
+
+from router_rest.credentials import TaskLogin
+from router_rest.delivery.batcher import Call
+from router_rest.delivery.body import body_of
+from router_rest.delivery.call import Delivery
+from router_rest.delivery.request_builder import RequestBuilder, RequestForm
+from router_rest.delivery.response_status import BulkResults
+from router_rest.delivery.retry import Policy
+from router_rest.http_client.response import InDoubt, Response, Unsent
+from router_rest.rate_limit.protocol import Pace
+from tests.rest.virtual import Api, World, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from requests import PreparedRequest
+
+    from router_rest.delivery.receipts import Settled
+    from router_rest.rate_limit.client import LeaseClient
+
+KEY = "Idempotency-Key"
+FORM = RequestForm("POST", "http://api.test/events", {}, body_of("array", "application/json"), KEY)
+LATENCY = 0.05
+ENOUGH = Pace((), 8, retry_floor=1000.0)
+NO_RETRY = Pace((), 8, retry_share=0.0, retry_floor=0.0)
+
+
+def answer(status: int, body: bytes = b"", *, resent: bool = False, **headers: str) -> Response:
+    """Return an answer; `_` in the name of a header stands for `-`."""
+    named = CaseInsensitiveDict({name.replace("_", "-"): text for name, text in headers.items()})
+    return Response(status, named, body, LATENCY, True, resent)
+
+
+class Open(AuthBase):
+    """Let everybody in."""
+
+    def __call__(self, request: PreparedRequest) -> PreparedRequest:
+        return request
+
+
+@dataclass
+class Line:
+    """An HTTP client whose API gives one answer after the other, the last one for ever; it may be what is raised.
+
+    `act` is given a request in place of that.
+    """
+
+    answers: list[Response | OSError] = field(default_factory=list)
+    act: Callable[[PreparedRequest, Callable[[], Awaitable[None]]], Awaitable[Response]] | None = None
+    begun: list[float] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+
+    async def send(self, request: PreparedRequest, again: Callable[[], Awaitable[None]]) -> Response:
+        self.begun.append(asyncio.get_running_loop().time())
+        self.bodies.append(bytes(request.body or b""))
+        self.keys.append(request.headers[KEY])
+        await asyncio.sleep(LATENCY)
+        if self.act is not None:
+            return await self.act(request, again)
+        given = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(given, OSError):
+            raise given
+        return given
+
+
+@dataclass
+class TaskReport:
+    """What became of a call."""
+
+    left: list[Call]
+    settled: list[Settled]
+    seconds: float
+    out: int
+    """Places that are still held."""
+
+    @property
+    def statuses(self) -> dict[int, str]:
+        return {at: one.status for one in self.settled for at in one.call.offsets}
+
+
+def delivered(line: Line, policy: Policy, *, rows: int = 1, pace: Pace = ENOUGH) -> TaskReport:
+    """Deliver one call over a line."""
+
+    async def story() -> TaskReport:
+        world = World(pace, Api())
+        lease, serving = world.lease()
+        settled: list[Settled] = []
+        delivery = _delivery(line, policy, lease, settled)
+        began = world.loop.time()
+        call = Call("events", 3, list(range(10, 10 + rows)), [b'{"at":%d}' % at for at in range(rows)])
+        left = await delivery.deliver(call)
+        told = TaskReport(left, settled, world.loop.time() - began, lease._tokens.out)
+        await lease.close()
+        serving.cancel()
+        return told
+
+    told: TaskReport = simulate(story())
+    assert told.out == 0
+    assert sorted([*told.statuses, *(at for one in told.left for at in one.offsets)]) == list(range(10, 10 + rows))
+    return told
+
+
+def _delivery(line: Line, policy: Policy, lease: LeaseClient, settled: list[Settled]) -> Delivery:
+    login = TaskLogin(lease, lambda given: Open())
+    login._take({"version": "1"})
+    client: Any = line
+    return Delivery(policy, RequestBuilder(FORM), client, lease, login, b"games/wins/rest", settled.append)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [answer(503), answer(429), answer(409), Unsent("refused"), InDoubt("reset")],
+    ids=["503", "429", "409 of a call with a key", "not sent", "no answer"],
+)
+def test_a_call_is_tried_so_often_and_no_more(failure: Response | OSError) -> None:
+    """Without it one call is tried for ever, and nobody hears of it."""
+    line = Line([failure])
+
+    told = delivered(line, Policy(attempts=4, first=0.01, longest=0.1))
+
+    assert (len(line.begun), len(told.left), told.settled) == (4, 1, [])
+    assert told.left[0].attempts == 4
+
+
+def test_no_attempt_begins_when_time_is_over() -> None:
+    """Without it a call holds its place, and a core, for as long as its attempts happen to take."""
+    line = Line([answer(503)])
+
+    told = delivered(line, Policy(attempts=1000, elapsed=5.0, first=2.0, longest=2.0))
+
+    assert len(line.begun) > 1
+    assert max(line.begun) <= line.begun[0] + 5
+    assert told.seconds <= 5 + LATENCY
+    assert len(told.left) == 1
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_what_the_api_asks_for_is_waited_out(status: int) -> None:
+    """Without it an API that asks for a pause is asked again within it."""
+    line = Line([answer(status, Retry_After="2"), answer(200)])
+
+    told = delivered(line, Policy(first=0.01, longest=0.1))
+
+    assert told.statuses == {10: "delivered"}
+    assert line.begun[1] - line.begun[0] >= 2.0 + LATENCY
+
+
+def test_a_pause_that_is_longer_than_a_call_may_take_is_not_begun() -> None:
+    """Without it a task holds its core for the hour that the API asks for."""
+    line = Line([answer(429, Retry_After="3600"), answer(200)])
+
+    told = delivered(line, Policy(elapsed=60.0))
+
+    assert (len(line.begun), len(told.left)) == (1, 1)
+    assert told.seconds < 1
+
+
+@pytest.mark.parametrize("results", [None, BulkResults("items", "status")], ids=["a call", "rows of a call"])
+def test_the_wait_for_the_retry_budget_ends(results: BulkResults | None) -> None:
+    """Without it a call waits for ever when all others fail as well, and its task with it."""
+    busy = answer(503) if results is None else answer(200, b'{"items": [{"status": 429}]}')
+    line = Line([busy, answer(200, b'{"items": [{"status": 200}]}')])
+
+    told = delivered(line, Policy(elapsed=3.0, results=results), pace=NO_RETRY)
+
+    assert (len(line.begun), len(told.left)) == (1, 1)
+    assert told.seconds <= 3.0 + 1.0
+
+
+@pytest.mark.parametrize(
+    ("answers", "doubt"),
+    [
+        ([answer(200)], False),
+        ([answer(200, resent=True)], True),
+        ([answer(500), answer(200)], True),
+        ([InDoubt("reset"), answer(200)], True),
+        ([InDoubt("late", timeout=True), answer(429), answer(200)], True),
+        ([Unsent("refused"), answer(200)], False),
+        ([answer(503), answer(200)], False),
+        ([answer(429), answer(200)], False),
+    ],
+    ids=["at once", "resent by the client", "500", "reset", "late, then 429", "not sent", "503", "429"],
+)
+def test_what_may_have_arrived_twice_is_in_doubt(answers: list[Response | OSError], doubt: bool) -> None:
+    """Without it duplicates are not reported; or all that was ever tried again is."""
+    told = delivered(Line(answers), Policy(first=0.01, longest=0.1), rows=2)
+
+    assert told.statuses == {10: "delivered", 11: "delivered"}
+    assert [one.call.doubtful for one in told.settled] == [frozenset({10, 11} if doubt else ())]
+
+
+def test_a_call_has_the_same_key_and_bytes_in_every_attempt() -> None:
+    """Without it an API that honours keys takes the call twice."""
+    line = Line([answer(500), InDoubt("reset"), answer(429), answer(200)])
+
+    told = delivered(line, Policy(first=0.01, longest=0.1), rows=3)
+
+    assert len(line.keys) == 4
+    assert len(set(line.keys)) == len(set(line.bodies)) == 1
+    assert {f'"{one.key}"' for one in told.settled} == set(line.keys)
+    assert line.keys[0].startswith('"events/3/10-12/')
+
+
+def test_the_parts_of_a_call_have_keys_of_their_own() -> None:
+    """Without it an API says 422 to a part, for its key came with another body; or takes it for the whole."""
+
+    async def picky(request: PreparedRequest, again: Any) -> Response:
+        return answer(400, b"no") if b'{"at":5}' in (request.body or b"") else answer(200)
+
+    line = Line(act=picky)
+
+    told = delivered(line, Policy(), rows=8)
+
+    assert [at for at, status in told.statuses.items() if status == "dead"] == [15]
+    assert len(line.keys) == 7
+    assert len(set(line.keys)) == len(set(line.bodies)) == 7
+    dead = next(one for one in told.settled if one.status == "dead")
+    assert f'"{dead.key}"' in line.keys
+    assert str(dead.key).startswith("events/3/15-15/")
+
+
+def test_a_driver_that_goes_before_a_call_is_sent_again_leaves_the_call_in_doubt() -> None:
+    """Without it what may have arrived is sent by the next job as if it had not."""
+
+    async def story() -> tuple[list[Call], int]:
+        world = World(ENOUGH, Api())
+        lease, serving = world.lease()
+
+        async def dropped(request: PreparedRequest, again: Callable[[], Awaitable[None]]) -> Response:
+            lease._reader.feed_eof()
+            await asyncio.sleep(0.1)
+            await again()
+            return answer(200)
+
+        delivery = _delivery(Line(act=dropped), Policy(), lease, [])
+        left = await delivery.deliver(Call("events", 3, [10], [b"{}"]))
+        serving.cancel()
+        return left, lease._tokens.out
+
+    left, out = simulate(story())
+
+    assert [one.doubtful for one in left] == [frozenset({10})]
+    assert out == 0
