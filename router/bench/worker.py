@@ -72,7 +72,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Run:
+class BenchRun:
     """One run: seconds from the start of the query to the end of its last batch, and what its batches reported."""
 
     partitions: int
@@ -104,7 +104,7 @@ def main(path: Path) -> None:
         stop_session(spark)
 
 
-def _drained(loaded: Loaded, registry: Registry, spark: SparkSession, partitions: int) -> Run:
+def _drained(loaded: Loaded, registry: Registry, spark: SparkSession, partitions: int) -> BenchRun:
     """Run a configuration until its topic is drained."""
     reports: list[BatchReport] = []
     options = RunOptions(Trigger(once=True), finished=lambda report, _: reports.append(report))
@@ -160,7 +160,7 @@ def quiet_routes(config: Config) -> tuple[tuple[Route, ...], list[str]]:
     return tuple(kept), left_out
 
 
-def summed(partitions: int, seconds: float, reports: Sequence[BatchReport]) -> Run:
+def summed(partitions: int, seconds: float, reports: Sequence[BatchReport]) -> BenchRun:
     """Return the run that some batch reports describe."""
     steps: Counter[str] = Counter()
     for report in reports:
@@ -170,16 +170,16 @@ def summed(partitions: int, seconds: float, reports: Sequence[BatchReport]) -> R
         for name in ("read", "failed", "unmatched", "dead_letters")
     }
     tables = max((report.tables for report in reports), default=0)
-    return Run(partitions, seconds, batches=len(reports), tables=tables, steps=dict(steps), **counts)
+    return BenchRun(partitions, seconds, batches=len(reports), tables=tables, steps=dict(steps), **counts)
 
 
-def read_runs(path: Path) -> list[Run]:
+def read_runs(path: Path) -> list[BenchRun]:
     """Return the runs in a file of results; none when it is not there."""
     lines = path.read_text().splitlines() if path.exists() else []
-    return [Run(**json.loads(line)) for line in lines]
+    return [BenchRun(**json.loads(line)) for line in lines]
 
 
-def _append(path: Path, done: Run) -> None:
+def _append(path: Path, done: BenchRun) -> None:
     with path.open("a") as lines:
         lines.write(json.dumps(asdict(done)) + "\n")
 
