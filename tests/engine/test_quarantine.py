@@ -168,7 +168,7 @@ def killed(*_: Any, **__: Any) -> None:
 
 STEPS = {
     "before it is decided": (quarantine, "write"),
-    "before the rows are in": (quarantine._Waited, "commit"),
+    "before the rows are in": (quarantine._ReleasedRows, "commit"),
     "when the rows are in": (ledger, "append"),
     "when the ledger has it": (CheckpointStore, "delete"),
 }
