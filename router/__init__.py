@@ -1,7 +1,7 @@
 """Route the events of a stream to hundreds of tables and services in one Spark job."""
 
 from router.applying import ApplyingSink, Batch, Opening, Outcome, Parts, Resent
-from router.archives import keep_archives
+from router.decoding import ArrowDecoding, keep_archives
 from router.encoding import Encoded, Encoder, Encoding, row
 from router.engine.label.safe_columns import tried
 from router.errors import (
@@ -19,7 +19,6 @@ from router.merging import KeyedTable, MergingSink
 from router.parts import (
     RAW_SCHEMA,
     ArrowDecoder,
-    ArrowDecoding,
     BatchReport,
     Decoder,
     Memory,

@@ -1,4 +1,4 @@
-"""What a sink implements that consumes events: it is given a batch, and tells what it did with it."""
+"""What a sink implements that consumes events: it gets the rows of a batch and returns what became of them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Parts(Protocol):
-    """Keep rows that a sink makes of one batch, for a table of its own; travels to tasks.
+    """The rows that a sink makes of one batch for a table of its own; travels to tasks.
 
     A part is one file. It is there as a whole or not at all, and stays when its task, or the driver, dies: the next
-    attempt at the batch finds it. The table has none of them before `commit`.
+    attempt at the batch finds it. The table has no part before `commit`.
     """
 
     def write(self, rows: pa.Table, notes: Mapping[str, str] | None = None) -> None:
@@ -36,16 +36,16 @@ class Parts(Protocol):
         """Add all parts to the table, which has these columns, in one commit for the batch. Runs on the driver."""
 
     def committed(self) -> bool:
-        """Say whether the table has the parts of this batch: others come too late. Runs on the driver."""
+        """Say whether the table has the parts of this batch; it takes no more after that. Runs on the driver."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Identify one micro-batch of one sink.
+    """The identity of one micro-batch of one sink.
 
     `key` is unique for (query, route, sink) and, with `id`, names the batch the same way in every replay. A sink that
     takes long looks at `stop`: once it is set, leave what is not done, and raise a ConnectionError that says so.
-    `resending` names a replay, which has rows of many batches; its `id` says nothing then.
+    `resending` is the name of a replay, which has rows of many batches; `id` has no meaning then.
     """
 
     query: str
@@ -59,7 +59,7 @@ class Batch:
 
     @property
     def key(self) -> str:
-        """Return the name under which a replay can be recognised."""
+        """Return query, route and sink as one name, the same whenever the batch is applied again."""
         return f"{self.query}/{self.route}/{self.sink}"
 
     def parts(self, table: str) -> Parts:
@@ -71,10 +71,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Count what an applying sink did with a batch.
+    """What an applying sink did with a batch, in rows.
 
     `refused` holds the rows that can never be applied: the columns of the batch and a string column `reason`. They
-    become dead letters. `parked` rows were set aside by the sink, which knows them. applied + refused + parked must
+    become dead letters. `parked` rows are those that the sink keeps to send them later. applied + refused + parked must
     equal the rows of the batch, or the stream stops. Of `in_doubt` rows nobody knows how often they were applied.
     """
 
@@ -86,10 +86,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Resent:
-    """Count what became of rows that a sink sent again.
+    """What became of the rows that a sink sent again.
 
-    `moved` has their number by what they were, `parked` or `dead`, and what they are: `delivered`, `dead` or `parked`.
-    Others are left as they were, and `left` says why. `refused` holds those that were parked and are dead now, as in an
+    `moved` counts them by their status before, `parked` or `dead`, and after: `delivered`, `dead` or `parked`. Other
+    rows are as they were, and `left` says why. `refused` holds the rows that were parked and are dead now, as in an
     Outcome. Of `in_doubt` rows nobody knows how often they were applied.
     """
 
@@ -99,16 +99,16 @@ class Resent:
     left: str = ""
 
     def were(self, status: str) -> int:
-        """Return how many rows were something."""
+        """Return how many rows had a status before."""
         return sum(rows for (before, _), rows in self.moved.items() if before == status)
 
     def are(self, status: str) -> int:
-        """Return how many rows are something now."""
+        """Return how many rows have a status now."""
         return sum(rows for (_, after), rows in self.moved.items() if after == status)
 
 
 class Applied(NamedTuple):
-    """Count the rows of a batch that were applied, became dead letters, were parked, and are in doubt."""
+    """The rows of a batch that were applied, became dead letters, were parked, and are in doubt."""
 
     applied: int = 0
     dead: int = 0
@@ -117,7 +117,7 @@ class Applied(NamedTuple):
 
     @property
     def done(self) -> int:
-        """Return the rows that nothing is left to do for."""
+        """Return the number of rows that need no further work."""
         return self.applied + self.dead + self.parked
 
 
@@ -136,7 +136,7 @@ class Opening:
 
 
 class ApplyingSink(Sink, ABC):
-    """Consume a route's events from its lane, a Delta table that the engine landed them in.
+    """A sink that consumes a route's events from its outbox, a Delta table in which the engine stages them.
 
     Delivery: at least once; a batch whose `apply` returned is not applied again, one that was interrupted is.
     """
@@ -152,12 +152,12 @@ class ApplyingSink(Sink, ABC):
 
     @property
     def detached(self) -> bool:
-        """Say whether the sink has a query of its own over its lane, so that nothing else waits for it."""
+        """Say whether the sink has a query of its own over its outbox, so that nothing else waits for it."""
         return False
 
     @property
     def tasks_at_most(self) -> int:
-        """Return how many tasks of a detached sink wait for its other side at once: a local run has room for them."""
+        """Return how many tasks of a detached sink wait for its API at once: a local run gets as many threads more."""
         return 1
 
     def prepare(self, opening: Opening) -> Self:
@@ -183,14 +183,14 @@ class ApplyingSink(Sink, ABC):
         """
 
     def set_aside(self, batch: Batch, read: Callable[[str], DataFrame | None]) -> DataFrame | None:
-        """Return the rows that were parked, or are dead, and have not been delivered since; None: there are none.
+        """Return the rows that are parked or dead letters now; None where there are none.
 
-        `batch` says whose; `read` returns a table (`layer.table`), the same rows of it however often, None where there
+        `batch` names the sink; `read` returns a table (`layer.table`), always at the same version, None where there
         is none. Columns: `topic`, `partition` and `offset` of the row, once each; `status`, `parked` or `dead`; `code`,
         an int, what the other side answered; `at`, the time of that; `reason`; `call`, the name of the call that the
         row went out in, null where there is none. Runs on the driver.
         """
-        raise NotImplementedError(f"the sink {self.part_name} does not know what it set aside")
+        raise NotImplementedError(f"the sink {self.part_name} keeps no rows back")
 
     def resend(self, events: DataFrame, aside: DataFrame, batch: Batch) -> Resent:
         """Consume rows again: `events` is as for `apply`, `aside` has what `set_aside` said of just these rows.

@@ -1,4 +1,4 @@
-"""Decode a record batch in a task: the one place that calls a decoder's function, and holds it to its contract.
+"""Decode record batches in tasks: this is the one place that calls a decoder's function, and it checks the result.
 
 | the function | what happens |
 |---|---|
@@ -13,20 +13,44 @@ n rows take at most 2n calls.
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
+from zipimport import zipimporter
 
 from router.errors import PluginError
 
 if TYPE_CHECKING:
-    from router.parts import ArrowDecoding
+    from collections.abc import Callable
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 RAISED = "the decoder raises "
 """What the `_error` of a row begins with on which a function raised."""
 SHOWN = 300
 """Characters of an exception's text that an `_error` quotes."""
+
+
+@dataclass(frozen=True)
+class ArrowDecoding:
+    """How tasks decode record batches.
+
+    `function(records, argument)` is a module-level function. It takes a record batch with the columns of `RAW_SCHEMA`
+    and those of `before`, and returns one with as many rows and the columns of `adds`, in that order: `event` and
+    `_error`, and what else `Decoder.decode` may add. It decides on every row, without looking at its neighbours, and
+    must not raise; a row on which it raises all the same gets an `_error` that names the exception
+    (`decode_batch`). `argument` travels to the tasks.
+
+    `before(raw)` adds native Spark columns that the function reads, such as those of `from_avro`. It runs on the
+    driver, builds columns and runs no action; the columns do not outlive the decoding. Their names begin with `_`.
+    """
+
+    function: Callable[[pa.RecordBatch, Any], pa.RecordBatch]
+    argument: Any
+    adds: StructType
+    before: Callable[[DataFrame], DataFrame] | None = None
 
 
 def decode_batch(records: pa.RecordBatch, made: ArrowDecoding) -> pa.RecordBatch:
@@ -38,8 +62,7 @@ def decode_batch(records: pa.RecordBatch, made: ArrowDecoding) -> pa.RecordBatch
     parts = _parts(records, made)
     if len(parts) == 1 and not isinstance(parts[0], str):
         return parts[0]
-    schema = next((part.schema for part in parts if not isinstance(part, str)), None) or to_arrow_schema(made.adds)
-    return _joined([_failed(part, schema) if isinstance(part, str) else part for part in parts], schema)
+    return _joined(parts, made)
 
 
 def _parts(records: pa.RecordBatch, made: ArrowDecoding) -> list[Any]:
@@ -59,7 +82,7 @@ def _parts(records: pa.RecordBatch, made: ArrowDecoding) -> list[Any]:
 
 
 def _is_of_a_row(error: BaseException) -> bool:
-    """Say whether a row can be at fault: not for a missing module, want of memory or an end that was asked for."""
+    """Say whether a row can have caused the error: not a missing module, a lack of memory or a requested end."""
     panic = type(error).__name__ == "PanicException"
     return panic or (isinstance(error, Exception) and not isinstance(error, (ImportError, MemoryError)))
 
@@ -67,7 +90,7 @@ def _is_of_a_row(error: BaseException) -> bool:
 def _check(added: pa.RecordBatch, records: pa.RecordBatch, made: ArrowDecoding) -> None:
     """Raise PluginError where the function did not return the columns of `adds` for every row."""
     names = made.adds.fieldNames()
-    if not isinstance(added, pa.RecordBatch):
+    if not isinstance(added, type(records)):
         what = f"returns a {type(added).__name__}, not a pyarrow.RecordBatch"
     elif added.schema.names != names:
         what = f"returns the columns {', '.join(added.schema.names)}, and `adds` says {', '.join(names)}"
@@ -81,14 +104,33 @@ def _check(added: pa.RecordBatch, records: pa.RecordBatch, made: ArrowDecoding) 
     )
 
 
-def _failed(reason: str, schema: pa.Schema) -> pa.RecordBatch:
-    """Return one row without an event."""
-    columns = [
-        pa.array([reason], field.type) if field.name == "_error" else pa.nulls(1, field.type) for field in schema
-    ]
+def _joined(parts: list[Any], made: ArrowDecoding) -> pa.RecordBatch:
+    """Join the batches of the function, with a row without an event for each reason."""
+    import pyarrow as pa  # noqa: PLC0415 - `import router` is quick without pyarrow
+    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
+
+    schema = next((part.schema for part in parts if not isinstance(part, str)), None) or to_arrow_schema(made.adds)
+
+    def column(part: Any, at: int) -> pa.Array:
+        if not isinstance(part, str):
+            return part.column(at)
+        return pa.array([part], schema.types[at]) if schema.names[at] == "_error" else pa.nulls(1, schema.types[at])
+
+    columns = [pa.concat_arrays([column(part, at) for part in parts]) for at in range(len(schema))]
     return pa.RecordBatch.from_arrays(columns, names=schema.names)
 
 
-def _joined(parts: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [pa.concat_arrays([part.column(at) for part in parts]) for at in range(len(schema))]
-    return pa.RecordBatch.from_arrays(columns, names=schema.names)
+def keep_archives() -> None:
+    """Keep what the worker has read of the archives on its import path. A task calls it first.
+
+    Before each task Spark's worker has Python forget what it knows of the path (`importlib.invalidate_caches`), and
+    Python reads the directory of every archive again at once: of pyspark.zip for each of its packages, which is most of
+    the CPU time of a small task. An archive that a job brings later has a name of its own, and is read when it comes.
+    """
+    for finder in list(sys.path_importer_cache.values()):
+        if isinstance(finder, zipimporter):
+            setattr(finder, "invalidate_caches", _nothing)  # noqa: B010 - a method, to type checkers
+
+
+def _nothing() -> None:
+    pass

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Hold a value for each row, and by position why rows have none; such a row has None."""
+    """A value for each row; a row without one has None, and the reason stands under its position."""
 
     values: list[bytes | None]
     reasons: dict[int, str] = field(default_factory=dict)
@@ -34,12 +34,12 @@ def row(names: Iterable[str]) -> Column:
 
 @dataclass(frozen=True)
 class Encoding:
-    """Be how rows of certain columns are encoded; travels to tasks.
+    """The way in which rows of certain columns are encoded; travels to tasks.
 
     `function(array, argument)` is a module-level function: it takes what `column` makes of the rows, a record batch at
     a time, and returns as many values. It must not raise on any row, and decides on a row without looking at its
     neighbours. `column(names)` makes the one column that it takes of the route's columns; a struct of them by default.
-    `what` says in short what values are.
+    `what` describes the values in a few words.
     """
 
     function: Callable[[pa.Array, Any], Encoded]
@@ -49,7 +49,7 @@ class Encoding:
 
 
 class Encoder(Part, ABC):
-    """Turn rows of a route into bytes: an option of sinks that send."""
+    """A way to turn rows of a route into bytes: an option of sinks that send."""
 
     kind = "encoder"
 

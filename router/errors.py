@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """Describe one mistake in a configuration and where it stands.
+    """One mistake in a configuration, and where it stands.
 
     `line` and `column` count from 1; `path` is the place as keys (`routes.0.match.sql`); `hint` is the next step.
     """
@@ -36,11 +36,11 @@ class Problem:
 
 
 class RouterError(Exception):
-    """Be the root of every error the router raises on purpose."""
+    """The root of every error that the router raises on purpose."""
 
 
 class ConfigError(RouterError):
-    """Report every problem of a configuration at once."""
+    """Every problem of a configuration, all at once."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         super().__init__(problems)
@@ -51,7 +51,7 @@ class ConfigError(RouterError):
 
 
 class PluginError(RouterError):
-    """Report a plugin that stops the start, by the name of its provider."""
+    """A plugin that stops the start, with the name of its provider."""
 
     def __init__(self, provider: str, what: str) -> None:
         super().__init__(provider, what)
@@ -63,11 +63,11 @@ class PluginError(RouterError):
 
 
 class StartError(RouterError):
-    """Report why a stream was not started, and what to do."""
+    """The reason why a stream was not started, and what to do."""
 
 
 class BatchError(RouterError):
-    """Report why a batch stopped the stream."""
+    """The reason why a batch stopped the stream."""
 
     def __init__(self, query: str, batch: int, what: str) -> None:
         super().__init__(query, batch, what)
@@ -80,7 +80,7 @@ class BatchError(RouterError):
 
 
 class TableError(RouterError):
-    """Report a table that cannot be written."""
+    """A table that cannot be written."""
 
     def __init__(self, table: str, what: str) -> None:
         super().__init__(table, what)
@@ -92,7 +92,7 @@ class TableError(RouterError):
 
 
 class SinkError(RouterError):
-    """Report a sink that failed on a batch, by route and sink."""
+    """A sink that failed on a batch, by route and sink."""
 
     def __init__(self, query: str, batch: int, route: str, sink: str, what: str) -> None:
         super().__init__(query, batch, route, sink, what)

@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, Private
 from pydantic_core import CoreSchema, core_schema
 from pyspark.sql.types import StructType
 
+from router.decoding import ArrowDecoding, decode_batch
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
@@ -34,7 +36,7 @@ Evolution = Literal["evolve", "freeze", "quarantine", "fail"]
 
 
 class Part(BaseModel):
-    """Be what a configuration can name: a set of options with a manual page."""
+    """A thing that a configuration can name: a set of options with a manual page."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -74,33 +76,13 @@ class Part(BaseModel):
 
 
 class Memory(Protocol):
-    """Keep what a decoder has learnt beside the checkpoint, for ever. Names are the decoder's own, never from data."""
+    """The store of what a decoder has learnt, beside the checkpoint. The decoder chooses the names, never the data."""
 
     def read(self, name: str) -> bytes | None:
         """Return what was written under a name, or None."""
 
     def write(self, name: str, content: bytes) -> None:
         """Write whole or not at all; replaces what was there."""
-
-
-@dataclass(frozen=True)
-class ArrowDecoding:
-    """How tasks decode record batches.
-
-    `function(records, argument)` is a module-level function. It takes a record batch with the columns of `RAW_SCHEMA`
-    and those of `before`, and returns one with as many rows and the columns of `adds`, in that order: `event` and
-    `_error`, and what else `Decoder.decode` may add. It decides on every row, without looking at its neighbours, and
-    must not raise; a row on which it raises all the same gets an `_error` that names the exception
-    (`router.decoding.decode_batch`). `argument` travels to the tasks.
-
-    `before(raw)` adds native Spark columns that the function reads, such as those of `from_avro`. It runs on the
-    driver, builds columns and runs no action; the columns do not outlive the decoding. Their names begin with `_`.
-    """
-
-    function: Callable[[pa.RecordBatch, Any], pa.RecordBatch]
-    argument: Any
-    adds: StructType
-    before: Callable[[DataFrame], DataFrame] | None = None
 
 
 @dataclass(frozen=True)
@@ -195,8 +177,6 @@ def _stage(made: ArrowDecoding, kept: list[str]) -> Callable[[Iterable[pa.Record
     """Return the function of one task, for mapInArrow: it keeps these columns and adds the decoded ones."""
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        from router.decoding import decode_batch  # noqa: PLC0415 - `import router` is quick without pyarrow
-
         for records in batches:
             added = decode_batch(records, made)
             columns = [*(records.column(name) for name in kept), *added.columns]
@@ -206,7 +186,7 @@ def _stage(made: ArrowDecoding, kept: list[str]) -> Callable[[Iterable[pa.Record
 
 
 class Rule(Part, ABC):
-    """Say which events belong to a route."""
+    """A decision which events belong to a route."""
 
     kind = "rule"
 
@@ -219,13 +199,13 @@ class Rule(Part, ABC):
 
 
 class Sink(Part, ABC):
-    """Be where a route's events go: see TableSink and ApplyingSink (router.applying)."""
+    """The place where a route's events go: see TableSink and ApplyingSink (router.applying)."""
 
     kind = "sink"
 
 
 class TableSink(Sink, ABC):
-    """Name the Delta table of each event; the engine lands and commits the rows.
+    """A sink that names the Delta table of each event; the engine stages and commits the rows.
 
     Delivery: exactly once.
     """
@@ -240,7 +220,7 @@ class TableSink(Sink, ABC):
     evolution: Evolution = Field(
         default="evolve",
         description="what becomes of rows with fields that their table has no place for. `evolve`: it gains them; "
-        "`freeze`: rows land without them and are counted; `quarantine`: these rows wait in a lane until `router "
+        "`freeze`: rows land without them and are counted; `quarantine`: these rows stay there until `router "
         "approve` lets the table gain them; `fail`: the stream stops, and nothing of the batch is committed",
     )
 
@@ -254,7 +234,7 @@ class TableSink(Sink, ABC):
 
 @dataclass(frozen=True)
 class BatchReport:
-    """Report one finished batch to observers.
+    """The report of one finished batch, for observers.
 
     Counts are rows; `seconds` has the wall time of each step; `tables` the number of tables that got rows.
     """

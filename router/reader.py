@@ -31,7 +31,7 @@ def read(
     changes_since: Moment | None = None,
     storage_options: dict[str, str] | None = None,
 ) -> DataFrame:
-    """Return the rows of `layer.table`; of all tables that fit `silver.*`, with a column `table` that says whose.
+    """Return the rows of `layer.table`; of all tables that match `silver.*`, with a column `table` that says whose.
 
     `lake` is the folder or URI, the variable LAKE without it, and else ./lake; `storage_options` are those of the
     configuration. `as_of` is a version, or a time (ISO 8601; UTC where it has no zone): the rows as they were then.

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Registry:
-    """Hold every part on offer and the observers."""
+    """Every part on offer, and the observers."""
 
     entries: Entries
     manager: pluggy.PluginManager = field(repr=False, compare=False)
@@ -69,7 +69,7 @@ class Registry:
         return tuple(sorted(name for name in names if not name.startswith(FILE_MODULE)))
 
     def finished(self, report: BatchReport) -> None:
-        """Tell every observer of a finished batch; one that raises is logged and keeps nobody else from hearing."""
+        """Tell every observer of a finished batch; an exception of one is logged, and the others are still called."""
         for impl in self.manager.hook.router_batch_finished.get_hookimpls():
             try:
                 impl.function(*(report for _ in impl.argnames))

@@ -28,7 +28,7 @@ TRUSTED = "router_"
 
 @dataclass(frozen=True)
 class Entry:
-    """Hold one part that a plugin offers: `provider` is `module (distribution version)`, or a file."""
+    """A part that a plugin offers; `provider` is `module (distribution version)`, or a file."""
 
     kind: str
     name: str
@@ -79,7 +79,7 @@ def _named(entries: Entries, kind: str, value: object) -> tuple[str, object]:
 
 
 def _surplus(entries: Entries, kind: str, value: Mapping[object, object]) -> Iterator[InitErrorDetails]:
-    """Point at the keys too many: those that name no part, or else all but the first."""
+    """Return an error for each key too many: those that name no part, or else all but the first."""
     keys = [str(key) for key in value]
     known = [key for key in keys if key in entries[kind]] or keys
     for key in keys:

@@ -28,7 +28,7 @@ from router.config.models import Trigger
 from router.engine.checkpoint_store import LearntSchemas
 from router.engine.session import build_session
 from router.engine.source import CONSUMER, sample
-from router.engine.stream import Options, run
+from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _drain_topic(spark: SparkSession, task: Task) -> Run:
     reports: list[BatchReport] = []
     registry = load_registry()
     loaded = load(write_configuration(task), registry)
-    options = Options(trigger=Trigger(once=True), finished=lambda report, _: reports.append(report))
+    options = RunOptions(trigger=Trigger(once=True), finished=lambda report, _: reports.append(report))
     began = time.perf_counter()
     run(loaded, registry, spark, options)
     return summary(time.perf_counter() - began, reports)

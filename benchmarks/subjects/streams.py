@@ -29,7 +29,7 @@ from benchmarks.verify import compare, count_rows
 from router.config.loader import load
 from router.config.models import Trigger
 from router.engine.session import build_session
-from router.engine.stream import Options, run
+from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 from router_demo.api import Api
 from router_demo.simulator import ensure_topic
@@ -90,7 +90,7 @@ class Stream:
 
     def _evolution_run(self) -> None:
         trigger = Trigger(continuous=True)
-        run(self._loaded, self._registry, self._spark, Options(trigger, finished=self._take, stop=self._stop))
+        run(self._loaded, self._registry, self._spark, RunOptions(trigger, finished=self._take, stop=self._stop))
 
     def _take(self, report: BatchReport, behind: int | None) -> None:
         with self._changed:
@@ -257,7 +257,7 @@ def _freshness_run(spark: SparkSession, task: Task) -> Run:
     admin = AdminClient({"bootstrap.servers": task.servers})
     admin.create_topics([NewTopic(TOPIC, task.partitions, 1)])[TOPIC].result()
     traffic, stop = Traffic(task, Producer({"bootstrap.servers": task.servers, "linger.ms": 5})), threading.Event()
-    options = Options(Trigger(continuous=True), finished=traffic.finished, stop=stop)
+    options = RunOptions(Trigger(continuous=True), finished=traffic.finished, stop=stop)
     with Api(**HEALTHY) as served:
         work = (loaded(task, configuration(task, f"{served.url}/events")), load_registry(), spark, options)
         router, sender = threading.Thread(target=run, args=work), threading.Thread(target=traffic.flow)

@@ -42,7 +42,7 @@ class Auto(RegistryDecoder):
     first schema comes, on every node.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ("router_decoders.combined_arrow", "router_decoders.json_arrow")
+    needs: ClassVar[tuple[str, ...]] = ("router_decoders.auto_arrow", "router_decoders.json_arrow")
 
     @property
     @override
@@ -97,7 +97,7 @@ class Auto(RegistryDecoder):
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode: as the one format there is, or each row as its own."""
-        from router_decoders.combined_arrow import combined
+        from router_decoders.auto_arrow import combined
 
         made = [(kind, decoder.decoding()) for kind, decoder in self._parts()]
         return made[0][1] if len(self.known.made) == 1 else combined(self.known, made)

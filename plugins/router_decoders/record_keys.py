@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
     from typing_extensions import Self
 
@@ -41,7 +42,7 @@ class RecordKeys(Decoder):
     record header may hold a schema's GUID, that of the key is `__key_schema_id` unless `header` says otherwise.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ("router_decoders.combined_arrow",)
+    needs: ClassVar[tuple[str, ...]] = ("pyarrow.compute",)
 
     value: Decoder = Field(description="decoder of the value")
     key: Decoder = Field(description="decoder of the key")
@@ -92,8 +93,6 @@ class RecordKeys(Decoder):
         value, key = self.value.decoding(), self.key.decoding()
         if value is None or key is None:
             return None
-        from router_decoders.combined_arrow import both_events
-
         of_key = [T.StructField(KEY_NAMES[f.name], f.dataType) for f in key.adds if f.name in KEY_NAMES]
         fields = {f.name: f for f in (*value.adds, *of_key)}
         if "_wanted" in key.adds.names:
@@ -150,3 +149,41 @@ class _Beside:
 
     def write(self, name: str, content: bytes) -> None:
         self.memory.write(f"key-{name}", content)
+
+
+def both_events(records: pa.RecordBatch, both: tuple[ArrowDecoding, ArrowDecoding, tuple[str, ...]]) -> pa.RecordBatch:
+    """Return the columns `names` for the records: what both decodings add, of the key under other names.
+
+    Runs on executors.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    value, key, names = both
+    of_value = _columns(value.function(records, value.argument))
+    of_key = _columns(key.function(_keys(records), key.argument))
+    has_key = records.column("key").is_valid()
+    found = {**of_value, **{KEY_NAMES[name]: column for name, column in of_key.items() if name in KEY_NAMES}}
+    for name in ("_error", "_wanted"):
+        if name in of_key:
+            text = pc.if_else(
+                has_key, pc.binary_join_element_wise(OF_A_KEY, of_key[name], ""), pa.scalar(None, pa.string())
+            )
+            found[name] = pc.coalesce(of_value[name], text) if name in of_value else text
+    event = of_value["event"]
+    found["event"] = pc.if_else(found["_error"].is_valid(), pa.scalar(None, event.type), event)
+    return pa.RecordBatch.from_arrays([found[name] for name in names], names=list(names))
+
+
+def _keys(records: pa.RecordBatch) -> pa.RecordBatch:
+    """Return records with their keys as values, and with the native columns of keys under the names they had."""
+    import pyarrow as pa
+
+    columns = {**_columns(records), "value": records.column("key")}
+    own = {name.removeprefix(OF_KEY): name for name in columns if name.startswith(f"{OF_KEY}_")}
+    columns |= {name: columns[under] for name, under in own.items()}
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    return dict(zip(batch.schema.names, batch.columns, strict=True))

@@ -2,9 +2,8 @@
 
 from router import Sink, hookimpl
 from router_rest.sink import Rest
-from router_sinks.delta import Delta
 from router_sinks.kafka import Kafka
-from router_sinks.tables import Tables
+from router_sinks.tables import Delta, Tables
 from router_sinks.upsert import Upsert
 
 __all__ = ["Delta", "Kafka", "Rest", "Tables", "Upsert", "router_sinks"]

@@ -7,20 +7,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator
+from pydantic import Field, PrivateAttr, SecretStr, field_validator
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as F
 
-from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, StartError
+from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, StartError, row, tried
 from router_encoders import ToJson
-from router_encoders.outbox_rows import PLACE, own_columns
-from router_sinks.outgoing import new_topics, outgoing, refused_rows
-from router_sinks.topics import Topics, check_topic, is_fixed, unusable
+from router_encoders.outbox_rows import PLACE, as_bytes, own_columns
+from router_encoders.templates import Placeholder, parse
+from router_sinks.kafka_topics import CreateTopics, Topics, check_topic, is_fixed, unusable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from typing_extensions import Self
 
 log = logging.getLogger("router")
@@ -51,17 +51,6 @@ TAKEN = {
 """Options that would work against the sink, and what to do."""
 
 
-class CreateTopics(BaseModel):
-    """How topics are created that are not there."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    partitions: int = Field(ge=1, le=10_000, description="partitions of a new topic")
-    replication: int = Field(default=-1, ge=-1, le=100, description="copies; -1: as the brokers say")
-    config: dict[str, str] = Field(default_factory=dict, description="settings of a new topic, such as retention.ms")
-    at_most: int = Field(default=1000, ge=1, description="topics that there may be of this sink's names")
-
-
 class Kafka(ApplyingSink):
     """Send events to a Kafka topic, or to one per value of one or more fields.
 
@@ -80,7 +69,7 @@ class Kafka(ApplyingSink):
     """
 
     ordered: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("router_sinks.publish",)
+    needs: ClassVar[tuple[str, ...]] = ("router_sinks.kafka_producer",)
 
     servers: str = Field(min_length=1, description="host:port, several with commas")
     topic: str = Field(description="a topic, or text with fields in braces behind it: games-{event.game}")
@@ -144,7 +133,7 @@ class Kafka(ApplyingSink):
 
     def prepare(self, opening: Opening) -> Self:
         """Return this sink with its schema found. Asks Kafka and the registry."""
-        from router_sinks.sender import Sender
+        from router_sinks.kafka_producer import Sender
 
         prepared = self.model_copy()
         prepared._opening, prepared._encodings = opening, {}
@@ -160,7 +149,7 @@ class Kafka(ApplyingSink):
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
         """Send the rows of one batch. Raises ConnectionError while Kafka or the registry is away."""
-        from router_sinks.publish import REPORT, PublishJob, task
+        from router_sinks.kafka_producer import REPORT, PublishJob, task
 
         encoding = self._encoding(events)
         rows = self._rows(events, encoding)
@@ -189,7 +178,7 @@ class Kafka(ApplyingSink):
         if rows.get("alone"):
             why = "some were refused, or `batch.size` is above a topic's max.message.bytes"
             log.warning("%d records for %s were sent one by one: %s", rows["alone"], self.topic, why)
-        return Outcome(rows.get("sent", 0), refused_rows(events, reports) if "refused" in text else None)
+        return Outcome(rows.get("sent", 0), _refused_rows(events, reports) if "refused" in text else None)
 
     def _encoding(self, events: DataFrame) -> Encoding:
         """Return how rows of these columns are encoded; what was found for columns is kept for the next batch."""
@@ -205,11 +194,11 @@ class Kafka(ApplyingSink):
 
     def _rows(self, events: DataFrame, encoding: Encoding) -> DataFrame:
         value = encoding.column(own_columns(events, self.without).fieldNames())
-        return outgoing(events, self.topic, self.key, self.headers, value)
+        return _outgoing(events, self.topic, self.key, self.headers, value)
 
     def _topics(self, rows: DataFrame | None, *, trial: bool = False) -> Topics:
         """Return the topics that rows may go to, after creating those that are wanted; no rows: before the start."""
-        from router_sinks.cluster import Cluster
+        from router_sinks.kafka_client import Cluster
 
         cluster, create = Cluster(self._settings), self.create_topics
         if is_fixed(self.topic):
@@ -217,7 +206,7 @@ class Kafka(ApplyingSink):
         known = cluster.matching(self.topic)
         if create is None or rows is None:
             return Topics(known, {}, fixed=False)
-        names = [name for name in new_topics(rows, known, MOST_NAMES) if not unusable(name)]
+        names = [name for name in _new_topics(rows, known, MOST_NAMES) if not unusable(name)]
         room = max(0, create.at_most - len(known))
         refused = cluster.create(names[:room], create)
         refused |= dict.fromkeys(names[room:], f"the sink may have {create.at_most} topics and has them")
@@ -239,3 +228,35 @@ def _bounded(spark: SparkSession) -> Iterator[None]:
         yield
     finally:
         spark.conf.set(BATCH_BYTES, before)
+
+
+def _outgoing(events: DataFrame, topic: str, key: str | None, headers: Mapping[str, str], value: Column) -> DataFrame:
+    """Return what tasks take: see kafka_producer.TAKES. A row on which an expression raises has a null `_to`.
+
+    Raises StartError for a key or header that is not one value.
+    """
+    names = own_columns(events).fieldNames()
+    seen = events if "event" in names else events.withColumn("event", row(names))
+    wanted = {"key": key or "null", **{f"header {name}": sql for name, sql in headers.items()}}
+    kinds = seen.select(*map(F.expr, wanted.values())).schema
+    made = [as_bytes(F.expr(sql), kind.dataType, what) for (what, sql), kind in zip(wanted.items(), kinds, strict=True)]
+    pieces = [F.col(one.path).cast("string") if isinstance(one, Placeholder) else F.lit(one) for one in parse(topic)]
+    to = F.struct(F.concat(*pieces).alias("topic"), *(one.alias(f"c{place}") for place, one in enumerate(made)))
+    guarded = tried(F.when(F.col("_offset") >= 0, to))  # always so, which no optimiser knows: see `tried`
+    return seen.select(*PLACE, guarded.alias("_to"), value.alias("_row"))
+
+
+def _new_topics(rows: DataFrame, known: frozenset[str], most: int) -> list[str]:
+    """Return names of topics that rows want and that are not known. One job."""
+    found = rows.select(F.col("_to.topic").alias("name")).filter(F.col("name").isNotNull()).distinct()
+    new = found.filter(~F.col("name").isin(*known)) if known else found
+    return sorted(one["name"] for one in new.limit(most).collect())
+
+
+def _refused_rows(events: DataFrame, reports: DataFrame) -> DataFrame:
+    """Return the rows that tasks report as refused, whole, with the `reason`."""
+    old = ("topic", "partition", "offset")
+    why = reports.filter(F.col("kind") == "refused").select(*old, F.col("text").alias("reason"))
+    why = why.toDF(*(f"_of_{name}" for name in old), "reason")
+    same = [F.col(new).eqNullSafe(F.col(f"_of_{name}")) for new, name in zip(PLACE, old, strict=True)]
+    return events.join(F.broadcast(why), same).drop(*(f"_of_{name}" for name in old))

@@ -23,7 +23,7 @@ from rich.table import Table
 from router.bench import payload
 from router.bench.machine import Label, Neighbours, Sampler
 from router.bench.processes import run_command
-from router.bench.worker import Job, Run, kafka_source, quiet_routes, read_runs
+from router.bench.worker import BenchRun, Job, kafka_source, quiet_routes, read_runs
 from router.errors import StartError
 
 if TYPE_CHECKING:
@@ -74,12 +74,12 @@ class Cell:
     rows: int
     cold: bool
     label: Label
-    runs: tuple[Run, ...]
+    runs: tuple[BenchRun, ...]
     foreign_cores: float = 0.0
     problem: str = ""
 
     @property
-    def counted(self) -> tuple[Run, ...]:
+    def counted(self) -> tuple[BenchRun, ...]:
         """Return the runs that make the figure."""
         return self.runs if self.cold else self.runs[1:]
 
@@ -136,11 +136,11 @@ def _job(sweep: Sweep, servers: str, topics: dict[int, str], folder: Path) -> Jo
     return Job(*where, sweep.master, sweep.lake)
 
 
-def _runs(sweep: Sweep, job: Job, progress: Progress, bar: TaskID) -> tuple[list[Run], str]:
+def _runs(sweep: Sweep, job: Job, progress: Progress, bar: TaskID) -> tuple[list[BenchRun], str]:
     """Return the runs, and why some are missing, or ""."""
     if not sweep.cold:
         return _process(sweep, job, progress, bar)[:2]
-    done: list[Run] = []
+    done: list[BenchRun] = []
     for _ in range(sweep.repeat):
         for each, name in job.topics.items():
             folder = Path(job.folder, f"process-{len(done)}")
@@ -153,7 +153,9 @@ def _runs(sweep: Sweep, job: Job, progress: Progress, bar: TaskID) -> tuple[list
     return done, ""
 
 
-def _process(sweep: Sweep, job: Job, progress: Progress, bar: TaskID, before: int = 0) -> tuple[list[Run], str, float]:
+def _process(
+    sweep: Sweep, job: Job, progress: Progress, bar: TaskID, before: int = 0
+) -> tuple[list[BenchRun], str, float]:
     """Do a job in a process of its own; return its runs, what went wrong, and how long the process lived."""
     folder, results = Path(job.folder), Path(job.results)
     job.write(folder / "job.json")
@@ -172,7 +174,7 @@ def _kept(output: Path) -> str:
     return f"{place} has its output"
 
 
-def _cell(sweep: Sweep, partitions: int, every: Sequence[Run], label: Label, noise: float, problem: str) -> Cell:
+def _cell(sweep: Sweep, partitions: int, every: Sequence[BenchRun], label: Label, noise: float, problem: str) -> Cell:
     runs = tuple(run for run in every if run.partitions == partitions)
     odd = [run.read for run in runs if run.read != sweep.rows]
     if odd:

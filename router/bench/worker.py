@@ -20,7 +20,7 @@ from router.applying import ApplyingSink
 from router.config.loader import load
 from router.config.models import Source, Trigger
 from router.engine.session import build_session, stop_session
-from router.engine.stream import Options, run
+from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from router.registry import Registry
 
 SECURITY = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
-"""Options of the source that mean another broker than the embedded one."""
+"""RunOptions of the source that mean another broker than the embedded one."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Run:
+class BenchRun:
     """One run: seconds from the start of the query to the end of its last batch, and what its batches reported."""
 
     partitions: int
@@ -104,10 +104,10 @@ def main(path: Path) -> None:
         stop_session(spark)
 
 
-def _drained(loaded: Loaded, registry: Registry, spark: SparkSession, partitions: int) -> Run:
+def _drained(loaded: Loaded, registry: Registry, spark: SparkSession, partitions: int) -> BenchRun:
     """Run a configuration until its topic is drained."""
     reports: list[BatchReport] = []
-    options = Options(Trigger(once=True), finished=lambda report, _: reports.append(report))
+    options = RunOptions(Trigger(once=True), finished=lambda report, _: reports.append(report))
     _settle(spark)
     began = time.perf_counter()
     run(loaded, registry, spark, options)
@@ -160,7 +160,7 @@ def quiet_routes(config: Config) -> tuple[tuple[Route, ...], list[str]]:
     return tuple(kept), left_out
 
 
-def summed(partitions: int, seconds: float, reports: Sequence[BatchReport]) -> Run:
+def summed(partitions: int, seconds: float, reports: Sequence[BatchReport]) -> BenchRun:
     """Return the run that some batch reports describe."""
     steps: Counter[str] = Counter()
     for report in reports:
@@ -170,16 +170,16 @@ def summed(partitions: int, seconds: float, reports: Sequence[BatchReport]) -> R
         for name in ("read", "failed", "unmatched", "dead_letters")
     }
     tables = max((report.tables for report in reports), default=0)
-    return Run(partitions, seconds, batches=len(reports), tables=tables, steps=dict(steps), **counts)
+    return BenchRun(partitions, seconds, batches=len(reports), tables=tables, steps=dict(steps), **counts)
 
 
-def read_runs(path: Path) -> list[Run]:
+def read_runs(path: Path) -> list[BenchRun]:
     """Return the runs in a file of results; none when it is not there."""
     lines = path.read_text().splitlines() if path.exists() else []
-    return [Run(**json.loads(line)) for line in lines]
+    return [BenchRun(**json.loads(line)) for line in lines]
 
 
-def _append(path: Path, done: Run) -> None:
+def _append(path: Path, done: BenchRun) -> None:
     with path.open("a") as lines:
         lines.write(json.dumps(asdict(done)) + "\n")
 

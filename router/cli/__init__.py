@@ -19,25 +19,25 @@ COMMANDS = {
     "approve": ("router.cli.approve:approve", "Let tables gain the columns that rows wait for."),
     "bench": ("router.cli.bench:bench", "Measure a configuration against the partitions of its topic."),
     "check": ("router.cli.check:check", "Find every mistake in a configuration."),
-    "explain-table": ("router.cli.explain_table:explain_table", "Say what a table is, and who writes it how."),
+    "explain-table": ("router.cli.tables:explain_table", "Say what a table is, and who writes it how."),
     "ledger": ("router.cli.ledger:ledger", "Print the last batches and their balance."),
-    "maintain": ("router.cli.maintain:maintain", "Compact and clean tables."),
+    "maintain": ("router.cli.tables:maintain", "Compact and clean tables."),
     "plugins": ("router.cli.plugins:plugins", "List decoders, rules, sinks and encoders, or show the page of one."),
     "rest-replay": (
         "router.cli.rest_replay:rest_replay",
         "Send rows again that a REST sink parked or refused.",
     ),
     "run": ("router.cli.run:run", "Run a configuration."),
-    "schema": ("router.cli.schema:schema", "Print the configuration's JSON Schema, for editors."),
+    "schema": ("router.cli.plugins:schema", "Print the configuration's JSON Schema, for editors."),
     "test": ("router.cli.test:test", "Run route tests: records in, rows expected."),
-    "warm-up": ("router.cli.warm_up:warm_up", "Make every later start some seconds shorter."),
+    "warm-up": ("router.cli.run:warm_up", "Make every later start some seconds shorter."),
     "simulate": ("router_demo.cli:simulate", "Write game events to a Kafka topic."),
 }
 """Command -> where it is, and its line in the help: `router --help` imports none of them."""
 
 
 class Commands(click.Group):
-    """Import a command when it is called, and print the router's own errors without a traceback."""
+    """The commands, each imported when it is called; the router's own errors are printed without a traceback."""
 
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -1,4 +1,4 @@
-"""`router approve`: let tables gain what rows wait for."""
+"""`router approve`: let tables gain the columns that quarantined rows need."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from router.cli.options import config_argument, plugin_option
+from router.cli.invocation import config_argument, plugin_option
 from router.config.loader import load
 from router.registry import load_registry
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from router.engine.quarantine import Waiting
+    from router.engine.quarantine import Quarantined
 
 
 @click.command(short_help="Let tables gain the columns that rows wait for.")
@@ -27,38 +27,38 @@ if TYPE_CHECKING:
 @click.option("--show", is_flag=True, help="Show what waits, and approve nothing.")
 @plugin_option
 def approve(file: Path, route: str | None, table: str | None, show: bool, plugin_files: tuple[Path, ...]) -> None:
-    """Show what waits for tables of the configuration FILE and how it would change them, and approve that.
+    """Show the quarantined rows of the configuration FILE and how they would change their tables, and approve that.
 
-    Rows wait where a sink says `evolution: quarantine` and their table has no place for what they bring.
+    Rows are quarantined where a sink says `evolution: quarantine` and their table lacks a column or type of theirs.
 
-    A running stream lands the rows after its batch at hand, or within seconds while it has none; a stopped one when it
-    starts. What comes after the approval and brings something else still waits. Needs no Spark.
+    A running stream releases the rows after its current batch, or within seconds while it has none; a stopped one when
+    it starts. Rows that come later and need another change wait for another approval. Needs no Spark.
     """
     config = load(file, load_registry(plugin_files)).config
     rows, lakes = import_module("router.engine.quarantine"), import_module("router.delta.lake")
     lake, checkpoint = (lakes.Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
     store = import_module("router.engine.checkpoint_store").CheckpointStore(checkpoint)
     found = [
-        waiting
-        for waiting in rows.waiting(config, lake)
-        if route in (None, waiting.place.route) and table in (None, waiting.place.table)
+        one
+        for one in rows.quarantined(config, lake)
+        if route in (None, one.place.route) and table in (None, one.place.table)
     ]
     if not found:
         click.echo(f"no rows of {config.name} wait{_asked(route, table)}")
         return
-    pending = {approval.place for approval in rows.approvals(store)}
-    _show(found, pending)
-    unfit = [waiting for waiting in found if waiting.change.conflicts]
+    approved = {approval.place for approval in rows.approvals(store)}
+    _show(found, approved)
+    conflicting = [one for one in found if one.change.conflicts]
     if show:
         return
-    for waiting in found:
-        if waiting not in unfit:
-            rows.approve(store, waiting)
-            click.echo(f"approved: {waiting.place.table}, {waiting.rows:,} rows of {waiting.place.route}")
-    if unfit:
-        tables = ", ".join(sorted({waiting.place.table for waiting in unfit}))
+    for one in found:
+        if one not in conflicting:
+            rows.approve(store, one)
+            click.echo(f"approved: {one.place.table}, {one.rows:,} rows of {one.place.route}")
+    if conflicting:
+        tables = ", ".join(sorted({one.place.table for one in conflicting}))
         raise click.ClickException(
-            f"{tables}: what waits cannot go into it, see above; change the table, or delete the rows that wait"
+            f"{tables}: the quarantined rows cannot go into it, see above; change the table, or delete these rows"
         )
 
 
@@ -66,24 +66,24 @@ def _asked(route: str | None, table: str | None) -> str:
     return (f" on route {route}" if route else "") + (f" for {table}" if table else "")
 
 
-def _show(found: list[Waiting], pending: set[Any]) -> None:
+def _show(found: list[Quarantined], approved: set[Any]) -> None:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in ("table", "route", "sink", "rows", "oldest record", "written with", "would gain"):
         table.add_column(name, overflow="fold", justify="right" if name == "rows" else "left")
-    for waiting in found:
-        place, since = waiting.place, waiting.since
-        versions = ", ".join(waiting.versions)
-        state = "\n(approved)" if place in pending else ""
+    for one in found:
+        place, since = one.place, one.since
+        versions = ", ".join(one.versions)
+        state = "\n(approved)" if place in approved else ""
         oldest = f"{since:%Y-%m-%d %H:%M:%S}" if since else ""
-        cells = (place.table, place.route, place.sink, f"{waiting.rows:,}", oldest, versions, _change(waiting) + state)
+        cells = (place.table, place.route, place.sink, f"{one.rows:,}", oldest, versions, _change(one) + state)
         table.add_row(*cells)
     Console().print(table)
 
 
-def _change(waiting: Waiting) -> str:
+def _change(one: Quarantined) -> str:
     """Return how a table would change: a line per column."""
     shape = import_module("router.delta.schema_diff").shape
-    change = waiting.change
+    change = one.change
     lines = [f"{column.name} {shape(column.type)}" for column in change.added]
     lines += [f"{column.name}, wider: {shape(column.type)}" for column in change.widened]
     lines += [f"cannot: {why}" for why in change.conflicts.values()]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from router.cli.options import config_argument, plugin_option
+from router.cli.invocation import config_argument, plugin_option
 from router.config.loader import Loaded, load
 from router.errors import ConfigError
 from router.registry import Registry, load_registry

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from router.cli.options import config_argument, plugin_option
+from router.cli.invocation import config_argument, plugin_option
 from router.config.loader import load
 from router.registry import load_registry
 
@@ -32,7 +32,7 @@ def ledger(file: Path, batches: int, plugin_files: tuple[Path, ...]) -> None:
     """Show the ledger of the configuration FILE: its last batches by source partition, and by route and sink.
 
     read = decoded + failed + bare; decoded = matched by some route + unmatched; per sink matched = landed + refused +
-    dropped + quarantined. A replay moves rows: as many less are parked, or dead, as it applied. Needs no Spark.
+    dropped + quarantined. A replay moves rows: as many fewer are parked, or dead, as it applied. Needs no Spark.
     """
     loaded = load(file, load_registry(plugin_files))
     reading = import_module("router.engine.ledger")

@@ -1,8 +1,9 @@
-"""`router plugins`: what a configuration can name, and the manual page of each part."""
+"""What a configuration can name: `router plugins` lists the parts, `router schema` prints the schema for editors."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from types import UnionType
 from typing import TYPE_CHECKING, Literal, Union, get_args, get_origin
@@ -13,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from router.cli.options import plugin_option
+from router.cli.invocation import plugin_option
+from router.config.json_schema import json_schema
 from router.registry import Registry, load_registry
 from router.resolve import Entry, options_of, suggestion
 
@@ -74,7 +76,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def kind_text(annotation: object) -> str:
-    """Return a type as short words."""
+    """Return a type in a few words."""
     if get_origin(annotation) is Literal:
         return " | ".join(map(repr, get_args(annotation)))
     if get_origin(annotation) in {Union, UnionType}:
@@ -82,3 +84,13 @@ def kind_text(annotation: object) -> str:
     if isinstance(annotation, type) and not get_args(annotation):
         return annotation.__name__.replace("NoneType", "None")
     return re.sub(r"\b[A-Za-z_][\w.]*\.(?=\w)", "", str(annotation)).replace("NoneType", "None")
+
+
+@click.command(short_help="Print the configuration's JSON Schema, for editors.")
+@plugin_option
+def schema(plugin_files: tuple[Path, ...]) -> None:
+    """Print the JSON Schema of configuration files, with every part on offer.
+
+    Save it and name it in the first line of a file: # yaml-language-server: $schema=router.schema.json
+    """
+    click.echo(json.dumps(json_schema(load_registry(plugin_files)), indent=2))

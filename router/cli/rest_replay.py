@@ -1,4 +1,4 @@
-"""`router rest-replay`: send rows again that a sink parked, or that are dead letters of it."""
+"""`router rest-replay`: send parked rows and dead letters of a sink again."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from router.cli.options import config_argument, plugin_option
-from router.cli.signals import stopped_by_signals
+from router.cli.invocation import config_argument, plugin_option, stopped_by_signals
 from router.config.loader import load
 from router.config.models import interval, moment
 from router.config.yaml_tree import printable
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from router.applying import ApplyingSink, Resent
     from router.config.models import Config
-    from router.engine.outbox.replay import Asked, Begun, Found, Group, Resender
+    from router.engine.outbox.replay import Replay, ReplayFilter, ReplayGroup, ReplayRows, Resender
 
 COLUMNS = ("route", "sink", "status", "answer", "rows", "calls", "oldest", "newest", "such as")
 LONGEST = 120
@@ -64,8 +63,8 @@ def rest_replay(
     """Send rows of the configuration FILE again, by the idempotency keys that they had.
 
     Rows are parked when an API stayed away for longer than `max_outage`, and dead when it refused them. They are sent
-    from the sink's lane, within its limits, beside a running stream or without one. A row that was delivered is not
-    sent again. Ctrl-C ends a replay after the calls at hand. Exit code 1: rows that were to be sent are not delivered.
+    from the sink's outbox, within its limits, beside a running stream or without one. A row that was delivered is not
+    sent again. Ctrl-C ends a replay after the calls in flight. Exit code 1: not all of the rows were delivered.
     """
     asked = _asked(statuses, since)
     registry = load_registry(plugin_files)
@@ -91,15 +90,15 @@ def rest_replay(
     raise SystemExit(int(not whole))
 
 
-def _asked(statuses: tuple[str, ...], since: str | None) -> Asked:
-    """Return what is asked for; statuses are words, and numbers that say more of dead rows."""
+def _asked(statuses: tuple[str, ...], since: str | None) -> ReplayFilter:
+    """Return the filter of a replay; a number among the statuses is the answer code of dead rows."""
     words = {status for status in statuses if not status.isdecimal()}
     codes = {int(status) for status in statuses if status.isdecimal()}
     if unknown := sorted(words - {"parked", "dead"}):
         told = f"{unknown[0]!r} is neither `parked` nor `dead`, nor a status of HTTP"
         raise click.BadParameter(told, param_hint="--status")
     chosen = words | ({"dead"} if codes else set()) or {"parked"}
-    asked: Asked = import_module("router.engine.outbox.replay").Asked(
+    asked: ReplayFilter = import_module("router.engine.outbox.replay").ReplayFilter(
         tuple(sorted(chosen)), tuple(sorted(codes)), None if since is None else _since(since)
     )
     return asked
@@ -121,7 +120,7 @@ def _since(text: str) -> float:
 def _chosen(
     config: Config, route: str | None, name: str | None, *, several: bool
 ) -> list[tuple[str, str, ApplyingSink]]:
-    """Return the sinks that are meant; one, unless there may be `several`."""
+    """Return the sinks that the options choose; one, unless there may be `several`."""
     if config.debug:
         raise StartError(f"{config.name} has `debug: true`: it sends nothing, and so nothing again")
     there = list(import_module("router.engine.outbox.replay").resending_sinks(config))
@@ -134,7 +133,7 @@ def _chosen(
     return found
 
 
-def _show_all(resenders: list[Resender], asked: Asked) -> None:
+def _show_all(resenders: list[Resender], asked: ReplayFilter) -> None:
     found = [(resender, resender.find(asked)) for resender in resenders]
     _show([(resender, rows) for resender, rows in found if rows is not None], "what would be sent")
     for resender in resenders:
@@ -142,8 +141,8 @@ def _show_all(resenders: list[Resender], asked: Asked) -> None:
             click.echo(f"{resender.key}: {begun.name} was cut off; the next replay ends it first")
 
 
-def _replayed(resender: Resender, asked: Asked) -> bool:
-    """Send what is asked for; say whether all of it was delivered."""
+def _replayed(resender: Resender, asked: ReplayFilter) -> bool:
+    """Send the chosen rows; say whether all of them were delivered."""
     whole = True
     with resender.alone():
         for begun, found in _replays(resender, asked):
@@ -152,8 +151,8 @@ def _replayed(resender: Resender, asked: Asked) -> bool:
     return whole
 
 
-def _replays(resender: Resender, asked: Asked) -> Iterator[tuple[Begun, Found]]:
-    """Yield a replay that was cut off, and then the one that is asked for."""
+def _replays(resender: Resender, asked: ReplayFilter) -> Iterator[tuple[Replay, ReplayRows]]:
+    """Yield a replay that was killed before, and then the new one."""
     if begun := resender.cut_off():
         click.echo(f"{resender.key}: {begun.name} was cut off, and is ended first")
         yield begun, resender.resume(begun)
@@ -165,8 +164,8 @@ def _replays(resender: Resender, asked: Asked) -> Iterator[tuple[Begun, Found]]:
             _show([] if new is None else [(resender, new)], "what would be sent")
 
 
-def _tell(resender: Resender, begun: Begun, found: Found, resent: Resent) -> bool:
-    """Say what a replay came to, and whether all was delivered."""
+def _tell(resender: Resender, begun: Replay, found: ReplayRows, resent: Resent) -> bool:
+    """Print what a replay did; say whether all rows were delivered."""
     delivered = resent.are("delivered")
     left = found.rows - sum(resent.moved.values())
     counts = {"delivered": delivered, "dead": resent.are("dead"), "parked": resent.are("parked"), "not sent": left}
@@ -177,8 +176,8 @@ def _tell(resender: Resender, begun: Begun, found: Found, resent: Resent) -> boo
     return delivered == found.rows
 
 
-def _show(found: list[tuple[Resender, Found]], title: str) -> None:
-    """Print rows by route, sink, status and answer, and say of those that cannot be sent where they are."""
+def _show(found: list[tuple[Resender, ReplayRows]], title: str) -> None:
+    """Print rows by route, sink, status and answer code, and where those are that cannot be sent."""
     rows = [(resender.route, resender.name, *_cells(group)) for resender, what in found for group in what.groups]
     if not rows:
         click.echo("there is nothing to send again")
@@ -203,13 +202,13 @@ def _tell_gone(resender: Resender, gone: int) -> None:
     )
 
 
-def _cells(group: Group) -> tuple[str, ...]:
+def _cells(group: ReplayGroup) -> tuple[str, ...]:
     times = (_time(group.oldest), _time(group.newest))
     return group.status, _number(group.code), f"{group.rows:,}", f"{group.calls:,}", *times, _reason(group.reason or "")
 
 
 def _reason(text: str) -> str:
-    """Return what an API said, as a terminal can show it: it is somebody else's text."""
+    """Return the answer of an API as a terminal can show it safely: it is somebody else's text."""
     return escape(printable(text[:LONGEST] + ("..." if len(text) > LONGEST else "")))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from router.cli.options import plugin_option
+from router.cli.invocation import plugin_option
 from router.config.loader import load
 from router.config.route_tests import load_tests
 from router.registry import load_registry
@@ -37,10 +37,10 @@ def test(ctx: click.Context, files: tuple[Path, ...], plugin_files: tuple[Path, 
     failed = 0
     try:
         for (file, tests), configuration in zip(found, loaded, strict=True):
-            for verdict in run_tests(configuration, tests, session):
-                failed += bool(verdict.faults)
-                click.echo(f"{file}: {verdict.name}: {'FAILED' if verdict.faults else 'passed'}")
-                for fault in verdict.faults:
+            for result in run_tests(configuration, tests, session):
+                failed += bool(result.faults)
+                click.echo(f"{file}: {result.name}: {'FAILED' if result.faults else 'passed'}")
+                for fault in result.faults:
                     click.echo(f"  {fault}")
     finally:
         stop_session(session)

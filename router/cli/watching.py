@@ -21,7 +21,7 @@ STEPS = ("plan", "land", "decide", "manifest", "commit", "apply", "ledger", "rel
 
 
 class Watcher:
-    """Log batches to standard error; on a terminal also show the step at hand."""
+    """The log of batches on standard error; on a terminal also the current step."""
 
     def __init__(self, name: str, *, json_lines: bool = False) -> None:
         self.name = name
@@ -64,7 +64,7 @@ def line(report: BatchReport, behind: int | None) -> str:
     """Return a batch as one line: rows, tables, dead letters, seconds by step, lag."""
     total = sum(report.seconds.values())
     steps = " ".join(f"{name} {report.seconds[name]:.2f}" for name in STEPS if report.seconds.get(name, 0) >= 0.005)
-    kinds = ("frozen", "waiting")
+    kinds = ("frozen", "quarantined")
     kept = {kind: sum(route.get(kind, 0) for route in report.routes.values()) for kind in kinds}
     odd = "".join(f", {count:,} {kind}" for kind, count in kept.items() if count)
     lag = "" if behind is None else f", {behind:,} behind"
@@ -75,7 +75,7 @@ def line(report: BatchReport, behind: int | None) -> str:
 
 
 class _JsonLines(logging.Formatter):
-    """Format records for machines; a batch brings its whole report."""
+    """Log records as JSON lines; that of a batch has its whole report."""
 
     def format(self, record: logging.LogRecord) -> str:
         found: dict[str, object] = {

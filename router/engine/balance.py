@@ -23,7 +23,7 @@ KEYED = ("matched", "refused", "dropped", "warned", "failing", "landed", "reject
 
 @dataclass(frozen=True)
 class Partition:
-    """Count one source partition of a batch. Keyed counts are by route, `route/expectation` or `route/sink`,
+    """The counts of one source partition of a batch. Keyed ones are by route, `route/expectation` or `route/sink`,
     those of quarantined rows by `route/sink/table`.
     """
 
@@ -85,7 +85,7 @@ def keyed(counted: Iterable[Partition], kind: str) -> Counter[str]:
 def imbalances(
     layout: Layout, counted: tuple[Partition, ...], files: Iterable[StagedFile], unmatched_are_dead: bool
 ) -> list[str]:
-    """Return what does not add up, one sentence each; nothing when the batch balances.
+    """Return a sentence for each sum that does not add up; none when the batch balances.
 
     The two sides of each comparison come from different places: labels of the plan, counts made while rows are
     sorted, and the footers of the files.
@@ -116,7 +116,7 @@ def _partition(layout: Layout, partition: Partition) -> list[str]:
     elif layout.routes:
         matched = max((partition.matched.get(route.name, 0) for route in layout.routes), default=0)
         if not matched <= partition.decoded - partition.unmatched <= sum(partition.matched.values()):
-            found.append(f"{where}: {partition.decoded} decoded do not fit {partition.unmatched} unmatched")
+            found.append(f"{where}: {partition.decoded} decoded do not agree with {partition.unmatched} unmatched")
     for route in layout.routes:
         lost = partition.refused.get(route.name, 0) + partition.dropped.get(route.name, 0)
         for target in route.targets:

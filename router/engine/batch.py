@@ -4,9 +4,9 @@
 |---|---|---|
 | 1 read, 2 decode, 3 label | say lazily how raw records become labelled rows (`label`) | reads the batch again |
 | 4 land | stages a Parquet file per table and task, in one Spark job (`land`) | the same; files nobody refers to stay |
-| 5 decide | holds files against tables, writes the manifest (`commit.schema_evolution`) | finishes what it says |
+| 5 decide | compares files with tables, writes the manifest (`commit.schema_evolution`) | finishes what it says |
 | 6 commit | one Delta commit per table (`commit.committers`) | skips the tables that have it |
-| 7 quarantine | what tables may not take yet lies in a table of its own: a commit like the others | the same |
+| 7 quarantine | commits rows that their table may not take yet into a table for them, like the others | the same |
 | 8 apply | gives each outbox to its sink (`outbox`, `merge`) | goes on with the sinks without a mark |
 | 9 ledger | says what became of every record | writes it once, by its transaction id |
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("router")
 TRIES = 5
-"""Times a batch is landed again because tables turned out otherwise, before it stops the stream."""
+"""How often a batch is landed again because its tables have changed, before the batch stops the stream."""
 STAGING = "_staged"
 
 
@@ -59,8 +59,8 @@ STAGING = "_staged"
 class Batches:
     """The batches of one query.
 
-    `fingerprint` is the configuration's. What is kept between batches (demands, known names, the size of files) only
-    saves work: a new process does without.
+    `fingerprint` is the configuration's. What the object keeps between batches (demands, known names, the size of
+    files) only saves work: a new process starts without it.
     """
 
     config: Config
@@ -107,9 +107,9 @@ class Batches:
         return report(self.config.name, plan.layout, manifest, steps, applied.counts)
 
     def _cut_off(self, batch: int) -> Manifest | None:
-        """Return the manifest of a batch that was cut off; None for one that must be decided.
+        """Return the manifest of a batch that a crash has interrupted; None for a batch that must be decided.
 
-        Without its staged files a batch is decided again: what tables have of it already they skip.
+        Without its staged files a batch is decided again; tables that have its rows already skip them.
         """
         manifest = self.store.manifest(batch)
         if manifest is None:
@@ -134,7 +134,7 @@ class Batches:
         return self.planner.plan(raw)
 
     def _decide(self, plan: Plan, steps: Steps) -> tuple[Manifest, dict[str, Any], Plan]:
-        """Land the batch, and again while tables demand other rows; write down what is to be committed."""
+        """Land the batch, again while tables demand other rows, and write the manifest of what is to be committed."""
         batch = steps.batch
         for _ in range(TRIES):
             plan, landed = self._land(plan, steps)
@@ -169,7 +169,7 @@ class Batches:
         )
 
     def _land(self, plan: Plan, steps: Steps) -> tuple[Plan, Landed]:
-        """Land a batch, and again for as long as its rows want what the decoder can fetch."""
+        """Land a batch, and again while its rows need schemas that the decoder can fetch."""
         asked: frozenset[str] = frozenset()
         while True:
             with steps.step("land"):
@@ -188,7 +188,7 @@ class Batches:
             asked |= wanted
 
     def _stop_on(self, layout: Layout, landed: Landed, batch: int) -> None:
-        """Stop before anything is committed: a batch that does not balance, or an expectation that says so."""
+        """Raise BatchError before anything is committed: the batch does not balance, or an expectation says `fail`."""
         counted = partitions(landed.counts)
         if broken := keyed(counted, "failing"):
             named = ", ".join(f"{key} on {count} rows" for key, count in sorted(broken.items()))
@@ -201,7 +201,7 @@ class Batches:
         raise BatchError(self.config.name, batch, f"{what}; nothing was committed")
 
     def _tell_frozen(self, layout: Layout, demands: Demands) -> None:
-        """Say what is left out, or waits, from now on, once."""
+        """Log once what tables leave out, or put into the quarantine, from now on."""
         places = {target.key: target.quarantine.table for target in layout.targets if target.quarantine}
         for place, columns in demands.frozen.items():
             if new := sorted(set(columns) - set(self.demands.frozen.get(place, {}))):
@@ -221,11 +221,11 @@ class Batches:
     def _write_ledger(self, manifest: Manifest, applied: dict[str, Any]) -> None:
         name, run = self.config.name, self.store.run
         found = ledger.rows(name, run, manifest.batch, manifest.targets, manifest.partitions, applied)
-        entry = ledger.Entry(self.config.ledger, f"{self.query}/ledger", manifest.batch)
+        entry = ledger.LedgerEntry(self.config.ledger, f"{self.query}/ledger", manifest.batch)
         ledger.append(self.lake, self.tables, self.committers, entry, found)
 
     def _after(self, plan: Plan, tables: set[str], steps: Steps) -> None:
-        """Do what keeps tables in shape and known, once the batch is in the ledger."""
+        """Release approved rows, maintain tables and register them in the catalog, once the batch is in the ledger."""
         if self.config.register_tables:
             self.catalog.register(tables)
         self.maintenance.after_batch({*tables, self.config.ledger})

@@ -4,9 +4,9 @@
 |---|---|---|
 | `manifests/RUN` | BATCH.json | what a batch was decided to be, before anything of it is committed |
 | `applied/RUN` | BATCH.json | what sinks have applied of a batch, by sink |
-| `backlog` | SINK.json | rows of an outbox that wait for their table to be mended |
+| `backlog` | SINK.json | rows of an outbox whose table cannot be written at present |
 | `known` | SINK.json | tables that a sink has merged into: one that is gone was dropped |
-| `approvals` | ROUTE/SINK/TABLE.N.json | a table that may grow, until what waited is in it |
+| `approvals` | ROUTE/SINK/TABLE.N.json | a table that may change, until its quarantined rows are in it |
 | `replays` | SINK.json | a replay that has begun and not ended |
 | `schemas` | the decoder's names | what a decoder has learnt |
 | | format | the version of all this |
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 KEPT = 100
-"""Manifests kept for whoever wants to look; only the last one is ever needed."""
+"""Manifests that are kept for operators to read; the router needs the last one only."""
 FORMAT = b"2"
 
 
@@ -70,7 +70,7 @@ class Manifest:
         return Demands({}, self.conflicts, allowed, frozen)
 
     def notes(self, query: str) -> dict[str, str]:
-        """Return what every commit says about its batch: whose, which, and from which offsets."""
+        """Return what every commit says about its batch: query, number and offsets."""
         spans = {f"{p.topic}/{p.partition}": [p.first, p.last] for p in self.partitions}
         return {
             "router.query": query,
@@ -124,7 +124,7 @@ class CheckpointStore:
         return self.checkpoint.read(f"store/{path}")
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a file so that a crash leaves either all of it or what was there before."""
+        """Write a file; a crash leaves either all of the new one or the old one."""
         self.checkpoint.write(f"store/{path}", content)
 
     def delete(self, path: str) -> None:
@@ -144,7 +144,7 @@ class CheckpointStore:
         return Manifest.load(text) if text is not None else None
 
     def decide(self, manifest: Manifest) -> None:
-        """Write a manifest; an old one is dropped."""
+        """Write a manifest; delete the oldest one."""
         self.write(self._manifest(manifest.batch), manifest.dump())
         if manifest.batch >= KEPT:
             self.delete(self._manifest(manifest.batch - KEPT))
@@ -155,7 +155,7 @@ class CheckpointStore:
         return {key: Applied(*counts) for key, counts in marks.items()}
 
     def mark_applied(self, batch: int, key: str, counts: Applied) -> None:
-        """Note that a sink has applied this batch; an old mark is dropped."""
+        """Note that a sink has applied this batch; delete the oldest mark."""
         self.write(self._applied(batch), json.dumps({**self.applied(batch), key: counts}).encode())
         if batch >= KEPT:
             self.delete(self._applied(batch - KEPT))

@@ -1,4 +1,4 @@
-"""Say of one table what it is, which engine writes it and why, and which sinks do. Needs no JVM."""
+"""Explain one table: what it holds, which sinks write it, with which engine and why. Needs no JVM."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Lines = Iterator[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Writer:
-    """Be a sink that writes a table: its route and name, and the last batch that it brought, None if it will begin."""
+class WritingSink:
+    """A sink that writes a table: its route and name, and its last batch in the table (None before the first)."""
 
     place: str
     sink: Sink
@@ -40,7 +40,7 @@ class Writer:
 
 
 def explain(config: Config, table: str) -> list[tuple[str, str]]:
-    """Return what is to be said, as names and texts. Raises TableError where nothing is known of the table."""
+    """Return the explanation as (name, text) lines. Raises TableError where neither lake nor sinks know the table."""
     lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
     handle = lake.open(table)
     found = [*_writers(config, table, handle, Checkpoint.read(checkpoint).run)]
@@ -52,7 +52,7 @@ def explain(config: Config, table: str) -> list[tuple[str, str]]:
     lines += [("written by", f"`{key}`: {what}") for key, what in own]
     for writer in found:
         lines += _writer(writer, handle, "spark" if config.commit == "spark" else "arrow")
-        lines += _waiting(BacklogStore(CheckpointStore(checkpoint), writer.place), table)
+        lines += _backlog(BacklogStore(CheckpointStore(checkpoint), writer.place), table)
     return lines
 
 
@@ -86,14 +86,14 @@ def _own(config: Config, table: str) -> Lines:
     return ((key, what) for key, what in whats.items() if getattr(config, key) == table)
 
 
-def _writers(config: Config, table: str, handle: DeltaTable | None, run: str | None) -> Iterator[Writer]:
+def _writers(config: Config, table: str, handle: DeltaTable | None, run: str | None) -> Iterator[WritingSink]:
     """Return the sinks whose one table it is, and those whose transaction ids it has."""
     for route in config.routes:
         for name, sink in route.named_sinks.items():
             place = f"{route.name}/{name}"
             batch = handle.transaction_version(f"{config.name}:{run}/{place}/{table}") if handle else None
             if batch is not None or _fixed(sink) == table:
-                yield Writer(place, sink, batch)
+                yield WritingSink(place, sink, batch)
 
 
 def _fixed(sink: Sink) -> str:
@@ -105,7 +105,7 @@ def _fixed(sink: Sink) -> str:
     return table if isinstance(table, str) else ""
 
 
-def _writer(writer: Writer, handle: DeltaTable | None, engine: str) -> Lines:
+def _writer(writer: WritingSink, handle: DeltaTable | None, engine: str) -> Lines:
     last = "has not yet" if writer.batch is None else f"last in batch {writer.batch}"
     yield "written by", f"{writer.place}, {last}"
     if not isinstance(writer.sink, MergingSink):
@@ -124,6 +124,6 @@ def _writer(writer: Writer, handle: DeltaTable | None, engine: str) -> Lines:
     yield "keys", ", ".join(keyed.keys)
 
 
-def _waiting(backlogs: BacklogStore, table: str) -> Lines:
+def _backlog(backlogs: BacklogStore, table: str) -> Lines:
     if found := backlogs.now().get(table):
         yield "waiting", f"{found.rows} rows: {found.why}"

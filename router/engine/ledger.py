@@ -55,13 +55,14 @@ SCHEMA = pa.schema(
 )
 """Rows without a route count the source: read = decoded + failed + bare. Rows with a route and sink count what
 matched: matched = landed + refused + dropped + quarantined; for a sink with an outbox landed = applied + dead +
-parked + pending. `pending` rows begin to wait, less those that end it: for their table to be mended, or for a
-detached sink, whose own batches stand here with its own run. `frozen` rows landed without what their table has no
-place for; `released` ones waited before, up to the batch of the row here; `parked` ones were set aside by their sink.
-`in_doubt` counts applied rows that a crash may have sent before.
+parked + pending. `pending` rows stay in the outbox, less those of earlier batches that were applied now: their table
+cannot be written, or a detached sink has yet to send them (its batches stand here with its own run). `frozen` rows
+landed without the columns that their table lacks; `released` ones left the quarantine, up to the batch of the row
+here; `parked` ones the sink keeps to send them later. `in_doubt` counts applied rows that may have been sent twice,
+because of a crash.
 
-A replay has a row without a batch, of what it moved: more rows are `applied`, and as many less are `parked` or `dead`,
-so that the sums over all rows say how it is now, and the rows of batches what it was.
+A replay has a row without a batch, of what it changed: more rows are `applied`, and as many fewer are `parked` or
+`dead`. So the sums over all rows are the state of today, and the rows of batches that of their time.
 """
 
 
@@ -116,7 +117,7 @@ def rows(
 
 
 def of_sink(key: str, counts: Applied, landed: int = 0) -> dict[str, Any]:
-    """Return what a ledger row says of what a sink applied of `landed` rows, and of those that were pending before."""
+    """Return what a ledger row says of what a sink applied of `landed` rows, and of earlier pending ones."""
     route, sink = key.split("/", 1)
     return {"route": route, "sink": sink, **counts._asdict(), "pending": landed - counts.done}
 
@@ -129,15 +130,15 @@ def of_replay(key: str, resent: Resent) -> dict[str, Any]:
     return {"route": route, "sink": sink, **counts}
 
 
-class Entry(NamedTuple):
-    """Where rows of the ledger go, once: its table, and the transaction id and version they are written under."""
+class LedgerEntry(NamedTuple):
+    """One append to the ledger: its table, and the transaction id and version that let it happen once."""
 
     table: str
     app_id: str
     version: int
 
 
-def append(lake: Lake, tables: Any, committers: Committers, entry: Entry, found: list[dict[str, Any]]) -> None:
+def append(lake: Lake, tables: Any, committers: Committers, entry: LedgerEntry, found: list[dict[str, Any]]) -> None:
     """Append rows to the ledger, once for each entry. `tables` opens tables; None opens this one anew."""
     folder = entry.table.replace(".", "/")
     now = int(time.time() * 1_000_000)

@@ -44,8 +44,8 @@ log = logging.getLogger("router")
 class TableMaintenance:
     """The maintenance of a query's tables, when it is due. What it counts begins anew with each process.
 
-    The tables in `left` are not touched: the outboxes of detached sinks. Their queries follow each commit that brings
-    rows, and files that were joined bring none: what had not been sent yet would be deleted with the old files.
+    The tables in `left` are not touched: the outboxes of detached sinks. Their queries read each commit that brings
+    rows, and compaction brings none: rows that are not sent yet would be deleted with the old files.
     """
 
     lake: Lake
@@ -56,7 +56,7 @@ class TableMaintenance:
     last: dict[str, float] = field(default_factory=dict)
 
     def after_batch(self, tables: Iterable[str]) -> None:
-        """Count a batch into some tables, and maintain those whose time has come, as far as the budget goes."""
+        """Count one batch more for some tables, and maintain those that are due, as far as the time budget allows."""
         self.commits.update(tables)
         for plan in self.plans:
             end = time.monotonic() + interval(plan.budget).total_seconds()
@@ -71,7 +71,7 @@ class TableMaintenance:
         return next((plan for plan in self.plans if fnmatchcase(table, plan.tables)), None)
 
     def maintain(self, table: str, plan: Maintenance, *, dry: bool = False) -> MaintenanceResult:
-        """Maintain one table, with Delta on Spark where nothing else may write it. Raises TableError."""
+        """Maintain one table, with Delta on Spark where delta-rs must not write it. Raises TableError."""
         options = MaintenanceOptions(plan.file_bytes, plan.zorder, interval(plan.retention), plan.statistics)
         found = maintain(self.lake, table, options, dry=dry)
         if found.by_spark or (found.without_statistics and not dry):
@@ -91,9 +91,9 @@ class TableMaintenance:
         except TableError as error:
             log.warning("maintenance: %s", error)
             return
-        told = f"{found.files} files became {found.into}, {found.deleted} old ones deleted"
-        told += f", {found.without_statistics} got statistics" if found.without_statistics else ""
-        log.info("maintenance: %s: %s, %.2f s", table, told, time.monotonic() - began)
+        text = f"{found.files} files became {found.into}, {found.deleted} old ones deleted"
+        text += f", {found.without_statistics} got statistics" if found.without_statistics else ""
+        log.info("maintenance: %s: %s, %.2f s", table, text, time.monotonic() - began)
 
 
 T = TypeVar("T")
@@ -110,13 +110,13 @@ class SparkMaintenance:
     dry: bool
 
     def done(self, found: MaintenanceResult) -> MaintenanceResult:
-        """Do what delta-rs has left, and return all that was done. Another writer is waited for. Raises TableError."""
+        """Do what delta-rs has left, and return all that was done. Waits for another writer. Raises TableError."""
         try:
             if found.by_spark:
                 found = self._compacted(found)
             if found.without_statistics and not self.dry:
                 self._tried(self._recompute)
-        except Exception as error:  # whatever Spark raises, it is this table's
+        except Exception as error:  # whatever Spark raises concerns this table only
             raise TableError(self.table, f"it could not be maintained: {str(error).splitlines()[0]}") from error
         return found
 

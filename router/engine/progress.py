@@ -1,4 +1,4 @@
-"""Time the steps of a batch, tell whoever watches, and report the batch to observers at its end."""
+"""Time the steps of a batch, show them to the watcher, and report the batch to observers at its end."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The quarantine: rows wait in a table of the router's own because theirs has no place for them.
+"""The quarantine: a table of the router's own for rows that their table may not take yet (`evolution: quarantine`).
 
-What waits is told from the tables alone. A row waits while its batch is above the one up to which its table has got
-them, and that number is the version of a transaction id of the table (`QUERY/release/ROUTE/SINK/TABLE`), so it changes
-in the very commit that brings the rows. `router approve` writes an approval into the checkpoint's store; the release
+The Delta logs alone say which rows are quarantined. The table has a transaction id `QUERY/release/ROUTE/SINK/TABLE`;
+its version is the last batch whose rows were released. Rows of later batches are quarantined. So a release and its
+rows are one commit. `router approve` writes an approval into the checkpoint's store; the release
 carries it out between two batches: it stages the rows again, in the types the table may have now, and commits them.
 """
 
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from pyarrow import dataset
 from pyspark.sql import functions as F
 
-from router.archives import keep_archives
+from router.decoding import keep_archives
 from router.delta.casting import cast_down, cast_to, has_value, type_within
 from router.delta.commit import StagedFile, TableCommit, to_arrow, to_arrow_schema, to_delta
 from router.delta.schema_diff import SchemaDiff, common_type, compare, delta_schema, limited_to
@@ -51,22 +51,22 @@ Kinds = dict[str, "pa.DataType | None"]
 
 @dataclass(frozen=True)
 class Place:
-    """The table of a sink that rows wait for."""
+    """The table of a sink that quarantined rows are for."""
 
     route: str
     sink: str
     table: str
 
     def app_id(self, query: str) -> str:
-        """Return the transaction id under which the table has what waited; its version is a batch of the query."""
+        """Return the transaction id of releases into the table; its version is a batch of the query."""
         return f"{query}/release/{self.route}/{self.sink}/{self.table}"
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """What waits for a table, and how that would change it.
+class Quarantined:
+    """The quarantined rows of a table, and how they would change it.
 
-    `upto`: query (with its run) -> the last batch with a row that waits; `columns`: the schema of what the rows hold;
+    `upto`: query (with its run) -> the last batch with a quarantined row; `columns`: the schema of what the rows hold;
     `versions`: message and number of the schemas that wrote them, where known; `since`: the time of the oldest record.
     """
 
@@ -82,10 +82,10 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Approval:
-    """The leave for a table to gain what rows of batches up to some hold. `columns` is their schema, as Delta's JSON.
+    """The permission for a table to take the rows of batches up to `upto`; `columns` is their schema as Delta's JSON.
 
-    `decided`: query -> (last batch, rows), once it is known what is released. `number` makes its file its own: another
-    approval for the same table, while this one is carried out, must not go with it.
+    `decided`: query -> (last batch, rows), once that is decided. `number` makes the file's name unique: a second
+    approval for the same table, written while this one is carried out, must not be deleted with it.
     """
 
     place: Place
@@ -99,8 +99,8 @@ class Approval:
         return f"approvals/{self.place.route}/{self.place.sink}/{self.place.table}.{self.number}.json"
 
 
-def approve(store: CheckpointStore, found: Waiting) -> None:
-    """Write an approval where a running or the next stream finds it."""
+def approve(store: CheckpointStore, found: Quarantined) -> None:
+    """Write an approval; the running or the next stream carries it out."""
     write(store, Approval(found.place, found.upto, to_delta(found.columns), time.time_ns()))
 
 
@@ -110,24 +110,24 @@ def write(store: CheckpointStore, approval: Approval) -> None:
 
 
 def approvals(store: CheckpointStore) -> list[Approval]:
-    """Return the approvals that are not done yet, oldest first."""
+    """Return the approvals that are not carried out yet, oldest first."""
     read = [json.loads(text) for path in store.paths("approvals") if (text := store.read(path))]
     made = (Approval(**{**approval, "place": Place(**approval["place"])}) for approval in read)
     return sorted(made, key=lambda approval: approval.number)
 
 
-def waiting(config: Config, lake: Lake) -> list[Waiting]:
-    """Return what waits for the tables of a configuration, whatever its sinks say now. Runs on the driver; no Spark."""
-    found: list[Waiting] = []
+def quarantined(config: Config, lake: Lake) -> list[Quarantined]:
+    """Return the quarantined rows by table, whatever the sinks say now. Runs on the driver, without Spark."""
+    found: list[Quarantined] = []
     for route in config.routes:
         for name, sink in route.named_sinks.items():
             table = quarantine_of(config.name, route.name, name)
             if isinstance(sink, TableSink) and (handle := lake.open(table)):
-                found += _waiting_in(lake, handle, (route.name, name, table))
+                found += _quarantined_in(lake, handle, (route.name, name, table))
     return found
 
 
-def _waiting_in(lake: Lake, handle: DeltaTable, where: tuple[str, str, str]) -> Iterator[Waiting]:
+def _quarantined_in(lake: Lake, handle: DeltaTable, where: tuple[str, str, str]) -> Iterator[Quarantined]:
     route, sink, quarantine = where
     if not handle.file_uris():
         return
@@ -144,11 +144,11 @@ def _waiting_in(lake: Lake, handle: DeltaTable, where: tuple[str, str, str]) -> 
         left = {query: last for query, last in upto.items() if released(target, place, query) < last}
         if left:
             parts = rows.scanner(filter=_left(target, place, left)).to_batches()
-            yield _told((place, quarantine), schema, left, parts, target)
+            yield _described((place, quarantine), schema, left, parts, target)
 
 
 def released(table: DeltaTable | None, place: Place, query: str) -> int:
-    """Return the batch up to which what waited is in its table, -1 for none."""
+    """Return the last batch whose quarantined rows were released into the table, -1 for none."""
     version = table.transaction_version(place.app_id(query)) if table else None
     return -1 if version is None else version
 
@@ -169,13 +169,13 @@ def _files(lake: Lake, handle: DeltaTable, table: str, schema: pa.Schema) -> dat
     return dataset.dataset(paths, schema=schema, format="parquet", filesystem=lake.files)
 
 
-def _told(
+def _described(
     where: tuple[Place, str],
     schema: pa.Schema,
     upto: dict[str, int],
     parts: Iterable[pa.RecordBatch],
     target: DeltaTable | None,
-) -> Waiting:
+) -> Quarantined:
     place, quarantine = where
     rows, since = 0, None
     valued: set[str] = set()
@@ -183,14 +183,14 @@ def _told(
     for part in parts:
         rows += part.num_rows
         for name in set(schema.names) - OWN - valued:
-            if part.column(name).null_count < part.num_rows:  # a zero, too: a row that waits loses nothing
+            if part.column(name).null_count < part.num_rows:  # a zero is a value: a quarantined row loses nothing
                 valued.add(name)
         versions |= _versions(part)
         times = pc.min(part.column("_timestamp")).as_py() if "_timestamp" in schema.names else None
         since = min(filter(None, (since, times)), default=None)
     columns = pa.schema([field for field in schema if field.name in valued])
     change = compare(delta_schema(to_arrow(target)), columns) if target else SchemaDiff(added=tuple(columns))
-    return Waiting(place, quarantine, rows, upto, columns, tuple(sorted(versions)), since, change)
+    return Quarantined(place, quarantine, rows, upto, columns, tuple(sorted(versions)), since, change)
 
 
 def _versions(part: pa.RecordBatch) -> set[str]:
@@ -221,9 +221,9 @@ def allowed(table: pa.Schema | None, approval: Approval) -> dict[str, pa.DataTyp
 class Release:
     """The approvals of a query, carried out. Only between its batches: a batch that was cut off must end first.
 
-    Each is safe to repeat from any point. What is released, and how many rows, is written into the approval before the
-    rows are committed under a transaction id; the ledger has an id of its own; the approval goes last. Rows that come
-    into a quarantine before an approval is carried out are released along, as long as nothing unapproved is among them.
+    Each step can be repeated from any point: the release writes batch and number of rows into the approval, commits the
+    rows under a transaction id, appends to the ledger under another one, and deletes the approval last. Rows that come
+    into the quarantine before that are released too, as long as they need no change that nobody approved.
     """
 
     config: Config
@@ -248,34 +248,34 @@ class Release:
             try:
                 for query in approval.upto:
                     self._release(approval, query)
-            except Exception as error:  # what goes on flowing must not wait for what waits
-                told = "what waits for %s cannot be released now, it is tried again after the next batch: %s"
-                log.warning(f"%s: {told}", self.config.name, approval.place.table, error)
+            except Exception as error:  # the stream must not stop for quarantined rows
+                text = "the quarantined rows of %s cannot be released now, it is tried again after the next batch: %s"
+                log.warning(f"%s: {text}", self.config.name, approval.place.table, error)
             else:
                 self.store.delete(approval.path)
         return {approval.place.table for approval in found}
 
     def _release(self, approval: Approval, query: str) -> None:
-        waited = _Waited.read(self, approval, query)
+        rows_of_query = _ReleasedRows.read(self, approval, query)
         if query not in approval.decided:
-            if not (decided := waited.decide(approval.upto[query])):
+            if not (decided := rows_of_query.decide(approval.upto[query])):
                 return
             approval.decided[query] = decided
             write(self.store, approval)
         last, rows = approval.decided[query]
-        waited.commit(last)
+        rows_of_query.commit(last)
         place, (name, _, run) = approval.place, query.rpartition(":")
         row = {"query": name, "run": run, "batch_id": last, "route": place.route, "sink": place.sink, "released": rows}
-        entry = ledger.Entry(
+        entry = ledger.LedgerEntry(
             self.config.ledger, f"{query}/ledger/release/{place.route}/{place.sink}/{place.table}", last
         )
         ledger.append(self.lake, None, self.committers, entry, [row])
-        log.info("%s: %d rows that waited are in %s now", self.config.name, rows, place.table)
+        log.info("%s: %d quarantined rows are in %s now", self.config.name, rows, place.table)
 
 
 @dataclass(frozen=True)
-class _Waited:
-    """The rows of one query that wait for one table, and how they go in.
+class _ReleasedRows:
+    """The quarantined rows of one query for one table, and their release.
 
     `after` is the batch up to which the table has them; `kinds` has the type in which each column of the quarantine
     goes into the table; `table` the types of the table as it may be.
@@ -291,7 +291,7 @@ class _Waited:
     table: dict[str, pa.DataType]
 
     @classmethod
-    def read(cls, of: Release, approval: Approval, query: str) -> _Waited:
+    def read(cls, of: Release, approval: Approval, query: str) -> _ReleasedRows:
         place = approval.place
         quarantine = quarantine_of(of.config.name, place.route, place.sink)
         handle, rows = of.lake.open(place.table), of.lake.open(quarantine)
@@ -306,7 +306,7 @@ class _Waited:
         return cls(of, approval, query, frame.select("_batch_id", *map(_quoted, names)), have, kinds, after, table)
 
     def decide(self, upto: int) -> tuple[int, int] | None:
-        """Return the last batch of which rows are released, and their number; None where none is."""
+        """Return the last batch whose rows are released, and the number of rows; None where there are none."""
         found = self.frame.mapInArrow(_checking(self.kinds, self.of.config.decode.zero_is_absent), "report string")
         rows: dict[int, int] = {}
         bad: list[int] = []
@@ -316,10 +316,12 @@ class _Waited:
                 rows[batch] = rows.get(batch, 0) + count
         first_bad = min(bad, default=None)
         if first_bad is not None and first_bad <= upto:
-            told = "rows from batch %d on still wait for %s: it is not any more what they were approved for"
-            log.warning(f"%s: {told}", self.of.config.name, first_bad, self.approval.place.table)
-        fit = {batch: count for batch, count in rows.items() if first_bad is None or batch < first_bad}
-        return (first_bad - 1 if first_bad is not None else max(fit), sum(fit.values())) if fit else None
+            text = "rows from batch %d on stay quarantined for %s: the table has changed since they were approved"
+            log.warning(f"%s: {text}", self.of.config.name, first_bad, self.approval.place.table)
+        good = {batch: count for batch, count in rows.items() if first_bad is None or batch < first_bad}
+        if not good:
+            return None
+        return (first_bad - 1 if first_bad is not None else max(good)), sum(good.values())
 
     def commit(self, last: int) -> None:
         """Stage the rows of batches up to the last, and commit them once."""
@@ -360,7 +362,7 @@ def _quoted(name: str) -> str:
 
 
 def _checking(kinds: Kinds, blank: bool) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function of a task that counts rows by batch, and tells the batches with what was not approved."""
+    """Return the function of a task that counts rows by batch and lists the batches with rows that nobody approved."""
 
     def check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows: dict[int, int] = {}

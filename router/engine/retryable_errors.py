@@ -1,4 +1,4 @@
-"""Tell what is away, and will be back, from what has to be mended; notice it where Spark waits without a word."""
+"""Which errors pass by themselves, and which need an operator; and a log line while Spark waits for Kafka silently."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 QUIET_SECONDS = 3.0
 BUSY_SECONDS = 15.0
-"""How long Spark may ask for offsets, or a batch may take, before the brokers are tried, and tried again."""
+"""Seconds of a query for offsets, or of a batch, after which the router tries the brokers itself, again and again."""
 CONNECT_SECONDS = 1.0
 PASSING = (
     "TimeoutException",
@@ -33,35 +33,35 @@ PASSING = (
     "UnknownHost",
     "UnknownTopicOrPartition",
 )
-"""Signs, in what Spark and Kafka say, of a source or storage that is away and will be back."""
+"""Parts of the messages of Spark and Kafka that mean: the source or storage is away for a while."""
 
 
 def passing(error: BaseException) -> bool:
-    """Say whether a failure passes by itself: the source, the registry, the storage or a sink's other side is away."""
+    """Say whether a failure passes by itself: the source, the registry, the storage or a sink's API is away."""
     if isinstance(error, SinkError):
         return isinstance(error.__cause__, OSError)
     if isinstance(error, RouterError):
         return isinstance(error, TableError)
-    told = f"{type(error).__name__}: {error}"
-    return isinstance(error, OSError) or any(sign in told for sign in PASSING)
+    text = f"{type(error).__name__}: {error}"
+    return isinstance(error, OSError) or any(sign in text for sign in PASSING)
 
 
 def short(error: BaseException | None) -> str:
-    """Return what an error says, in one line."""
+    """Return the message of an error in one line."""
     return str(error).split("\n")[0][:300]
 
 
 @dataclass
 class Outage:
-    """Log one line when no broker takes a connection any more, and one when there is an answer again.
+    """The outage of the source: one log line when no broker takes a connection any more, one when one does again.
 
-    Kafka's client goes on trying for minutes before it fails, which is right; but whoever looks should see why
+    Kafka's client goes on trying for minutes before it fails, which is right; but an operator should see why
     nothing comes. Runs on the driver.
     """
 
     config: Config
     since: float | None = None
-    told: bool = False
+    noted: bool = False
 
     def notice(self, query: StreamingQuery, *, busy: bool) -> None:
         """Look at the query; call it a few times a second. `busy`: a batch is being worked on."""
@@ -77,11 +77,11 @@ class Outage:
             self._tell(away=kafka is not None and not any(_answers(server) for server in kafka.servers.split(",")))
 
     def _tell(self, *, away: bool) -> None:
-        if away and not self.told and (kafka := self.config.source.kafka):
+        if away and not self.noted and (kafka := self.config.source.kafka):
             log.warning("%s: waiting for the source: no broker answers at %s", self.config.name, kafka.servers)
-        elif self.told and not away:
+        elif self.noted and not away:
             log.info("%s: the source answers again", self.config.name)
-        self.told = away
+        self.noted = away
 
 
 def _answers(server: str) -> bool:

@@ -37,14 +37,14 @@ BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Say how a case went: `faults` is empty for one that passed."""
+class CaseResult:
+    """The result of one case: `faults` is empty for one that passed."""
 
     name: str
     faults: tuple[str, ...]
 
 
-def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterator[Verdict]:
+def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterator[CaseResult]:
     """Run every case in a folder of its own and say how it went.
 
     Needs no source and no registry; sends nothing to applying sinks. A sink that says what it would send is asked; the
@@ -65,7 +65,7 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
                 faults = (str(error),)
             except RouterError as error:
                 faults = (f"the batch stopped: {error}",)
-        yield Verdict(case.name, faults)
+        yield CaseResult(case.name, faults)
 
 
 def _no_sample(rows: int) -> DataFrame:
@@ -73,7 +73,7 @@ def _no_sample(rows: int) -> DataFrame:
 
 
 class _UnwritableError(ValueError):
-    """Say which record cannot be written."""
+    """A record of a case that cannot be written."""
 
 
 def _faults(config: Config, case: RouteTest, raw: pa.Table, spark: SparkSession, folder: Path) -> Iterator[str]:
@@ -86,8 +86,8 @@ def _faults(config: Config, case: RouteTest, raw: pa.Table, spark: SparkSession,
     yield from _table_faults(lake, case.expect, found - hidden)
     sent = {key: _sent(lake, outbox, sink, spark, folder) for outbox, (key, sink) in previewed.items()}
     yield from _sent_faults(case.expect, sent)
-    letters = lake.open(config.dead_letters)
-    yield from _letter_faults(case.expect.dead_letters, letters.to_pyarrow_table().to_pylist() if letters else [])
+    dead = lake.open(config.dead_letters)
+    yield from _dead_letter_faults(case.expect.dead_letters, dead.to_pyarrow_table().to_pylist() if dead else [])
 
 
 def _merged_outboxes(config: Config) -> Iterator[str]:
@@ -162,7 +162,7 @@ def _row_faults(where: str, wanted: int | list[dict[str, Any]], rows: list[dict[
         return
     left = list(rows)
     for row in wanted:
-        if (match := next((have for have in left if _fits(row, have)), None)) is None:
+        if (match := next((have for have in left if _matches(row, have)), None)) is None:
             yield f"{where}: {what}: none like {row!r}; there are: {_shown(left)}"
         else:
             left.remove(match)
@@ -170,8 +170,8 @@ def _row_faults(where: str, wanted: int | list[dict[str, Any]], rows: list[dict[
         yield f"{where}: {len(wanted)} {what} expected, {len(rows)} found; beyond them: {_shown(left)}"
 
 
-def _letter_faults(expected: Sequence[ExpectedDeadLetter], letters: list[dict[str, Any]]) -> Iterator[str]:
-    left = list(letters)
+def _dead_letter_faults(expected: Sequence[ExpectedDeadLetter], found: list[dict[str, Any]]) -> Iterator[str]:
+    left = list(found)
     for letter in expected:
         matching = [have for have in left if _is(letter, have)][: letter.count]
         left = [have for have in left if not any(have is taken for taken in matching)]
@@ -187,19 +187,19 @@ def _is(letter: ExpectedDeadLetter, have: dict[str, Any]) -> bool:
     return exact and letter.reason in have["reason"]
 
 
-def _fits(wanted: Any, have: Any) -> bool:
-    """Say whether a value is as wanted; of a struct, the fields that are given."""
+def _matches(wanted: Any, have: Any) -> bool:
+    """Say whether a value is the wanted one; of a struct, only the given fields count."""
     if isinstance(wanted, dict) and isinstance(have, dict):
-        return all(name in have and _fits(value, have[name]) for name, value in wanted.items())
+        return all(name in have and _matches(value, have[name]) for name, value in wanted.items())
     if isinstance(wanted, dict) and isinstance(have, list):  # a map comes as its entries
-        return _fits(wanted, dict(have)) and len(wanted) == len(have)
+        return _matches(wanted, dict(have)) and len(wanted) == len(have)
     if isinstance(wanted, list) and isinstance(have, list):
-        return len(wanted) == len(have) and all(_fits(one, other) for one, other in zip(wanted, have, strict=True))
+        return len(wanted) == len(have) and all(_matches(one, other) for one, other in zip(wanted, have, strict=True))
     return bool(_plain(wanted, have) == have)
 
 
 def _plain(wanted: Any, have: Any) -> Any:
-    """Return a value of YAML as the kind of value it is held against."""
+    """Return a value of YAML with the type of the value that it is compared with."""
     try:
         if isinstance(have, datetime):
             moment = datetime.fromisoformat(str(wanted).replace("Z", "+00:00"))
@@ -217,7 +217,5 @@ def _shown(rows: list[dict[str, Any]]) -> str:
     return ", ".join(repr(row) for row in rows[:3]) + (f" and {len(rows) - 3} more" if len(rows) > 3 else "") or "none"
 
 
-def _about(letters: list[dict[str, Any]]) -> str:
-    return _shown(
-        [{name: have[name] for name in ("stage", "reason", "route", "sink") if have[name]} for have in letters]
-    )
+def _about(found: list[dict[str, Any]]) -> str:
+    return _shown([{name: have[name] for name in ("stage", "reason", "route", "sink") if have[name]} for have in found])

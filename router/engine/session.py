@@ -88,7 +88,7 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
     interrupt = signal.getsignal(signal.SIGINT)
     session = builder.getOrCreate()
     if interrupt is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, interrupt)  # Spark's own handler would cancel the jobs of the batch at hand
+        signal.signal(signal.SIGINT, interrupt)  # Spark's own handler would cancel the jobs of the current batch
     session.sparkContext.setLogLevel("ERROR")
     if not submitted:
         _remember_jars(session)
@@ -100,8 +100,8 @@ def local_master(config: Config) -> str:
 
     A task that fails is tried again, as on a cluster: plain local mode would fail the batch at once.
     """
-    aside = sum(sink.tasks_at_most for _, _, sink in config.detached_sinks())
-    return f"local[{_cores() + aside},4]"
+    detached = sum(sink.tasks_at_most for _, _, sink in config.detached_sinks())
+    return f"local[{_cores() + detached},4]"
 
 
 def _cores() -> int:
@@ -109,7 +109,7 @@ def _cores() -> int:
 
 
 def java_options(asked: Mapping[str, str]) -> str:
-    """Return what the JVM is started with, before what the settings of a session ask for.
+    """Return the options that the JVM starts with; those that a session asks for come after them.
 
     One process that drains as fast as it can wants throughput, not short pauses: with few cores the parallel collector
     takes a sixth off a cold run. The JVM refuses two collectors, so one that is asked for stands alone. The archive of
@@ -173,7 +173,7 @@ def _versions() -> str:
 
 @contextmanager
 def quiet_failures(session: SparkSession) -> Iterator[None]:
-    """Keep Spark and py4j from printing the stack of a query that fails: who runs the query says why, in one line."""
+    """Keep Spark and py4j from printing the stack of a query that fails: the router logs the reason in one line."""
     assert session.sparkContext._jvm is not None
     log4j = session.sparkContext._jvm.org.apache.logging.log4j
     gateway = logging.getLogger("py4j.clientserver")
@@ -193,14 +193,14 @@ def stop_session(session: SparkSession) -> None:
     artifacts = Path("artifacts")
     if artifacts.is_dir():
         for folder in artifacts.glob("spark-*"):
-            with suppress(OSError):  # not empty: somebody's
+            with suppress(OSError):  # not empty: somebody else uses it
                 folder.rmdir()
         with suppress(OSError):
             artifacts.rmdir()
 
 
 def packages() -> list[str]:
-    """Return the Maven coordinates of Spark's connectors that fit the installed pyspark."""
+    """Return the Maven coordinates of Spark's connectors for the installed pyspark."""
     version = pyspark.__version__
     return [f"org.apache.spark:{name}_2.13:{version}" for name in ("spark-sql-kafka-0-10", "spark-avro")]
 
@@ -213,7 +213,7 @@ def versions() -> dict[str, str]:
 def make_class_archive() -> Path:
     """Run a small configuration in a process of its own, keep the archive of its classes, and return where it is.
 
-    Class data sharing of the JVM (JEP 350, dynamic archives): the archive is written when a JVM ends that was told to.
+    Class data sharing of the JVM (JEP 350, dynamic archives): a JVM that was started so writes the archive at its end.
     It holds what one small run loads: reading files, decoding, landing, committing.
 
     Raises StartError when the run fails or leaves no archive. Needs the connectors' jars: the first run resolves them.

@@ -53,7 +53,7 @@ def stream(spark: SparkSession, config: Config, resume: Offsets | None = None) -
 
 
 def named(config: Config) -> str:
-    """Return what people call the source."""
+    """Return the name of the source for messages."""
     source = config.source
     if source.kafka:
         return f"Kafka, {', '.join(source.kafka.topics) if source.kafka.topics else source.kafka.pattern}"

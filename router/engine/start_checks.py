@@ -55,7 +55,7 @@ def alone(checkpoint: Lake, name: str) -> Iterator[None]:
 def locked(checkpoint: Lake, file: str, refusal: str) -> Iterator[None]:
     """Hold a lock that is a file in a checkpoint; raise StartError while another process holds it.
 
-    Who is killed leaves no lock. There is none in an object store.
+    The lock of a killed process is free again. An object store has no lock.
     """
     if not checkpoint.local:
         yield
@@ -72,7 +72,7 @@ def locked(checkpoint: Lake, file: str, refusal: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Be what a Spark checkpoint says of its past.
+    """The past of a query, as its Spark checkpoint has it.
 
     `run` is the query's id, `begun` says whether the offsets of any batch are decided (a start then goes on with
     them), `last` is the last committed batch, -1 for none.
@@ -84,7 +84,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, place: Lake) -> Checkpoint:
-        """Read the checkpoint that lies in a place beside the manifests."""
+        """Read the Spark checkpoint in the folder `spark` of the configuration's checkpoint."""
         metadata = place.read("spark/metadata")
         run = json.loads(metadata)["id"] if metadata else None
         return cls(run, bool(_numbers(place, "spark/offsets")), max(_numbers(place, "spark/commits"), default=-1))
@@ -151,7 +151,7 @@ def _last_batches(lake: Lake, name: str) -> dict[str, tuple[str, int]]:
 def _last_note(table: DeltaTable | None, name: str) -> tuple[str, int] | None:
     for entry in table.history(RECENT) if table else []:
         if entry.get("operation") == "RESTORE":
-            return None  # whoever put the table back has dealt with what came before
+            return None  # the operator who restored the table has decided about older commits
         note = _note(entry)
         query, _, run = str(note.get("router.query", "")).rpartition(":")
         if query == name:
@@ -210,7 +210,7 @@ def begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, acc
 
 
 def try_parts_on_executors(spark: SparkSession, registry: Registry, config: Config) -> None:
-    """Import what the parts need on executors, so that a shipping mistake fails now and in one sentence.
+    """Import the modules of the parts on executors: a module that was not shipped stops the start, in one sentence.
 
     One task for each of the first cores: their Python workers are the ones that the first batch runs in.
     """

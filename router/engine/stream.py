@@ -1,4 +1,4 @@
-"""Run a configuration as a streaming query until it is done or told to stop."""
+"""Run a configuration as a streaming query until its source is drained or `stop` is set."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 5
-"""Between looks for approvals while no batch is at hand."""
+"""Seconds between two looks for approvals while no batch is running."""
 KEPT_REPORTS = 1_000
 
 
 class _Stop(Exception):  # noqa: N818 - an order, no error
-    """End the query before a batch that came after the order to stop; it is taken up at the next start."""
+    """The end of a query before a batch that came after the order to stop; the next start processes that batch."""
 
 
 @dataclass
-class Options:
-    """Say how one run differs from its configuration.
+class RunOptions:
+    """What one run does otherwise than its configuration says.
 
     `watch` sees the progress of steps; `finished` gets each report with the records behind the topic's end (None
-    where the source does not say); `stop` ends the run after the batch at hand.
+    where the source does not say); `stop` ends the run after the current batch.
     """
 
     trigger: Trigger | None = None
@@ -69,13 +69,15 @@ class Options:
     stop: threading.Event = field(default_factory=threading.Event)
 
 
-def run(loaded: Loaded, registry: Registry, spark: SparkSession, options: Options | None = None) -> list[BatchReport]:
-    """Run until the source is drained (trigger once) or told to stop; return the last reports.
+def run(
+    loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOptions | None = None
+) -> list[BatchReport]:
+    """Run until the source is drained (trigger once) or `stop` is set; return the last reports.
 
     Raises StartError when it may not start, BatchError, TableError or SinkError when a batch cannot be finished, and
     waits with growing pauses while the source or the storage is away.
     """
-    options = options or Options()
+    options = options or RunOptions()
     config = loaded.config
     secrets = {key: value.get_secret_value() for key, value in config.storage_options.items()}
     lake, checkpoint = Lake.at(config.lake, secrets), Lake.at(config.checkpoint_path(), secrets)
@@ -106,20 +108,20 @@ class _Run:
     spark: SparkSession
     lake: Lake
     checkpoint: Lake
-    options: Options
+    options: RunOptions
     probe: Future[None]
     error: BaseException | None = None
     busy: threading.Lock = field(default_factory=threading.Lock)
     releasing: threading.Lock = field(default_factory=threading.Lock)
     looked: float = 0.0
-    waiting: deque[BatchReport] = field(default_factory=deque)
+    unreported: deque[BatchReport] = field(default_factory=deque)
     reports: deque[BatchReport] = field(default_factory=lambda: deque(maxlen=KEPT_REPORTS))
     batches: Batches | None = None
     open: bool = False
     detached: DetachedSinks | None = None
 
     def until_done(self, begin: source.Offsets | None) -> list[BatchReport]:
-        """Run the query, and again after a failure that passes: every batch can be taken up where it was left."""
+        """Run the query, and again after a failure that passes: every batch can go on where it was interrupted."""
         stop = self.options.stop
         policy = Retrying(
             retry=retry_if_exception(passing),
@@ -130,7 +132,7 @@ class _Run:
             reraise=True,
         )
         try:
-            with quiet_failures(self.spark), self._aside():
+            with quiet_failures(self.spark), self._detached_sinks():
                 policy(self._query, begin)
         except Exception as error:
             if not (stop.is_set() and passing(error)):
@@ -139,8 +141,8 @@ class _Run:
         return list(self.reports)
 
     @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Let the detached sinks send: beside the query, or after one that takes what is there and ends."""
+    def _detached_sinks(self) -> Iterator[None]:
+        """Run the detached sinks: beside the query, or after a query that drains its source and ends."""
         try:
             yield
             if self.detached and self._once:
@@ -159,7 +161,7 @@ class _Run:
 
     def _query(self, begin: source.Offsets | None) -> None:
         self.error = None
-        if not self.open:  # here, where what is away is waited for
+        if not self.open:  # within the retries: a source that is away is waited for
             self.config = opened(self.config, self.spark, self.folder, trial=self.config.debug)
             self.open = True
             about = self.config, self.spark, self.lake, self.checkpoint, self.options.stop
@@ -184,7 +186,7 @@ class _Run:
         except Exception:
             self._end(query)
             raise
-        self._end(query)  # not after a KeyboardInterrupt: it does not wait for the batch at hand
+        self._end(query)  # not after a KeyboardInterrupt: it does not wait for the current batch
 
     @property
     def _trigger(self) -> Trigger:
@@ -195,7 +197,7 @@ class _Run:
         return self._trigger.once
 
     def _follow(self, query: StreamingQuery) -> None:
-        """Return when the query has ended, or between two batches once it is told to stop; raise why it failed."""
+        """Return when the query has ended, or between two batches once `stop` is set; raise its error if it failed."""
         outage = Outage(self.config)
         try:
             while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type] # it takes fractions
@@ -211,7 +213,7 @@ class _Run:
                 raise failed from failed.__cause__  # which says whether it passes
 
     def _release(self) -> None:
-        """Let rows that wait for an approval into their tables, while no batch is at hand."""
+        """Release quarantined rows that are approved, while no batch is running."""
         self.looked = time.monotonic()
         if not self.releasing.acquire(blocking=False):
             return  # a batch has just begun; it does the same at its end
@@ -222,7 +224,7 @@ class _Run:
             self.releasing.release()
 
     def _end(self, query: StreamingQuery) -> None:
-        """Stop the query between two batches, and pass the last reports on."""
+        """Stop the query between two batches, and report the last ones."""
         with self.busy:
             query.stop()
         self._tell(query, last=True)
@@ -238,7 +240,7 @@ class _Run:
             with self.releasing:
                 report = self.batches.process(records, batch)
             self.reports.append(report)
-            self.waiting.append(report)
+            self.unreported.append(report)
             self.registry.finished(report)
         except BaseException as error:
             self.error = error
@@ -262,12 +264,12 @@ class _Run:
         )
 
     def _tell(self, query: StreamingQuery, *, last: bool = False) -> None:
-        """Pass finished batches on, with the lag that Spark's progress has a moment later."""
-        if not self.waiting:
+        """Report finished batches, with the lag that Spark's progress knows a moment later."""
+        if not self.unreported:
             return
         behind = {progress["batchId"]: _behind(progress) for progress in query.recentProgress}
-        while self.waiting and (last or self.waiting[0].batch in behind):
-            report = self.waiting.popleft()
+        while self.unreported and (last or self.unreported[0].batch in behind):
+            report = self.unreported.popleft()
             if self.options.finished:
                 self.options.finished(report, behind.get(report.batch))
 

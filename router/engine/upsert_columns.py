@@ -33,7 +33,7 @@ TABLE = "_table"
 ORDERED = (NumericType, StringType, DateType, TimestampType, TimestampNTZType)
 """The types of what rows are ordered by."""
 EQUAL = (IntegralType, DecimalType, StringType, DateType, TimestampType, TimestampNTZType, BooleanType)
-"""The types of which everybody can say when two values are equal: not those of fractions."""
+"""The types whose values can be compared for equality by every engine: no fractions."""
 KEYS = (*EQUAL, BinaryType)
 DIVIDING = {"partition_by": EQUAL, "cluster_by": ORDERED}
 """The types of columns that tables are partitioned by, and clustered by: those need bounds."""
@@ -47,17 +47,17 @@ def merge_struct(sink: MergingSink) -> Column:
 
 
 def counted(sink: MergingSink) -> KeyedTable:
-    """Return what a sink asks for, with the number of columns it orders by."""
+    """Return the options of a sink's merge, with the number of columns that it orders by."""
     return replace(sink.keyed(), newest=len(sink.newest()))
 
 
 def asked(keyed: KeyedTable, engine: str) -> KeyedTable:
-    """Return what a sink asks for under the engine of a configuration: a sink that does not care follows `spark`."""
+    """Return the options of a sink's merge; where they choose no engine, `commit: spark` of the configuration does."""
     return replace(keyed, engine="spark") if (keyed.engine, engine) == ("auto", "spark") else keyed
 
 
 def check(sink: MergingSink, where: str, rows: StructType, more: StructType) -> None:
-    """Refuse what a merge could not do: keys that are no columns of the route, types that have no order, ...
+    """Refuse options that no merge can carry out: keys that are no columns of the route, types without an order, ...
 
     `rows` are the route's columns, `more` those of `extra`. Raises StartError with the next step.
     """

@@ -1,4 +1,4 @@
-"""Hold parts to their contracts: call these in the tests of a plugin.
+"""Check that parts keep their contracts: call these in the tests of a plugin.
 
 >>> def test_region(spark):                                                               # doctest: +SKIP
 ...     events = spark.createDataFrame([(("eu",),), ((None,),)], "event struct<region: string>")

@@ -1,4 +1,4 @@
-"""Hold what sends to its contract: applying sinks and encoders. Call these in the tests of a plugin.
+"""Check that applying sinks and encoders keep their contracts: call these in the tests of a plugin.
 
 >>> def test_pigeons(spark, tmp_path):                                                    # doctest: +SKIP
 ...     rows = spark.createDataFrame([("uno", 1), ("ä", None)], "game string, n int")
@@ -35,7 +35,7 @@ def check_applying_sink(sink: ApplyingSink, rows: DataFrame, folder: Path = HERE
     It makes itself ready with an empty frame, counts every row of a batch once, as applied or as refused with a
     reason, gives refused rows back whole, and takes a batch that was cut off again, and an empty one.
     """
-    events = _lane(rows)
+    events = _in_outbox(rows)
     expected = {row["_offset"]: row for row in events.collect()}
     ready = sink.prepare(Opening(folder, events.limit(0)))
     for replay in (False, True):
@@ -59,7 +59,7 @@ def check_encoder(encoder: Encoder, rows: DataFrame, folder: Path = HERE, subjec
     """
     opened = encoder.open(rows.schema, folder, subject)
     encoding = cloudpickle.loads(cloudpickle.dumps(opened))  # type: ignore[no-untyped-call]
-    made = _lane(rows).orderBy("_offset").select(encoding.column(rows.columns).alias("row"))
+    made = _in_outbox(rows).orderBy("_offset").select(encoding.column(rows.columns).alias("row"))
     array = made.toArrow().column("row").combine_chunks()
     try:
         whole = encoding.function(array, encoding.argument)
@@ -74,8 +74,8 @@ def check_encoder(encoder: Encoder, rows: DataFrame, folder: Path = HERE, subjec
         _require(same, f"row {at} is encoded to something else among its neighbours")
 
 
-def _lane(rows: DataFrame) -> DataFrame:
-    """Return rows of a route as they are in a lane, from one partition of a topic."""
+def _in_outbox(rows: DataFrame) -> DataFrame:
+    """Return rows of a route as they are in an outbox, from one partition of a topic."""
     placed: list[tuple[Any, ...]] = [
         ("contract", 0, offset, NOON, b"key", *row) for offset, row in enumerate(rows.collect())
     ]

@@ -36,7 +36,7 @@ PLUGINS = (HERE / "troubles.py",)
 
 @dataclass(frozen=True)
 class Topic:
-    """Be a topic of one test or module."""
+    """A topic of one test or module."""
 
     servers: str
     name: str
@@ -90,7 +90,9 @@ def drain(spark, registry) -> Callable[..., list[BatchReport]]:
     """Run a configuration in this process until its topic is drained; return the reports."""
 
     def drain(path: Path, **options: Any) -> list[BatchReport]:
-        return stream.run(load(path, registry), registry, spark, stream.Options(trigger=Trigger(once=True), **options))
+        return stream.run(
+            load(path, registry), registry, spark, stream.RunOptions(trigger=Trigger(once=True), **options)
+        )
 
     return drain
 

@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any
 from router.config.loader import load
 from router.config.models import Trigger
 from router.delta import row_versions
-from router.engine import commit, manifest, merge, session, spark, spark_merge, spark_table, stream
+from router.engine import session, stream
+from router.engine.checkpoint_store import CheckpointStore
+from router.engine.commit import committers
+from router.engine.merge import delta_rs, delta_spark
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -34,7 +37,7 @@ def main() -> None:
     registry = load_registry(asked.plugin)
     loaded = load(asked.config, registry)
     # one commit after another, so that a kill comes between two of them
-    commit.THREADS = spark.THREADS = spark_merge.THREADS = 1
+    committers.THREADS = delta_rs.THREADS = delta_spark.THREADS = 1
     if asked.kill in IN_MERGES:
         _die_in_merges(asked.kill, asked.batch)
     session_ = session.build_session(loaded.config, "local[2,4]")
@@ -46,7 +49,7 @@ def main() -> None:
             asked.hold.touch()
             threading.Thread(target=_kill_at_first_file, args=(Path(loaded.config.lake), batch), daemon=True).start()
 
-    stream.run(loaded, registry, session_, stream.Options(trigger=Trigger(once=True), watch=watch))
+    stream.run(loaded, registry, session_, stream.RunOptions(trigger=Trigger(once=True), watch=watch))
     session.stop_session(session_)
 
 
@@ -81,26 +84,32 @@ def _die_in_merges(point: str, batch: int) -> None:
         time.sleep(600)  # a worker that has killed its driver must not go on
 
     if point == "merged":
-        _around(manifest.Shelf, "mark_applied", before=lambda _, version, *__: version == batch and kill())
+        _around(CheckpointStore, "mark_applied", before=lambda _, version, *__: version == batch and kill())
     elif point == "deletions":
-        _around(spark_table.Table, "_remember", before=lambda table, *_: table.work.version == batch and kill())
+        _around(delta_spark.TableMerge, "_remember", before=lambda table, *_: table.work.version == batch and kill())
     else:
-        _around(spark_merge.SparkMerger, "_table", after=lambda merger, *_: merger.job.batch == batch and kill())
-    real = merge.task
+        _around(delta_spark.SparkMerger, "_table", after=lambda merger, *_: merger.job.batch == batch and kill())
+    real = delta_rs.merge_task
 
-    def task(job: merge.Job) -> Any:
+    def task(job: delta_rs.MergeJob) -> Any:
         run = real(job)
 
         def merging(batches: Any) -> Any:  # in a worker, where its modules are as they were
-            if point == "merges" and job.batch == batch:
-                _around(merge, "upsert", after=lambda *_: kill())
-            elif point == "deletions" and job.batch == batch:
-                _around(row_versions, "remember_deletions", before=lambda *_: kill())
+            if job.batch == batch:
+                _die_in_delta_rs(point, batch, kill)
             yield from run(batches)
 
         return merging
 
-    merge.task = task
+    delta_rs.merge_task = task
+    _die_in_delta_rs(point, batch, kill)  # a small outbox is merged in this process
+
+
+def _die_in_delta_rs(point: str, batch: int, kill: Callable[[], None]) -> None:
+    if point == "merges":
+        _around(delta_rs, "upsert", after=lambda _, work, *__: work.version == batch and kill())
+    elif point == "deletions":
+        _around(row_versions, "remember_deletions", before=lambda *given: given[-1].version == batch and kill())
 
 
 def _nothing(*_: Any) -> None:

@@ -37,7 +37,7 @@ def main() -> None:
     loaded = load(asked.config, registry)
     _die_at(asked.kill)
     session_ = session.build_session(loaded.config, "local[2,4]")
-    stream.run(loaded, registry, session_, stream.Options(trigger=Trigger(once=True)))
+    stream.run(loaded, registry, session_, stream.RunOptions(trigger=Trigger(once=True)))
     session.stop_session(session_)
 
 

@@ -29,7 +29,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 class RouterProcess:
-    """Be one running router: `command` follows `python`, output goes to `log`."""
+    """One running router: `command` follows `python`, output goes to `log`."""
 
     def __init__(self, command: list[str], log: Path) -> None:
         self.log = log

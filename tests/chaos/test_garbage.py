@@ -101,7 +101,7 @@ def named(name: str) -> bytes:
 
 @pytest.mark.parametrize(
     ("commit", "count"),
-    [pytest.param("arrow", 200, id="arrow"), pytest.param("spark", 20, id="spark", marks=pytest.mark.slow)],
+    [pytest.param("auto", 200, id="arrow"), pytest.param("spark", 20, id="spark", marks=pytest.mark.slow)],
 )
 def test_garbage_is_kept_with_its_reason(drain, new_topic, tmp_path, commit, count):
     values = [*GARBAGE, *examples(BYTES, count), *examples(BROKEN, count)]

@@ -79,11 +79,11 @@ ARROW = {
     "ledger": {**FILES, "committed": "all", "in ledger": True},
 }
 SPARK = {point: {**state, "files": False} for point, state in ARROW.items()}
-SMALL = {("arrow", "commits")}
+SMALL = {("auto", "commits")}
 
 
 def _cases() -> list[Any]:
-    cases = [("arrow", point) for point in ARROW] + [("spark", point) for point in ("manifest", "commits", "ledger")]
+    cases = [("auto", point) for point in ARROW] + [("spark", point) for point in ("manifest", "commits", "ledger")]
     return [
         pytest.param(commit, point, id=f"{commit}-{point}", marks=() if (commit, point) in SMALL else slow)
         for commit, point in cases

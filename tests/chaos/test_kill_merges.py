@@ -81,8 +81,8 @@ def _deleted(lake: Path) -> dict[str, list[Any]]:
 
 
 def _cases() -> list[Any]:
-    cases = [(commit, point) for point in ("merges", "deletions", "merged") for commit in ("arrow", "spark")]
-    small = ("arrow", "merges")
+    cases = [(commit, point) for point in ("merges", "deletions", "merged") for commit in ("auto", "spark")]
+    small = ("auto", "merges")
     return [pytest.param(*case, id="-".join(case), marks=() if case == small else pytest.mark.slow) for case in cases]
 
 

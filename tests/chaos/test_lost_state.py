@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable
-from router.engine.spark import SparkEngine
 
 from router import BatchError, StartError
-from router.engine.commit import Committer
+from router.engine.commit.committers import Committers
 from tests.chaos import lakes
 from tests.chaos.conftest import GAMES, PARTITIONS, configuration
 
@@ -203,7 +201,14 @@ def test_landed_files_that_a_vacuum_took_are_landed_again(drain, topic, tmp_path
     with pytest.raises(CrashError):
         drain(config)
     monkeypatch.undo()
-    for log in lake.glob("*/*/_delta_log"):  # files that a commit refers to stay
+    vacuum(lake)
+    drain(config)
+    once(lake, EVENTS)
+
+
+def vacuum(lake: Path) -> None:
+    """Delete the staged files that no commit refers to."""
+    for log in lake.glob("*/*/_delta_log"):
         known = {name.rsplit("/", 1)[-1] for name in DeltaTable(log.parent).file_uris()}
         for file in log.parent.glob("*.parquet"):
             if file.name not in known:
@@ -212,21 +217,19 @@ def test_landed_files_that_a_vacuum_took_are_landed_again(drain, topic, tmp_path
     assert orphans
     for file in orphans:
         file.unlink()
-    drain(config)
-    once(lake, EVENTS)
 
 
 def crash_after(monkeypatch, commits: int) -> None:
-    """Let so many tables be committed in the arrow commit, and crash at the next one."""
-    made, original = itertools.count(), Committer._table
+    """Let so many tables be committed and crash at the next one."""
+    made, original = itertools.count(), Committers._table
 
     def table(self, *arguments):
         if next(made) >= commits:
             raise CrashError
         return original(self, *arguments)
 
-    monkeypatch.setattr("router.engine.commit.THREADS", 1)
-    monkeypatch.setattr(Committer, "_table", table)
+    monkeypatch.setattr("router.engine.commit.committers.THREADS", 1)
+    monkeypatch.setattr(Committers, "_table", table)
 
 
 def test_a_decided_batch_is_finished_as_decided_under_a_changed_configuration(drain, topic, tmp_path, monkeypatch):
@@ -244,26 +247,20 @@ def test_a_decided_batch_is_finished_as_decided_under_a_changed_configuration(dr
     assert 0 not in lakes.batches(lake, "silver.new")
 
 
-@slow
-def test_the_spark_engine_refuses_to_finish_a_batch_under_a_changed_configuration(drain, topic, tmp_path, monkeypatch):
-    config, lake = configuration(tmp_path, topic, commit="spark", routes=[GAMES, every("old")]), tmp_path / "lake"
-    stop, made, original = threading.Event(), itertools.count(), SparkEngine._append
-
-    def append(self, *arguments):
-        if next(made) >= 2:
-            stop.set()
-            raise CrashError
-        return original(self, *arguments)
-
-    monkeypatch.setattr("router.engine.spark.THREADS", 1)
-    monkeypatch.setattr(SparkEngine, "_append", append)
-    drain(config, stop=stop)
+@pytest.mark.parametrize("commit", ["auto", pytest.param("spark", marks=slow)])
+def test_a_batch_without_its_staged_files_is_not_finished_under_a_changed_configuration(
+    drain, topic, tmp_path, monkeypatch, commit
+):
+    config, lake = configuration(tmp_path, topic, commit=commit, routes=[GAMES, every("old")]), tmp_path / "lake"
+    crash_after(monkeypatch, 2)
+    with pytest.raises(CrashError):
+        drain(config)
     monkeypatch.undo()
-    assert len(lakes.tables(lake)) == 2
+    vacuum(lake)
 
     former = config.read_text()
     with pytest.raises(BatchError, match="configuration has changed"):
-        drain(configuration(tmp_path, topic, commit="spark", routes=[GAMES, every("new")]))
+        drain(configuration(tmp_path, topic, commit=commit, routes=[GAMES, every("new")]))
     config.write_text(former)
     drain(config)
     once(lake, EVENTS)

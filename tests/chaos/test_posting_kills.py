@@ -51,7 +51,7 @@ def api() -> Iterator[Api]:
 
 @dataclass
 class Posting:
-    """Be a topic that is posted, and what can be seen of it in the API and in the lake."""
+    """A topic that is posted, and what can be seen of it in the API and in the lake."""
 
     topic: Topic
     api: Api
@@ -176,7 +176,7 @@ def test_a_router_that_is_killed_between_two_steps_sends_nothing_twice(
 def test_a_run_goes_on_by_itself_when_its_leases_have_ended(
     posting: Posting, spark: Any, drain: Callable[..., Any]
 ) -> None:
-    """Without it a thread that died keeps a lane from being sent until somebody starts the router anew."""
+    """Without it a thread that died keeps an outbox from being sent until somebody starts the router again."""
     posting.api.play(latency=0.1)
     run = threading.Thread(target=drain, args=[posting.config()])
     run.start()

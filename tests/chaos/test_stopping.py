@@ -75,7 +75,7 @@ def test_a_signal_ends_a_run_after_the_batch_at_hand(new_topic, router_run, drai
     offsets = lake / "_router/games/spark"
     done = {path.name for path in (offsets / "commits").glob("[0-9]*")}
     assert {f"{int(name):010d}.json" for name in done} == {
-        path.name for path in lake.glob("_router/games/manifests/*/*")
+        path.name for path in lake.glob("_router/games/store/manifests/*/*")
     }
     assert {int(name) for name in done} == lakes.batches(lake, "ops.ledger") == lakes.batches(lake, "bronze.events")
 

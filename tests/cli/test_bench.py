@@ -15,7 +15,7 @@ from router.bench import payload
 from router.bench.machine import Label
 from router.bench.payload import Payload
 from router.bench.sweep import Cell, Sweep, chart, remarks, shown, written
-from router.bench.worker import Job, Run, bound, quiet_routes
+from router.bench.worker import BenchRun, Job, bound, quiet_routes
 from router.config.loader import load
 from router.errors import StartError
 from router.registry import load_registry
@@ -75,7 +75,7 @@ def sweep(loaded: Loaded) -> Sweep:
 
 
 def cell(partitions: int, *seconds: float, problem: str = "", **more: int) -> Cell:
-    runs = tuple(Run(partitions, value, read=1000, tables=3, **more) for value in seconds)
+    runs = tuple(BenchRun(partitions, value, read=1000, tables=3, **more) for value in seconds)
     return Cell(partitions, 1000, False, Label({"processor": "Zeta 9", "cores": "2"}, "a" * 40), runs, 0.0, problem)
 
 

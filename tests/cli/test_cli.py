@@ -19,7 +19,10 @@ from deltalake import DeltaTable, write_deltalake
 
 import router.cli
 import router.registry
-from router import ConfigError, Problem, StartError
+from router import BatchReport, ConfigError, Problem, StartError
+from router.cli import ledger
+from router.cli.watching import line
+from router.engine.ledger import SCHEMA
 
 TESTS = Path(__file__).parents[1]
 PARTS = TESTS / "config" / "parts.py"
@@ -207,7 +210,7 @@ def test_errors_of_the_router_come_without_a_traceback(run, monkeypatch):
     def refuse() -> None:
         raise StartError("it is running already; stop it first")
 
-    monkeypatch.setattr("router.cli.schema.schema", refuse)
+    monkeypatch.setattr("router.cli.plugins.schema", refuse)
 
     result = run("schema")
 
@@ -249,3 +252,20 @@ def test_check_starts_no_spark(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
 
     assert done.stdout.splitlines()[1:] == ["[]", "None"]
+
+
+def test_ledger_shows_columns_that_a_ledger_has():
+    """`router ledger` is what somebody calls when rows seem to be missing."""
+    shown = {*ledger.COLUMNS, *ledger.SINK_COLUMNS} - {"batch", "source", "offsets"}
+
+    assert shown <= set(SCHEMA.names)
+
+
+def test_line_of_a_batch_names_rows_that_are_not_in_their_table():
+    routes = {"a": {"landed": 3, "quarantined": 2, "frozen": 1}, "b": {"landed": 1, "quarantined": 1}}
+    report = BatchReport("games", 7, 9, 8, 1, 1, 2, 2, 3, {"decide": 0.5, "land": 1.0}, routes)
+
+    assert line(report, 4) == (
+        "games batch 7: 9 rows into 2 tables (3 files), 2 dead letters, 1 frozen, 3 quarantined, "
+        "1.50 s (land 1.00 decide 0.50), 4 behind"
+    )

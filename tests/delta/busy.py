@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Busy(Lake):
-    """Be that lake: what `others` does happens right after a table was opened."""
+    """That lake: what `others` does happens right after a table was opened."""
 
     table: str = ""
     others: Callable[[], None] = lambda: None

@@ -18,7 +18,7 @@ BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 @dataclass(frozen=True)
 class Record:
-    """Be one record: which key, how new, what of it."""
+    """One record: which key, how new, what of it."""
 
     key: tuple[Any, ...]
     offset: int
@@ -57,7 +57,7 @@ def lane(records: Sequence[Record], keyed: KeyedTable, columns: dict[str, pa.Dat
 
 @dataclass
 class Row:
-    """Be one row of the table."""
+    """One row of the table."""
 
     record: Record
     values: dict[str, Any]
@@ -68,7 +68,7 @@ class Row:
 
 @dataclass
 class Model:
-    """Be one keyed table. `rows` are those with a key that is there; `past` are the states that are over."""
+    """One keyed table. `rows` are those with a key that is there; `past` are the states that are over."""
 
     keyed: KeyedTable
     rows: dict[tuple[Any, ...], Row] = field(default_factory=dict)

@@ -112,7 +112,7 @@ def test_a_table_that_is_not_there_is_named(lake: Lake) -> None:
     assert caught.value.table == "silver.nothing"
 
 
-def test_a_lane_forgets_what_is_old_and_was_dealt_with(lake: Lake) -> None:
+def test_an_outbox_loses_rows_that_are_old_and_were_sent(lake: Lake) -> None:
     """Without it a lane grows for ever, or loses rows that were never sent."""
     now = datetime.now(timezone.utc)
 

@@ -38,7 +38,7 @@ def record(key: Any, offset: int, value: Any = None, **about: Any) -> Record:
 
 @dataclass
 class Table:
-    """Be one keyed table that takes batches."""
+    """One keyed table that takes batches."""
 
     lake: Lake
     keyed: KeyedTable = KEYED

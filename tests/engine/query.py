@@ -52,7 +52,7 @@ def records(values: Iterable[dict[str, Any] | bytes | None], first: int = 0, par
 
 @dataclass
 class Query:
-    """Be one query on one lake: takes batches, shows tables."""
+    """One query on one lake: it takes batches and shows tables."""
 
     config: Config
     spark: SparkSession

@@ -14,7 +14,7 @@ import router.cli
 from router.config.loader import load
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.quarantine import Place, approvals, waiting
+from router.engine.quarantine import Place, approvals, quarantined
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def have(config: Config, released: int = -1, table: str = "silver.uno", **row: A
 def told(config: Config) -> list[Any]:
     return [
         (found.place.table, found.rows, found.upto, [f"{c.name} {c.type}" for c in found.change.added])
-        for found in waiting(config, Lake.at(config.lake))
+        for found in quarantined(config, Lake.at(config.lake))
     ]
 
 
@@ -154,5 +154,5 @@ def test_what_cannot_go_into_its_table_is_not_approved(
     result = run(tmp_path / "games.yaml")
 
     assert result.exit_code == 1
-    assert "silver.uno: what waits cannot go into it" in result.output
+    assert "silver.uno: the quarantined rows cannot go into it" in result.output
     assert approvals(CheckpointStore(Lake.at(config.checkpoint_path()))) == []

@@ -81,7 +81,7 @@ def test_a_decoder_in_python_makes_the_same_tables_on_both_engines(begin) -> Non
 
 
 def test_a_big_record_is_decoded_in_python_too(begin) -> None:
-    """Big records are set aside and land in a job of their own: their neighbours must not be counted twice."""
+    """Big records land in a job of their own: their neighbours must not be counted twice."""
     query = begin(Shouted())
 
     query.take(records([b"small", b"y" * 20_000, b"small"] * 50))

@@ -20,7 +20,7 @@ from router.delta.maintenance import delete_older
 from router.engine.ledger import last
 from router.engine.maintenance import TableMaintenance
 from router.engine.outbox.detached import detached_outboxes
-from router.engine.stream import Options, run
+from router.engine.stream import RunOptions, run
 from router.registry import Registry, load_registry
 from router_demo.api import Api, Failure
 
@@ -59,7 +59,7 @@ def registry() -> Registry:
 
 
 class Loft:
-    """Be a folder with events to come, a lake, and pigeons."""
+    """A folder with events to come, a lake, and pigeons."""
 
     def __init__(self, folder: Path, registry: Registry, spark: SparkSession) -> None:
         self.folder, self.registry, self.spark = folder, registry, spark
@@ -76,7 +76,7 @@ class Loft:
 
     def run(self, schema: str = "n int", retention: str = "168 h", **options: Any) -> None:
         """Run until all is taken, or as the options say."""
-        run(self.loaded(schema, retention), self.registry, self.spark, Options(**options))
+        run(self.loaded(schema, retention), self.registry, self.spark, RunOptions(**options))
 
     def loaded(self, schema: str = "n int", retention: str = "168 h") -> Loaded:
         text = YAML.format(folder=self.folder, schema=schema, sink=self.sink, retention=retention)

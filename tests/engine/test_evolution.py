@@ -138,7 +138,7 @@ def test_only_rows_with_a_value_that_cannot_fit_are_dead(evolved: Query) -> None
     assert all(f"silver.{letter['value'].decode()[10:13]}" in letter["reason"] for letter in found)
 
 
-def test_a_lane_that_widens_is_still_applied(evolved: Query) -> None:
+def test_an_outbox_that_widens_is_still_applied(evolved: Query) -> None:
     """Without it a sink behind a table that Spark writes finds its files gone."""
     lane = evolved.content("outbox.games__all__copy")
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import fastavro
 import pytest
 from google.protobuf import message_factory
-from router.engine.opening import opened
 
 from router import Sink, StartError
 from router.config.loader import load
 from router.config.models import Route
-from router.engine.stream import Options, run
+from router.engine.outbox.apply import opened
+from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 from router.testing import check_applying_sink
 from router_demo.kafka import EmbeddedKafka
@@ -317,7 +317,7 @@ def test_what_one_router_sends_another_reads(
     reading = configured(tmp_path / "reads", "reads", kafka, reads, [{"delta": "silver.all"}])
 
     for loaded in (sending, reading):
-        run(loaded, load_registry(), spark, Options(trigger=once()))
+        run(loaded, load_registry(), spark, RunOptions(trigger=once()))
 
     tables = [spark.read.format("delta").load(str(tmp_path / one / "lake/silver/all")) for one in ("sends", "reads")]
     before, after = (sorted((row.asDict(recursive=True) for row in one.collect()), key=repr) for one in tables)
@@ -344,7 +344,7 @@ def test_a_stream_waits_for_the_broker_it_sends_to(
         own.create_topic(topic)
         sinks = [{"kafka": {"servers": own.servers, "topic": topic, "patience": 2}}]
         loaded = configured(tmp_path / "w", "waits", {"files": {"path": str(events)}}, {"json": "n int"}, sinks)
-        options = Options(stop=stop, finished=lambda report, behind: done.append(report))
+        options = RunOptions(stop=stop, finished=lambda report, behind: done.append(report))
         thread = threading.Thread(target=run, args=(loaded, load_registry(), spark, options))
         thread.start()
         try:

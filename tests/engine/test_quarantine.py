@@ -54,8 +54,8 @@ def begun(make_query: MakeQuery, folder: Path, way: str) -> Query:
     return query
 
 
-def told(query: Query) -> list[quarantine.Waiting]:
-    return quarantine.waiting(query.config, query.lake)
+def told(query: Query) -> list[quarantine.Quarantined]:
+    return quarantine.quarantined(query.config, query.lake)
 
 
 def approve(query: Query) -> None:
@@ -168,7 +168,7 @@ def killed(*_: Any, **__: Any) -> None:
 
 STEPS = {
     "before it is decided": (quarantine, "write"),
-    "before the rows are in": (quarantine._Waited, "commit"),
+    "before the rows are in": (quarantine._ReleasedRows, "commit"),
     "when the rows are in": (ledger, "append"),
     "when the ledger has it": (CheckpointStore, "delete"),
 }

@@ -11,11 +11,11 @@ import fastavro
 import pytest
 from google.protobuf import message_factory
 from google.protobuf.json_format import ParseDict
-from router.engine.memory import Kept
-from router.engine.waiting import approve, waiting
 
 from router import Preparation
 from router.config.models import Route
+from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
+from router.engine.quarantine import approve, quarantined
 from router.testing import check_decoder
 from router_decoders import Avro, Protobuf
 from router_rules import Schema
@@ -95,7 +95,7 @@ def no_sample(rows: int) -> DataFrame:
 @pytest.fixture
 def prepared(schema_registry: EmbeddedRegistry, package: str, written: str, lake: Lake) -> Decoder:
     decoder = DECODERS[written](registry=RegistryOptions(url=(schema_registry.url,)), subjects=(f"{package}-value",))
-    return decoder.prepare(Preparation(Path(lake.root), False, no_sample, Kept(lake, "decoder")))
+    return decoder.prepare(Preparation(Path(lake.root), False, no_sample, LearntSchemas(CheckpointStore(lake))))
 
 
 @pytest.fixture(params=EITHER)
@@ -175,11 +175,11 @@ def test_records_of_a_new_version_wait_for_an_approval(
 
     assert sorted(row["amount"] for row in query.rows("silver.uno")) == [1, 1, 4]
     assert set(query.rows("silver.uno")[0]) == {"game", "amount"}
-    (told,) = waiting(query.config, query.lake)
+    (told,) = quarantined(query.config, query.lake)
     assert (told.rows, told.versions) == (1, (f"{package}.Bet version 2",))
     assert {column.name for column in told.change.added} == {"note", "cards"}
 
-    approve(query.shelf.place, told)
+    approve(query.store, told)
     query.take(records([bet(3, game="uno", amount=5, note="b")], first=4))
     have = {row["amount"]: row for row in query.rows("silver.uno")}
     assert (have[3]["note"], have[3]["cards"], have[5]["note"]) == ("", ["queen"], "b")

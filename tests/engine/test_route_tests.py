@@ -17,7 +17,7 @@ from router.registry import load_registry
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from router.engine.route_tests import Verdict
+    from router.engine.route_tests import CaseResult
 
 ROUTES = Path(__file__).parents[2] / "routes"
 CONFIGURATION = """\
@@ -49,13 +49,13 @@ def judge(spark: SparkSession, tmp_path: Path) -> Judge:
     def judge(*records: dict[str, Any], **expect: Any) -> tuple[str, ...]:
         loaded = load(tmp_path / "games.yaml", load_registry([plugin]), text=CONFIGURATION)
         tests = RouteTests.model_validate({"tests": [{"name": "case", "records": records, "expect": expect}]})
-        (verdict,) = run_tests(loaded, tests, spark)
-        return verdict.faults
+        (result,) = run_tests(loaded, tests, spark)
+        return result.faults
 
     return judge
 
 
-def test_a_case_passes_on_counts_rows_dead_letters_and_lanes(judge: Judge) -> None:
+def test_a_case_passes_on_counts_rows_dead_letters_and_outboxes(judge: Judge) -> None:
     rows = [{**UNO, "amount": 5.50}]
     lanes = {"outbox.games__copies__copy": [{"game": "uno", "_offset": 0}]}
 
@@ -117,8 +117,8 @@ def test_the_routes_that_we_ship_do_what_their_tests_say(spark: SparkSession) ->
     for path in sorted(ROUTES.glob("*.test.yaml")):
         tests = load_tests(path)
         loaded = load(tests.tested(path), load_registry(), environ=tests.variables)
-        verdicts: list[Verdict] = list(run_tests(loaded, tests, spark))
-        assert not [verdict for verdict in verdicts if verdict.faults]
+        results: list[CaseResult] = list(run_tests(loaded, tests, spark))
+        assert not [result for result in results if result.faults]
 
 
 WIN = {"value": {**UNO, "amount": 99}}

@@ -70,7 +70,7 @@ class Player:
 
     def approve(self) -> None:
         """Approve all that waits for an approval."""
-        for found in quarantine.waiting(self.config, self.lake):
+        for found in quarantine.quarantined(self.config, self.lake):
             quarantine.approve(self.store, found)
 
     @property

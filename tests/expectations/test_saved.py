@@ -14,7 +14,7 @@ BEFORE: dict[str, Any] = {
     "stops": ["batch 1: it is over"],
     "recorded": [{"_offset": 1}],
     "tables": {
-        "lanes.x": {"columns": ["id int", "note string"], "rows": [[1, "a"], [2, None]]},
+        "outbox.x": {"columns": ["id int", "note string"], "rows": [[1, "a"], [2, None]]},
         "ops.ledger": {"columns": ["read bigint", "parked bigint"], "rows": [{"read": 2, "parked": 1}]},
         "silver.none": {"columns": ["id int"], "rows": []},
     },
@@ -39,16 +39,16 @@ def test_the_same_results_differ_in_nothing() -> None:
     ("after", "expected"),
     [
         (
-            changed(**{"lanes.x": {"columns": ["id int", "note string"], "rows": [[1, "b"], [2, None]]}}),
-            ['- lanes.x | {"id": 1, "note": "a"}', '+ lanes.x | {"id": 1, "note": "b"}'],
+            changed(**{"outbox.x": {"columns": ["id int", "note string"], "rows": [[1, "b"], [2, None]]}}),
+            ['- outbox.x | {"id": 1, "note": "a"}', '+ outbox.x | {"id": 1, "note": "b"}'],
         ),
         (
-            changed(**{"lanes.x": {"columns": ["id bigint", "note string"], "rows": [[1, "a"], [2, None]]}}),
-            ["- lanes.x | column id int", "+ lanes.x | column id bigint"],
+            changed(**{"outbox.x": {"columns": ["id bigint", "note string"], "rows": [[1, "a"], [2, None]]}}),
+            ["- outbox.x | column id int", "+ outbox.x | column id bigint"],
         ),
         (
-            changed(**{"lanes.x": {"columns": ["id int", "note string"], "rows": [[1, "a"], [2, None], [2, None]]}}),
-            ['+ lanes.x | {"id": 2}'],
+            changed(**{"outbox.x": {"columns": ["id int", "note string"], "rows": [[1, "a"], [2, None], [2, None]]}}),
+            ['+ outbox.x | {"id": 2}'],
         ),
         ({**BEFORE, "stops": []}, ["- stop | batch 1: it is over"]),
         ({**BEFORE, "recorded": []}, ['- recorded | {"_offset": 1}']),
@@ -67,7 +67,7 @@ def test_a_difference_is_told_with_its_table(after: dict[str, Any], expected: li
 def test_what_was_renamed_is_no_difference() -> None:
     """Without it one new name hides what changed besides."""
     tables = {
-        "outbox.x": BEFORE["tables"]["lanes.x"],
+        "outbox.x": BEFORE["tables"]["outbox.x"],
         "ops.ledger": {"columns": ["read bigint", "held bigint"], "rows": [{"read": 2, "held": 1}]},
         "silver.none": BEFORE["tables"]["silver.none"],
     }

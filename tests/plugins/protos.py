@@ -32,7 +32,7 @@ message Envelope {
 
 @dataclass(frozen=True)
 class Proto:
-    """Be a .proto file in a folder."""
+    """A .proto file in a folder."""
 
     path: Path
     descriptors: bytes

@@ -49,7 +49,7 @@ CLASH = {"title": "Logout", "properties": {"game": {"type": "integer"}, "who": {
 
 
 class Mixed:
-    """Be a topic with a schema of each format."""
+    """A topic with a schema of each format."""
 
     def __init__(self, registry: FaultyRegistry, folder: Path) -> None:
         self.registry, self.proto = registry, Proto.in_folder(folder)

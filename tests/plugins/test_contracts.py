@@ -160,7 +160,7 @@ def test_a_careless_function_is_told_what_it_breaks(spark: SparkSession, how: st
 
 
 class Expression(Rule, TableSink):
-    """Be a rule, or name a table, by any column."""
+    """A rule or a table sink, by any column."""
 
     sql: str
 

@@ -7,9 +7,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from router.engine.memory import Forgotten
 
 from router import Preparation, StartError
+from router.engine.checkpoint_store import LearntSchemas
 from router_decoders import Json
 from router_decoders.schema_files import differences, leaves
 from router_schemas.json_schema.spark_types import struct_of
@@ -44,7 +44,7 @@ def place(tmp_path: Path, raw: Raw) -> Any:
 
     def place(values: list[bytes | None] | None = None, refresh: bool = False) -> Preparation:
         sample = never if values is None else lambda rows: raw(values).limit(rows)
-        return Preparation(tmp_path, refresh, sample, Forgotten())
+        return Preparation(tmp_path, refresh, sample, LearntSchemas())
 
     return place
 

@@ -51,14 +51,14 @@ FAMILIES = [
 
 @dataclass(frozen=True)
 class Scalar:
-    """Be a column whose versions have one of these types."""
+    """A column whose versions have one of these types."""
 
     family: list[str]
 
 
 @dataclass(frozen=True)
 class Symbols:
-    """Be an enum whose versions have some of these symbols."""
+    """An enum whose versions have some of these symbols."""
 
     name: str
     symbols: list[str]
@@ -66,7 +66,7 @@ class Symbols:
 
 @dataclass(frozen=True)
 class Blob:
-    """Be a fixed."""
+    """A fixed type."""
 
     name: str
     size: int
@@ -74,7 +74,7 @@ class Blob:
 
 @dataclass(frozen=True)
 class Items:
-    """Be an array, or a map."""
+    """An array, or a map."""
 
     kind: str
     of: Template
@@ -82,14 +82,14 @@ class Items:
 
 @dataclass(frozen=True)
 class Either:
-    """Be a union whose versions have at least two of these."""
+    """A union whose versions have at least two of these."""
 
     branches: list[Template]
 
 
 @dataclass(frozen=True)
 class Struct:
-    """Be a record with these columns; `columns` are known by their number."""
+    """A record with these columns; `columns` are known by their number."""
 
     name: str
     columns: dict[str, Template]
@@ -155,7 +155,7 @@ class History:
 
 @dataclass(frozen=True)
 class Version:
-    """Be one version: its schema as JSON, and values that it can write, as they are to come back by column number."""
+    """One version: its schema as JSON, and values that it can write, as they are to come back by column number."""
 
     schema: Json
     writes: list[Any]

@@ -24,7 +24,7 @@ MISSING = {"subject": 40401, "version": 40402, "schema": 40403}
 
 @dataclass(frozen=True)
 class Seen:
-    """Be a request that arrived; `path` is as it was on the wire."""
+    """A request that arrived; `path` is as it was on the wire."""
 
     method: str
     path: str

@@ -38,7 +38,7 @@ NUMBERS = [1, 2, 3, 15, 16, 17, 100, 2**28, *range(200, 220)]
 
 @dataclass(frozen=True)
 class Spec:
-    """Be a field of a schema; `form` is "", optional, repeated, oneof, or the kind of a map's keys."""
+    """A field of a schema; `form` is "", optional, repeated, oneof, or the kind of a map's keys."""
 
     name: str
     number: int

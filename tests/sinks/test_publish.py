@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from router import Encoded, Encoding
-from router_sinks.publish import PublishJob, outgoing_records
-from router_sinks.topics import Topics
+from router_sinks.kafka_producer import PublishJob, outgoing_records
+from router_sinks.kafka_topics import Topics
 
 
 def encode(array: pa.Array, argument: None) -> Encoded:

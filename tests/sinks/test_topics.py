@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_sinks.topics import Topics, check_topic, is_fixed, pattern, unusable
+from router_sinks.kafka_topics import Topics, check_topic, is_fixed, pattern, unusable
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 @dataclass(frozen=True)
 class Got:
-    """Be a record as it is in a topic."""
+    """A record as it is in a topic."""
 
     partition: int
     offset: int

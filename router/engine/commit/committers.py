@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Committers:
-    """The committers of a lake: `only_spark` leaves nothing to delta-rs."""
+    """The committers of a lake; with `only_spark` Delta on Spark writes every table."""
 
     lake: Lake
     spark: SparkSession
@@ -136,7 +136,7 @@ def widen(session: SparkSession, address: str, widened: str) -> None:
 
 
 def _grown(path: str, have: DataType, want: DataType) -> Iterator[tuple[str, str]]:
-    """Return path and new type of each leaf that a column has and that is to become wider."""
+    """Return path and new type of each leaf of a column that becomes wider."""
     if isinstance(have, StructType) and isinstance(want, StructType):
         for child in want:
             if child.name in have.names:

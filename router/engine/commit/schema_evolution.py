@@ -29,7 +29,7 @@ Named = dict[str, set[str]]
 
 @dataclass(frozen=True)
 class Decision:
-    """The commits to make, the open tables, and the demands under which the files should have landed.
+    """The commits to make, the open tables, and the demands that the files should have met.
 
     `refused` says which tables must not change and would have to.
     """
@@ -42,7 +42,7 @@ class Decision:
 
 @dataclass
 class SchemaEvolution:
-    """The decisions of one query; it remembers only the names of tables that exist."""
+    """The decisions of one query; the object keeps only the names of tables that exist."""
 
     lake: Lake
     tables: Any
@@ -60,7 +60,7 @@ class SchemaEvolution:
     ) -> Decision:
         """Return the commits for staged files, and what the tables demand.
 
-        `quarantined` are the places for which rows wait: they may have no file, and the table may have grown. `named`
+        `quarantined` are the tables with rows in the quarantine: they may have no file, and may have changed. `named`
         has the tables that the rows of an outbox are for, by target.
         """
         by_table = _grouped(files, quarantined)

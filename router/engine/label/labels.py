@@ -18,10 +18,10 @@ from router.engine.label.tombstones import TOMBSTONE, Tombstones, as_events
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from router.decoding import ArrowDecoding
     from router.engine.label.route import MergeBy, RouteExpressions
-    from router.parts import ArrowDecoding
 
-LETTER = pa.struct(list(DEAD_SCHEMA)[:4])
+DEAD_LETTER = pa.struct(list(DEAD_SCHEMA)[:4])
 Mask = Any
 """A boolean array without nulls."""
 
@@ -106,9 +106,9 @@ class _Labels:
         failed = pc.and_not(failed, taken)
         columns["_failed"], columns["_unmatched"] = failed, unmatched
         columns["_bare"] = pc.and_not(pc.invert(pc.or_(living, failed)), taken)
-        self._letters(failed, "decode", columns["_error"], None, None)
+        self._add_dead(failed, "decode", columns["_error"], None, None)
         if self.labelling.unmatched_are_dead:
-            self._letters(unmatched, "match", "no route matches", None, None)
+            self._add_dead(unmatched, "match", "no route matches", None, None)
         for route, mask in zip(routes, matched, strict=True):
             self._route(route, mask, tombstone)
         columns["_dead"] = self._dead()
@@ -124,7 +124,7 @@ class _Labels:
         refused = self._none()
         for name, mask in violated["dead_letter"]:  # the first one that does not hold is the reason
             reason = f"expectation {name} does not hold"
-            self._letters(pc.and_not(mask, refused), "expect", reason, labels.name, None)
+            self._add_dead(pc.and_not(mask, refused), "expect", reason, labels.name, None)
             refused = pc.or_(refused, mask)
         dropped = self._none()
         for _, mask in violated["drop"]:
@@ -152,7 +152,7 @@ class _Labels:
             broken = pc.and_(lands, self.columns[labels.targets[0].rows].is_null())
         else:
             broken = pc.and_(lands, self._project(labels, route.row))
-        self._letters(broken, "select", "the projection cannot be evaluated", labels.name, None)
+        self._add_dead(broken, "select", "the projection cannot be evaluated", labels.name, None)
         return broken
 
     def _project(self, labels: RouteLabels, nodes: tuple[Node, ...]) -> Mask:
@@ -191,7 +191,7 @@ class _Labels:
         self.columns[str(target.bad_name)] = bad  # a sink that names tables per row has it
         if bad.true_count:
             reasons = pa.array([refused(text) for text in given], pa.string()).take(coded.indices)
-            self._letters(bad, "name", pc.fill_null(reasons, refused(None)), route, target.sink)
+            self._add_dead(bad, "name", pc.fill_null(reasons, refused(None)), route, target.sink)
 
     def _holds(self, given: Mask, node: Node) -> Mask:
         return pc.and_(given, pc.fill_null(evaluate(node, self.columns, self.rows)[0], False))
@@ -199,20 +199,20 @@ class _Labels:
     def _none(self) -> Mask:
         return pa.repeat(pa.scalar(False), self.rows)
 
-    def _letters(self, mask: Mask, stage: str, reason: Any, route: str | None, sink: str | None) -> None:
+    def _add_dead(self, mask: Mask, stage: str, reason: Any, route: str | None, sink: str | None) -> None:
         if mask.true_count:
             self.dead.append((mask, (stage, reason, route, sink)))
 
     def _dead(self) -> pa.Array:
         """Return the dead letters of every row: a list of structs, null for nearly all."""
         if not self.dead:
-            return pa.nulls(self.rows, pa.list_(LETTER))
+            return pa.nulls(self.rows, pa.list_(DEAD_LETTER))
         at = [np.flatnonzero(mask.to_numpy(zero_copy_only=False)) for mask, _ in self.dead]
-        letters = pa.concat_arrays([_entries(rows, why) for rows, (_, why) in zip(at, self.dead, strict=True)])
+        found = pa.concat_arrays([_entries(rows, why) for rows, (_, why) in zip(at, self.dead, strict=True)])
         places = np.concatenate(at)
         counts = np.bincount(places, minlength=self.rows)
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        ordered = letters.take(pa.array(np.argsort(places, kind="stable")))
+        ordered = found.take(pa.array(np.argsort(places, kind="stable")))
         return pa.ListArray.from_arrays(pa.array(offsets), ordered, mask=pa.array(counts == 0))
 
 
@@ -221,4 +221,4 @@ def _entries(at: Any, why: tuple[Any, Any, Any, Any]) -> pa.StructArray:
         value.take(pa.array(at)) if isinstance(value, pa.Array) else pa.array([value] * len(at), pa.string())
         for value in why
     ]
-    return pa.StructArray.from_arrays(columns, fields=list(LETTER))
+    return pa.StructArray.from_arrays(columns, fields=list(DEAD_LETTER))

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from router.config.models import Config
+    from router.decoding import ArrowDecoding
     from router.engine.label.route import RouteExpressions
-    from router.parts import ArrowDecoding, Decoder
+    from router.parts import Decoder
 
 log = logging.getLogger("router")
 SPREAD_BY = "_spread_by"
@@ -72,7 +73,7 @@ class Plan:
     def frame(self, records: DataFrame, tasks: int | None = None) -> tuple[DataFrame, Labelling]:
         """Return what the landing task gets of raw records, and how it labels them.
 
-        With `tasks` rows are shuffled so that those of a table meet in one of so many. Keeps a column `_aside`.
+        With `tasks` rows are shuffled so that those of a table meet in one of so many. Keeps a column `_big`.
         """
         stages, columns = self.stages, [*RAW_COLUMNS]
         frame = stages.arrow.before(records) if stages.arrow and stages.arrow.before else records
@@ -80,7 +81,7 @@ class Plan:
         spread = tasks is not None and stages.named is not None
         if not (stages.levels or spread):
             return frame, stages.labelling
-        kept = ["_aside"] if "_aside" in records.columns else []
+        kept = ["_big"] if "_big" in records.columns else []
         if stages.arrow or stages.decoding.tombstones:
             more = [field for field in frame.schema if field.name in kept]
             kinds = StructType([*stages.decoded.fields, *more])
@@ -111,7 +112,7 @@ class Planner:
         self.own = frozenset(name for name in (config.bronze, config.dead_letters, config.ledger) if name)
         self.routes = [RoutePlanner(index, route) for index, route in enumerate(config.routes)]
         self.stages: Stages | None = None
-        self.told: str | None = None
+        self.logged: str | None = None
 
     def refresh(self, wanted: frozenset[str] = frozenset()) -> None:
         """Let the decoder fetch what the next batch, or rows of this one, need. Raises OSError where it cannot now."""
@@ -127,10 +128,10 @@ class Planner:
         return Plan(raw, self.stages)
 
     def _tell(self, stages: Stages) -> None:
-        told = stages_in_words(stages)
-        if told != self.told and not self.quiet:
-            log.info("%s: %s", self.config.name, told)
-        self.told = told
+        stages_text = stages_in_words(stages)
+        if stages_text != self.logged and not self.quiet:
+            log.info("%s: %s", self.config.name, stages_text)
+        self.logged = stages_text
 
     def _stages(self, spark: SparkSession) -> Stages:
         config, decoder = self.config, self.decoder

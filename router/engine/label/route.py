@@ -258,8 +258,8 @@ def _column(name: str) -> Node:
 
 def _quarantine(frame: DataFrame, blank: Target, config: Config) -> Target:
     """Return the table where rows wait for theirs to be let grow. It has the columns that have a value."""
-    told = {new: old for new, old in SCHEMA_COLUMNS.items() if old in frame.columns} | COORDINATES
-    columns = {**QUARANTINE_COLUMNS, **{new: kind_of(frame, old) for new, old in told.items()}}
+    known = {new: old for new, old in SCHEMA_COLUMNS.items() if old in frame.columns} | COORDINATES
+    columns = {**QUARANTINE_COLUMNS, **{new: kind_of(frame, old) for new, old in known.items()}}
     found = replace(blank, seen=True, suffix="/quarantine", evolution="evolve", outbox=True)
     return replace(_kept(found, columns), table=quarantine_of(config.name, blank.route, blank.sink))
 

@@ -31,24 +31,24 @@ BOUNDED = 32 << 20
 BIG_ROW = 16 << 10
 BIG_SHARE = 0.01
 """Batches of bytes: Spark 4.0 bounds an Arrow batch in bytes by measuring every column after every row, a third of all
-JVM time in landing, and without the bound 10 000 rows of 5 MB are one batch that kills the JVM. So the bound is off,
-the rare rows above BIG_ROW bytes are set aside, and land in a second job of the same code with the bound on. Where more
-than BIG_SHARE of a batch is big, the next one has the bound on for all."""
+JVM time in landing, and without the bound 10 000 rows of 5 MB are one batch that kills the JVM. So the bound is off
+and the first job leaves out the rare records above BIG_ROW bytes: a second job of the same code lands them with the
+bound on. Where more than BIG_SHARE of a batch is big, the next batch is one job with the bound on."""
 
 
 @dataclass(frozen=True)
 class Landed:
     """What a landing job reports: staged files, and counts per task and source partition.
 
-    `aside` counts the rows that it was to leave out.
+    `big` counts the records that it left out for a second job.
     """
 
     files: list[StagedFile] = field(default_factory=list)
     counts: list[dict[str, Any]] = field(default_factory=list)
-    aside: int = 0
+    big: int = 0
 
     def __add__(self, other: Landed) -> Landed:
-        return Landed(self.files + other.files, self.counts + other.counts, self.aside + other.aside)
+        return Landed(self.files + other.files, self.counts + other.counts, self.big + other.big)
 
     def collected(self, name: str) -> frozenset[str]:
         """Return what the counts list under a name."""
@@ -68,8 +68,8 @@ class Landed:
 class LandingJob:
     """The landing of a query's batches.
 
-    What one batch was like says how the next one is spread (`tiny`), and whether its Arrow batches are bounded in bytes
-    (`measured`).
+    The files and records of one batch decide how the next one is landed: whether rows are shuffled by table (`tiny`),
+    and whether Spark bounds its Arrow batches in bytes (`measured`).
     """
 
     spark: SparkSession
@@ -86,9 +86,9 @@ class LandingJob:
             found = self._land(plan, plan.raw, demands, batch, bounded=True)
         else:
             found = self._land(plan, _without_big(plan.raw), demands, batch)
-            if found.aside:
+            if found.big:
                 found += self._land(plan, plan.raw.filter(_big()), demands, batch, bounded=True)
-        self.measured = found.aside > BIG_SHARE * max(1, sum(count["read"] for count in found.counts))
+        self.measured = found.big > BIG_SHARE * max(1, sum(count["read"] for count in found.counts))
         tables, rows = len({file.table for file in found.files}), sum(file.rows for file in found.files)
         self.tiny = (
             self._cores >= FEW_CORES and tables * self._cores > MANY_FILES and rows < TINY_FILE * tables * self._cores
@@ -125,8 +125,8 @@ def _landed(reports: Any) -> Landed:
     for report in reports:
         if "path" in report:
             found.files.append(StagedFile.of(report))
-        elif "aside" in report:
-            found += Landed(aside=report["aside"])
+        elif "big" in report:
+            found += Landed(big=report["big"])
         else:
             found.counts.append(report)
     return found
@@ -137,6 +137,6 @@ def _big() -> Column:
 
 
 def _without_big(raw: DataFrame) -> DataFrame:
-    """Return the records with nothing in the big ones but a mark."""
+    """Return all records, the big ones emptied of key and value and marked in `_big`."""
     big = _big()
-    return raw.withColumns({"_aside": big, "key": F.when(~big, F.col("key")), "value": F.when(~big, F.col("value"))})
+    return raw.withColumns({"_big": big, "key": F.when(~big, F.col("key")), "value": F.when(~big, F.col("value"))})

@@ -42,7 +42,7 @@ class Staging:
 
 
 def attempt() -> str:
-    """Return what no other attempt at a task of this job is called."""
+    """Return a name for this task attempt that no other attempt of the job has."""
     context = TaskContext.get()
     return f"{context.partitionId()}-{context.taskAttemptId()}" if context else "0-0"
 
@@ -62,7 +62,7 @@ class _Held:
 
 
 class Writer:
-    """Rows held by table; the largest tables are written when more than `buffer_bytes` are held."""
+    """The writer of one task: it holds rows by table, and writes the largest tables above `buffer_bytes`."""
 
     def __init__(self, staging: Staging, prefix: str) -> None:
         self.staging = staging
@@ -105,7 +105,7 @@ class Writer:
         """Remove what was written, where that can be: the task has failed, and its successor writes it again."""
         begun = [held.file for held in self.held.values() if held.file]
         for file in begun:
-            with suppress(Exception):  # whatever keeps a file from being closed, the failure that led here is told
+            with suppress(Exception):  # the failure that led here is raised, not that of closing a file
                 file.stream.close()
         for path in (*(file.path for file in begun), *(file.path for file in self.files)):
             with suppress(OSError):

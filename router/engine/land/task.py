@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.archives import keep_archives
+from router.decoding import keep_archives
 from router.delta.casting import cast_down, has_value
 from router.engine.label.labels import Labelling, labelled
 from router.engine.label.layout import (
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 
 SOURCES = COORDINATES | SCHEMA_COLUMNS
 WANTED = 10_000
-"""Different things that a source partition of a task wants at once; more are wanted when the batch lands again."""
+"""How many different schemas a task asks for at once, at most; it asks for more when the batch is landed again."""
 GATHERED = 32 << 20
-"""Bytes of rows, at most, that are sorted into tables at once: what a table costs, it costs once for each such part."""
+"""Bytes of rows, at most, that are sorted into tables at once. Each table costs some time per such part."""
 Numbers = npt.NDArray[np.int64]
 """Row numbers within a batch."""
 
 
 @dataclass
 class Counts:
-    """Count the rows of one source partition in one task, by what became of them."""
+    """The rows of one source partition in one task, counted by what became of them."""
 
     topic: str
     partition: int
@@ -86,7 +86,7 @@ def gathered(batches: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.Record
 
 
 class Rows:
-    """Be one Arrow batch with its rows' source partitions known."""
+    """One Arrow batch, with the source partition of each of its rows."""
 
     def __init__(self, batch: pa.RecordBatch, counts: dict[tuple[str, int], Counts]) -> None:
         self.batch = batch
@@ -110,7 +110,7 @@ class Rows:
         return np.flatnonzero(chosen.to_numpy(zero_copy_only=False))
 
     def where(self, at: Numbers | None) -> Numbers:
-        """Return row numbers for a choice of rows, where None is all of them."""
+        """Return the numbers of chosen rows; None chooses all of them."""
         return self.all if at is None else at
 
     def add(self, kind: str, key: str | None, at: Numbers | None) -> None:
@@ -124,12 +124,12 @@ class Rows:
                 by[key] = by.get(key, 0) + more
 
     def want(self, values: list[str]) -> None:
-        """Note what the decoder wants, with any of the source partitions: it is asked for once for all of them."""
+        """Note what the decoder wants, under the first source partition: the driver fetches it once for all."""
         have = self.of[0].wanted
         have += [value for value in values[: WANTED - len(have)] if value not in have]
 
     def name(self, key: str, tables: list[str]) -> None:
-        """Note the tables that rows of an outbox are for, with any of the source partitions."""
+        """Note the tables that rows of an outbox are for, under the first source partition: the driver adds all up."""
         have = self.of[0].named.setdefault(key, [])
         have += [table for table in tables if table not in have]
 
@@ -187,7 +187,7 @@ class LandingWork:
 
 
 def landing_task(work: LandingWork) -> Any:
-    """Return the function of one task, for mapInArrow. It reports files, counts, and last the rows it left aside."""
+    """Return the function of one task, for mapInArrow. It reports files, counts and the big records left out."""
 
     def land(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         keep_archives()
@@ -212,11 +212,11 @@ class _Task:
         self.layout = work.labelling.layout
         self.writer = work.staging.writer(work.batch, attempt)
         self.counts: dict[tuple[str, int], Counts] = {}
-        self.aside = 0
+        self.big = 0
 
     def take(self, batch: pa.RecordBatch) -> None:
         """Label and sort one Arrow batch."""
-        batch = self._without_aside(batch)
+        batch = self._without_big(batch)
         if not batch.num_rows:
             return
         rows = Rows(labelled(batch, self.work.labelling), self.counts)
@@ -226,18 +226,18 @@ class _Task:
         self.writer.flush()
 
     def finish(self) -> list[str]:
-        """Write what is held; return the reports as JSON, files first, and last what was left out."""
+        """Write what is held; return the reports as JSON: files, counts, the number of big records left out."""
         files = [json.dumps(asdict(file)) for file in self.writer.close()]
         counts = [json.dumps(asdict(counts)) for counts in self.counts.values()]
-        return [*files, *counts, json.dumps({"aside": self.aside})]
+        return [*files, *counts, json.dumps({"big": self.big})]
 
-    def _without_aside(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if "_aside" not in batch.schema.names:
+    def _without_big(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if "_big" not in batch.schema.names:
             return batch
-        aside = batch.column("_aside")
-        batch = batch.drop_columns(["_aside"])
-        self.aside += aside.true_count
-        return batch.filter(pc.invert(aside)) if aside.true_count else batch
+        big = batch.column("_big")
+        batch = batch.drop_columns(["_big"])
+        self.big += big.true_count
+        return batch.filter(pc.invert(big)) if big.true_count else batch
 
     def _raw(self, rows: Rows) -> None:
         layout = self.layout
@@ -254,8 +254,8 @@ class _Task:
             self._dead(rows, parents, [why.field(i) for i in range(4)])
 
     def _dead(self, rows: Rows, at: pa.Array, why: list[pa.Array]) -> None:
-        letters = pa.RecordBatch.from_arrays([*why, *rows.raw(at).columns], names=DEAD_SCHEMA.names[:-1])
-        self.writer.hold("/dead_letters", self.layout.dead_letters, _numbered(letters, self.work.batch, DEAD_SCHEMA))
+        dead = pa.RecordBatch.from_arrays([*why, *rows.raw(at).columns], names=DEAD_SCHEMA.names[:-1])
+        self.writer.hold("/dead_letters", self.layout.dead_letters, _numbered(dead, self.work.batch, DEAD_SCHEMA))
 
     def _route(self, rows: Rows, route: RouteLabels) -> None:
         for kind, columns in (
@@ -274,7 +274,7 @@ class _Task:
                 self._land(rows, target, table, at)
 
     def _land(self, rows: Rows, target: Target, table: str, at: Numbers | None, whose: str = "") -> None:
-        """Land rows in a table; `whose`: the table they wait for, in a quarantine."""
+        """Land rows in a table. In a quarantine, `whose` is the table that they are for."""
         allowed = self.work.demands.allowed.get(target.key)
         if target.names_in_outbox:
             at = self._named(rows, target, at)
@@ -287,13 +287,13 @@ class _Task:
                 part, at = self._without(rows, target, (part, at), column, f"table {table}: {reason}")
         if not part.num_rows:
             return
-        part, at = self._narrowed(rows, target, table, (part, at))
+        part, at = self._cast_to_frozen(rows, target, table, (part, at))
         if not part.num_rows:
             return
         rows.add("landed", target.key, at)
         if target.outbox:
-            told = {"_table": whose, "_query": self.work.query, "_batch_id": self.work.batch}
-            part = _with_coordinates(rows, target, (part, at), told)
+            values = {"_table": whose, "_query": self.work.query, "_batch_id": self.work.batch}
+            part = _with_coordinates(rows, target, (part, at), values)
         demands, place = self.work.demands, target.place(table)
         casts, frozen = demands.casts.get(place, {}), demands.frozen.get(place, {})
         kinds = {**{f.name: f.type for f in target.schema}, **frozen, **casts}
@@ -301,7 +301,7 @@ class _Task:
         self.writer.hold(target.key, table, _cast(part, schema), seen=target.seen)
 
     def _named(self, rows: Rows, target: Target, at: Numbers | None) -> Numbers:
-        """Return the rows of an outbox whose tables the sink may have; note the tables."""
+        """Note the tables that the rows of an outbox name; refuse the rows of tables beyond what the sink may have."""
         allowed, index = self.work.demands.allowed.get(target.key), rows.where(at)
         tables = rows.struct(str(target.merge_by), at).column("_table")
         if allowed is not None:
@@ -325,12 +325,13 @@ class _Task:
         kept = part.filter(pa.array(~valued)).drop_columns([column])
         return kept, index[~valued]
 
-    def _narrowed(
+    def _cast_to_frozen(
         self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch, Numbers | None]
     ) -> tuple[pa.RecordBatch, Numbers | None]:
-        """Leave out what a table that may not change has no place for; rows that lose something are counted, or wait.
+        """Cast rows to the schema of a table that may not change, without the columns that it does not have.
 
-        A value too wide for its column makes a dead letter of the row where it cannot wait.
+        Rows that lose a value by it are counted as frozen, or go to the quarantine where the sink has one. Without a
+        quarantine, a row with a value too wide for its column is a dead letter.
         """
         if not (frozen := self.work.demands.frozen.get(target.place(table))):
             return have
@@ -373,9 +374,9 @@ class _Task:
 
 
 def _with_coordinates(
-    rows: Rows, target: Target, have: tuple[pa.RecordBatch, Numbers | None], told: dict[str, Any]
+    rows: Rows, target: Target, have: tuple[pa.RecordBatch, Numbers | None], values: dict[str, Any]
 ) -> pa.RecordBatch:
-    """Return rows of an outbox or a quarantine with its own columns before theirs; `told` has values for the latter."""
+    """Return rows of an outbox or a quarantine with its own columns before theirs; `values` are a quarantine's."""
     part, at = have
     names = target.schema.names[: len(target.schema) - rows.batch.schema.field(target.rows).type.num_fields]
     own = rows.struct(target.merge_by, at) if target.merge_by else None
@@ -383,7 +384,7 @@ def _with_coordinates(
     columns = {
         name: more[name]
         if name in more
-        else pa.repeat(pa.scalar(told[name], QUARANTINE_COLUMNS[name]), part.num_rows)
+        else pa.repeat(pa.scalar(values[name], QUARANTINE_COLUMNS[name]), part.num_rows)
         if name in QUARANTINE_COLUMNS
         else rows.batch.column(SOURCES[name]).take(pa.array(rows.where(at)))
         for name in names

@@ -1,7 +1,7 @@
 """The daemon that PySpark forks its Python workers from, with what a landing task imports loaded already.
 
-A worker begins with the pages of its daemon: the imports of a task, a second of CPU and 100 MB, are paid once in
-place of once for each core. Local runs name it in `spark.python.daemon.module`.
+A worker begins with the pages of its daemon: the imports of a task, a second of CPU and 100 MB, are paid once in place
+of once for each core. Local runs name it in `spark.python.daemon.module`.
 """
 
 import gc
@@ -12,4 +12,4 @@ import router.engine.land.task  # noqa: F401 - for those who are forked from her
 
 if __name__ == "__main__":
     gc.freeze()  # a collection in a worker would copy the pages that it shares
-    manager()  # type: ignore[no-untyped-call]
+    manager()  # type: ignore[no-untyped-call] # PySpark gives it no types

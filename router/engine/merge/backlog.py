@@ -1,4 +1,4 @@
-"""The backlog of an outbox: rows that wait for their table, which could not be written when they came; others go on."""
+"""The backlog of an outbox: the rows of tables that could not be written. The rows of other tables go on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Spans = dict[str, dict[int, tuple[int, int]]]
 
 @dataclass(frozen=True)
 class Backlog:
-    """What waits for one table: how many rows, those of the outbox that came from these offsets, and why."""
+    """The backlog of one table: the number of rows, the offsets that they came from, and why they wait."""
 
     rows: int
     spans: Spans
@@ -40,16 +40,16 @@ class BacklogStore:
     key: str
 
     def before(self, query: str, batch: int) -> dict[str, Backlog]:
-        """Return what waited by table when a batch began, also if that batch was taken to its end before."""
+        """Return the backlog by table when a batch began, also if that batch was finished before."""
         found = self._read()
         return _tables(found["before" if found["after"] == [query, batch] else "now"])
 
     def now(self) -> dict[str, Backlog]:
-        """Return what waits by table."""
+        """Return the backlog by table."""
         return _tables(self._read()["now"])
 
     def note(self, query: str, batch: int, before: dict[str, Backlog], now: dict[str, Backlog]) -> None:
-        """Note what waits now that a batch is at its end."""
+        """Write the backlog after a batch."""
         tables = {
             name: {table: asdict(backlog) for table, backlog in found.items()}
             for name, found in (("before", before), ("now", now))
@@ -74,7 +74,7 @@ def _backlog(rows: int, spans: dict[str, dict[str, list[int]]], why: str) -> Bac
 
 
 def extended(spans: Spans, partitions: Iterable[Partition]) -> Spans:
-    """Return spans that reach over those of a later batch."""
+    """Return spans extended by those of a later batch."""
     found = {topic: dict(by) for topic, by in spans.items()}
     for part in partitions:
         first, _ = found.setdefault(part.topic, {}).get(part.partition, (part.first, 0))
@@ -83,7 +83,7 @@ def extended(spans: Spans, partitions: Iterable[Partition]) -> Spans:
 
 
 def with_backlog(events: DataFrame, backlog: dict[str, Backlog], spark: SparkSession, outbox: str) -> DataFrame:
-    """Return the rows of a batch, and from the outbox at an address those that waited."""
+    """Return the rows of a batch together with those of the backlog, read from the outbox at an address."""
     if not backlog:
         return events
     rows = spark.read.format("delta").load(outbox)

@@ -47,7 +47,7 @@ MERGES = {
     "arrow": "delta-rs merges all tables that it may write: the engine is given",
     "spark": "Delta on Spark merges all tables: the engine is given",
 }
-"""What is said of a sink, by its engine."""
+"""The reason for the way in which a sink is merged, by its option `engine`."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class MergeCoordinator:
     def merge(self, sink: MergingSink, rows: OutboxRows) -> Applied:
         """Merge the rows of one outbox into their tables; return the counts of rows.
 
-        Doing it again changes nothing. The rows of a table that cannot be written wait, and are merged with those of a
-        later batch; the counts are then with what waited before. Raises SinkError where waiting does not help.
+        Doing it again changes nothing. The rows of a table that cannot be written join the backlog, and are merged with
+        those of a later batch, which counts them too. Raises SinkError where a later try cannot help.
         """
         target, work = rows.target, rows.work
         backlogs = BacklogStore(self.store, target.key)
@@ -104,8 +104,8 @@ class MergeCoordinator:
             backlogs.note(self.query, work.version, before, backlog)
         counts = Applied(applied, dead)
         self.store.mark_applied(work.version, target.key, counts)
-        told = ", ".join(f"{found.counts.get(name, 0)} {name}" for name in ("inserted", "updated", "deleted", "late"))
-        log.info("batch %d, %s: %d tables, %s", work.version, target.key, len(found.tables), told)
+        made = ", ".join(f"{found.counts.get(name, 0)} {name}" for name in ("inserted", "updated", "deleted", "late"))
+        log.info("batch %d, %s: %d tables, %s", work.version, target.key, len(found.tables), made)
         return counts
 
     def _outcomes(self, sink: MergingSink, rows: OutboxRows, before: dict[str, Backlog]) -> MergeOutcomes:
@@ -145,7 +145,7 @@ class MergeCoordinator:
         return self.known.setdefault(target.key, MergedTables(self.store, target.key))
 
     def _still_left(self, target: Target, keyed: KeyedTable) -> dict[str, str]:
-        """Return the tables that were left to Delta on Spark and are, as they are now: their rows go there at once."""
+        """Return the tables that delta-rs still cannot write, and why: Delta on Spark gets their rows at once."""
 
         def why(table: str) -> str | None:
             with suppress(DeltaError, OSError):  # a task will say it
@@ -158,7 +158,7 @@ class MergeCoordinator:
             return {table: found for table, found in zip(left, pool.map(why, left), strict=True) if found is not None}
 
     def _tell(self, target: Target, left: dict[str, str]) -> None:
-        """Say which tables are merged by another engine from now on, and why."""
+        """Log which tables another engine merges from now on, and why."""
         before = self.left[target.key]
         for table, why in sorted(left.items()):
             if before.get(table) != why:
@@ -168,7 +168,7 @@ class MergeCoordinator:
         self.left[target.key] = left
 
     def _backlog(self, found: MergeOutcomes, rows: OutboxRows, before: dict[str, Backlog]) -> dict[str, Backlog]:
-        """Return the rows that have to wait, by table; raise where that does not help."""
+        """Return the new backlog by table; raise SinkError where a later try cannot help."""
         target, batch, failed = rows.target, rows.work.version, found.failed
         if found.forbidden:
             for file in found.files:  # the next try writes them anew

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from router.archives import keep_archives
+from router.decoding import keep_archives
 from router.delta.casting import cast_to
 from router.delta.commit import StagedFile, to_arrow_schema
 from router.delta.row_checks import REASON, EvolutionForbidden
@@ -119,8 +119,8 @@ def merge_task(job: MergeJob) -> Any:
 
     def merge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         keep_archives()
-        told = [json.dumps(report) for report in reports(job, map(partial(merge_table, job), rows_by_table(batches)))]
-        yield pa.RecordBatch.from_arrays([pa.array(told, pa.string())], ["report"])
+        found = [json.dumps(report) for report in reports(job, map(partial(merge_table, job), rows_by_table(batches)))]
+        yield pa.RecordBatch.from_arrays([pa.array(found, pa.string())], ["report"])
 
     return merge
 
@@ -190,7 +190,7 @@ def merge_table(job: MergeJob, given: tuple[str, pa.Table]) -> Merge:
         return table, {"spark": str(why)}, None
     except TableError as error:
         what, forbidden = error.what, isinstance(error, EvolutionForbidden)
-    except Exception as error:  # whatever it is, it is this table's and not that of the others
+    except Exception as error:  # whatever is raised concerns this table only
         what, forbidden = f"{type(error).__name__}: {error}", False
     else:
         return table, {"counts": counts(found)}, found.refused

@@ -82,12 +82,12 @@ class SparkMerger:
             for table, future in waiting.items():
                 try:
                     found.add({"table": table, "rows": summaries[table].rows, **future.result()})
-                except Exception as error:  # whatever Spark raises, it is this table's
+                except Exception as error:  # whatever Spark raises concerns this table only
                     what = f"the merge failed: {error.what if isinstance(error, TableError) else _first(error)}"
                     found.add({"table": table, "rows": summaries[table].rows, "failed": what, "forbidden": False})
 
     def _table(self, table: str, rows: DataFrame, summary: RowSummary) -> dict[str, Any]:
-        """Merge one table; begin anew when another writer was faster."""
+        """Merge one table; begin again when another writer has committed first."""
         try:
             return retry_on_conflict(
                 lambda: TableMerge(self.spark, self.lake, self.job, self.job.upsert(table), rows, summary).merge(),
@@ -100,7 +100,7 @@ class SparkMerger:
 
 
 def _first(error: Exception) -> str:
-    """Return what is at the bottom of an error, in one line."""
+    """Return the first cause of an error, in one line."""
     cause: Any = error.java_exception if isinstance(error, Py4JJavaError) else error
     while isinstance(error, Py4JJavaError) and cause.getCause() is not None:
         cause = cause.getCause()
@@ -130,8 +130,8 @@ CHECK = "delta.constraints."
 
 @dataclass(frozen=True)
 class RowSummary:
-    """What is known of the rows of one table: how many they are, which columns have a value in one that deletes
-    nothing, and the bounds of the keys."""
+    """A summary of the rows of one table: their number, the columns with a value in rows that delete nothing, and the
+    bounds of the keys."""
 
     rows: int
     valued: set[str]
@@ -165,19 +165,19 @@ class TableMerge:
         asked = DecisionInput(self.work.table, have, self.work.keyed, self.job.route, self.job.sink, self.job.batch)
         decided = self._decided(asked, again=again).persist()
         try:
-            told = json.loads(decided.filter(F.col(OP) == REPORT).collect()[0][REPORT_JSON])
-            if "failed" in told:
-                return {"failed": told["failed"], "forbidden": told["forbidden"]}
-            if told["ops"] and not again:
-                self._write(decided, told, have, once.app_id)
-            if told["remembered"] and not row_versions.deletions_remembered(self.lake, self.work.table, deleting):
+            report = json.loads(decided.filter(F.col(OP) == REPORT).collect()[0][REPORT_JSON])
+            if "failed" in report:
+                return {"failed": report["failed"], "forbidden": report["forbidden"]}
+            if report["ops"] and not again:
+                self._write(decided, report, have, once.app_id)
+            if report["remembered"] and not row_versions.deletions_remembered(self.lake, self.work.table, deleting):
                 self._remember(decided, asked, deleting.app_id)
-            if told["refused"]:
+            if report["refused"]:
                 dead = decided.filter(F.col(OP) == REFUSED_ROW).select(f"{DEAD_LETTER}.*")
                 self._append(dead, self.lake.address(self.job.dead_letters), f"{self.work.app_id}/dead_letters")
         finally:
             decided.unpersist()
-        return {"counts": {name: told[name] for name in COUNTS}}
+        return {"counts": {name: report[name] for name in COUNTS}}
 
     def _grown(self) -> deltalake.DeltaTable:
         """Return the table with every column that the rows have a value for, unless it must not change."""
@@ -224,7 +224,7 @@ class TableMerge:
         builder.execute()
 
     def _add(self, handle: deltalake.DeltaTable, columns: list[pa.Field]) -> None:
-        """Add columns by rows that are none; those of a partitioned table have to name its partition."""
+        """Add columns with a commit of no rows; that of a partitioned table must name a partition."""
         named = {column.name for column in columns}
         divided = [name for name in handle.metadata().partition_columns if name not in named]
         schema = pa.schema([*columns, *(to_arrow(handle).field(name) for name in divided)])
@@ -250,7 +250,7 @@ class TableMerge:
     def _checked(self, have: pa.Schema) -> DataFrame:
         """Return the rows with `_refused` where they violate a CHECK of the table, which would fail the whole MERGE.
 
-        With `columns` the values of an event are not those that the row will have, and the table is left to itself.
+        With `columns` a row does not get all values of an event, so that MERGE itself has to check it.
         """
         checks = {} if self.work.keyed.columns else self.checks
         if not checks:
@@ -285,7 +285,7 @@ class TableMerge:
         since = _known(table, SINCE, None)
         return table.withColumns({**dict.fromkeys(HELD, F.lit(False)), SINCE: since.cast("timestamp")})
 
-    def _write(self, decided: DataFrame, told: dict[str, Any], have: pa.Schema, app: str) -> None:
+    def _write(self, decided: DataFrame, report: dict[str, Any], have: pa.Schema, app: str) -> None:
         session = self.spark.newSession()
         session.conf.set("spark.databricks.delta.write.txnAppId", app)
         session.conf.set("spark.databricks.delta.write.txnVersion", str(self.work.version))
@@ -294,14 +294,14 @@ class TableMerge:
         own = own_names(keyed)
         names = [field.name for field in have if field.name in own or field.name in self.rows.columns]
         changes = decided.filter(F.col(OP) <= CLOSE)
-        merger = DeltaTable.forPath(session, self.address).alias("t").merge(changes.alias("s"), told["condition"])
-        for op in told["ops"]:
+        merger = DeltaTable.forPath(session, self.address).alias("t").merge(changes.alias("s"), report["condition"])
+        for op in report["ops"]:
             if op in (UPDATE, PATCH, FLAG, CLOSE):
                 values = assignments(columns_set(op, names, keyed), quoted)
                 merger = merger.whenMatchedUpdate(condition=f"s.{OP} = {op}", set=values)  # type: ignore[arg-type]
-        if DELETE in told["ops"]:
+        if DELETE in report["ops"]:
             merger = merger.whenMatchedDelete(condition=f"s.{OP} = {DELETE}")
-        if INSERT in told["ops"]:
+        if INSERT in report["ops"]:
             merger = merger.whenNotMatchedInsert(condition=f"s.{OP} = {INSERT}", values=assignments(names, quoted))  # type: ignore[arg-type]
         merger.execute()
 
@@ -346,7 +346,7 @@ REFUSED_ROW, DELETION, REPORT = 100, 101, 102
 
 @dataclass(frozen=True)
 class DecisionInput:
-    """What is decided about, in a task: a table's name and schema, how its rows are kept, and whose rows they are."""
+    """What a task needs to decide about rows: the table's name and schema, its options, and the route and sink."""
 
     table: str
     have: pa.Schema
@@ -382,8 +382,8 @@ def answers(asked: DecisionInput, given: pa.Table) -> Iterator[pa.Table]:
     try:
         checked = check_rows(rows, asked.have, asked.table, asked.keyed)
     except TableError as error:
-        told = {"failed": error.what, "forbidden": isinstance(error, EvolutionForbidden)}
-        yield _answer(asked, REPORT, pa.table({REPORT_JSON: [json.dumps(told)]}))
+        report = {"failed": error.what, "forbidden": isinstance(error, EvolutionForbidden)}
+        yield _answer(asked, REPORT, pa.table({REPORT_JSON: [json.dumps(report)]}))
         return
     kept = as_stored(checked.rows, asked.have)
     changes = changes_of(kept, _state(held, kept, asked.keyed), asked.keyed)
@@ -392,13 +392,13 @@ def answers(asked: DecisionInput, given: pa.Table) -> Iterator[pa.Table]:
     yield _answer(asked, DELETION, changes.deletions)
     if dead is not None:
         yield _answer(asked, REFUSED_ROW, pa.table({DEAD_LETTER: dead.to_struct_array()}))
-    told = {
+    report = {
         "applied": len(checked.rows),
         "refused": len(checked.refused),
         **changes.counts,
-        **_told(asked, changes),
+        **_operations(asked, changes),
     }
-    yield _answer(asked, REPORT, pa.table({REPORT_JSON: [json.dumps(told)]}))
+    yield _answer(asked, REPORT, pa.table({REPORT_JSON: [json.dumps(report)]}))
 
 
 def _state(held: pa.ChunkedArray, rows: pa.Table, keyed: KeyedTable) -> pa.Table:
@@ -410,7 +410,7 @@ def _state(held: pa.ChunkedArray, rows: pa.Table, keyed: KeyedTable) -> pa.Table
     return cast_to(pa.Table.from_batches([pa.RecordBatch.from_struct_array(present)]), schema)
 
 
-def _told(asked: DecisionInput, changes: TableChanges) -> dict[str, Any]:
+def _operations(asked: DecisionInput, changes: TableChanges) -> dict[str, Any]:
     return {
         "remembered": len(changes.deletions),
         "ops": np.unique(np.asarray(changes.rows.column(OP))).tolist(),

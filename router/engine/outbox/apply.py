@@ -69,7 +69,7 @@ class Outboxes:
         }
 
     def apply(self, layout: Layout, manifest: Manifest, *, replay: bool) -> AppliedBatch:
-        """Give each sink its rows of a batch, unless it has dealt with them before."""
+        """Give each sink its rows of a batch, unless it has applied them before."""
         targets = {target.key: target for target in layout.targets if target.outbox}
         counts: dict[str, Applied] = {}
         self.merger.tables.clear()
@@ -86,7 +86,7 @@ class Outboxes:
     def _apply(self, target: Target, work: TableCommit, manifest: Manifest, replay: bool) -> Applied:
         sink = self.sinks[target.key]
         if isinstance(sink, ApplyingSink) and sink.detached and self.applier.sends:
-            return Applied()  # its own query takes them from the outbox
+            return Applied()  # its own query reads them from the outbox
         events = staged_rows(self.spark, self.lake, work)
         if isinstance(sink, MergingSink):
             rows = OutboxRows(target, work, events, manifest.partitions, manifest.notes(self.query))
@@ -122,7 +122,7 @@ class Applier:
         return counts
 
     def keeper(self, batch: int, key: str) -> Callable[[str], Parts]:
-        """Return where a sink keeps rows of its own of a batch."""
+        """Return the parts in which a sink keeps its own rows of a batch."""
         return keeper(self.lake, f"{self.run}/{key}", batch)
 
     def _applied(self, sink: ApplyingSink, rows: int, events: DataFrame, batch: Batch) -> Applied:
@@ -143,7 +143,7 @@ class Applier:
 
 
 def keeper(lake: Lake, owner: str, batch: int) -> Callable[[str], Parts]:
-    """Return where a sink keeps rows of its own of a batch; `owner` is the query with its run, route and sink."""
+    """Return the parts in which a sink keeps its own rows of a batch; `owner` is query, run, route and sink."""
     notes = {"router.sink": owner, "router.sink_batch": str(batch)}
     return lambda table: StagedParts(lake, table, owner, batch, notes)
 
@@ -151,7 +151,7 @@ def keeper(lake: Lake, owner: str, batch: int) -> Callable[[str], Parts]:
 def append_dead_letters(refused: DataFrame, events: DataFrame, batch: Batch, lake: Lake, table: str, run: str) -> int:
     """Append refused rows to the dead letters, once; the record itself is in bronze under the same coordinates."""
     columns = [f"`{name.replace('`', '``')}`" for name in events.columns if name not in COORDINATES]
-    letters = refused.select(
+    dead = refused.select(
         F.lit("apply").alias("stage"),
         F.col("reason"),
         F.lit(batch.route).alias("route"),
@@ -165,23 +165,23 @@ def append_dead_letters(refused: DataFrame, events: DataFrame, batch: Batch, lak
         F.lit(batch.id if batch.resending is None else None).cast("long").alias("batch_id"),
     ).persist()  # fmt: skip
     try:
-        count = letters.count()
+        count = dead.count()
         if count:
-            writer = letters.write.format("delta").mode("append").option("mergeSchema", "true")
+            writer = dead.write.format("delta").mode("append").option("mergeSchema", "true")
             app = f"{run}/{batch.route}/{batch.sink}/dead_letters"
             writer.option("txnAppId", app).option("txnVersion", batch.id).save(lake.address(table))
     finally:
-        letters.unpersist()
+        dead.unpersist()
     return count
 
 
 def wants_opening(sink: Sink) -> bool:
-    """Say whether a sink has anything to do before the stream starts."""
+    """Say whether a sink has to be prepared before the stream starts."""
     return isinstance(sink, ApplyingSink) and type(sink).prepare is not ApplyingSink.prepare
 
 
 def opened(config: Config, spark: SparkSession, folder: Path, *, trial: bool = False) -> Config:
-    """Return the configuration with its sinks made ready; the decoder must be prepared already. No job runs.
+    """Return the configuration with its sinks prepared; the decoder must be prepared already. No job runs.
 
     With `trial` they change nothing. Raises StartError by route and sink, and OSError where something is away: try
     again later.

@@ -1,4 +1,4 @@
-"""Run the sinks that have a query of their own over their outbox: a slow or broken other side stalls nobody else."""
+"""Run the sinks that have a query of their own over their outbox: a slow or broken API delays no other sink."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("router")
 LOOK = "1 second"
-"""Between looks for new rows in a lane."""
+"""Pause between two looks for new rows in an outbox."""
 FILES_AT_ONCE = 200
-"""Files of a lane that one batch takes, at most."""
+"""Files of an outbox that one batch reads, at most."""
 LONGEST_PAUSE = 60.0
-"""Seconds between tries of a sink that cannot go on: somebody has to mend it, and the others go on meanwhile."""
+"""Longest pause between two tries of a sink that fails, in seconds. The other sinks go on meanwhile."""
 POLL_SECONDS = 0.2
 TIDY_SECONDS = 3600.0
-"""Between looks for rows that a lane need not keep any longer."""
+"""Seconds between two deletions of old rows from an outbox."""
 GROWN = "DELTA_SCHEMA_CHANGED"
-"""What Delta's source says of a lane that has gained columns: the query goes on when it is started anew."""
+"""The error of Delta's source when an outbox has gained columns: a new start of the query reads them."""
 
 
 def detached_outboxes(config: Config) -> frozenset[str]:
@@ -53,15 +53,15 @@ def detached_outboxes(config: Config) -> frozenset[str]:
 
 
 class _Stopped(Exception):  # noqa: N818 - an order, no error
-    """End the query before a batch that came after the order to stop; it is taken up at the next start."""
+    """The end of a query before a batch that came after the order to stop; the next start processes that batch."""
 
 
 @dataclass
 class DetachedSink:
-    """Be one sink with its query, whose batches are what has landed in its lane.
+    """One sink with a streaming query of its own over its outbox.
 
-    With `once` it ends when all that the lane holds is sent, else when `stop` is set. `failed` is why it does not;
-    `ended` is its last batch.
+    With `once` the query ends when all rows of the outbox are sent, else when `stop` is set. `failed` is the error that
+    ended it before; `ended` is its last batch.
     """
 
     config: Config
@@ -84,7 +84,7 @@ class DetachedSink:
         return f"{self.route}/{self.name}"
 
     def run(self) -> None:
-        """Send what lands. What fails is tried again, by `once` only what passes by itself."""
+        """Send the rows that come into the outbox. A failed batch is tried again, with `once` only if that may help."""
         policy = Retrying(
             retry=retry_if_exception(lambda error: not self.once or passing(error)),
             wait=wait_exponential_jitter(max=LONGEST_PAUSE),
@@ -105,18 +105,18 @@ class DetachedSink:
     def _tell_retry(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         if GROWN not in str(error):
-            what = "%s, %s: %s; its rows wait in their lane, trying again in %.0f s"
+            what = "%s, %s: %s; its rows stay in the outbox, trying again in %.0f s"
             log.warning(what, self.config.name, self.key, short(error), state.upcoming_sleep)
 
     def _query(self) -> None:
         self.failed = None
-        if not self._lane_is_there():
+        if not self._outbox_is_there():
             return
         frame = self.spark.readStream.format("delta").option("maxFilesPerTrigger", FILES_AT_ONCE)
-        # a lane is compacted, and emptied of what was sent long ago: neither brings rows
+        # maintenance compacts an outbox and deletes its old rows: such commits bring no new rows
         frame = frame.option("skipChangeCommits", "true")
-        lane = self.lake.address(outbox_of(self.config.name, self.route, self.name))
-        writer = frame.load(lane).writeStream.queryName(f"{self.config.name}/{self.key}").foreachBatch(self._handle)
+        outbox = self.lake.address(outbox_of(self.config.name, self.route, self.name))
+        writer = frame.load(outbox).writeStream.queryName(f"{self.config.name}/{self.key}").foreachBatch(self._handle)
         writer = writer.option("checkpointLocation", f"{self.checkpoint.root}/{self.place}")
         writer = writer.trigger(availableNow=True) if self.once else writer.trigger(processingTime=LOOK)
         query = writer.start()
@@ -126,7 +126,7 @@ class DetachedSink:
             query.stop()
 
     def _follow(self, query: StreamingQuery) -> None:
-        """Return when the query has ended, or is told to stop and has left its batch; raise why it failed."""
+        """Return when the query has ended, or `stop` is set and no batch is running; raise the error it failed with."""
         try:
             while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type] # it takes fractions
                 if self.stop.is_set() and not query.status["isTriggerActive"]:
@@ -137,10 +137,10 @@ class DetachedSink:
                 raise failed from failed.__cause__  # which says whether it passes
             self.failed = None
 
-    def _lane_is_there(self) -> bool:
-        """Wait for the lane; say whether it came before the end."""
-        lane = outbox_of(self.config.name, self.route, self.name)
-        while self.lake.open(lane) is None:
+    def _outbox_is_there(self) -> bool:
+        """Wait until the outbox exists; return False where the run ends before."""
+        outbox = outbox_of(self.config.name, self.route, self.name)
+        while self.lake.open(outbox) is None:
             if self.once or self.stop.wait(1):
                 return False
         return True
@@ -167,7 +167,9 @@ class DetachedSink:
         counts = applier.apply(self.sink, events.count(), events, batch)
         row = {"query": self.config.name, "run": run, "batch_id": number, **ledger.of_sink(self.key, counts)}
         committers = Committers(self.lake, self.spark, self.config.commit == "spark")
-        ledger.append(self.lake, None, committers, ledger.Entry(self.config.ledger, f"{owner}/ledger", number), [row])
+        ledger.append(
+            self.lake, None, committers, ledger.LedgerEntry(self.config.ledger, f"{owner}/ledger", number), [row]
+        )
         self._tell(number, counts, time.monotonic() - began)
         self.ended = number
         if time.monotonic() - self.tidied > TIDY_SECONDS:
@@ -175,24 +177,24 @@ class DetachedSink:
             self.tidy(number)
 
     def tidy(self, number: int) -> None:
-        """Let the lane forget what was dealt with long ago; batch `number` has just been."""
-        lane = outbox_of(self.config.name, self.route, self.name)
+        """Delete rows of the outbox older than `outbox_retention` that batch `number` or earlier ones have sent."""
+        outbox = outbox_of(self.config.name, self.route, self.name)
         before = datetime.now(timezone.utc) - interval(self.config.outbox_retention)
         try:
-            if (version := self._taken(number)) and (gone := delete_older(self.lake, lane, before, version - 1)):
-                log.info("%s: %d rows are older than %s", lane, gone, self.config.outbox_retention)
+            if (version := self._taken(number)) and (gone := delete_older(self.lake, outbox, before, version - 1)):
+                log.info("%s: %d rows are older than %s", outbox, gone, self.config.outbox_retention)
         except TableError as error:
             log.warning("%s", error)
 
     def _taken(self, number: int) -> int | None:
-        """Return the version of the lane before which all is dealt with once a batch is."""
+        """Return the version of the outbox before which all rows are sent once batch `number` is."""
         text = self.checkpoint.read(f"{self.place}/offsets/{number}") or b"{}"
         offset = json.loads(text.decode().strip().split("\n")[-1])
         return None if offset.get("isStartingVersion", True) else int(offset["reservoirVersion"])
 
     def _tell(self, number: int, counts: Applied, seconds: float) -> None:
-        told = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts._asdict().items() if count)
-        log.info("%s, %s: batch %d, %s, %.2f s", self.config.name, self.key, number, told or "nothing", seconds)
+        text = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts._asdict().items() if count)
+        log.info("%s, %s: batch %d, %s, %.2f s", self.config.name, self.key, number, text or "nothing", seconds)
 
     @property
     def place(self) -> str:
@@ -201,14 +203,14 @@ class DetachedSink:
 
     @property
     def begun(self) -> bool:
-        """Say whether the query knows what it has taken of the lane."""
+        """Say whether the query's checkpoint has the offsets of any batch."""
         found = self.checkpoint.files.get_file_info(fs.FileSelector(f"{self.place}/offsets", allow_not_found=True))
         return any(entry.base_name.isdecimal() for entry in found)
 
 
 @dataclass
 class DetachedSinks:
-    """Be all detached sinks of a configuration, each in a thread of its own."""
+    """All detached sinks of a configuration, each in a thread of its own."""
 
     sinks: tuple[DetachedSink, ...]
     threads: list[threading.Thread] = field(default_factory=list)
@@ -222,25 +224,25 @@ class DetachedSinks:
         return cls(tuple(DetachedSink(*about, *found, once=once) for found in config.detached_sinks()))
 
     def check(self, accept: str) -> None:
-        """Raise StartError where rows of a lane were sent, and no checkpoint says which."""
+        """Raise StartError where the ledger has sent rows of an outbox and no checkpoint says which."""
         for one in self.sinks:
             sent = 0 if one.begun or accept == "duplicates" else ledger.sent(one.lake, one.config, one.key)
             if sent:
                 raise StartError(
-                    f"route {one.route}, sink {one.name}: {sent:,} rows of its lane were sent before, and there is no "
-                    f"checkpoint {one.checkpoint.root}/{one.place} that tells which. Restore it; or run with --accept "
-                    "duplicates to send all that the lane holds"
+                    f"route {one.route}, sink {one.name}: {sent:,} rows of its outbox were sent before and there is no "
+                    f"checkpoint {one.checkpoint.root}/{one.place} that says which. Restore it; or run with --accept "
+                    "duplicates to send all that the outbox holds"
                 )
 
     def start(self) -> None:
-        """Let each send what lands in its lane."""
+        """Start a thread for each sink."""
         for one in self.sinks:
             thread = threading.Thread(target=one.run, name=one.key, daemon=True)
             self.threads.append(thread)
             thread.start()
 
     def join(self, *, quiet: bool = False) -> None:
-        """Wait until all have ended, as they do when they are told to; raise for the first that could not go on."""
+        """Wait until all threads have ended; raise the error of the first sink that failed. `quiet` raises nothing."""
         for thread in self.threads:
             thread.join()
         for one in self.sinks:

@@ -1,8 +1,9 @@
-"""Send rows again that a sink set aside: `router rest-replay`.
+"""Send parked rows and dead letters of a sink again: `router rest-replay`.
 
-A replay is not a batch: its rows come from many, by their lane, and its receipts and its row of the ledger have a name
-in place of a number. What it is about is written beside the checkpoint before anything is sent. One that was killed is
-ended by the next, of the same rows and under the same name, so that what it did is known.
+A replay is not a batch: it reads rows of many batches from the outbox, and its receipts and its row in the ledger have
+a name in place of a batch number. Before it sends anything, it writes its name, filter and table versions into the
+checkpoint's store. When a replay was killed, the next one first sends the same rows again under the same name, so that
+the ledger says what became of them.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("router")
 PLACE = tuple(COORDINATES.items())[:3]
-"""The columns of a lane that name a row, and what they are called elsewhere."""
+"""The columns of an outbox that identify a row, and their names in the receipts."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Say which rows are sent again: by what they are, since when, and what the other side answered to dead ones.
+class ReplayFilter:
+    """The choice of rows to send again: by status, by time, and dead ones by the API's answer code.
 
-    `since` is in seconds since 1970; without `codes` any answer is as good.
+    `since` is in seconds since 1970; without `codes` every code is chosen.
     """
 
     statuses: tuple[str, ...] = ("parked",)
@@ -56,7 +57,7 @@ class Asked:
     since: float | None = None
 
     def holds(self) -> Column:
-        """Return whether a row is asked for."""
+        """Return a boolean column: the filter chooses the row."""
         of_code = F.col("code").isin(*self.codes) if self.codes else F.lit(True)
         kinds = {"parked": F.col("status") == "parked", "dead": (F.col("status") == "dead") & of_code}
         wanted = reduce(or_, (kinds[status] for status in self.statuses), F.lit(False))
@@ -64,10 +65,10 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Count rows of one kind: how many are in the lane, in how many calls at most, and how many are `gone` from it.
+class ReplayGroup:
+    """The number of rows of one status and code: those in the outbox, their calls at most, and those `gone` from it.
 
-    `oldest` and `newest` are times in seconds since 1970, `reason` is the newest one's.
+    `oldest` and `newest` are times in seconds since 1970, `reason` is that of the newest row.
     """
 
     status: str
@@ -81,12 +82,12 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Found:
-    """Be rows that are asked for: `aside` says what became of them, `events` are those that the lane still has."""
+class ReplayRows:
+    """The rows that a filter has chosen: their receipts, and as `events` those rows that the outbox still has."""
 
     events: DataFrame
     aside: DataFrame
-    groups: tuple[Group, ...]
+    groups: tuple[ReplayGroup, ...]
 
     @property
     def rows(self) -> int:
@@ -95,13 +96,13 @@ class Found:
 
     @property
     def gone(self) -> int:
-        """Return how many rows are not in the lane any more."""
+        """Return how many chosen rows the outbox no longer has."""
         return sum(group.gone for group in self.groups)
 
 
 @dataclass
-class Tables:
-    """Read tables of a lake as they were when each was read first."""
+class TableSnapshots:
+    """The tables of a lake, each at the version that it had when it was first read."""
 
     spark: SparkSession
     lake: Lake
@@ -119,28 +120,28 @@ class Tables:
 
 
 @dataclass(frozen=True)
-class Begun:
-    """Be what a replay is about: its name, what was asked for, and the versions of the tables that say which rows."""
+class Replay:
+    """A replay that has begun: its name, its filter, and the versions of the tables that decide which rows it sends."""
 
     name: str
-    asked: Asked
+    asked: ReplayFilter
     versions: dict[str, int]
 
     def dump(self) -> bytes:
-        """Return this as JSON."""
+        """Return the replay as JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def load(cls, text: bytes) -> Begun:
-        """Return what JSON says."""
+    def load(cls, text: bytes) -> Replay:
+        """Return a replay from its JSON."""
         said = json.loads(text)
         asked: dict[str, Any] = said["asked"]
         lists = {name: tuple(asked[name]) for name in ("statuses", "codes")}
-        return cls(said["name"], Asked(**{**asked, **lists}), said["versions"])
+        return cls(said["name"], ReplayFilter(**{**asked, **lists}), said["versions"])
 
 
 def resending_sinks(config: Config) -> Iterator[tuple[str, str, ApplyingSink]]:
-    """Yield route, name and sink of those that can send rows again."""
+    """Yield route, name and sink of each sink that can send rows again."""
     for route in config.routes:
         for name, sink in route.named_sinks.items():
             if isinstance(sink, ApplyingSink) and sink.resends:
@@ -149,7 +150,7 @@ def resending_sinks(config: Config) -> Iterator[tuple[str, str, ApplyingSink]]:
 
 @dataclass
 class Resender:
-    """Send rows of one sink again. `folder` is the configuration's; `stop` ends it early."""
+    """The replays of one sink. `folder` is the folder of the configuration; `stop` ends a replay early."""
 
     config: Config
     folder: Path
@@ -168,51 +169,51 @@ class Resender:
 
     @property
     def store(self) -> CheckpointStore:
-        """Return where a replay that has begun is noted."""
+        """Return the store that knows the replay that has begun."""
         return CheckpointStore(self.checkpoint)
 
     @property
     def outbox(self) -> str:
-        """Return the table that rows are sent from."""
+        """Return the name of the outbox that rows are sent from."""
         return outbox_of(self.config.name, self.route, self.name)
 
     def alone(self) -> AbstractContextManager[None]:
         """Hold the lock of the sink's replays; raise StartError while another holds it. A run has its own."""
         return locked(self.checkpoint, f"{self._place}/lock", f"{self.key}: another replay of it is at work")
 
-    def cut_off(self) -> Begun | None:
-        """Return a replay that was killed before it had told what it did."""
+    def cut_off(self) -> Replay | None:
+        """Return the replay that was killed before the ledger had its row; None where there is none."""
         text = self.store.read(self._mark)
-        return None if text is None else Begun.load(text)
+        return None if text is None else Replay.load(text)
 
-    def find(self, asked: Asked, tables: Tables | None = None) -> Found | None:
-        """Return the rows that are asked for; None where nothing was ever sent."""
-        tables = tables or Tables(self.spark, self.lake)
-        lane, aside = tables(self.outbox), self.sink.set_aside(self._batch(""), tables)
-        if lane is None or aside is None:
+    def find(self, asked: ReplayFilter, tables: TableSnapshots | None = None) -> ReplayRows | None:
+        """Return the rows that a filter chooses; None where the sink has never sent anything."""
+        tables = tables or TableSnapshots(self.spark, self.lake)
+        outbox, aside = tables(self.outbox), self.sink.set_aside(self._batch(""), tables)
+        if outbox is None or aside is None:
             return None
-        there = lane.select(*(F.col(old).alias(f"_of_{new}") for old, new in PLACE)).distinct()
+        there = outbox.select(*(F.col(old).alias(f"_of_{new}") for old, new in PLACE)).distinct()
         same = [F.col(new).eqNullSafe(F.col(f"_of_{new}")) for _, new in PLACE]
         joined = aside.filter(asked.holds()).join(there.withColumn("_there", F.lit(True)), same, "left").persist()
         mine = joined.filter("_there").select(aside.columns)
-        rows = lane.join(mine, [F.col(old).eqNullSafe(F.col(new)) for old, new in PLACE], "left_semi")
-        return Found(rows.dropDuplicates([old for old, _ in PLACE]), mine, tuple(_groups(joined)))
+        rows = outbox.join(mine, [F.col(old).eqNullSafe(F.col(new)) for old, new in PLACE], "left_semi")
+        return ReplayRows(rows.dropDuplicates([old for old, _ in PLACE]), mine, tuple(_groups(joined)))
 
-    def resume(self, begun: Begun) -> Found:
-        """Return the rows of a replay that was cut off."""
-        found = self.find(begun.asked, Tables(self.spark, self.lake, begun.versions))
+    def resume(self, begun: Replay) -> ReplayRows:
+        """Return the rows of a replay that was killed."""
+        found = self.find(begun.asked, TableSnapshots(self.spark, self.lake, begun.versions))
         assert found is not None  # it had rows
         return found
 
-    def begin(self, asked: Asked) -> tuple[Begun, Found | None]:
-        """Return a new replay, and its rows; None where nothing was ever sent."""
-        tables = Tables(self.spark, self.lake)
+    def begin(self, asked: ReplayFilter) -> tuple[Replay, ReplayRows | None]:
+        """Return a new replay and its rows; the rows are None where the sink has never sent anything."""
+        tables = TableSnapshots(self.spark, self.lake)
         found = self.find(asked, tables)
         name = f"replay-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
-        return Begun(name, asked, tables.versions), found
+        return Replay(name, asked, tables.versions), found
 
-    def send(self, begun: Begun, found: Found) -> Resent:
-        """Send rows again; write down what became of them, once. Raises RouterError."""
+    def send(self, begun: Replay, found: ReplayRows) -> Resent:
+        """Send the rows of a replay again and write what became of them into the ledger, once. Raises RouterError."""
         batch = self._batch(begun.name)
         sink = self._prepared(found)
         self.store.write(self._mark, begun.dump())
@@ -228,7 +229,7 @@ class Resender:
         self.store.delete(self._mark)
         return resent
 
-    def _prepared(self, found: Found) -> ApplyingSink:
+    def _prepared(self, found: ReplayRows) -> ApplyingSink:
         try:
             return self.sink.prepare(Opening(self.folder, found.events.limit(0)))
         except OSError as error:
@@ -236,13 +237,13 @@ class Resender:
         except RouterError as error:
             raise StartError(f"route {self.route}, sink {self.name}: {error}") from error
 
-    def _book(self, found: Found, batch: Batch, resent: Resent) -> None:
+    def _book(self, found: ReplayRows, batch: Batch, resent: Resent) -> None:
         run = f"{self.config.name}:{batch.resending}"
         if resent.refused is not None:
             append_dead_letters(resent.refused, found.events, batch, self.lake, self.config.dead_letters, run)
         row: dict[str, Any] = {"query": self.config.name, "run": batch.resending, **ledger.of_replay(self.key, resent)}
         committers = Committers(self.lake, self.spark, self.config.commit == "spark")
-        ledger.append(self.lake, None, committers, ledger.Entry(self.config.ledger, f"{run}/ledger", 0), [row])
+        ledger.append(self.lake, None, committers, ledger.LedgerEntry(self.config.ledger, f"{run}/ledger", 0), [row])
 
     def _batch(self, name: str) -> Batch:
         keeps = keeper(self.lake, f"{self.config.name}:{name}/{self.key}", 0)
@@ -257,8 +258,8 @@ class Resender:
         return f"{self._place}.json"
 
 
-def _groups(joined: DataFrame) -> Iterator[Group]:
-    """Count rows by what they are and what the other side answered."""
+def _groups(joined: DataFrame) -> Iterator[ReplayGroup]:
+    """Count rows by their status and the API's answer code."""
     there, place = F.col("_there"), F.struct("topic", "partition", "offset")
     call = F.coalesce(F.col("call"), F.to_json(place))
     at = F.col("at").cast("double")
@@ -270,5 +271,5 @@ def _groups(joined: DataFrame) -> Iterator[Group]:
         F.max(at).alias("newest"),
         F.max_by("reason", "at").alias("reason"),
     )
-    found = (Group(**row.asDict()) for row in counted.collect())
+    found = (ReplayGroup(**row.asDict()) for row in counted.collect())
     yield from sorted(found, key=lambda group: (group.status, group.code or 0))

@@ -1,4 +1,4 @@
-"""`router maintain`: keep the tables of a configuration in shape, once."""
+"""The tables of a configuration: `router maintain` keeps them in shape, `router explain-table` explains one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from router.cli.options import config_argument, plugin_option
+from router.cli.invocation import config_argument, plugin_option
 from router.config.loader import load
 from router.errors import TableError
 from router.registry import load_registry
@@ -75,3 +75,19 @@ def _show(rows: list[tuple[str, ...]], *, dry: bool) -> None:
     for row in rows:
         shown.add_row(*(row if len(row) == len(COLUMNS) else (row[0], *[""] * (len(COLUMNS) - 2), row[1])))
     Console().print(shown)
+
+
+@click.command(short_help="Say what a table is, and who writes it how.")
+@config_argument
+@click.argument("table", metavar="LAYER.TABLE")
+@plugin_option
+def explain_table(file: Path, table: str, plugin_files: tuple[Path, ...]) -> None:
+    """Print what LAYER.TABLE holds, which sinks of the configuration FILE write it, by which engine and why.
+
+    Also how many rows wait for it, and why. Reads the table's log; Spark is not started.
+    """
+    config = load(file, load_registry(plugin_files)).config
+    lines = import_module("router.engine.explain").explain(config, table)
+    width = max(len(name) for name, _ in lines)
+    for name, text in lines:
+        click.echo(f"{name:<{width}}  {text}")

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from router_encoders.templates import Placeholder, parse
 
 if TYPE_CHECKING:
@@ -56,6 +58,17 @@ def unusable(name: str) -> str | None:
     if name.startswith(INTERNAL):
         return f"unusable topic name {name!r}: topics that begin with {INTERNAL} are Kafka's own"
     return None
+
+
+class CreateTopics(BaseModel):
+    """How topics are created that are not there."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    partitions: int = Field(ge=1, le=10_000, description="partitions of a new topic")
+    replication: int = Field(default=-1, ge=-1, le=100, description="copies; -1: as the brokers say")
+    config: dict[str, str] = Field(default_factory=dict, description="settings of a new topic, such as retention.ms")
+    at_most: int = Field(default=1000, ge=1, description="topics that there may be of this sink's names")
 
 
 @dataclass(frozen=True)

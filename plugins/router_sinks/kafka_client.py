@@ -1,21 +1,42 @@
-"""Ask a Kafka cluster for topics, and create them. Runs on the driver, with a client of its own for every batch."""
+"""Clients of Kafka: their settings are checked, their messages hold no secret; and the one that asks for topics.
+
+The driver asks for topics and creates them, with a client of its own for every batch.
+"""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from router import StartError
-from router_sinks.client import Trouble, errors_into
-from router_sinks.topics import Topics, pattern, unusable
+from router_sinks.kafka_topics import CreateTopics, Topics, pattern, unusable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
-    from router_sinks.kafka import CreateTopics
+
+C = TypeVar("C")
+
+_SILENT = logging.getLogger(f"{__name__}.librdkafka")
+_SILENT.setLevel(logging.CRITICAL + 1)
+"""librdkafka would write to stderr; what matters of it comes through `error_cb` and delivery reports."""
+
+_OF_THE_LOGIN = {
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+}
+_WITHOUT_A_CAUSE = {
+    KafkaError._FATAL,
+    KafkaError._GAPLESS_GUARANTEE,
+    KafkaError._INVALID_DIFFERENT_RECORD,
+    KafkaError._PURGE_QUEUE,
+    KafkaError._PURGE_INFLIGHT,
+}
 
 SECONDS = 10.0
 """How long the cluster may take for an answer."""
@@ -29,6 +50,34 @@ _OF_THE_REQUEST = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
 }
 """What it says of `create_topics` and of the login."""
+
+
+@dataclass
+class Trouble:
+    """What a client said last of its connections; `refused`: it is the login, and waiting does not help."""
+
+    text: str = ""
+    refused: bool = False
+
+    def note(self, error: KafkaError) -> None:
+        """Take what a client reports."""
+        if error.code() in _WITHOUT_A_CAUSE or (self.text and error.code() == KafkaError._ALL_BROKERS_DOWN):
+            return  # it says no more than the one before
+        self.text = error.str()
+        self.refused = error.code() in _OF_THE_LOGIN
+
+
+def errors_into(kind: Callable[[dict[str, Any]], C], settings: Mapping[str, Any], trouble: Trouble) -> C:
+    """Return a client that reports to `trouble`; raise StartError for a setting that is wrong, without its value."""
+    try:
+        return kind({"logger": _SILENT, **settings, "error_cb": trouble.note})
+    except KafkaException as error:
+        what = error.args[0].str()
+    except (TypeError, ValueError) as error:
+        what = str(error)
+    for value in sorted({str(value) for value in settings.values()}, key=len, reverse=True):
+        what = what.replace(f'"{value}"', "***")
+    raise StartError(f"Kafka's client refuses its `options`: {what}")
 
 
 @dataclass

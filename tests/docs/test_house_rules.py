@@ -1,0 +1,70 @@
+"""Rules of the house that a reader relies on: names that mean one thing, rooms that stand in a contract."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted([*(ROOT / "router").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")])
+ALL = sorted([*SHIPPED, *(path for name in ("demo", "benchmarks", "tests") for path in (ROOT / name).rglob("*.py"))])
+SAYS_NOTHING = {"utils", "helpers", "common", "base", "manager"}
+
+
+def trees(paths: list[Path]) -> list[tuple[str, ast.Module]]:
+    return [(str(path.relative_to(ROOT)), ast.parse(path.read_text())) for path in paths]
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    """Without it a reader who looks for a class finds another one."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for place, tree in trees(SHIPPED):
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(place)
+
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_no_docstring_begins_with_be() -> None:
+    """A class is a thing: its docstring says which, as a noun phrase."""
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)
+    found = [
+        f"{place}:{node.body[0].lineno}"
+        for place, tree in trees(ALL)
+        for node in ast.walk(tree)
+        if isinstance(node, kinds) and (ast.get_docstring(node) or "").startswith("Be ")
+    ]
+
+    assert found == []
+
+
+def test_the_name_of_a_module_says_what_is_in_it() -> None:
+    """Whatever has no place ends up in a module called `utils`."""
+    assert [path for path in SHIPPED if SAYS_NOTHING & {path.stem, path.parent.name}] == []
+
+
+@pytest.fixture(scope="module")
+def rooms() -> set[str]:
+    """Return the packages of router/ and plugins/, and the public modules beside the packages of router/."""
+    packages = {path.parent for path in SHIPPED if path.name == "__init__.py"}
+    modules = [path.with_suffix("") for path in (ROOT / "router").glob("*.py") if not path.stem.startswith("_")]
+    found = {".".join(path.relative_to(ROOT).parts) for path in (*packages, *modules)}
+    return {name.removeprefix("plugins.") for name in found}
+
+
+def test_every_room_stands_in_a_contract(rooms: set[str]) -> None:
+    """Without it an import in the wrong direction is noticed by nobody."""
+    tomllib = pytest.importorskip("tomllib")  # Python 3.10 has none
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    named: set[str] = set()
+    for contract in contracts:
+        layers = [name for layer in contract.get("layers", ()) for name in re.split(r"\s*[|:]\s*", layer)]
+        named |= {f"{top}.{name}" for top in contract.get("containers", ()) for name in layers}
+        named |= {*layers, *contract.get("source_modules", ()), *contract.get("forbidden_modules", ())}
+
+    assert rooms - named == set()
