@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from router import ArrowDecoding, Preparation
     from router_schemas.library import Formats, Library, RegistryLibrary
     from router_schemas.model import Kind, Taken
-    from router_schemas.offline_registry import OfflineRegistry
+    from router_schemas.registry_client import OfflineRegistry
 
 DECODERS: dict[Kind, type[RegistryDecoder]] = {"AVRO": Avro, "PROTOBUF": Protobuf, "JSON": JsonSchema}
 
@@ -70,14 +70,14 @@ class Auto(RegistryDecoder):
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has files of all formats, told by their names."""
-        from router_schemas.offline_registry import OfflineRegistry
         from router_schemas.protobuf.descriptors import imports_below
+        from router_schemas.registry_client import OfflineRegistry
 
         return OfflineRegistry(None, schemas, imports_below)
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return an event as the decoder of its schema's format does."""
-        from router_schemas.offline_registry import kind_of
+        from router_schemas.registry_client import kind_of
 
         part = self._part(kind_of(self.chosen(schema)[1]), None)
         part._files = self._files
@@ -118,8 +118,8 @@ def fields(kind: Kind) -> Any:
     """Return what tells the fields of a format's event with their types and what brought them."""
 
     def told(made: Any) -> Taken:
-        from router_schemas.column_names import column_names
         from router_schemas.json_schema.merge import table_type
+        from router_schemas.model import column_names
 
         if kind == "PROTOBUF":
             from router_schemas.protobuf.spark_types import spark_struct

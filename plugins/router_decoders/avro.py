@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from router import Preparation
     from router_schemas.avro.library import Records
     from router_schemas.library import Library
-    from router_schemas.offline_registry import OfflineRegistry
+    from router_schemas.registry_client import OfflineRegistry
 
 
 class Avro(RegistryDecoder):
@@ -76,7 +76,7 @@ class Avro(RegistryDecoder):
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has .avsc files."""
-        from router_schemas.offline_registry import OfflineRegistry
+        from router_schemas.registry_client import OfflineRegistry
 
         return OfflineRegistry("AVRO", schemas)
 

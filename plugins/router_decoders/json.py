@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 from router import ArrowDecoder, ArrowDecoding, Preparation, StartError
 from router_decoders.registry_decoder import RegistryDecoder
 from router_decoders.schema_files import Infer, inferred, read_schema, struct_of_ddl
-from router_schemas.json_schema.spark_json import check_types
+from router_schemas.json_schema.spark_types import check_types
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from router_schemas.json_schema.library import Objects
     from router_schemas.library import Library
-    from router_schemas.offline_registry import OfflineRegistry
+    from router_schemas.registry_client import OfflineRegistry
 
 
 class Json(ArrowDecoder):
@@ -161,7 +161,7 @@ class JsonSchema(RegistryDecoder):
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has files with JSON Schemas."""
-        from router_schemas.offline_registry import OfflineRegistry
+        from router_schemas.registry_client import OfflineRegistry
 
         return OfflineRegistry("JSON", schemas)
 

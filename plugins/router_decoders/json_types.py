@@ -27,7 +27,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from router_schemas.json_schema.spark_json import children
+from router_schemas.json_schema.spark_types import children
 
 SCALARS: dict[str, pa.DataType] = {
     "string": pa.string(),

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from router import Memory
     from router_schemas.library import Library
-    from router_schemas.offline_registry import OfflineRegistry
     from router_schemas.protobuf.library import Messages
+    from router_schemas.registry_client import OfflineRegistry
     from router_schemas.resolver import SchemaResolver
 
 
@@ -158,8 +158,8 @@ class Protobuf(RegistryDecoder):
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has .proto files."""
-        from router_schemas.offline_registry import OfflineRegistry
         from router_schemas.protobuf.descriptors import imports_below
+        from router_schemas.registry_client import OfflineRegistry
 
         return OfflineRegistry("PROTOBUF", schemas, imports_below)
 

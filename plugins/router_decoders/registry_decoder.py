@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from router_schemas.library import Library
-    from router_schemas.offline_registry import OfflineRegistry
+    from router_schemas.registry_client import OfflineRegistry
     from router_schemas.resolver import SchemaResolver
 
 SAMPLE = 1000

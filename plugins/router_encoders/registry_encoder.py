@@ -240,9 +240,9 @@ class ToAvro(RegistryEncoder):
 
     def derived(self, columns: StructType, subject: str, latest: ResolvedSchema | None) -> str | None:
         """Return a schema for columns, and for the fields of the newest one, where the router could have made that."""
-        from router_schemas.avro.derive import derived, known
         from router_schemas.avro.merge import RecordVersion, merge
         from router_schemas.avro.model import Ref, text_of
+        from router_schemas.avro.spark_types import derived, known
         from router_schemas.model import SchemaOrigin
 
         if latest is None:

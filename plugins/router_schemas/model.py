@@ -1,4 +1,4 @@
-"""Model what a registry has under an id, and how records refer to it. Immutable, quick to import.
+"""Model what a registry has under an id, how records refer to it, and how columns are called. Quick to import.
 
 The schema that a record was written with is called by a text that people can read; it stands in logs and beside the
 checkpoint:
@@ -8,10 +8,12 @@ checkpoint:
 | schema 17 of the registry, its first or only message | `schema 17` |
 | another message of it, by message index or full name | `message 0.1 of schema 17`, `message games.Bet of schema 17` |
 | the schema with a GUID | `schema f3a1b8de-0f2a-4b8e-9d0b-7d5d7a1d7b11` |
-| a message of the one file that there is | `message games.Bet` |"""
+| a message of the one file that there is | `message games.Bet` |
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Mapping
@@ -199,3 +201,31 @@ def refusals(conflicts: Iterable[SchemaConflict]) -> dict[str, str]:
             log.warning("incompatible schemas: %s; its records become dead letters", conflict)
             reasons[conflict.new] = str(conflict)
     return reasons
+
+
+REFUSED = re.compile(r"[ ,;{}()\t\n\r=]|[\x00-\x1f]")
+"""Characters that no name of a column can have."""
+
+
+def column_names(fields: Iterable[str]) -> dict[str, str]:
+    """Return the column of every field of one struct, for the fields in the order in which they came to be.
+
+    - Delta and Spark compare names without case: of `id` and `ID` only the first keeps its name.
+    - Delta without column mapping refuses the characters " ,;{}()", tab, line feed and "=", and an empty name
+      (delta.io, "Delta column mapping"); each such character becomes an underscore.
+    - A name that is taken gets two underscores and the first six digits of the SHA-256 of the field's own name.
+
+    So a column depends on the names of its own record only, and a field that is added later moves none that there was.
+    """
+    names = list(fields)
+    columns: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in names:
+        column = REFUSED.sub("_", name) or "_"
+        digest, digits = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest(), 6
+        chosen = column
+        while chosen.lower() in taken:
+            chosen, digits = f"{column}__{digest[:digits]}", digits + 1
+        columns[name] = chosen
+        taken.add(chosen.lower())
+    return columns

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from router import Memory
     from router_schemas.model import Reference, RegisteredSchema
-    from router_schemas.offline_registry import OfflineRegistry
+    from router_schemas.registry_client import OfflineRegistry
     from router_schemas.registry_options import RegistryOptions
 
 

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from router_encoders.registry_encoder import framed
-from router_schemas.avro.derive import derived
 from router_schemas.avro.encode import writer
 from router_schemas.avro.model import NULL, Array, AvroRecord, MapOf, Ref, Union, text_of
 from router_schemas.avro.parser import parse_text
-from router_schemas.avro.spark_types import mapped
-from router_schemas.column_names import column_names
+from router_schemas.avro.spark_types import derived, mapped
+from router_schemas.model import column_names
 from tests.encoders.columns import OF_AVRO, plain, rows_of, struct, tables
 from tests.schemas import avro_strategies as avro
 

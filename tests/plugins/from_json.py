@@ -16,7 +16,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from router_schemas.json_schema.spark_json import children
+from router_schemas.json_schema.spark_types import children
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from router_schemas.avro.model import text_of
 from router_schemas.avro.parser import parse_text
 from router_schemas.avro.spark_types import Mapped, mapped
-from router_schemas.column_names import REFUSED, column_names
+from router_schemas.model import REFUSED, column_names
 from tests.schemas import avro_strategies as avro
 
 Json = Any

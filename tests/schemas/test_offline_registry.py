@@ -9,8 +9,8 @@ import pytest
 
 from router import StartError
 from router_schemas.model import ResolvedSchema
-from router_schemas.offline_registry import OfflineRegistry
 from router_schemas.protobuf.descriptors import descriptors, imports_below
+from router_schemas.registry_client import OfflineRegistry
 from router_schemas.registry_options import NotFound
 from router_schemas.resolver import References
 

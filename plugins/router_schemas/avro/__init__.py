@@ -2,5 +2,5 @@
 
 In come registered texts: the parser makes a model of each, merge one reader's schema of all versions, spark_types the
 columns that Spark makes of it, and the library keeps what records were written with. Out go the texts for `from_avro`,
-and, for writing, a schema made for columns (derive) and the records (encode).
+and, for writing, a schema made for columns (spark_types) and the records (encode).
 """

@@ -50,7 +50,7 @@ from router_schemas.avro.model import (
     words,
 )
 from router_schemas.avro.spark_types import DIGITS
-from router_schemas.column_names import column_names
+from router_schemas.model import column_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
-from router_schemas.column_names import REFUSED, column_names
-from router_schemas.model import SchemaConflict
+from router_schemas.model import REFUSED, SchemaConflict, column_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
