@@ -133,6 +133,7 @@ def test_messages_that_clash_with_another_format_are_refused(topic: Mixed, opene
         assert all(word in row["_error"] for word in (name, "field game", "string", "bigint in", "logins version 1"))
 
 
+@pytest.mark.usefixtures("spark")  # JSON is read in the time zone of the session
 def test_one_format_alone_is_decoded_as_by_its_decoder(topic: Mixed, opened: Open) -> None:
     """Whoever writes auto for one format must not pay for the others; another one is noticed, whatever its bytes."""
     bet, login = topic.protobuf(game="uno", amount=5), topic.json(game="uno")

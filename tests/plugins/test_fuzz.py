@@ -174,11 +174,13 @@ def decided(decoder: Decoder, records: pa.RecordBatch, batches: Iterator[int]) -
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("kind", [Protobuf, JsonSchema])
+@pytest.mark.parametrize("kind", [Protobuf, pytest.param(JsonSchema, marks=pytest.mark.spark)])
 def test_spoilt_records_have_one_verdict_in_tasks(
-    faulty: FaultyRegistry, corpora: Corpora, begun, kind: type[Decoder], rows: int
+    request: pytest.FixtureRequest, faulty: FaultyRegistry, corpora: Corpora, begun, kind: type[Decoder], rows: int
 ) -> None:
     """A record that ends the process, or has another end when it is read again, breaks what is promised of others."""
+    if kind is JsonSchema:  # it reads in the time zone of the session
+        request.getfixturevalue("spark")
     name = {Protobuf: "protobuf", JsonSchema: "json_schema"}[kind]
     good = corpora[name] * 20 + [one for corpus in corpora.values() for one in corpus]
     decoder, random = begun(kind), Random(rows)
