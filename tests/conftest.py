@@ -33,7 +33,7 @@ E = TypeVar("E", bound="Embedded")
 settings.register_profile("router", deadline=None)
 settings.load_profile("router")
 
-PLAYING = {"test_engines", "test_evolution", "test_ledger", "test_replay"}
+PLAYING = {"test_committers", "test_evolution", "test_ledger", "test_replay"}
 NEED_JAVA = {"spark", "broker", "schema_registry"}
 
 

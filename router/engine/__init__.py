@@ -1,0 +1,6 @@
+"""The engine: a configuration as a running query, and one batch from its offsets to its report.
+
+In: a loaded configuration and a Spark session (`stream`). `batch` is the whole story of a batch, and its steps are the
+rooms beside it: `label`, `land`, `commit`, `outbox` and `merge`; `ledger`, `quarantine` and `checkpoint_store` keep
+what must outlive it. Out: reports of batches. See docs/architecture.md.
+"""

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from router.decoding import RAISED
-from router.delta.naming import usable
+from router.delta.lake import usable
 from router.parts import RAW_SCHEMA
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.delta.lake import Lake
-from router.delta.naming import SHOWN, folded, refused, usable
+from router.delta.lake import SHOWN, Lake, folded, refused, usable
 
 ACCEPTED = {
     "plain": "silver.poker",

@@ -39,6 +39,14 @@ def test_the_configuration_of_the_readme_loads() -> None:
     assert [route.name for route in loaded.config.routes] == ["games", "big_wins"]
 
 
+def test_the_result_of_the_readme_is_from_the_whole_output() -> None:
+    """A user who reads on must find the lines that they saw first; what is more than fifteen, nobody reads first."""
+    (result,), (output,) = (fences(page, "text") for page in (ROOT / "README.md", ROOT / "docs" / "demo.md"))
+
+    assert len(result.splitlines()) <= 15
+    assert set(result.splitlines()) <= set(output.splitlines())
+
+
 def test_the_plugin_of_the_readme_is_a_rule(tmp_path: Path) -> None:
     """The plugin of thirteen lines must work as it stands, and under the configuration shown beside it."""
     (text,) = fences(ROOT / "README.md", "python")

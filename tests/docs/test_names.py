@@ -1,13 +1,16 @@
-"""What the documentation names has to exist: files, tests, and the functions of the architecture page."""
+"""What the documentation names has to exist: files, tests, a batch's functions, the methods of parts as they are."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from router import ApplyingSink, ArrowDecoder, Decoder, Encoder, MergingSink, Rule, TableSink, hookspecs
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -67,3 +70,23 @@ def test_the_architecture_has_nine_steps_in_the_order_of_the_code() -> None:
     body = process[process.index("def process(") :]
     places = [body.index(f"{number} {name}") for number, name in steps]
     assert places == sorted(places)
+
+
+def signatures(*owners: object) -> list[str]:
+    """Return the public functions of classes and modules as a page writes them: `name(argument: Type) -> Type`."""
+    found = set()
+    for owner in owners:
+        for name, function in vars(owner).items():
+            if inspect.isfunction(function) and function.__module__.startswith("router.") and name[0] != "_":
+                found.add(f"{name}{inspect.signature(function)}".replace("'", ""))
+    return sorted(re.sub(r"\(self(, )?", "(", text) for text in found)
+
+
+@pytest.mark.parametrize(
+    "signature",
+    signatures(Decoder, ArrowDecoder, Rule, TableSink, MergingSink, ApplyingSink, Encoder, hookspecs),
+    ids=str,
+)
+def test_a_method_of_parts_and_a_hook_are_documented_with_their_signature(signature: str) -> None:
+    """Without it an author of a plugin implements what was called so before."""
+    assert f"`{signature}`" in (ROOT / "docs" / "plugins.md").read_text().replace("\\|", "|")

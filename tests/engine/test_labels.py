@@ -17,7 +17,7 @@ from router_sinks import Delta, Tables
 from tests.engine.parts import Copy, Shouted, shouted
 from tests.engine.query import Query, records
 from tests.engine.scenarios import GARBAGE, NAMES, any_bytes
-from tests.engine.test_engines import multiset, shape
+from tests.engine.test_committers import multiset, shape
 
 if TYPE_CHECKING:
     from pathlib import Path

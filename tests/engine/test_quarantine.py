@@ -20,7 +20,7 @@ from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Delta, Tables
 from tests.engine.query import Query, records
-from tests.engine.test_engines import multiset
+from tests.engine.test_committers import multiset
 from tests.engine.test_frozen import EACH, HUGE, NARROW, OLD, WAYS, WIDE
 
 if TYPE_CHECKING:

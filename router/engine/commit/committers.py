@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,12 @@ class Committers:
         """Say whether the files of decided commits are still there: a VACUUM takes what no commit refers to."""
         found = self.lake.files.get_file_info([file.path for work in works for file in work.files])
         return all(info.type is fs.FileType.File for info in found)
+
+    def applied(self, work: TableCommit) -> None:
+        """Delete the files of an outbox that its sink has dealt with, where its table has rows of its own."""
+        for file in work.files if self.only_spark else ():
+            with suppress(FileNotFoundError):
+                self.lake.files.delete_file(file.path)
 
     def _table(self, works: list[TableCommit], tables: Mapping[str, Any], notes: dict[str, str]) -> int:
         made = 0

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from router.decoding import decode_batch
-from router.delta.naming import folded, refused
+from router.delta.lake import folded, refused
 from router.engine.label.expressions import Node, evaluate
 from router.engine.label.layout import COORDINATES, DEAD_SCHEMA, Layout, RouteLabels, Target
 from router.engine.label.tombstones import TOMBSTONE, Tombstones, as_events

@@ -177,8 +177,8 @@ class Planner:
 
 def stages_in_words(stages: Stages) -> str:
     """Return a sentence that says in which stages a batch runs, and why."""
-    where = "tasks decode" if stages.arrow else "Spark decodes"
     if not stages.left:
-        return f"{where}, tasks match and land in one stage"
-    routes = "; ".join(f"route {name}: {what} is for Spark to evaluate" for name, what in stages.left.items())
-    return f"{where}, Spark evaluates {len(stages.left)} of {len(stages.labelling.routes)} routes, tasks land: {routes}"
+        return "tasks decode, match and land in one stage" if stages.arrow else "Spark decodes, tasks match and land"
+    where = "tasks decode" if stages.arrow else "Spark decodes"
+    routes = "; ".join(f"route {name}: Spark evaluates {what}" for name, what in stages.left.items())
+    return f"{where}, {len(stages.left)} of {len(stages.labelling.routes)} routes need Spark, tasks land: {routes}"

@@ -77,6 +77,7 @@ class Outboxes:
         for work in manifest.commits:
             if target := targets.get(work.target):
                 counts[target.key] = before.get(target.key) or self._apply(target, work, manifest, replay)
+                self.committers.applied(work)
             elif work.target in manifest.targets and work.table.startswith("outbox."):
                 where = f"its {work.rows} events stay in {work.table}"
                 log.warning("%s, batch %d: no sink %s any more; %s", self.config.name, work.version, work.target, where)
