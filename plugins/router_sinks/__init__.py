@@ -1,4 +1,4 @@
-"""Land events in Delta tables, each or the latest per key, one or one per value; send them to Kafka or to an API."""
+"""The sinks of the router: append events to Delta tables, keep the newest row per key, send events to Kafka."""
 
 from router import Sink, hookimpl
 from router_rest.sink import Rest

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("router")
 OURS = "router."
-"""What the headers begin with that every record gets."""
+"""The prefix of the headers that the sink adds to every record."""
 MOST_NAMES = 10_000
-"""New topic names of one batch that are looked at."""
+"""New topic names that one batch may bring, at most."""
 BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 BOUNDED = str(32 << 20)
 """Bytes of an Arrow batch: the router leaves it open, for rows that are small."""
@@ -48,7 +48,7 @@ TAKEN = {
     "delivery.report.only.error": "the promise needs every report",
     "plugin.library.paths": "no libraries are loaded",
 }
-"""Options that would work against the sink, and what to do."""
+"""Options of librdkafka that the sink sets itself, and what to write instead."""
 
 
 class Kafka(ApplyingSink):
@@ -164,7 +164,7 @@ class Kafka(ApplyingSink):
         )
         ordered = rows.repartition("_topic", "_partition").sortWithinPartitions(*PLACE)
         with _bounded(events.sparkSession):
-            # at once, and never again: whatever is asked of the reports later must not send anything
+            # computed once and kept: reading the reports later must not send the records again
             reports = ordered.mapInArrow(task(job), REPORT).localCheckpoint(eager=True)
         return self._outcome(events, reports)
 
@@ -181,7 +181,7 @@ class Kafka(ApplyingSink):
         return Outcome(rows.get("sent", 0), _refused_rows(events, reports) if "refused" in text else None)
 
     def _encoding(self, events: DataFrame) -> Encoding:
-        """Return how rows of these columns are encoded; what was found for columns is kept for the next batch."""
+        """Return the encoding of rows with these columns; it is kept for the next batch."""
         columns = own_columns(events, self.without)
         named = columns.simpleString()
         if named not in self._encodings:
@@ -197,7 +197,7 @@ class Kafka(ApplyingSink):
         return _outgoing(events, self.topic, self.key, self.headers, value)
 
     def _topics(self, rows: DataFrame | None, *, trial: bool = False) -> Topics:
-        """Return the topics that rows may go to, after creating those that are wanted; no rows: before the start."""
+        """Return the topics that rows may go to, after creating missing ones. Without rows it is before the start."""
         from router_sinks.kafka_client import Cluster
 
         cluster, create = Cluster(self._settings), self.create_topics
@@ -231,7 +231,7 @@ def _bounded(spark: SparkSession) -> Iterator[None]:
 
 
 def _outgoing(events: DataFrame, topic: str, key: str | None, headers: Mapping[str, str], value: Column) -> DataFrame:
-    """Return what tasks take: see kafka_producer.TAKES. A row on which an expression raises has a null `_to`.
+    """Return the columns of kafka_producer.TAKES. `_to` is null in a row on which an expression raises.
 
     Raises StartError for a key or header that is not one value.
     """
@@ -247,7 +247,7 @@ def _outgoing(events: DataFrame, topic: str, key: str | None, headers: Mapping[s
 
 
 def _new_topics(rows: DataFrame, known: frozenset[str], most: int) -> list[str]:
-    """Return names of topics that rows want and that are not known. One job."""
+    """Return the names of topics that rows go to and that are not known. One job."""
     found = rows.select(F.col("_to.topic").alias("name")).filter(F.col("name").isNotNull()).distinct()
     new = found.filter(~F.col("name").isin(*known)) if known else found
     return sorted(one["name"] for one in new.limit(most).collect())

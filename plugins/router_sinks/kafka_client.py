@@ -1,6 +1,6 @@
-"""Clients of Kafka: their settings are checked, their messages hold no secret; and the one that asks for topics.
+"""Clients of Kafka, whose errors name no secret; and the cluster, which is asked for topics and creates them.
 
-The driver asks for topics and creates them, with a client of its own for every batch.
+The driver opens a client for the cluster in every batch, each task one of its own.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _WITHOUT_A_CAUSE = {
 }
 
 SECONDS = 10.0
-"""How long the cluster may take for an answer."""
+"""Time limit for an answer of the cluster."""
 _OF_THE_NAME = {KafkaError.TOPIC_EXCEPTION, KafkaError.POLICY_VIOLATION}
-"""What a cluster says of a topic that it will not have: its name collides with another's, a policy is against it."""
+"""Errors of a cluster that refuses a topic's name: it collides with another's, or a policy forbids it."""
 _OF_THE_REQUEST = {
     KafkaError.INVALID_CONFIG,
     KafkaError.INVALID_PARTITIONS,
@@ -49,7 +49,7 @@ _OF_THE_REQUEST = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
 }
-"""What it says of `create_topics` and of the login."""
+"""Errors of a cluster that refuses `create_topics` or the login."""
 
 
 @dataclass
@@ -60,9 +60,9 @@ class Trouble:
     refused: bool = False
 
     def note(self, error: KafkaError) -> None:
-        """Take what a client reports."""
+        """Note an error that a client reports."""
         if error.code() in _WITHOUT_A_CAUSE or (self.text and error.code() == KafkaError._ALL_BROKERS_DOWN):
-            return  # it says no more than the one before
+            return  # less precise than the error before
         self.text = error.str()
         self.refused = error.code() in _OF_THE_LOGIN
 
@@ -95,9 +95,9 @@ class Cluster:
         self.admin = errors_into(AdminClient, settings, self.trouble)
 
     def fixed(self, topic: str, create: CreateTopics | None, *, running: bool, trial: bool = False) -> Topics:
-        """Return one topic; where it is not there raise StartError, or ConnectionError when the stream is running.
+        """Return the one topic of a sink, created as `create` says where it is missing (not in a `trial`).
 
-        It is created as `create` says, but for a `trial`.
+        Without `create` a missing topic raises StartError, or ConnectionError when the stream is running.
         """
         found = self._metadata(topic).get(topic)
         code = KafkaError.UNKNOWN_TOPIC_OR_PART if found is None else found.error and found.error.code()
@@ -115,7 +115,7 @@ class Cluster:
         return frozenset(name for name in self._metadata(None) if rule.fullmatch(name) and not unusable(name))
 
     def create(self, names: Iterable[str], create: CreateTopics) -> dict[str, str]:
-        """Create topics; return why some cannot be. One that is there already is as good."""
+        """Create topics; return the reasons for those that cannot be created. One that exists already is no error."""
         wanted = [
             NewTopic(name, create.partitions, create.replication, config=dict(create.config)) for name in sorted(names)
         ]
@@ -137,12 +137,12 @@ class Cluster:
         try:
             found = self.admin.list_topics(topic, timeout=SECONDS)
         except KafkaException as error:
-            self.admin.poll(0)  # what the connection itself met with
+            self.admin.poll(0)  # takes the errors of the connection
             if self.trouble.refused:
                 raise StartError(f"Kafka at {self.settings['bootstrap.servers']}: {self.trouble.text}") from None
             what = self.trouble.text or error.args[0].str()
             raise ConnectionError(f"Kafka does not answer at {self.settings['bootstrap.servers']}: {what}") from None
-        if not found.brokers:  # one that is starting: what it says of topics is not true yet
+        if not found.brokers:  # a cluster that is starting: its list of topics is not complete yet
             raise ConnectionError(f"Kafka at {self.settings['bootstrap.servers']} is not ready")
         topics: dict[str, Any] = found.topics
         return topics

@@ -1,12 +1,12 @@
-"""Encode the rows of a task, send them to Kafka in order, and know of each whether it is there. Runs on executors.
+"""Encode the rows of a task and send them to Kafka in order; every record is confirmed. Runs on executors.
 
 Kafka refuses batches, not records: with one record that is too large or invalid, its neighbours in the batch fail, too,
 while the producer goes on with the batches behind them. So two producers take turns:
 
 - The first has `enable.gapless.guarantee`: a batch that fails ends it, and with sequence numbers the broker takes
-  nothing of that partition behind the gap. What is there is a beginning of what was to be sent, partition by partition.
-- The second sends what is left, every record in a batch of its own. What fails now is refused for good, by itself; what
-  follows keeps its order, which is what an idempotent producer sees to.
+  nothing of that partition behind the gap. So of each partition the first records are there, and no later ones.
+- The second sends what is left, every record in a batch of its own. A record that fails now is refused for good, alone;
+  an idempotent producer keeps the order of those that follow.
 
 Neither has a time limit for a message (`message.timeout.ms`), because one that ran out would leave a gap. When nothing
 arrives for a while the sender gives up, and the whole batch is sent again later.
@@ -35,19 +35,19 @@ Record: TypeAlias = "tuple[str, bytes | None, bytes, list[tuple[str, bytes]]]"
 """Topic, key, value and headers."""
 
 LARGEST = 64 << 20
-"""Bytes of a record that are handed to a broker at all: it cuts the connection to whoever sends more than 100 MiB."""
+"""Bytes of a record, at most: a broker closes the connection of a client that sends more than 100 MiB."""
 SETTINGS = {
     "acks": "all",
     "enable.idempotence": "true",
     "message.timeout.ms": "0",
     "allow.auto.create.topics": "false",
 }
-"""What is promised depends on these."""
+"""The delivery promise depends on these settings."""
 DEFAULTS = {"message.max.bytes": str(LARGEST), "partitioner": "murmur2_random", "linger.ms": "5"}
-"""What options may say otherwise. The topic's own limit is the one that counts, and records with a key go to the
+"""Settings that options may change. The topic's own limit is the one that counts, and records with a key go to the
 partition that Java's producers would choose."""
 ALONE = {"batch.num.messages": "1", "linger.ms": "0"}
-VERDICTS = {
+FINAL_ERRORS = {
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE,
     KafkaError.INVALID_RECORD,
@@ -55,7 +55,7 @@ VERDICTS = {
     KafkaError.INVALID_MSG_SIZE,
     KafkaError.POLICY_VIOLATION,
 }
-"""What a broker says of a record that it will never take."""
+"""Errors of a broker for a record that it will never take."""
 _POLL = 0.1
 
 TAKES = ("_topic", "_partition", "_offset", "_to", "_row")
@@ -88,7 +88,7 @@ class Denied(Exception):  # noqa: N818
 class Sender:
     """A sender of the records of one task. `patience`: seconds without any arrival after which it gives up.
 
-    `named_by_data`: what forbids one topic is said of its records, not of the configuration. `alone` counts the
+    `named_by_data`: a forbidden topic is the fault of its records, not of the configuration. `alone` counts the
     records that had to be sent one by one.
     """
 
@@ -100,9 +100,9 @@ class Sender:
     producer: Any = None
 
     def send(self, records: Sequence[Record]) -> dict[int, str]:
-        """Return why records are refused for good, by their positions; all others are there.
+        """Send records; return why some are refused for good, by their positions. All others are in Kafka.
 
-        Raises BrokerAway and Denied; what was sent before may be there, then, and is always a beginning.
+        Raises BrokerAway and Denied; the first records of each partition may be in Kafka then.
         """
         refused: dict[int, str] = {}
         if self.producer is None:
@@ -150,7 +150,7 @@ class _Round:
         self._arrive()
         left = [one for one in chosen if one not in refused and self.reports.get(one, _UNSENT) is not None]
         if alone:
-            left = [one for one in left if not self._judged(one, refused)]
+            left = [one for one in left if not self._is_refused(one, refused)]
         return left
 
     def _send(self, position: int, refused: dict[int, str], alone: bool) -> None:
@@ -169,7 +169,7 @@ class _Round:
             except KafkaException as error:
                 why = error.args[0]
                 if why.code() == KafkaError.MSG_SIZE_TOO_LARGE:  # beyond `message.max.bytes`, which no broker was asked
-                    refused[position] = _told(why)
+                    refused[position] = _refusal(why)
                     return
                 self.sender.trouble.note(why)
                 self.ended = True
@@ -179,11 +179,11 @@ class _Round:
                 return
 
     def _arrive(self) -> None:
-        """Wait until of every record that was handed over it is known what became of it."""
+        """Wait for the delivery report of every record that was handed to the producer."""
         since, seen = time.monotonic(), len(self.reports)
         purged = False
         while len(self.reports) < self.sent:
-            if self.ended and not purged:  # in flight they stay: what has arrived must not be sent again
+            if self.ended and not purged:  # records in flight stay: those that have arrived must not be sent again
                 self.producer.purge(in_queue=True, in_flight=False)
                 purged = True
             self._poll(_POLL)
@@ -192,7 +192,7 @@ class _Round:
             self._give_up_after(since)
 
     def _poll(self, seconds: float) -> None:
-        """Take reports. A producer that ended says so by raising, and has the other reports none the less."""
+        """Take delivery reports. A producer that has ended raises, but still has the other reports."""
         try:
             self.producer.poll(seconds)
         except KafkaException as error:
@@ -203,19 +203,19 @@ class _Round:
         self.reports[position] = error
         if error is not None:
             self.ended = self.ended or not alone
-            if error.code() not in VERDICTS:
+            if error.code() not in FINAL_ERRORS:
                 self.sender.trouble.note(error)
 
-    def _judged(self, position: int, refused: dict[int, str]) -> bool:
-        """Note the verdict on a record that was sent by itself; False where there is none."""
+    def _is_refused(self, position: int, refused: dict[int, str]) -> bool:
+        """Note why a record that was sent alone is refused; False where it is not."""
         error = self.reports.get(position)
         if error is None:
             return False
         denied = error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
         if denied and not self.sender.named_by_data:
-            raise Denied(_told(error))
-        if denied or error.code() in VERDICTS:
-            refused[position] = _told(error)
+            raise Denied(_refusal(error))
+        if denied or error.code() in FINAL_ERRORS:
+            refused[position] = _refusal(error)
             return True
         return False
 
@@ -228,7 +228,7 @@ class _Round:
 _UNSENT = KafkaError(KafkaError._NOENT)
 
 
-def _told(error: KafkaError) -> str:
+def _refusal(error: KafkaError) -> str:
     return f"Kafka refuses it: {error.str()}"
 
 
@@ -253,7 +253,7 @@ def task(job: PublishJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Re
         trouble: list[dict[str, Any]] = []
         for rows in batches:
             if trouble or not rows.num_rows:
-                continue  # to the end all the same: Spark is writing to this process
+                continue  # read all batches: Spark is writing them to this process
             try:
                 yield _reported(_sent(rows, job, sender))
             except (BrokerAway, Denied) as error:

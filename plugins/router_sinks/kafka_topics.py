@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LONGEST = 249
 RULE = re.compile(rf"[a-zA-Z0-9._-]{{1,{LONGEST}}}")
 INTERNAL = "__"
-"""What the names of Kafka's own topics begin with."""
+"""The prefix of Kafka's own topics."""
 
 
 def check_topic(topic: str) -> str:
@@ -45,7 +45,7 @@ def is_fixed(topic: str) -> bool:
 
 
 def pattern(topic: str) -> re.Pattern[str]:
-    """Return what the names that a template can make look like."""
+    """Return the pattern of the names that a template can make."""
     pieces = (".*" if isinstance(piece, Placeholder) else re.escape(piece) for piece in parse(topic))
     return re.compile("".join(pieces), re.DOTALL)
 
@@ -75,7 +75,7 @@ class CreateTopics(BaseModel):
 class Topics:
     """The topics that rows may go to, as the driver found them: `known` are there, `refused` say why others are not.
 
-    `fixed`: the name does not come from data, and whether it is there was looked at before. `other_cluster`: rows may
+    `fixed`: the name does not come from data, and its existence was checked before. `other_cluster`: rows may
     go to a topic of the name that they came from.
     """
 

@@ -53,7 +53,7 @@ REFUSED_PROPERTIES = {
     "delta.appendOnly": "rows of a keyed table change; take the property away",
     "delta.setTransactionRetentionDuration": "transaction ids keep a batch from being merged twice; take it away",
 }
-"""What works against a keyed table, and why."""
+"""Properties that a keyed table must not have, and why."""
 
 
 class Upsert(MergingSink):

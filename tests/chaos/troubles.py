@@ -5,26 +5,28 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator  # noqa: TC003 - pandas_udf reads the annotations
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import pandas as pd  # noqa: TC002 - the same
 from pyspark import TaskContext
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
-from router import ApplyingSink, Batch, Decoder, Outcome, Preparation, hookimpl
+from router import ApplyingSink, ArrowDecoder, ArrowDecoding, Batch, Decoder, Outcome, Preparation, hookimpl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
 
 PATIENCE_SECONDS = 120
 
 
-class Troubled(Decoder):
-    """Decode with another decoder, after every value has passed through a Python worker.
+class Troubled(ArrowDecoder):
+    """Decode with another decoder, in tasks that meet trouble.
 
-    The worker looks for files in `folder` when it has seen all values of its task. `fail` makes one task raise and
-    `kill` makes one worker kill itself, both as soon as a file of that task is in the lake; while `hold` is there
-    only the first task ends.
+    They look for files in `folder`. `fail` makes one task raise and `kill` makes one worker kill itself, both as soon
+    as a file of that task is in the lake; while `hold` is there only the first task goes on.
     """
 
     inner: Decoder
@@ -34,28 +36,31 @@ class Troubled(Decoder):
     def prepare(self, preparation: Preparation) -> Troubled:
         return self.model_copy(update={"inner": self.inner.prepare(preparation)})
 
-    def decode(self, raw: DataFrame) -> DataFrame:
-        passed = F.pandas_udf(_passing(self.folder, self.lake), "binary")
-        return self.inner.decode(raw.withColumn("value", passed("value")))
+    def decoding(self) -> ArrowDecoding:
+        inner = self.inner.decoding()
+        assert inner is not None
+        return replace(inner, function=troubled, argument=(inner, self.folder, self.lake))
 
 
-def _passing(folder: Path, lake: Path) -> Callable[[Iterator[pd.Series]], Iterator[pd.Series]]:
-    def passing(batches: Iterator[pd.Series]) -> Iterator[pd.Series]:
-        yield from batches
-        task = TaskContext.get()
-        assert task is not None
-        if task.partitionId() > 0:
-            _wait_while((folder / "hold").exists)
-            return
-        for trouble in ("fail", "kill"):
-            if (folder / trouble).exists():
-                _wait_while(lambda: not any(lake.glob("*/*/part-??????????-0-*.parquet")))
-                (folder / trouble).unlink()
-                if trouble == "fail":
-                    raise RuntimeError("this task fails once")
-                os.kill(os.getpid(), signal.SIGKILL)
+def troubled(records: pa.RecordBatch, about: tuple[ArrowDecoding, Path, Path]) -> pa.RecordBatch:
+    """Decode records, unless this is the task that is to end here."""
+    inner, folder, lake = about
+    task = TaskContext.get()
+    assert task is not None
+    if task.partitionId() > 0:
+        _wait_while((folder / "hold").exists)
+    elif any(lake.glob("*/*/part-??????????-0-*.parquet")):
+        _meet_trouble(folder)
+    return inner.function(records, inner.argument)
 
-    return passing
+
+def _meet_trouble(folder: Path) -> None:
+    if (folder / "fail").exists():
+        (folder / "fail").unlink()
+        raise MemoryError("this task fails once")  # which is no fault of a row
+    if (folder / "kill").exists():
+        (folder / "kill").unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _wait_while(condition: Callable[[], bool]) -> None:

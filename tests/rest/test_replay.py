@@ -252,14 +252,14 @@ def test_rows_that_left_the_lane_are_counted(games: Games) -> None:
     games.takes(*range(4))
     games.takes(*range(4, 10))
     games.api.play()
-    lane = games.lake.open("lanes.games__wins__rest")
+    lane = games.lake.open("outbox.games__wins__rest")
     assert lane is not None
     lane.delete("n < 3")
 
     result = games.replay()
 
     assert games.arrived() == Counter(range(3, 10))
-    assert "3 more rows are not in lanes.games__wins__rest any more" in result.output
+    assert "3 more rows are not in outbox.games__wins__rest any more" in result.output
     assert "bronze.all has their records" in result.output
 
 

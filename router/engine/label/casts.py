@@ -94,7 +94,7 @@ def converted(node: Node, value: pa.Array) -> Any:
 
 
 def _converter(have: Any, kind: Any) -> Callable[[pa.Array, pa.DataType], Any] | None:
-    """Return how values of one type become another; None where only Spark knows."""
+    """Return the function that casts values of one type to another; None where only Spark can."""
     if not isinstance(have, str) or not isinstance(kind, str):
         return None
     if precision(have) or precision(kind):
@@ -121,7 +121,7 @@ def _narrowed(value: pa.Array, to: pa.DataType) -> Any:
 
 
 def _whole(value: pa.Array, to: pa.DataType) -> Any:
-    """Cut what is behind the point. 2.0 ** 63 is the largest long in Spark, and raises only above."""
+    """Cut the digits behind the point. 2.0 ** 63 is the largest long in Spark, and raises only above."""
     middle = pa.int64() if to == pa.int64() else pa.int32()
     low, high = (float(bound) for bound in _bounds(middle))
     value = pc.cast(value, pa.float64())
@@ -188,7 +188,7 @@ def _boolean(value: pa.Array, _: pa.DataType) -> Any:
 
 
 def _dates(value: pa.Array, to: pa.DataType) -> Any:
-    """Read dates: of a usual one the first ten characters, which fewer texts have in many ways."""
+    """Read dates, each different text once; usual ones are cut to ten characters first, so that fewer texts differ."""
     value = pc.if_else(pc.match_substring_regex(value, USUAL_DATE), pc.utf8_slice_codeunits(value, 0, 10), value)
     found = by_value(value, times.day, pa.int32())
     return pc.cast(found, to), pc.and_(pc.is_valid(value), pc.is_null(found))

@@ -40,7 +40,7 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Labelling:
-    """All that a task needs to label records. `decoding` is None where a task before it has decoded them."""
+    """All that a task needs to label records. `decoding` is None where an earlier task has decoded them."""
 
     decoding: Decoding | None
     layout: Layout
@@ -64,7 +64,7 @@ def decoded(records: pa.RecordBatch, decoding: Decoding) -> pa.RecordBatch:
 def decoding_task(
     decoding: Decoding, columns: list[str]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function of a task that decodes and no more, for mapInArrow: Spark's expressions come after it.
+    """Return the function of a task that only decodes, for mapInArrow: Spark's expressions come after it.
 
     `columns` are those that it returns, in their order: Spark takes them by place.
     """

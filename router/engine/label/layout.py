@@ -21,9 +21,9 @@ COORDINATES = {
 """Columns that an outbox or a quarantine has beside its route's: where each event came from."""
 
 QUARANTINE_COLUMNS = {"_table": pa.string(), "_query": pa.string(), "_batch_id": pa.int64()}
-"""Columns that a quarantine has besides: the table its rows wait for, the query and the batch that read them."""
+"""Columns that a quarantine has besides: the table that its rows are for, the query and the batch that read them."""
 SCHEMA_COLUMNS = {"_message": "message", "_schema_id": "schema_id", "_schema_version": "schema_version"}
-"""And what the decoder tells of their schema, where it does."""
+"""Columns that a quarantine has of the records' schema, where the decoder adds it."""
 
 BRONZE_SCHEMA = pa.schema(
     [
@@ -56,7 +56,7 @@ class Target:
     boolean column of rows whose name was refused. With `outbox` the table keeps rows for a sink that applies or merges
     them; that of a merging sink has the columns of the struct `merge_by`, too. `seen`: columns without a value are left
     out. `zero_is_absent`: zero and what is empty may stand for a value that is absent. `quarantine` is the target of
-    rows that their table has no place for; its key is this one's, and `/quarantine`.
+    rows that their table may not take yet; its key is this one's with `/quarantine`.
     """
 
     route: str
@@ -82,7 +82,7 @@ class Target:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Return the key, and behind it the one of the quarantine."""
+        """Return the key of the target, then that of its quarantine."""
         return (self.key, self.quarantine.key) if self.quarantine else (self.key,)
 
     @property
@@ -91,7 +91,7 @@ class Target:
         return self.merge_by is not None and self.bad_name is not None
 
     def beyond(self, table: str) -> str:
-        """Return why a row for a table is refused when there are as many as there may be."""
+        """Return why a row is refused whose table would be one more than `at_most`."""
         return f"table {table}: the sink may have {self.at_most} tables and has them"
 
     def place(self, table: str) -> str:
@@ -117,8 +117,8 @@ class Layout:
     """The columns of labelled record batches.
 
     They are: RAW_COLUMNS; `_failed`, `_bare`, `_unmatched` (boolean); `_dead` (list of stage, reason, route, sink;
-    null when none); `_wanted` (string) where the decoder adds it; `about`, what it tells of schemas, for a quarantine;
-    and those the routes name.
+    null when none); `_wanted` (string) where the decoder adds it; `about`, its columns about schemas, for a
+    quarantine; and those that the routes name.
     """
 
     bronze: str | None
@@ -138,7 +138,7 @@ class Layout:
 
     @property
     def about(self) -> tuple[str, ...]:
-        """Return the columns that tell of a record's schema, where a quarantine keeps them."""
+        """Return the columns about a record's schema, where a quarantine keeps them."""
         kept = {name for target in self.targets if target.quarantine for name in target.quarantine.schema.names}
         return tuple(SCHEMA_COLUMNS[name] for name in SCHEMA_COLUMNS if name in kept)
 
@@ -169,7 +169,7 @@ class Demands:
     frozen: dict[str, dict[str, pa.DataType | None]] = field(default_factory=dict)
 
     def differ(self, other: Demands, places: set[str]) -> bool:
-        """Say whether rows that land, or wait, in these places would do otherwise under other demands."""
+        """Say whether rows in these places would be staged or quarantined otherwise under other demands."""
         for place in places:
             if self.casts.get(place, {}) != other.casts.get(place, {}):
                 return True
@@ -186,10 +186,10 @@ def too_wide(column: str, come: pa.DataType, have: pa.DataType) -> str:
 
 
 def outbox_of(query: str, route: str, sink: str) -> str:
-    """Return the table where the rows of a sink stand until they are applied or merged."""
+    """Return the name of a sink's outbox: the table that keeps its rows until they are applied or merged."""
     return f"outbox.{query}__{route}__{sink}"
 
 
 def quarantine_of(query: str, route: str, sink: str) -> str:
-    """Return the table where rows of a sink wait until their table may grow."""
+    """Return the name of a sink's quarantine: the table that keeps rows until their table may take them."""
     return f"quarantine.{query}__{route}__{sink}"

@@ -1,8 +1,8 @@
 """Plan a batch: what Spark evaluates before the landing task, and what the task evaluates itself. Lazy: nothing runs.
 
 What a user's expression raises on a row is caught on that row: a rule becomes null, which is no match; a projection
-becomes a dead letter. A route of which one expression needs Spark is left to Spark with all its expressions; the others
-are not. Where the decoder works in the task, that task is then cut in two: decode, Spark's columns, label and land.
+becomes a dead letter. If one expression of a route needs Spark, Spark evaluates all expressions of that route, and
+of no other. Where the decoder works in the task, that task is then cut in two: decode, Spark's columns, label and land.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SPREAD_BY = "_spread_by"
 
 @dataclass(frozen=True)
 class Stages:
-    """What happens to raw records on their way into the landing task; made once for a decoder.
+    """What happens to raw records before the landing task and in it; made once for each state of the decoder.
 
     `before` adds the columns that Spark makes of raw records, `decoding` is what a task makes of these. `levels` are
     the columns of routes that need Spark, one projection after the other. `named` is the first table name that a
@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def spreads(self) -> bool:
-        """Say whether tables are named by data, so that rows can be spread by table."""
+        """Say whether data names tables, so that rows can be shuffled by table."""
         return self.stages.named is not None
 
     def frame(self, records: DataFrame, tasks: int | None = None) -> tuple[DataFrame, Labelling]:
@@ -176,7 +176,7 @@ class Planner:
 
 
 def stages_in_words(stages: Stages) -> str:
-    """Say in which stages a batch runs, and why."""
+    """Return a sentence that says in which stages a batch runs, and why."""
     if not stages.left:
         return "tasks decode, match and land in one stage" if stages.arrow else "Spark decodes, tasks match and land"
     where = "tasks decode" if stages.arrow else "Spark decodes"
