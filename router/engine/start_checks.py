@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow.compute as pc
 from pyarrow import fs
 
+from router.delta.commit import to_arrow
 from router.delta.table_cache import THREADS
 from router.engine import source
+from router.engine.ledger import SCHEMA as LEDGER
 from router.errors import StartError
 from router.registry import parts_in
 
@@ -104,6 +106,11 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
     in the ledger before Spark commits it, so the ledger is level with the checkpoint or one batch ahead.
     """
     table = lake.open(ledger)
+    if table is not None and (lacks := sorted(set(LEDGER.names) - set(to_arrow(table).names))):
+        raise StartError(
+            f"{ledger} in {lake.root} was written by another version of the router (it has no {', '.join(lacks)}), "
+            "which this one cannot go on from; give this run a new lake and a new checkpoint"
+        )
     version = table.transaction_version(f"{name}:{checkpoint.run}/ledger") if table else None
     booked = -1 if version is None else version
     if booked < checkpoint.last and accept != "lost-lake":

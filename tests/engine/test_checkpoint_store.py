@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from router.applying import Applied
 from router.delta.commit import StagedFile, TableCommit
@@ -12,6 +14,7 @@ from router.delta.lake import Lake
 from router.engine.balance import Partition
 from router.engine.checkpoint_store import KEPT, CheckpointStore, Manifest
 from router.engine.label.layout import Demands
+from router.engine.start_checks import Checkpoint, examine
 from router.errors import StartError
 
 if TYPE_CHECKING:
@@ -106,3 +109,13 @@ def test_a_checkpoint_of_this_version_goes_on(store: CheckpointStore, tmp_path: 
     (tmp_path / "spark" / "metadata").write_text("{}")
 
     store.begin()
+
+
+def test_a_ledger_of_another_version_is_refused(tmp_path: Path) -> None:
+    """Without it counts go into columns that the ledger does not have, and are lost without a word."""
+    lake = Lake.at(str(tmp_path))
+    before = pa.table({"query": ["games"], "run": ["run-1"], "batch_id": [0], "waiting": [0]})
+    write_deltalake(lake.address("ops.ledger"), before)
+
+    with pytest.raises(StartError, match="another version"):
+        examine(lake, "ops.ledger", "games", Checkpoint())
