@@ -15,7 +15,7 @@ from router.config.models import Route
 from router.delta import commit, lake
 from tests.engine import scenarios
 from tests.engine.conftest import COMMITS
-from tests.engine.parts import Copy, Events, Named, Where, copied
+from tests.engine.parts import Copy, Events, Fixed, Named, Where, copied
 from tests.engine.query import records
 
 if TYPE_CHECKING:
@@ -104,6 +104,38 @@ def test_spark_commits_without_delta_rs(
         assert shape(auto, table) == shape(by_spark, table), table
         assert multiset(auto, table) == multiset(by_spark, table), table
     assert [*(tmp_path / "spark" / "lake" / "_staged").rglob("*.parquet")] == []
+
+
+class Killed(BaseException):
+    """End a process where it stands."""
+
+
+@pytest.mark.parametrize(("before", "after"), [("auto", "spark"), ("spark", "auto")])
+@pytest.mark.parametrize("step", ["commit", "apply"])
+def test_a_batch_that_another_committer_was_to_finish_is_whole(
+    make_query: Callable[..., Query], tmp_path: Path, before: str, after: str, step: str
+) -> None:
+    """Without it who changes `commit` after a crash has tables that refer to files that are not there."""
+
+    def kill(batch: int, name: str, done: int, of: int) -> None:
+        if (batch, name, done) == (1, step, 0):
+            raise Killed
+
+    sinks = (Fixed(name="silver.all"), Copy(to=str(tmp_path / "copy")))
+    route = Route(name="all", match=Where(sql="true"), sinks=sinks)
+    query = make_query(tmp_path, commit=before, decode=Events(ddl="n int"), bronze="bronze.all", routes=(route,))
+    query.take(records([{"n": 1}]))
+    query.batches.watch = kill
+    with pytest.raises(Killed):
+        query.take(records([{"n": 2}], first=100))
+
+    query = query.restarted(commit=after)
+    query.again(1)
+    query.take(records([{"n": 3}], first=200))
+
+    for table in ("silver.all", "outbox.games__all__copy"):
+        assert [row["n"] for row in query.rows(table, "n")] == [1, 2, 3], table
+    assert sorted(row["n"] for row in copied(tmp_path / "copy")) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("both", scenarios.APPLYING, ids=named, indirect=True)

@@ -75,8 +75,8 @@ class Committers:
         return all(info.type is fs.FileType.File for info in found)
 
     def applied(self, work: TableCommit) -> None:
-        """Delete the files of an outbox that its sink has dealt with, where its table has rows of its own."""
-        for file in work.files if self.only_spark else ():
+        """Delete the staged files of an outbox that its sink has dealt with, where its table has rows of its own."""
+        for file in work.files if _staged_elsewhere(work) else ():
             with suppress(FileNotFoundError):
                 self.lake.files.delete_file(file.path)
 
@@ -85,7 +85,7 @@ class Committers:
         for work in works:
             # a second target of one table needs what the first one did to it
             table = tables.get(work.table) if work is works[0] else None
-            if self.only_spark:
+            if self.only_spark or _staged_elsewhere(work):
                 made += self._with_spark(work, notes, table or spark_table(self.spark, self.lake, work.table))
                 continue
             table = table or self.lake.open(work.table)
@@ -116,6 +116,12 @@ class Committers:
         writer = rows.write.format("delta").mode("append").option("mergeSchema", "true")
         writer = writer.option("txnAppId", work.app_id).option("txnVersion", work.version)
         writer.option("userMetadata", json.dumps(notes)).save(address)
+
+
+def _staged_elsewhere(work: TableCommit) -> bool:
+    """Say whether files lie outside their table's folder, whatever `commit` says by now: delta-rs cannot add those."""
+    folder = f"{work.table.replace('.', '/')}/"
+    return not all(file.path.startswith(folder) for file in work.files)
 
 
 def staged_rows(session: SparkSession, lake: Lake, work: TableCommit) -> DataFrame:
