@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
     from router.delta.lake import Lake
+    from router.engine.balance import Partition
     from router.engine.label.layout import Layout
     from router.parts import BatchReport
 
@@ -139,7 +140,7 @@ class Batches:
         for _ in range(TRIES):
             plan, landed = self._land(plan, steps)
             counted = partitions(landed.counts)
-            self._stop_on(plan.layout, landed, batch)
+            self._stop_on(plan.layout, landed, counted, batch)
             with steps.step("decide"):
                 waiting = keyed(counted, "quarantined")
                 about = landed.files, self.demands, batch, waiting, landed.named
@@ -187,9 +188,8 @@ class Batches:
                 plan = self.planner.plan(plan.raw)
             asked |= wanted
 
-    def _stop_on(self, layout: Layout, landed: Landed, batch: int) -> None:
+    def _stop_on(self, layout: Layout, landed: Landed, counted: tuple[Partition, ...], batch: int) -> None:
         """Raise BatchError before anything is committed: the batch does not balance, or an expectation says `fail`."""
-        counted = partitions(landed.counts)
         if broken := keyed(counted, "failing"):
             named = ", ".join(f"{key} on {count} rows" for key, count in sorted(broken.items()))
             self._stop(landed, batch, f"expectations do not hold: {named}")

@@ -75,7 +75,7 @@ class Plan:
 
         With `tasks` rows are shuffled so that those of a table meet in one of so many. Keeps a column `_big`.
         """
-        stages, columns = self.stages, [*RAW_COLUMNS]
+        stages = self.stages
         frame = stages.arrow.before(records) if stages.arrow and stages.arrow.before else records
         frame = frame if stages.arrow else stages.decoder.decode(frame)
         spread = tasks is not None and stages.named is not None
@@ -120,9 +120,8 @@ class Planner:
 
     def plan(self, raw: DataFrame) -> Plan:
         """Return the plan of one batch. Needs the columns of `RAW_SCHEMA`. Lazy."""
-        if (
-            self.stages is None or self.stages.decoder is not self.decoder
-        ):  # one that learnt something is another object
+        # a decoder that has learnt something is another object
+        if self.stages is None or self.stages.decoder is not self.decoder:
             self.stages = self._stages(raw.sparkSession)
             self._tell(self.stages)
         return Plan(raw, self.stages)
