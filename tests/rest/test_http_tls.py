@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import ssl
+import warnings
 from typing import TYPE_CHECKING
 
 import pytest
@@ -197,3 +199,23 @@ def test_a_silent_server_leaves_a_call_in_doubt_over_tls(server: Scripted, certi
 
     assert isinstance(error, InDoubt)
     assert error.timeout
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"], ids=["none", "half"])
+def test_nothing_stays_open_where_the_server_says_no_goodbye(
+    server: Scripted, certificates: Certificates, answer: bytes
+) -> None:
+    """A connection over TLS is closed when both sides have said so: a task does not wait for that, and leaves none."""
+
+    def act(talk: Talk) -> None:
+        talk.request()
+        talk.send(answer)
+        server.ended.wait()  # and reads nothing
+
+    server.act = act
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        ask(post(server.url), verify=certificates.here, read=0.3)
+        gc.collect()
+
+    assert [str(one.message) for one in caught if "transport" in str(one.message)] == []

@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 import aiohttp
 from requests.utils import DEFAULT_CA_BUNDLE_PATH
@@ -120,6 +121,8 @@ class HttpClient:
         """Close all connections; what is under way ends in doubt."""
         self._with_hooks.close()
         await self._session.close()
+        self._connections.abort()
+        await asyncio.sleep(0)  # the loop closes the sockets in its next round, and may have no other
 
     async def _resent_once(self, request: dict[str, Any], again: Callable[[], Awaitable[None]] | None) -> Response:
         attempt = SendAttempt()
@@ -230,6 +233,7 @@ class Connections(aiohttp.TCPConnector):
         self.opened = 0
         self._kept: dict[ResponseHandler, Any] = {}
         self._in_use: set[ResponseHandler] = set()
+        self._transports: WeakSet[asyncio.Transport] = WeakSet()
 
     @property
     def open(self) -> int:
@@ -253,6 +257,8 @@ class Connections(aiohttp.TCPConnector):
         self._kept.pop(protocol, None)  # the one used last stands last
         self._kept[protocol] = req.connection_key
         self._in_use.add(protocol)
+        if protocol.transport is not None:
+            self._transports.add(protocol.transport)
         attempt.connection, attempt.reused = protocol, reused
         attempt.began = asyncio.get_running_loop().time()
         return connection
@@ -263,6 +269,11 @@ class Connections(aiohttp.TCPConnector):
             self._in_use.discard(connection)
             if not connection.is_connected():
                 self._kept.pop(connection, None)
+
+    def abort(self) -> None:
+        """Close what TLS keeps open: after a connection is closed it waits for the server to say goodbye."""
+        for transport in self._transports:
+            transport.abort()
 
     def _make_room(self, key: Any) -> None:
         """Close the connection that is idle for longest where there are too many, and no idle one leads there."""

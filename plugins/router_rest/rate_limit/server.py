@@ -159,10 +159,10 @@ class LeaseServer:
         await self._ending.wait()
         server.close()
         watch.cancel()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:  # whoever is just coming in begins a further one
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self) -> None:
         """Look now and then at who is to stop and who is not there any more."""
