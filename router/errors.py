@@ -3,7 +3,9 @@
 RouterError
 ├── ConfigError     a configuration that cannot start; carries every Problem found
 ├── PluginError     a plugin that is broken, misspelt or clashes with another
-├── StartError      a start refused: running already, lake and checkpoint do not belong together, ...
+├── StartError      a start refused: lake and checkpoint do not belong together, records are lost, ...
+│   └── RunningError  another run of the same configuration goes on
+├── SessionLost     Spark's JVM has ended under the router
 ├── BatchError      a batch that must stop: it does not balance, or an expectation says `fail`
 ├── TableError      a Delta table that cannot be written
 └── SinkError       an applying sink that failed
@@ -14,6 +16,7 @@ A fault of a single record is never an exception: it becomes a dead letter.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,9 @@ class Problem:
 
 class RouterError(Exception):
     """The root of every error that the router raises on purpose."""
+
+    exit_code: ClassVar[int] = 2
+    """What `router run` exits with: 2 where a person has to act first, 1 where a start later may succeed."""
 
 
 class ConfigError(RouterError):
@@ -66,6 +72,18 @@ class StartError(RouterError):
     """The reason why a stream was not started, and what to do."""
 
 
+class RunningError(StartError):
+    """The refusal of a start while another run holds the lock."""
+
+    exit_code = 1
+
+
+class SessionLost(RouterError):  # noqa: N818 - it says what happened
+    """The end of Spark's JVM, or of its context, under a run. The next start goes on where this one ended."""
+
+    exit_code = 1
+
+
 class BatchError(RouterError):
     """The reason why a batch stopped the stream."""
 
@@ -82,6 +100,8 @@ class BatchError(RouterError):
 class TableError(RouterError):
     """A table that cannot be written."""
 
+    exit_code = 1
+
     def __init__(self, table: str, what: str) -> None:
         super().__init__(table, what)
         self.table = table
@@ -93,6 +113,8 @@ class TableError(RouterError):
 
 class SinkError(RouterError):
     """A sink that failed on a batch, by route and sink."""
+
+    exit_code = 1
 
     def __init__(self, query: str, batch: int, route: str, sink: str, what: str) -> None:
         super().__init__(query, batch, route, sink, what)

@@ -73,7 +73,7 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except RouterError as error:
             click.echo(str(error) if isinstance(error, ConfigError) else f"router: {error}", err=True)
-            ctx.exit(1)
+            ctx.exit(error.exit_code if ctx.invoked_subcommand == "run" else 1)
 
 
 def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:

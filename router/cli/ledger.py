@@ -17,7 +17,7 @@ from router.registry import load_registry
 if TYPE_CHECKING:
     from pathlib import Path
 
-COLUMNS = ("batch", "source", "offsets", "read", "decoded", "failed", "bare", "unmatched")
+COLUMNS = ("batch", "source", "offsets", "read", "decoded", "failed", "bare", "unmatched", "lost")
 SINK_COLUMNS = (
     *("batch", "route", "sink", "matched", "landed", "refused", "dropped"),
     *("frozen", "quarantined", "released", "applied", "dead", "parked", "pending", "in_doubt"),

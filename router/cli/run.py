@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 @click.option("--refresh-schema", is_flag=True, help="Infer schemas again and show what changed.")
 @click.option(
     "--accept",
-    type=click.Choice(["lost-checkpoint", "lost-lake", "duplicates"]),
+    type=click.Choice(["lost-checkpoint", "lost-lake", "lost-records", "duplicates"]),
     default=None,
-    help="Start although lake and checkpoint do not belong together; the refusal says which one fits.",
+    help="Go on although lake, checkpoint and source do not belong together; the refusal says which one fits.",
 )
 @click.option("--debug", is_flag=True, help="Write to LAKE_debug, with a checkpoint of its own; send nothing.")
 @click.option("--json-logs", is_flag=True, help="Log one JSON object per line.")
@@ -49,8 +49,8 @@ def run(
 ) -> None:
     """Run the configuration FILE until its source is drained (--once), or until Ctrl-C or SIGTERM.
 
-    A signal ends the run after the current batch. Exit code 1: it could not start or a batch could not be finished;
-    the next start goes on where this one ended.
+    A signal ends the run after the current batch. Exit code 1: it ended before its time, and a later start may
+    succeed and goes on where this one ended; 2: somebody has to act first, as the last line says.
     """
     registry = load_registry(plugin_files)
     loaded = load(file, registry)

@@ -109,6 +109,11 @@ class Lake:
             os.fsync(stream.fileno())
         unfinished.replace(whole)
 
+    def delete(self, path: str) -> None:
+        """Delete a file below the root, where it is there."""
+        if self.files.get_file_info(path).type is fs.FileType.File:
+            self.files.delete_file(path)
+
     def __getstate__(self) -> dict[str, object]:
         return {"root": self.root, "options": self.options}  # a live file system does not travel to executors
 

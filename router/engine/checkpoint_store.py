@@ -129,8 +129,7 @@ class CheckpointStore:
 
     def delete(self, path: str) -> None:
         """Delete a file, where it is there."""
-        if self.checkpoint.files.get_file_info(f"store/{path}").type is fs.FileType.File:
-            self.checkpoint.files.delete_file(f"store/{path}")
+        self.checkpoint.delete(f"store/{path}")
 
     def paths(self, folder: str) -> list[str]:
         """Return the JSON files below a folder, at any depth."""

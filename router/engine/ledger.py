@@ -48,12 +48,14 @@ SCHEMA = pa.schema(
         ("frozen", pa.int64()),
         ("quarantined", pa.int64()),
         ("released", pa.int64()),
+        ("lost", pa.int64()),
         ("parked", pa.int64()),
         ("in_doubt", pa.int64()),
         ("finished", pa.timestamp("us", "UTC")),
     ]
 )
-"""Rows without a route count the source: read = decoded + failed + bare. Rows with a route and sink count what
+"""Rows without a route count the source: read = decoded + failed + bare; `lost` ones were deleted in Kafka before they
+were read, and stand in a batch of their own, in which nothing was read. Rows with a route and sink count what
 matched: matched = landed + refused + dropped + quarantined; for a sink with an outbox landed = applied + dead +
 parked + pending. `pending` rows stay in the outbox, less those of earlier batches that were applied now: their table
 cannot be written, or a detached sink has yet to send them (its batches stand here with its own run). `frozen` rows

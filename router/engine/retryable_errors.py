@@ -36,12 +36,24 @@ PASSING = (
 """Parts of the messages of Spark and Kafka that mean: the source or storage is away for a while."""
 
 
+LOST = ("KAFKA_DATA_LOSS", "data may have been lost", "data may have been missed")
+"""Parts of the messages of Spark's Kafka source (Spark 4's error class, and its texts) that mean: the records that come
+next are not there any more."""
+
+
+def says_lost(error: BaseException) -> bool:
+    """Say whether a query ended because records are gone from Kafka."""
+    return any(sign in str(error) for sign in LOST)
+
+
 def passing(error: BaseException) -> bool:
     """Say whether a failure passes by itself: the source, the registry, the storage or a sink's API is away."""
     if isinstance(error, SinkError):
         return isinstance(error.__cause__, OSError)
     if isinstance(error, RouterError):
         return isinstance(error, TableError)
+    if says_lost(error):
+        return False
     text = f"{type(error).__name__}: {error}"
     return isinstance(error, OSError) or any(sign in text for sign in PASSING)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import pyspark
 from delta.pip_utils import configure_spark_with_delta_pip
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from router.errors import StartError
@@ -187,9 +188,18 @@ def quiet_failures(session: SparkSession) -> Iterator[None]:
         log4j.core.config.Configurator.setLevel(QUERY_LOGGER, log4j.Level.ERROR)
 
 
+def alive(session: SparkSession) -> bool:
+    """Say whether Spark runs: its JVM may be killed, or end itself for want of memory."""
+    try:
+        return not session.sparkContext._jsc.sc().isStopped()
+    except (Py4JError, OSError, AttributeError):  # nobody listens, or PySpark has let go of it
+        return False
+
+
 def stop_session(session: SparkSession) -> None:
     """Stop a session and remove the empty folders that Spark 4 leaves under ./artifacts for every session."""
-    session.stop()
+    if alive(session):
+        session.stop()
     artifacts = Path("artifacts")
     if artifacts.is_dir():
         for folder in artifacts.glob("spark-*"):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -15,6 +16,8 @@ from router.errors import StartError
 from router.parts import RAW_SCHEMA
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from router.config.models import Config, FilesSource, FormatSource, KafkaSource
 
 Offsets = dict[str, dict[int, int]]
@@ -109,18 +112,50 @@ def completed(spark: SparkSession, kafka: KafkaSource, resume: Offsets) -> Offse
 
     A partition that nothing was read from yet begins with its earliest record. Runs on the driver, asks the brokers.
     """
-    context = spark.sparkContext
-    assert context._jvm is not None
-    settings = {key[6:]: value for key, value in kafka_options(kafka).items() if key.startswith("kafka.")}
-    admin = context._jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
-    try:
+    with _admin(spark, kafka) as admin:
         every = admin.listTopics().names().get()
         topics = [t for t in every if (re.fullmatch(kafka.pattern, t) if kafka.pattern else t in kafka.topics)]
         described = admin.describeTopics(topics).allTopicNames().get()
         found = {topic: [part.partition() for part in described[topic].partitions()] for topic in topics}
+    return {t: {p: resume.get(t, {}).get(p, EARLIEST) for p in numbers} for t, numbers in found.items()}
+
+
+def kept(spark: SparkSession, kafka: KafkaSource, offsets: Offsets) -> dict[str, dict[int, tuple[int, int]]]:
+    """Return the first offset that Kafka has of each partition named, and the next one that it will write.
+
+    Partitions that are gone are left out. Runs on the driver, asks the brokers.
+    """
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    named = completed(spark, kafka, offsets)
+    parts = [(topic, number) for topic, by in offsets.items() for number in by if number in named.get(topic, {})]
+    found: list[dict[tuple[str, int], int]] = []
+    with _admin(spark, kafka) as admin:
+        for which in ("earliest", "latest"):
+            asked = jvm.java.util.HashMap()
+            for topic, number in parts:
+                place = jvm.org.apache.kafka.common.TopicPartition(topic, number)
+                asked[place] = getattr(jvm.org.apache.kafka.clients.admin.OffsetSpec, which)()
+            answer = admin.listOffsets(asked).all().get()
+            found.append({(place.topic(), place.partition()): answer[place].offset() for place in answer})
+    first, end = found
+    every: dict[str, dict[int, tuple[int, int]]] = {}
+    for topic, number in parts:
+        every.setdefault(topic, {})[number] = first[topic, number], end[topic, number]
+    return every
+
+
+@contextmanager
+def _admin(spark: SparkSession, kafka: KafkaSource) -> Iterator[Any]:
+    """Open Kafka's admin client in the driver's JVM, with the settings of the source."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    settings = {key[6:]: value for key, value in kafka_options(kafka).items() if key.startswith("kafka.")}
+    admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
+    try:
+        yield admin
     finally:
         admin.close()
-    return {t: {p: resume.get(t, {}).get(p, EARLIEST) for p in numbers} for t, numbers in found.items()}
 
 
 def _millis(moment: str) -> int:

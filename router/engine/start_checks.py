@@ -18,7 +18,7 @@ from router.delta.commit import to_arrow
 from router.delta.table_cache import THREADS
 from router.engine import source
 from router.engine.ledger import SCHEMA as LEDGER
-from router.errors import StartError
+from router.errors import RunningError, StartError
 from router.registry import parts_in
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from router.engine.source import Offsets
     from router.registry import Registry
 
-Accept = Literal["", "lost-checkpoint", "lost-lake", "duplicates"]
+Accept = Literal["", "lost-checkpoint", "lost-lake", "lost-records", "duplicates"]
 PROBES = 8
 RECENT = 100
 """Commits of a table that are searched for the last batch of a query."""
@@ -40,7 +40,7 @@ RECENT = 100
 
 @contextmanager
 def alone(checkpoint: Lake, name: str) -> Iterator[None]:
-    """Hold the lock of a checkpoint; raise StartError while another run holds it.
+    """Hold the lock of a checkpoint; raise RunningError while another run holds it.
 
     Runs on the driver. A checkpoint in an object store has no lock; there Spark's own check of the commit log stops
     the second run at its first batch.
@@ -55,7 +55,7 @@ def alone(checkpoint: Lake, name: str) -> Iterator[None]:
 
 @contextmanager
 def locked(checkpoint: Lake, file: str, refusal: str) -> Iterator[None]:
-    """Hold a lock that is a file in a checkpoint; raise StartError while another process holds it.
+    """Hold a lock that is a file in a checkpoint; raise RunningError while another process holds it.
 
     The lock of a killed process is free again. An object store has no lock.
     """
@@ -68,7 +68,7 @@ def locked(checkpoint: Lake, file: str, refusal: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StartError(refusal) from None
+            raise RunningError(refusal) from None
         yield
 
 

@@ -21,12 +21,14 @@ from router.engine import source
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
 from router.engine.commit.committers import Committers
+from router.engine.lost_records import LostRecords
 from router.engine.outbox.apply import opened
 from router.engine.outbox.detached import DetachedSinks
 from router.engine.quarantine import Release
-from router.engine.retryable_errors import Outage, passing, short
-from router.engine.session import quiet_failures
+from router.engine.retryable_errors import Outage, passing, says_lost, short
+from router.engine.session import alive, quiet_failures
 from router.engine.start_checks import alone, begin, try_parts_on_executors
+from router.errors import SessionLost
 from router.parts import BatchReport, Preparation
 
 if TYPE_CHECKING:
@@ -74,10 +76,22 @@ def run(
 ) -> list[BatchReport]:
     """Run until the source is drained (trigger once) or `stop` is set; return the last reports.
 
-    Raises StartError when it may not start, BatchError, TableError or SinkError when a batch cannot be finished, and
-    waits with growing pauses while the source or the storage is away.
+    Raises StartError when it may not start, or records are gone from Kafka, BatchError, TableError or SinkError when a
+    batch cannot be finished, SessionLost when Spark's JVM ends, and waits with growing pauses while the source or the
+    storage is away.
     """
-    options = options or RunOptions()
+    try:
+        return _run(loaded, registry, spark, options or RunOptions())
+    except Exception as error:
+        if alive(spark):
+            raise
+        raise SessionLost(
+            f"{loaded.config.name}: Spark has ended (its JVM was killed, or had too little memory); "
+            "start again, and the run goes on where it ended"
+        ) from error
+
+
+def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOptions) -> list[BatchReport]:
     config = loaded.config
     secrets = {key: value.get_secret_value() for key, value in config.storage_options.items()}
     lake, checkpoint = Lake.at(config.lake, secrets), Lake.at(config.checkpoint_path(), secrets)
@@ -96,11 +110,11 @@ def run(
         with ThreadPoolExecutor(1) as pool:  # Spark plans the query meanwhile; the first batch waits for it
             probe = pool.submit(try_parts_on_executors, spark, registry, config)
             about = registry, spark, lake, checkpoint, options, probe
-            return _Run(config, loaded.path.parent, loaded.fingerprint, *about).until_done(since)
+            return _StreamRun(config, loaded.path.parent, loaded.fingerprint, *about).until_done(since)
 
 
 @dataclass
-class _Run:
+class _StreamRun:
     config: Config
     folder: Path
     fingerprint: str
@@ -118,13 +132,14 @@ class _Run:
     reports: deque[BatchReport] = field(default_factory=lambda: deque(maxlen=KEPT_REPORTS))
     batches: Batches | None = None
     open: bool = False
+    stopped: bool = False
     detached: DetachedSinks | None = None
 
     def until_done(self, begin: source.Offsets | None) -> list[BatchReport]:
         """Run the query, and again after a failure that passes: every batch can go on where it was interrupted."""
         stop = self.options.stop
         policy = Retrying(
-            retry=retry_if_exception(passing),
+            retry=retry_if_exception(lambda error: passing(error) and alive(self.spark)),
             wait=wait_exponential_jitter(initial=1, max=60),
             stop=stop_when_event_set(stop),
             sleep=sleep_using_event(stop),
@@ -135,7 +150,7 @@ class _Run:
             with quiet_failures(self.spark), self._detached_sinks():
                 policy(self._query, begin)
         except Exception as error:
-            if not (stop.is_set() and passing(error)):
+            if not (self.stopped and passing(error)):
                 raise
             log.warning("%s: stopped while it could not go on: %s", self.config.name, short(error))
         return list(self.reports)
@@ -148,6 +163,7 @@ class _Run:
             if self.detached and self._once:
                 self.detached.start()
         except Exception:
+            self.stopped = self.options.stop.is_set()
             self.options.stop.set()
             if self.detached:
                 self.detached.join(quiet=True)
@@ -160,7 +176,7 @@ class _Run:
         log.warning("%s: %s; trying again in %.0f s", self.config.name, short(error), state.upcoming_sleep)
 
     def _query(self, begin: source.Offsets | None) -> None:
-        self.error = None
+        self.error, self.batches = None, None  # a query that begins anew has a session of its own
         if not self.open:  # within the retries: a source that is away is waited for
             self.config = opened(self.config, self.spark, self.folder, trial=self.config.debug)
             self.open = True
@@ -183,10 +199,25 @@ class _Run:
         try:
             self.probe.result()
             self._follow(query)
-        except Exception:
+        except Exception as error:
             self._end(query)
-            raise
+            if not says_lost(error):
+                raise
+            self._pass_over(error)
+            self._query(begin)
+            return
         self._end(query)  # not after a KeyboardInterrupt: it does not wait for the current batch
+
+    def _pass_over(self, error: Exception) -> None:
+        """Go on after records that are gone from Kafka, or raise StartError where that was not accepted."""
+        gone = LostRecords(self.spark, self.lake, self.checkpoint, self.config, self._committers)
+        if self.options.accept != "lost-records" or not (lost := gone.pass_over()):
+            raise gone.refusal(error) from error
+        log.warning("%s: going on after lost records: %s", self.config.name, ", ".join(map(str, lost)))
+
+    @property
+    def _committers(self) -> Committers:
+        return Committers(self.lake, self.spark, self.config.commit == "spark")
 
     @property
     def _trigger(self) -> Trigger:
@@ -218,8 +249,8 @@ class _Run:
         if not self.releasing.acquire(blocking=False):
             return  # a batch has just begun; it does the same at its end
         try:
-            committers = Committers(self.lake, self.spark, self.config.commit == "spark")
-            Release(self.config, self.spark, self.lake, CheckpointStore(self.checkpoint), committers).idle()
+            store = CheckpointStore(self.checkpoint)
+            Release(self.config, self.spark, self.lake, store, self._committers).idle()
         finally:
             self.releasing.release()
 
