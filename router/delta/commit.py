@@ -29,13 +29,6 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 
-# Features delta-rs would accept although it does not keep their promise (checks, generated values, physical names).
-UNKEPT = {"columnMapping", "checkConstraints", "generatedColumns", "invariants", "identityColumns"}
-# Writer features it refuses: Delta on Spark commits to such tables.
-REFUSED = {
-    "typeWidening", "rowTracking", "clustering", "domainMetadata", "inCommitTimestamp", "allowColumnDefaults",
-    "variantShredding", "vacuumProtocolCheck", "icebergCompatV2", "catalogManaged", "checkpointProtection",
-}  # fmt: skip
 PROPERTIES: Mapping[str, str | None] = {"delta.checkpointInterval": "20"}
 """Of the tables made here. delta-rs reads every commit since the last checkpoint before each of its own; with its
 default of 100 an append to a table of small commits takes twice the time."""
@@ -99,31 +92,6 @@ def to_arrow_schema(columns: str) -> pa.Schema:
 def to_arrow(table: DeltaTable) -> pa.Schema:
     """Return a table's schema in Arrow types."""
     return pa.schema(table.schema().to_arrow())
-
-
-def unsupported(table: DeltaTable) -> set[str]:
-    """Return the table's features that keep delta-rs from writing it correctly."""
-    protocol = table.protocol()
-    features = set(protocol.writer_features or ()) | set(protocol.reader_features or ())
-    found = features & (UNKEPT | REFUSED)
-    configuration = table.metadata().configuration
-    if configuration.get("delta.columnMapping.mode", "none") != "none":
-        found.add("columnMapping")
-    if any(key.startswith("delta.constraints.") for key in configuration):
-        found.add("checkConstraints")
-    if table.metadata().partition_columns:
-        found.add("partitioning")  # a landed file may hold rows of several partitions
-    if '"nullable":false' in table.schema().to_json():
-        found.add("notNull")
-    return found - ({"invariants", "checkConstraints", "generatedColumns"} if not _enforced(table) else set())
-
-
-def _enforced(table: DeltaTable) -> bool:
-    """Say whether checks or generated columns are really in use: old protocols merely allow them."""
-    marked = ("delta.invariants", "delta.generationExpression")
-    return any(key.startswith("delta.constraints.") for key in table.metadata().configuration) or any(
-        mark in (field.metadata or {}) for field in table.schema().fields for mark in marked
-    )
 
 
 def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTable | None = None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from router.delta.lake import Lake
+
+
+@dataclass(frozen=True)
+class SparkMetadata:
+    """What the router reads of a table's metadata."""
+
+    configuration: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,10 @@ class SparkTable:
     def schema(self) -> Schema:
         """Return the columns."""
         return Schema.from_json(self.snapshot.metadata().schemaString())
+
+    def metadata(self) -> SparkMetadata:
+        """Return the table's properties."""
+        return SparkMetadata(json.loads(self.snapshot.metadata().json())["configuration"])
 
     def transaction_version(self, app_id: str) -> int | None:
         """Return the version of a transaction id, None where the table has none of it."""

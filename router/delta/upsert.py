@@ -29,8 +29,8 @@ from router.delta.commit import (
     retry_on_conflict,
     to_arrow,
     to_delta,
-    unsupported,
 )
+from router.delta.constraints import unsupported
 from router.delta.row_checks import check_rows
 from router.delta.row_order import DELETED, OUTBOX_ONLY, comparable, newer_rows, order_names
 from router.delta.scd1 import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, UPDATE, TableChanges, latest_changes
@@ -191,7 +191,7 @@ def refuse_absent(lake: Lake, work: TableUpsert) -> None:
 LARGE = 4 << 30
 """Bytes of a table that one task may have to rewrite in one merge: above, Spark does it in many. delta-rs took 25 s for
 0.9 GB whose every file was touched, on two cores that were busy otherwise."""
-MERGEABLE = {"partitioning", "notNull", "invariants"}
+MERGEABLE = {"partitioning", "notNull"}
 """What keeps files from being adopted, but not rows from being merged."""
 SUPPORTED_PROPERTIES = (
     *("delta.checkpoint.", "delta.checkpointInterval", "delta.dataSkipping", "delta.autoOptimize."),

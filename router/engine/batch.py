@@ -80,7 +80,7 @@ class Batches:
         self.tables: Any = SparkTables(self.spark, self.lake) if only_spark else TableCache(self.lake)
         self.planner = Planner(config, config.decode)
         self.landing = LandingJob(self.spark, self.lake, config.landing, self.query, staging)
-        self.evolution = SchemaEvolution(self.lake, self.tables, self.query)
+        self.evolution = SchemaEvolution(self.lake, self.tables, self.query, self.spark)
         self.committers = Committers(self.lake, self.spark, only_spark)
         self.outboxes = Outboxes(config, self.spark, self.lake, self.store, self.query, self.committers, self.stop)
         self.release = Release(config, self.spark, self.lake, self.store, self.committers)

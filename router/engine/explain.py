@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 
 from router.delta.commit import row_count as count
-from router.delta.commit import unsupported
+from router.delta.constraints import unsupported
 from router.delta.lake import Lake
 from router.delta.row_versions import deletions_table
 from router.delta.upsert import MergeEngine, merge_engine

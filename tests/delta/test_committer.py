@@ -10,7 +10,7 @@ import pytest
 from delta.tables import DeltaTable as SparkTable
 
 from router import TableError
-from router.delta.commit import unsupported
+from router.delta.constraints import unsupported
 from router.delta.lake import Lake
 from router.engine.commit.committers import Committers
 

@@ -12,16 +12,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from router.delta.casting import type_within
-from router.delta.commit import StagedFile, TableCommit, to_arrow, to_delta
+from router.delta.commit import StagedFile, TableCommit, to_arrow, to_arrow_schema, to_delta
+from router.delta.constraints import constraints
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema, delta_type, limited_to
+from router.engine.label.expressions import Untranslatable, translate
 from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, Demands, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from pyspark.sql import SparkSession
+
     from router.delta.lake import Lake
+    from router.engine.label.expressions import Node
 
 V = TypeVar("V")
 Named = dict[str, set[str]]
@@ -42,14 +50,16 @@ class Decision:
 
 @dataclass
 class SchemaEvolution:
-    """The decisions of one query; the object keeps only the names of tables that exist."""
+    """The decisions of one query; the object keeps the names of tables, and constraints as Arrow evaluates them."""
 
     lake: Lake
     tables: Any
     query: str
+    spark: SparkSession
+    conditions: dict[tuple[str, str], Node | None] = field(default_factory=dict)
     known: dict[str, set[str]] = field(default_factory=dict)
 
-    def decide(
+    def decide(  # noqa: PLR0915 - one table after the other, and what each demands
         self,
         layout: Layout,
         files: Iterable[StagedFile],
@@ -69,6 +79,7 @@ class SchemaEvolution:
         schemas |= {target.key: target.schema for target in layout.all_targets}
         casts, conflicts, frozen = dict(demands.casts), dict(demands.conflicts), dict(demands.frozen)
         modes = {target.key: target.evolution for target in layout.targets}
+        columns: dict[str, pa.Schema] = {}
         commits: list[TableCommit] = []
         refused: list[str] = []
         for table, targets in sorted(by_table.items()):
@@ -92,8 +103,16 @@ class SchemaEvolution:
                 come = _written(come, difference)
                 commits.append(self._commit(table, target, tuple(landed), come, difference, batch))
                 have = pa.unify_schemas([have, come], promote_options="permissive") if have is not None else come
+            columns[table] = have
         allowed = self._allowed(layout, {table: set(targets) for table, targets in by_table.items()}, named or {})
-        found = Demands(_filled(casts), _filled(conflicts), {**demands.allowed, **allowed}, _filled(frozen))
+        own = {target.key for target in layout.targets if not target.outbox}
+        checked = {
+            f"{target}/{table}": self._constraints(handles[table], columns[table])
+            for table, targets in by_table.items()
+            for target in own & targets.keys()
+        }
+        allowed, checked = {**demands.allowed, **allowed}, {**demands.constraints, **checked}
+        found = Demands(_filled(casts), _filled(conflicts), allowed, _filled(frozen), _filled(checked))
         return Decision(tuple(commits), handles, found, tuple(refused))
 
     def committed(self, tables: Iterable[str]) -> None:
@@ -116,6 +135,26 @@ class SchemaEvolution:
             added=to_delta(pa.schema(list(found.added))) if found.added else None,
             widened=to_delta(pa.schema(list(found.widened))) if found.widened else None,
         )
+
+    def _constraints(self, table: Any, columns: pa.Schema) -> dict[str, Node]:
+        """Return what a table demands of its rows, for tasks to evaluate; what only Spark can is left to its commit."""
+        found: dict[str, Node] = {}
+        if table is None:
+            return found
+        for name, sql in constraints(table.schema().to_json(), table.metadata().configuration).items():
+            known = to_delta(columns), sql
+            if known not in self.conditions:
+                self.conditions[known] = self._condition(*known)
+            if (node := self.conditions[known]) is not None:
+                found[name] = node
+        return found
+
+    def _condition(self, columns: str, sql: str) -> Node | None:
+        frame = self.spark.createDataFrame([], from_arrow_schema(to_arrow_schema(columns), prefer_timestamp_ntz=True))
+        try:
+            return translate(frame, [F.expr(sql)])[0]
+        except (Untranslatable, PySparkException):  # a function that is not known here, ...
+            return None
 
     def _allowed(self, layout: Layout, by_table: dict[str, set[str]], outboxes: Named) -> dict[str, frozenset[str]]:
         """Return the allowed names of the targets that named more tables than they may have."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 
 if TYPE_CHECKING:
+    from router.engine.label.tree import Node
     from router.parts import Evolution
 
 RAW_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp_type", "headers")
@@ -160,13 +161,15 @@ class Demands:
     `casts`: place -> column -> type to write; `conflicts`: place -> column -> why its values cannot be written, where
     a place is a target's key and a table (routes that share a table need not have the same columns);
     `allowed`: target key -> the only names it may still use (absent: no limit reached); `frozen`: place -> column ->
-    the type in which its values go into a table that may not change, None where that lacks the column.
+    the type in which its values go into a table that may not change, None where that lacks the column; `constraints`:
+    place -> what to call it -> a condition over the table's columns that is true for every row of the table.
     """
 
     casts: dict[str, dict[str, pa.DataType]] = field(default_factory=dict)
     conflicts: dict[str, dict[str, str]] = field(default_factory=dict)
     allowed: dict[str, frozenset[str]] = field(default_factory=dict)
     frozen: dict[str, dict[str, pa.DataType | None]] = field(default_factory=dict)
+    constraints: dict[str, dict[str, Node]] = field(default_factory=dict)
 
     def differ(self, other: Demands, places: set[str]) -> bool:
         """Say whether rows in these places would be staged or quarantined otherwise under other demands."""
@@ -176,6 +179,8 @@ class Demands:
             if not set(other.conflicts.get(place, {})) <= set(self.conflicts.get(place, {})):
                 return True
             if self.frozen.get(place, {}) != other.frozen.get(place, {}):
+                return True
+            if self.constraints.get(place, {}) != other.constraints.get(place, {}):
                 return True
         return self.allowed != other.allowed
 

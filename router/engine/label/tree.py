@@ -68,6 +68,13 @@ def arrow_type(kind: Any) -> pa.DataType:
     raise Untranslatable(f"the type {shown(kind)}")
 
 
+def columns_of(node: Node) -> dict[str, pa.DataType]:
+    """Return the columns that an expression reads, and their types."""
+    if node.op == "column":
+        return {node.with_: arrow_type(node.kind)}
+    return {name: kind for child in node.of for name, kind in columns_of(child).items()}
+
+
 def precision(kind: Any) -> tuple[int, int] | None:
     """Return the precision and scale of a decimal type; None for any other."""
     found = DECIMAL.fullmatch(kind) if isinstance(kind, str) else None

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from router.decoding import keep_archives
-from router.delta.casting import cast_down, has_value
+from router.delta.casting import cast_down, cast_to, has_value
+from router.engine.label.expressions import evaluate
 from router.engine.label.labels import Labelling, labelled
 from router.engine.label.layout import (
     BRONZE_SCHEMA,
@@ -30,6 +31,7 @@ from router.engine.label.layout import (
     Target,
     too_wide,
 )
+from router.engine.label.tree import columns_of
 from router.engine.land.parquet_writer import attempt
 
 if TYPE_CHECKING:
@@ -290,6 +292,9 @@ class _Task:
         part, at = self._cast_to_frozen(rows, target, table, (part, at))
         if not part.num_rows:
             return
+        part, at = self._satisfying(rows, target, table, (part, at))
+        if not part.num_rows:
+            return
         rows.add("landed", target.key, at)
         if target.outbox:
             values = {"_table": whose, "_query": self.work.query, "_batch_id": self.work.batch}
@@ -365,6 +370,21 @@ class _Task:
             part, index = part.filter(pa.array(~lost)), index[~lost]
         else:
             rows.add("frozen", target.key, index[lost])
+        return part, at if len(index) == have[0].num_rows else index
+
+    def _satisfying(
+        self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch, Numbers | None]
+    ) -> tuple[pa.RecordBatch, Numbers | None]:
+        """Turn the rows that violate a constraint of their table into dead letters: one would keep all others out."""
+        part, at = have
+        index = rows.where(at)
+        for name, node in self.work.demands.constraints.get(target.place(table), {}).items():
+            values = cast_to(pa.Table.from_batches([part]), pa.schema(columns_of(node)))
+            columns = {column: values.column(column).combine_chunks() for column in values.column_names}
+            holds = pc.fill_null(evaluate(node, columns, part.num_rows)[0], False).to_numpy(zero_copy_only=False)
+            if not holds.all():
+                self._refuse(rows, target, index[~holds], "schema", f"table {table}: {name} does not hold")
+                part, index = part.filter(pa.array(holds)), index[holds]
         return part, at if len(index) == have[0].num_rows else index
 
     def _refuse(self, rows: Rows, target: Target, at: Numbers, stage: str, reason: str) -> None:
