@@ -109,6 +109,17 @@ class Lake:
             os.fsync(stream.fileno())
         unfinished.replace(whole)
 
+    def sync(self, path: str) -> None:
+        """Return when a closed file below the root, and its name, are on the disk; an object store has it already."""
+        if self.local:
+            whole = Path(self.root, path)
+            for place in (whole, whole.parent):
+                at = os.open(place, os.O_RDONLY)
+                try:
+                    os.fsync(at)
+                finally:
+                    os.close(at)
+
     def delete(self, path: str) -> None:
         """Delete a file below the root, where it is there."""
         if self.files.get_file_info(path).type is fs.FileType.File:

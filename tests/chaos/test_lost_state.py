@@ -206,16 +206,35 @@ def test_landed_files_that_a_vacuum_took_are_landed_again(drain, topic, tmp_path
     once(lake, EVENTS)
 
 
+def test_staged_files_that_a_power_cut_emptied_are_landed_again(drain, topic, tmp_path, monkeypatch):
+    config, lake = configuration(tmp_path, topic), tmp_path / "lake"
+    crash_after(monkeypatch, 2)
+    with pytest.raises(CrashError):
+        drain(config)
+    monkeypatch.undo()
+    for file in uncommitted(lake):
+        file.write_bytes(b"")
+    drain(config)
+    once(lake, EVENTS)
+    for table in lakes.tables(lake):
+        lakes.read(lake, table)
+
+
+def uncommitted(lake: Path) -> list[Path]:
+    """Return the staged files that no commit refers to."""
+    found = []
+    for folder in {file.parent for file in lake.glob("*/*/*.parquet")}:
+        known = set()
+        if (folder / "_delta_log").exists():
+            known = {name.rsplit("/", 1)[-1] for name in DeltaTable(folder).file_uris()}
+        found += [file for file in folder.glob("*.parquet") if file.name not in known]
+    assert found
+    return found
+
+
 def vacuum(lake: Path) -> None:
     """Delete the staged files that no commit refers to."""
-    for log in lake.glob("*/*/_delta_log"):
-        known = {name.rsplit("/", 1)[-1] for name in DeltaTable(log.parent).file_uris()}
-        for file in log.parent.glob("*.parquet"):
-            if file.name not in known:
-                file.unlink()
-    orphans = [file for file in lake.glob("*/*/*.parquet") if not (file.parent / "_delta_log").exists()]
-    assert orphans
-    for file in orphans:
+    for file in uncommitted(lake):
         file.unlink()
 
 

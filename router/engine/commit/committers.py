@@ -71,9 +71,12 @@ class Committers:
         return made
 
     def staged(self, works: Iterable[TableCommit]) -> bool:
-        """Say whether the files of decided commits are still there: a VACUUM takes what no commit refers to."""
-        found = self.lake.files.get_file_info([file.path for work in works for file in work.files])
-        return all(info.type is fs.FileType.File for info in found)
+        """Say whether the files of decided commits are there whole: a VACUUM takes what no commit refers to."""
+        files = [file for work in works for file in work.files]
+        found = self.lake.files.get_file_info([file.path for file in files])
+        return all(
+            info.type is fs.FileType.File and info.size == file.bytes for info, file in zip(found, files, strict=True)
+        )
 
     def applied(self, work: TableCommit) -> None:
         """Delete the staged files of an outbox that its sink has dealt with, where its table has rows of its own."""

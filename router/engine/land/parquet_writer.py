@@ -150,6 +150,7 @@ def _valued(rows: pa.Table) -> pa.Table:
 class _File:
     """A Parquet file that is being written."""
 
+    lake: Lake
     path: str
     schema: pa.Schema
     writer: pq.ParquetWriter
@@ -172,7 +173,7 @@ class _File:
             write_statistics=[".".join(leaf) for leaf in leaves(schema) if leaf and leaf not in nans] if nans else True,
             metadata_collector=footers,
         )
-        return cls(f"{folder}/{name}", schema, writer, stream, footers)
+        return cls(staging.lake, f"{folder}/{name}", schema, writer, stream, footers)
 
     @property
     def size(self) -> int:
@@ -189,5 +190,6 @@ class _File:
         self.writer.close()
         size = self.size
         self.stream.close()
+        self.lake.sync(self.path)  # a manifest that survives a power cut must not refer to files that do not
         footer, names = self.footers[0], tuple(self.schema.names)
         return StagedFile(target, table, self.path, size, footer.num_rows, names, statistics(footer))
