@@ -19,6 +19,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 
+def printable(text: str) -> str:
+    """Return a text of which a terminal or a log obeys nothing: what is no visible character or blank is escaped.
+
+    Names of topics and columns and the answers of APIs stand in messages, and anybody may have written them.
+    """
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
 @dataclass(frozen=True)
 class Problem:
     """One mistake in a configuration, and where it stands.

@@ -83,6 +83,7 @@ def inferred(options: Infer, preparation: Preparation) -> T.StructType:
         return read_schema(file)
     known = read_schema(file) if file.exists() else None
     struct = infer(preparation.sample(options.rows))
+    struct = merged(known, struct) if known else struct
     text = struct.toDDL() if file.suffix == ".ddl" else json.dumps(json_schema_of(struct), indent=2)
     _replace(file, f"{text}\n")
     found = read_schema(file)
@@ -104,6 +105,25 @@ def infer(sample: DataFrame) -> T.StructType:
             "no schema can be inferred: the source has no JSON object yet; write some, or write the schema yourself"
         )
     return struct
+
+
+def merged(known: T.StructType, found: T.StructType) -> T.StructType:
+    """Return the schema found with what was known before: a sample lacks what records have that it has not seen.
+
+    A field has the type that was found, but a number does not become narrower.
+    """
+    names = {field.name: field.dataType for field in found}
+    fields = [T.StructField(f.name, _merged(f.dataType, names.get(f.name, f.dataType))) for f in known]
+    return T.StructType([*fields, *(field for field in found if field.name not in known.names)])
+
+
+def _merged(known: T.DataType, found: T.DataType) -> T.DataType:
+    if isinstance(known, T.StructType) and isinstance(found, T.StructType):
+        return merged(known, found)
+    if isinstance(known, T.ArrayType) and isinstance(found, T.ArrayType):
+        return T.ArrayType(_merged(known.elementType, found.elementType))
+    wider = isinstance(known, (T.DoubleType, T.DecimalType)) and isinstance(found, T.IntegralType)
+    return known if wider else found
 
 
 def differences(known: T.StructType, found: T.StructType) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from typing_extensions import override
 
-from router.errors import ConfigError, RouterError
+from router.errors import ConfigError, RouterError, printable
 
 COMMANDS = {
     "approve": ("router.cli.approve:approve", "Let tables gain the columns that rows wait for."),
@@ -72,7 +72,8 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except RouterError as error:
-            click.echo(str(error) if isinstance(error, ConfigError) else f"router: {error}", err=True)
+            lines = str(error).split("\n") if isinstance(error, ConfigError) else [f"router: {error}"]
+            click.echo("\n".join(map(printable, lines)), err=True)
             ctx.exit(error.exit_code if ctx.invoked_subcommand == "run" else 1)
 
 

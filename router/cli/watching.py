@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.status import Status
 
+from router.errors import printable
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -28,7 +30,7 @@ class Watcher:
         self.log = logging.getLogger("router")
         self.handler = logging.StreamHandler(sys.stderr)
         self.handler.setFormatter(
-            _JsonLines() if json_lines else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+            _JsonLines() if json_lines else _TextLines("%(asctime)s %(levelname)s %(message)s")
         )
         terminal = Console(stderr=True)
         self.status = Status(f"{name}: starting", console=terminal) if terminal.is_terminal and not json_lines else None
@@ -72,6 +74,14 @@ def line(report: BatchReport, behind: int | None) -> str:
         f"{report.query} batch {report.batch}: {report.read:,} rows into {report.tables} tables "
         f"({report.files} files), {report.dead_letters:,} dead letters{odd}, {total:.2f} s ({steps}){lag}"
     )
+
+
+class _TextLines(logging.Formatter):
+    """Log records as lines of text: whatever a message quotes, it stays on its line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        record.message = printable(record.message)
+        return super().formatMessage(record)
 
 
 class _JsonLines(logging.Formatter):

@@ -64,17 +64,44 @@ def named(config: Config) -> str:
 
 
 def sample(spark: SparkSession, config: Config, rows: int) -> DataFrame:
-    """Return up to `rows` raw records of the source as a static frame, from its beginning."""
+    """Return about `rows` raw records of the source as a static frame.
+
+    Of Kafka the oldest and the newest of every partition, as many of each: what producers send now may have fields that
+    they had not when the topic began. Of files the first.
+    """
     source = config.source
     if source.kafka:
-        options = {**kafka_options(source.kafka), "startingOffsets": "earliest", "endingOffsets": "latest"}
-        for streaming in ("maxOffsetsPerTrigger", "startingTimestamp", "startingOffsetsByTimestamp"):
-            options.pop(streaming, None)
-        return _kafka_columns(spark.read.format("kafka").options(**options).load()).limit(rows)
+        return _kafka_sample(spark, source.kafka, rows)
     if source.files:
         lines = spark.read.format("text").options(**_file_options(source.files)).load(source.files.path)
         return numbered(_file_columns(lines)).limit(rows)
     raise StartError("a sample can be taken from kafka and files only; give the decoder a schema")
+
+
+def _kafka_sample(spark: SparkSession, kafka: KafkaSource, rows: int) -> DataFrame:
+    options = kafka_options(kafka)
+    streaming = ("maxOffsetsPerTrigger", "subscribe", "subscribePattern", "startingTimestamp")
+    for name in (*streaming, "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"):
+        options.pop(name, None)
+    ends = kept(spark, kafka, completed(spark, kafka, {}))
+    parts = [(topic, number, *ends_of) for topic, by in ends.items() for number, ends_of in by.items()]
+    share = -(-rows // (2 * len(parts))) if parts else 0
+    oldest = [(topic, number, first, min(first + share, end)) for topic, number, first, end in parts]
+    newest = [(topic, number, max(first + share, end - share), end) for topic, number, first, end in parts]
+    found = spark.createDataFrame([], RAW_SCHEMA)
+    for ranges in (oldest, newest):
+        begins: Offsets = {}
+        ends_at: Offsets = {}
+        for topic, number, begin, end in ranges:
+            if begin < end:
+                begins.setdefault(topic, {})[number] = begin
+                ends_at.setdefault(topic, {})[number] = end
+        if begins:
+            reader = spark.read.format("kafka").options(**options)
+            reader = reader.option("assign", json.dumps({topic: [*numbers] for topic, numbers in begins.items()}))
+            reader = reader.options(startingOffsets=json.dumps(begins), endingOffsets=json.dumps(ends_at))
+            found = found.unionByName(_kafka_columns(reader.load()))
+    return found
 
 
 def numbered(raw: DataFrame) -> DataFrame:

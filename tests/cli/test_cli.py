@@ -21,8 +21,9 @@ import router.cli
 import router.registry
 from router import BatchReport, ConfigError, Problem, StartError
 from router.cli import ledger
-from router.cli.watching import line
+from router.cli.watching import Watcher, line
 from router.engine.ledger import SCHEMA
+from router.errors import RunningError, SessionLost
 
 TESTS = Path(__file__).parents[1]
 PARTS = TESTS / "config" / "parts.py"
@@ -216,6 +217,38 @@ def test_errors_of_the_router_come_without_a_traceback(run, monkeypatch):
 
     assert result.stderr == "router: it is running already; stop it first\n"
     assert result.exit_code == 1
+
+
+HOSTILE = "games\x1b[2J\n2026-01-01 INFO all is well\u202e\u2028\ud800"
+"""A name from data: it clears a terminal, forges a line of the log, turns the text round, and is no UTF-8."""
+HARMLESS = r"games\x1b[2J\n2026-01-01 INFO all is well\u202e\u2028\ud800"
+
+
+def test_what_data_says_is_shown_and_not_obeyed(run, monkeypatch, capsys):
+    @click.command()
+    def refuse() -> None:
+        raise StartError(f"table {HOSTILE} is gone")
+
+    monkeypatch.setattr("router.cli.plugins.schema", refuse)
+
+    assert run("schema").stderr == f"router: table {HARMLESS} is gone\n"
+    with Watcher("games") as watcher:
+        watcher.log.warning("%s waits", HOSTILE)
+    (shown,) = capsys.readouterr().err.splitlines()
+    assert shown.endswith(f"WARNING {HARMLESS} waits")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(StartError("lost"), 2), (RunningError("twice"), 1), (SessionLost("d"), 1)]
+)
+def test_run_says_by_its_exit_code_whether_a_restart_may_help(run, monkeypatch, error, code):
+    @click.command()
+    def refuse() -> None:
+        raise error
+
+    monkeypatch.setattr("router.cli.run.run", refuse)
+
+    assert run("run").exit_code == code
 
 
 @pytest.mark.parametrize("name", ["check", "plugins", "schema"])

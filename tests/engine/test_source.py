@@ -327,13 +327,28 @@ def test_kafka_begins_where_it_is_told(
     )
 
 
-def test_a_sample_of_kafka_is_from_its_beginning(spark: SparkSession, topics: EmbeddedKafka) -> None:
-    """Without it a schema is inferred from nothing where the stream begins at the end of the topic."""
-    settings = config(kafka=KafkaSource(servers=topics.servers, topics=("source-b",), start="latest"))
+@pytest.mark.parametrize(
+    ("pattern", "wanted", "offsets"),
+    [
+        ("source-b", 8, {("source-b", 0): [*range(4), *range(16, 20)]}),
+        ("source-a", 8, {("source-a", part): [0, 1, 18, 19] for part in (0, 1)}),
+        ("source-[ab]", 1000, {part: [*range(20)] for part in [("source-a", 0), ("source-a", 1), ("source-b", 0)]}),
+        ("source-none", 8, {}),
+    ],
+    ids=["one partition", "two partitions", "all there is", "nothing"],
+)
+def test_a_sample_of_kafka_is_its_oldest_and_newest_records(
+    spark: SparkSession, topics: EmbeddedKafka, pattern: str, wanted: int, offsets: dict[tuple[str, int], list[int]]
+) -> None:
+    """Without it a schema is inferred from nothing at the end of a topic, or lacks what producers send by now."""
+    settings = config(kafka=KafkaSource(servers=topics.servers, pattern=pattern, start="latest"))
 
-    rows = source.sample(spark, settings, 7).collect()
+    rows = source.sample(spark, settings, wanted).collect()
 
-    assert len(rows) == 7
-    assert set(rows[0].asDict()) == {
+    found: dict[tuple[str, int], list[int]] = {}
+    for row in sorted(rows, key=lambda row: row["offset"]):
+        found.setdefault((row["topic"], row["partition"]), []).append(row["offset"])
+    assert found == offsets
+    assert not rows or set(rows[0].asDict()) == {
         field.split()[0].rstrip(":") for field in RAW_SCHEMA.replace("<key: string, value: binary>", "").split(", ")
     }
