@@ -29,9 +29,7 @@ class Watcher:
         self.name = name
         self.log = logging.getLogger("router")
         self.handler = logging.StreamHandler(sys.stderr)
-        self.handler.setFormatter(
-            _JsonLines() if json_lines else _TextLines("%(asctime)s %(levelname)s %(message)s")
-        )
+        self.handler.setFormatter(_JsonLines() if json_lines else _TextLines("%(asctime)s %(levelname)s %(message)s"))
         terminal = Console(stderr=True)
         self.status = Status(f"{name}: starting", console=terminal) if terminal.is_terminal and not json_lines else None
 

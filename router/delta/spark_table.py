@@ -39,7 +39,7 @@ class SparkTable:
 
     def metadata(self) -> SparkMetadata:
         """Return the table's properties."""
-        return SparkMetadata(json.loads(self.snapshot.metadata().json())["configuration"])
+        return SparkMetadata(json.loads(self.snapshot.metadata().json())["metaData"].get("configuration", {}))
 
     def transaction_version(self, app_id: str) -> int | None:
         """Return the version of a transaction id, None where the table has none of it."""

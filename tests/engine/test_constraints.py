@@ -12,7 +12,11 @@ import pytest
 from delta.tables import DeltaTable as SparkTable
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from router.config.models import Route
 from router.delta.constraints import unsupported
+from router_decoders import Json
+from router_rules import Sql
+from router_sinks import Tables
 from tests.engine.conftest import COMMITS
 from tests.engine.query import records
 
@@ -82,9 +86,9 @@ def query(request: pytest.FixtureRequest, make_query: MakeQuery, spark: SparkSes
     folder: Path = tmp_path_factory.mktemp("constraints")
     query = make_query(
         folder,
-        decode={"json": {"schema": SCHEMA}},
+        decode=Json(schema=SCHEMA),
         commit=request.param,
-        routes=[{"name": "games", "match": {"sql": "true"}, "sinks": [{"tables": "silver.{event.game}"}]}],
+        routes=(Route(name="games", match=Sql(where="true"), sinks=(Tables(table="silver.{event.game}"),)),),
     )
     for name, make in TABLES.items():
         make(spark, query.lake.address(f"silver.{name}"))
