@@ -25,12 +25,10 @@ from pydantic import BaseModel
 from pyspark import cloudpickle
 
 from router import hookspecs
-from router.applying import ApplyingSink
-from router.encoding import Encoder
 from router.errors import PluginError
-from router.merging import MergingSink
-from router.parts import BatchReport, Decoder, Part, Rule, Sink, TableSink
+from router.parts import BatchReport, Decoder, Encoder, Part, Rule
 from router.resolve import Entries, Entry, options_of, resolve, suggestion
+from router.sinks import ApplyingSink, MergingSink, Sink, TableSink
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from router.applying import ApplyingSink, Resent
     from router.config.models import Config
     from router.engine.outbox.replay import Replay, ReplayFilter, ReplayGroup, ReplayRows, Resender
+    from router.sinks import ApplyingSink, Resent
 
 COLUMNS = ("route", "sink", "status", "answer", "rows", "calls", "oldest", "newest", "such as")
 LONGEST = 120

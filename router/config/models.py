@@ -18,8 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from router.applying import ApplyingSink
-from router.parts import Decoder, Rule, Sink
+from router.parts import Decoder, Rule
+from router.sinks import ApplyingSink, Sink
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _LONG_FORMS = {

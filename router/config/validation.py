@@ -12,9 +12,8 @@ from pydantic import ValidationError
 
 from router.config.models import Config, Source
 from router.config.yaml_tree import Items, Keys, Node, Scalar, plain_data
-from router.merging import MergingSink
-from router.parts import Sink, TableSink
 from router.resolve import suggestion
+from router.sinks import MergingSink, Sink, TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -18,7 +18,7 @@ from router.errors import TableError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from router.merging import KeyedTable
+    from router.sinks import KeyedTable
 
 
 REASON = "reason"

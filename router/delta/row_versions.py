@@ -19,7 +19,7 @@ from router.delta.scd2 import HISTORY_COLUMNS, TIMESTAMP
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake
-    from router.merging import KeyedTable
+    from router.sinks import KeyedTable
 
 
 DELETIONS = "_deletions"

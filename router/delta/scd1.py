@@ -11,7 +11,7 @@ import pyarrow as pa
 from router.delta.row_order import OUTBOX_ONLY, Codes, Mask, NewerRows, keys_and_order, order_names
 
 if TYPE_CHECKING:
-    from router.merging import KeyedTable
+    from router.sinks import KeyedTable
 
 
 OP = "__op"

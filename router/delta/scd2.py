@@ -15,7 +15,7 @@ from router.delta.row_order import NEVER, OUTBOX_ONLY, SINCE, Codes, Mask, Newer
 from router.delta.scd1 import CLOSE, INSERT, OP, TableChanges
 
 if TYPE_CHECKING:
-    from router.merging import KeyedTable
+    from router.sinks import KeyedTable
 
 
 TIMESTAMP = pa.timestamp("us", "UTC")

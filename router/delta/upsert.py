@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from router.delta.lake import Lake
-    from router.merging import KeyedTable
+    from router.sinks import KeyedTable
 
     Quote = Callable[[str], str]
 

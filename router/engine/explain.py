@@ -19,8 +19,7 @@ from router.engine.merge.backlog import BacklogStore
 from router.engine.start_checks import Checkpoint
 from router.engine.upsert_columns import asked
 from router.errors import TableError
-from router.merging import MergingSink
-from router.parts import Sink, TableSink
+from router.sinks import MergingSink, Sink, TableSink
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

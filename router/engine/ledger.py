@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from router.applying import Applied
 from router.delta.commit import StagedFile, TableCommit, to_delta
 from router.delta.file_statistics import statistics
 from router.delta.lake import Lake
+from router.sinks import Applied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
-    from router.applying import Resent
     from router.config.models import Config
     from router.engine.balance import Partition
     from router.engine.commit.committers import Committers
+    from router.sinks import Resent
 
 SCHEMA = pa.schema(
     [

@@ -14,9 +14,9 @@ from router.parts import BatchReport
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from router.applying import Applied
     from router.engine.checkpoint_store import Manifest
     from router.engine.label.layout import Layout
+    from router.sinks import Applied
 
 Watch = Callable[[int, str, int, int], None]
 """Called with (batch id, step, done, of): at a step's start (0 done), on progress inside it, and at its end."""

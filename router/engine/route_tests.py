@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from router.applying import ApplyingSink, Opening
 from router.delta.lake import Lake
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
 from router.engine.label.layout import BRONZE_SCHEMA, outbox_of
 from router.errors import RouterError, StartError
-from router.merging import MergingSink
 from router.parts import Preparation
+from router.sinks import ApplyingSink, MergingSink, Opening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -26,7 +26,7 @@ from router.delta.scd2 import HISTORY_COLUMNS
 from router.errors import StartError
 
 if TYPE_CHECKING:
-    from router.merging import KeyedTable, MergingSink
+    from router.sinks import KeyedTable, MergingSink
 
 
 TABLE = "_table"

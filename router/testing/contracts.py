@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from router.parts import Decoder, Rule, TableSink
+    from router.parts import Decoder, Rule
+    from router.sinks import TableSink
 
 ADDED = {"event", "_error"}
 OPTIONAL = {"_wanted", "schema_id", "schema_version", "subject", "message"}

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from pyspark import cloudpickle
 from pyspark.sql import types as T
 
-from router.applying import Batch, Opening
+from router.sinks import Batch, Opening
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from router.applying import ApplyingSink
-    from router.encoding import Encoder
+    from router.parts import Encoder
+    from router.sinks import ApplyingSink
 
 COORDINATES = "_topic string, _partition int, _offset bigint, _timestamp timestamp, _key binary"
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)

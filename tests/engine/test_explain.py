@@ -19,8 +19,8 @@ from router.delta.upsert import TableUpsert, upsert
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.explain import explain
 from router.engine.merge.backlog import Backlog, BacklogStore
-from router.merging import KeyedTable
 from router.registry import load_registry
+from router.sinks import KeyedTable
 from tests.delta.model import Record, lane
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from pyarrow import fs
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
+from router.columns import quoted
 from router.delta.commit import TableCommit, commit, is_committed, to_arrow_schema, unsupported
 from router.delta.spark_table import spark_table
 from router.delta.table_cache import THREADS
-from router.engine.label.column_types import quoted
 from router.errors import TableError
 
 if TYPE_CHECKING:

@@ -11,10 +11,22 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    MapType,
+    NumericType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
+from router.columns import holds, tried
 from router.delta.schema_diff import delta_schema
-from router.engine.label.column_types import kind_of, rows_schema
 from router.engine.label.expressions import Node, Untranslatable, translate
 from router.engine.label.layout import (
     COORDINATES,
@@ -25,12 +37,10 @@ from router.engine.label.layout import (
     outbox_of,
     quarantine_of,
 )
-from router.engine.label.safe_columns import holds, tried
 from router.engine.label.tombstones import taken
 from router.engine.upsert_columns import check, merge_struct
 from router.errors import StartError
-from router.merging import MergingSink
-from router.parts import TableSink
+from router.sinks import MergingSink, TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -278,3 +288,45 @@ def _expand(frame: DataFrame, text: str) -> Iterator[Column]:
     event = frame.schema["event"].dataType
     assert isinstance(event, StructType)  # the contract of decoders
     yield from (F.col("event").getField(name).alias(name) for name in event.fieldNames())
+
+
+KEPT = (BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType)
+"""The types of single values that Delta keeps."""
+
+
+def rows_schema(struct: StructType) -> pa.Schema:
+    """Return the fields of a struct as a plain Arrow schema; refuse names and types that Delta lacks."""
+    _check(struct)
+    return delta_schema(pa.schema([pa.field(f.name, to_arrow_type(f.dataType, timestamp_utc=True)) for f in struct]))
+
+
+def _check(kind: DataType, column: str = "") -> None:
+    """Refuse what Delta cannot keep, at any depth."""
+    if isinstance(kind, StructType):
+        _check_names(kind)
+        for child in kind:
+            _check(child.dataType, f"{column}.{child.name}" if column else child.name)
+    elif isinstance(kind, ArrayType):
+        _check(kind.elementType, column)
+    elif isinstance(kind, MapType):
+        _check(kind.keyType, column)
+        _check(kind.valueType, column)
+    elif not isinstance(kind, KEPT):
+        raise StartError(
+            f"column {column}: a table cannot keep {kind.simpleString()}; cast it or leave it out in `select`"
+        )
+
+
+def _check_names(struct: StructType) -> None:
+    folded: dict[str, str] = {}
+    for name in struct.fieldNames():
+        if any(character in " ,;{}()\n\t=" for character in name) or not name:
+            raise StartError(f"column {name!r}: Delta refuses spaces and ,;{{}}()= in names; rename it in `select`")
+        if name.lower() in folded:
+            raise StartError(f"columns {folded[name.lower()]} and {name} differ by case only; rename one in `select`")
+        folded[name.lower()] = name
+
+
+def kind_of(frame: DataFrame, column: str) -> pa.DataType:
+    """Return the Arrow type of a column."""
+    return to_arrow_type(frame.schema[column].dataType, timestamp_utc=True)

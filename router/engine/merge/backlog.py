@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from router.engine.label.safe_columns import any_of
+from router.columns import any_of
 from router.engine.upsert_columns import TABLE
 
 if TYPE_CHECKING:

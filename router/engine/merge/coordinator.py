@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
-from router.applying import Applied
 from router.delta.commit import TableCommit, to_delta
 from router.delta.table_cache import THREADS
 from router.delta.upsert import LARGE, merge_engine
@@ -23,6 +22,7 @@ from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, is_small, merg
 from router.engine.merge.delta_spark import SparkMerger
 from router.engine.upsert_columns import TABLE, asked, counted
 from router.errors import SinkError
+from router.sinks import Applied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from router.engine.checkpoint_store import CheckpointStore
     from router.engine.commit.committers import Committers
     from router.engine.label.layout import Target
-    from router.merging import KeyedTable, MergingSink
+    from router.sinks import KeyedTable, MergingSink
 
 
 log = logging.getLogger("router")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from router.delta.commit import TableCommit
     from router.delta.lake import Lake
     from router.engine.land.parquet_writer import Staging
-    from router.merging import KeyedTable
+    from router.sinks import KeyedTable
 
     Merge = tuple[str, dict[str, Any], pa.Table | None]
 

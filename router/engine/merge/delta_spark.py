@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema
 from pyspark.sql.types import IntegralType, LongType, StructField, StructType
 
+from router.columns import holds, quoted
 from router.delta import row_versions
 from router.delta.casting import cast_to
 from router.delta.commit import PROPERTIES, conflict_error, has_transaction, retry_on_conflict, to_arrow, to_delta
@@ -44,9 +45,7 @@ from router.delta.upsert import (
     refuse_absent,
 )
 from router.engine.commit.committers import widen
-from router.engine.label.column_types import quoted
 from router.engine.label.layout import DEAD_SCHEMA
-from router.engine.label.safe_columns import holds
 from router.engine.merge.delta_rs import COUNTS, as_dead_letters
 from router.engine.upsert_columns import TABLE
 from router.errors import TableError
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
     from router.delta.scd1 import TableChanges
     from router.delta.upsert import TableUpsert
     from router.engine.merge.delta_rs import MergeJob, MergeOutcomes
-    from router.merging import KeyedTable
+    from router.sinks import KeyedTable
 
 
 @dataclass(frozen=True)

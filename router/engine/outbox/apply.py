@@ -11,15 +11,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from router.applying import Applied, ApplyingSink, Batch, Opening
 from router.delta.staged_files import StagedParts
 from router.engine.commit.committers import staged_rows
 from router.engine.label.layout import COORDINATES
 from router.engine.label.planner import Planner
 from router.engine.merge.coordinator import MergeCoordinator, OutboxRows
 from router.errors import RouterError, SinkError, StartError
-from router.merging import MergingSink
 from router.parts import RAW_SCHEMA
+from router.sinks import Applied, ApplyingSink, Batch, MergingSink, Opening
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,14 +26,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from router.applying import Parts
     from router.config.models import Config, Route
     from router.delta.commit import TableCommit
     from router.delta.lake import Lake
     from router.engine.checkpoint_store import CheckpointStore, Manifest
     from router.engine.commit.committers import Committers
     from router.engine.label.layout import Layout, Target
-    from router.parts import Sink
+    from router.sinks import Parts, Sink
 
 log = logging.getLogger("router")
 

@@ -15,7 +15,6 @@ from pyspark.errors import StreamingQueryException
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_event_set, wait_exponential_jitter
 from tenacity.nap import sleep_using_event
 
-from router.applying import Applied, ApplyingSink, Batch
 from router.config.models import interval
 from router.delta.maintenance import delete_older
 from router.engine import ledger
@@ -25,6 +24,7 @@ from router.engine.label.layout import outbox_of
 from router.engine.outbox.apply import Applier
 from router.engine.retryable_errors import passing, short
 from router.errors import SinkError, StartError, TableError
+from router.sinks import Applied, ApplyingSink, Batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from router.applying import ApplyingSink, Batch, Opening
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.committers import Committers
@@ -27,6 +26,7 @@ from router.engine.label.layout import COORDINATES, outbox_of
 from router.engine.outbox.apply import append_dead_letters, keeper
 from router.engine.start_checks import locked
 from router.errors import RouterError, SinkError, StartError
+from router.sinks import ApplyingSink, Batch, Opening
 
 if TYPE_CHECKING:
     import threading
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from router.applying import Resent
     from router.config.models import Config
     from router.delta.lake import Lake
+    from router.sinks import Resent
 
 log = logging.getLogger("router")
 PLACE = tuple(COORDINATES.items())[:3]
