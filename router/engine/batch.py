@@ -23,8 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from router.delta.commit import is_committed
-from router.delta.spark_table import SparkTables
-from router.delta.table_cache import TableCache
+from router.delta.table_cache import SparkTables, TableCache
 from router.engine import ledger
 from router.engine.balance import imbalances, keyed, partitions
 from router.engine.checkpoint_store import CheckpointStore, Manifest, frozen_as_text

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from router.delta.row_order import DELETED, newest_names
-from router.delta.scd2 import HISTORY_COLUMNS
+from router.delta.scd import HISTORY_COLUMNS
 from router.errors import StartError
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from router.columns import quoted
 from router.delta.commit import TableCommit, commit, is_committed, to_arrow_schema, unsupported
-from router.delta.spark_table import spark_table
-from router.delta.table_cache import THREADS
+from router.delta.table_cache import THREADS, spark_table
 from router.errors import TableError
 
 if TYPE_CHECKING:

@@ -30,8 +30,7 @@ from router.delta.commit import PROPERTIES, conflict_error, has_transaction, ret
 from router.delta.row_checks import EvolutionForbidden, check_rows, own_names, refuse_lost_keys, wanted_schema
 from router.delta.row_order import DELETED, HELD, REFUSED, SINCE, comparable, keys_and_order
 from router.delta.row_versions import versions_schema
-from router.delta.scd1 import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, UPDATE
-from router.delta.scd2 import TIMESTAMP
+from router.delta.scd import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, TIMESTAMP, UPDATE
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import THREADS
 from router.delta.upsert import (
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
     import deltalake
 
     from router.delta.lake import Lake
-    from router.delta.scd1 import TableChanges
+    from router.delta.scd import TableChanges
     from router.delta.upsert import TableUpsert
     from router.engine.merge.delta_rs import MergeJob, MergeOutcomes
     from router.sinks import KeyedTable

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from router.delta.staged_files import StagedParts
+from router.delta.commit import StagedParts
 from router.engine.commit.committers import staged_rows
 from router.engine.label.layout import COORDINATES
 from router.engine.label.planner import Planner
