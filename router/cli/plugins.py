@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from router.cli.invocation import plugin_option
+from router.cli import plugin_option
 from router.config.json_schema import json_schema
 from router.registry import Entry, Registry, load_registry, options_of, suggestion
 

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from router.cli.invocation import config_argument, plugin_option, stopped_by_signals
+from router.cli import config_argument, plugin_option, stopped_by_signals
+from router.cli.run import Watcher
 from router.config.loader import load
 from router.config.models import interval, moment
 from router.config.yaml_tree import printable
@@ -71,12 +72,12 @@ def rest_replay(
     loaded = load(file, registry)
     chosen = _chosen(loaded.config, route, name, several=dry_run)
     resend, session = import_module("router.engine.outbox.replay"), import_module("router.engine.session")
-    start, watching = import_module("router.engine.start_checks"), import_module("router.cli.watching")
+    start = import_module("router.engine.start_checks")
     lake, checkpoint = (
         Lake.at(place, loaded.config.storage()) for place in (loaded.config.lake, loaded.config.checkpoint_path())
     )
     stop = threading.Event()
-    with stopped_by_signals(stop), watching.Watcher(loaded.config.name):
+    with stopped_by_signals(stop), Watcher(loaded.config.name):
         spark = session.build_session(loaded.config, master)
         about = loaded.config, loaded.path.parent, spark, lake, checkpoint, stop
         try:
