@@ -34,11 +34,12 @@ from router.engine.label.layout import (
     SCHEMA_COLUMNS,
     RouteLabels,
     Target,
+    check_mergeable,
+    merge_struct,
     outbox_of,
     quarantine_of,
 )
 from router.engine.label.tombstones import taken
-from router.engine.upsert_columns import check, merge_struct
 from router.errors import StartError
 from router.sinks import MergingSink, TableSink
 
@@ -254,7 +255,7 @@ class RoutePlanner:
         """Return the columns that the outbox of a merging sink has besides; refuse what could not be merged."""
         more = frame.select(merge_struct(sink).alias("more")).schema["more"].dataType
         assert isinstance(more, StructType)
-        check(sink, f"route {blank.route}, sink {blank.sink}", kind, more)
+        check_mergeable(sink, f"route {blank.route}, sink {blank.sink}", kind, more)
         return {f.name: to_arrow_type(f.dataType, timestamp_utc=True) for f in more}
 
     def _bad_name(self, j: int) -> str | None:

@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from router.columns import any_of
-from router.engine.upsert_columns import TABLE
+from router.engine.label.layout import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -44,9 +44,8 @@ from router.delta.upsert import (
     refuse_absent,
 )
 from router.engine.commit.committers import widen
-from router.engine.label.layout import DEAD_SCHEMA
+from router.engine.label.layout import DEAD_SCHEMA, TABLE
 from router.engine.merge.delta_rs import COUNTS, as_dead_letters
-from router.engine.upsert_columns import TABLE
 from router.errors import TableError
 
 if TYPE_CHECKING:
