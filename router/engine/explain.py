@@ -16,7 +16,7 @@ from router.delta.row_versions import deletions_table
 from router.delta.upsert import MergeEngine, merge_engine
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.label.layout import asked
-from router.engine.merge.backlog import BacklogStore
+from router.engine.merge.coordinator import BacklogStore
 from router.engine.start_checks import Checkpoint
 from router.errors import TableError
 from router.sinks import MergingSink, Sink, TableSink

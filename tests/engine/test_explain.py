@@ -18,7 +18,7 @@ from router.delta.lake import Lake
 from router.delta.upsert import TableUpsert, upsert
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.explain import explain
-from router.engine.merge.backlog import Backlog, BacklogStore
+from router.engine.merge.coordinator import Backlog, BacklogStore
 from router.registry import load_registry
 from router.sinks import KeyedTable
 from tests.delta.model import Record, lane
