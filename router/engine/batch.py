@@ -27,8 +27,7 @@ from router.delta.table_cache import SparkTables, TableCache
 from router.engine import ledger
 from router.engine.balance import imbalances, keyed, partitions
 from router.engine.checkpoint_store import CheckpointStore, Manifest, frozen_as_text
-from router.engine.commit.catalog import Catalog
-from router.engine.commit.committers import Committers
+from router.engine.commit.committers import Catalog, Committers
 from router.engine.commit.schema_evolution import SchemaEvolution
 from router.engine.label.layout import Demands
 from router.engine.label.planner import Plan, Planner
