@@ -18,6 +18,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -35,7 +38,6 @@ from router.engine.land.job import Landed, LandingJob
 from router.engine.maintenance import TableMaintenance
 from router.engine.outbox.apply import Outboxes
 from router.engine.outbox.detached import detached_outboxes
-from router.engine.progress import Steps, Watch, report
 from router.engine.quarantine import Release, approvals
 from router.errors import BatchError
 
@@ -103,7 +105,7 @@ class Batches:
         with steps.step("ledger"):
             self._write_ledger(manifest, applied.counts)  # 9 ledger
         self._after(plan, {work.table for work in manifest.commits} | applied.tables, steps)
-        return report(self.config.name, plan.layout, manifest, steps, applied.counts)
+        return ledger.report(self.config.name, plan.layout, manifest, steps.seconds, applied.counts)
 
     def _cut_off(self, batch: int) -> Manifest | None:
         """Return the manifest of a batch that a crash has interrupted; None for a batch that must be decided.
@@ -236,3 +238,32 @@ def _some(names: frozenset[str]) -> str:
     """Return the first few of many names as text."""
     shown = sorted(names)[:5]
     return ", ".join(shown) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+Watch = Callable[[int, str, int, int], None]
+"""Called with (batch id, step, done, of): at a step's start (0 done), on progress inside it, and at its end."""
+
+
+@dataclass
+class Steps:
+    """The wall seconds of each step of one batch."""
+
+    batch: int
+    watch: Watch | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def step(self, name: str, of: int = 1) -> Iterator[None]:
+        """Time a step; the watcher sees its start and, unless it failed, its end."""
+        self.tell(name, 0, of)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+        self.tell(name, of, of)
+
+    def tell(self, name: str, done: int, of: int) -> None:
+        """Report progress inside a step."""
+        if self.watch:
+            self.watch(self.batch, name, done, of)

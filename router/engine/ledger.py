@@ -1,4 +1,7 @@
-"""The ledger: one row per batch, source partition, route and sink, saying what became of every record."""
+"""The ledger: one row per batch, source partition, route and sink, saying what became of every record.
+
+Observers are told the same of a batch: its report.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,19 @@ import pyarrow.parquet as pq
 from router.delta.commit import StagedFile, TableCommit, to_delta
 from router.delta.file_statistics import statistics
 from router.delta.lake import Lake
+from router.engine.balance import KEYED, keyed, total
+from router.parts import BatchReport
 from router.sinks import Applied
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from datetime import datetime
 
     from router.config.models import Config
     from router.engine.balance import Partition
+    from router.engine.checkpoint_store import Manifest
     from router.engine.commit.committers import Committers
+    from router.engine.label.layout import Layout
     from router.sinks import Resent
 
 SCHEMA = pa.schema(
@@ -128,6 +135,44 @@ def of_replay(key: str, resent: Resent) -> dict[str, Any]:
     moved = {status: resent.are(status) - resent.were(status) for status in ("dead", "parked")}
     counts = {"applied": resent.are("delivered"), **moved, "in_doubt": resent.in_doubt, "pending": 0}
     return {"route": route, "sink": sink, **counts}
+
+
+def report(
+    query: str, layout: Layout, manifest: Manifest, seconds: Mapping[str, float], applied: Mapping[str, Applied]
+) -> BatchReport:
+    """Return the report of a finished batch, for observers.
+
+    `seconds` are those of its steps, `applied` is what sinks did with their outboxes.
+    """
+    counted, commits = manifest.partitions, manifest.commits
+    by = {kind: keyed(counted, kind) for kind in KEYED}
+    routes = {
+        route.name: {
+            "matched": by["matched"][route.name],
+            "landed": sum(by["landed"][target.key] for target in route.targets),
+            "refused": by["refused"][route.name] + sum(by["rejected"][k] for t in route.targets for k in t.keys),
+            "dropped": by["dropped"][route.name],
+            "frozen": sum(by["frozen"][target.key] for target in route.targets),
+            "quarantined": sum(by["landed"][key] for target in route.targets for key in target.keys[1:]),
+            **{f"warned {name}": by["warned"][f"{route.name}/{name}"] for name in route.warned},
+        }
+        for route in layout.routes
+    }
+    read, failed = total(counted, "read"), total(counted, "failed")
+    refused = sum(counts.dead for counts in applied.values())
+    return BatchReport(
+        query=query,
+        batch=manifest.batch,
+        read=read,
+        decoded=read - failed - total(counted, "bare"),
+        failed=failed,
+        unmatched=total(counted, "unmatched"),
+        dead_letters=sum(work.rows for work in commits if work.target == "/dead_letters") + refused,
+        tables=len({work.table for work in commits}),
+        files=sum(len(work.files) for work in commits),
+        seconds={name: round(took, 4) for name, took in seconds.items()},
+        routes=routes,
+    )
 
 
 class LedgerEntry(NamedTuple):

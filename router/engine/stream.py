@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from router.config.loader import Loaded
     from router.config.models import Config, Trigger
-    from router.engine.progress import Watch
+    from router.engine.batch import Watch
     from router.engine.start_checks import Accept
     from router.registry import Registry
 
