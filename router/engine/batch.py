@@ -74,14 +74,15 @@ class Batches:
     demands: Demands = field(default_factory=Demands)
 
     def __post_init__(self) -> None:
-        config, only_spark = self.config, self.config.commit == "spark"
+        config = self.config
         self.query = f"{config.name}:{self.store.run}"
+        self.committers = Committers.of(config, self.spark, self.lake)
+        only_spark = self.committers.only_spark
         staging = f"{STAGING}/{config.name}" if only_spark else None
         self.tables: Any = SparkTables(self.spark, self.lake) if only_spark else TableCache(self.lake)
         self.planner = Planner(config, config.decode)
         self.landing = LandingJob(self.spark, self.lake, config.landing, self.query, staging)
         self.evolution = SchemaEvolution(self.lake, self.tables, self.query)
-        self.committers = Committers(self.lake, self.spark, only_spark)
         self.outboxes = Outboxes(config, self.spark, self.lake, self.store, self.query, self.committers, self.stop)
         self.release = Release(config, self.spark, self.lake, self.store, self.committers)
         self.maintenance = TableMaintenance(
@@ -222,7 +223,7 @@ class Batches:
         name, run = self.config.name, self.store.run
         found = ledger.rows(name, run, manifest.batch, manifest.targets, manifest.partitions, applied)
         entry = ledger.LedgerEntry(self.config.ledger, f"{self.query}/ledger", manifest.batch)
-        ledger.append(self.lake, self.tables, self.committers, entry, found)
+        ledger.append(self.committers, entry, found, self.tables)
 
     def _after(self, plan: Plan, tables: set[str], steps: Steps) -> None:
         """Release approved rows, maintain tables and register them in the catalog, once the batch is in the ledger."""

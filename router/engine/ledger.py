@@ -183,9 +183,9 @@ class LedgerEntry(NamedTuple):
     version: int
 
 
-def append(lake: Lake, tables: Any, committers: Committers, entry: LedgerEntry, found: list[dict[str, Any]]) -> None:
+def append(committers: Committers, entry: LedgerEntry, found: list[dict[str, Any]], tables: Any = None) -> None:
     """Append rows to the ledger, once for each entry. `tables` opens tables; None opens this one anew."""
-    folder = entry.table.replace(".", "/")
+    lake, folder = committers.lake, entry.table.replace(".", "/")
     now = int(time.time() * 1_000_000)
     content = pa.Table.from_pylist([{**row, "finished": now} for row in found], SCHEMA)
     path = f"{folder}/part-{entry.version:010d}-{time.time_ns()}.parquet"

@@ -270,7 +270,7 @@ class Release:
         entry = ledger.LedgerEntry(
             self.config.ledger, f"{query}/ledger/release/{place.route}/{place.sink}/{place.table}", last
         )
-        ledger.append(self.lake, None, self.committers, entry, [row])
+        ledger.append(self.committers, entry, [row])
         log.info("%s: %d quarantined rows are in %s now", self.config.name, rows, place.table)
 
 

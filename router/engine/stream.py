@@ -218,7 +218,7 @@ class _Run:
         if not self.releasing.acquire(blocking=False):
             return  # a batch has just begun; it does the same at its end
         try:
-            committers = Committers(self.lake, self.spark, self.config.commit == "spark")
+            committers = Committers.of(self.config, self.spark, self.lake)
             Release(self.config, self.spark, self.lake, CheckpointStore(self.checkpoint), committers).idle()
         finally:
             self.releasing.release()

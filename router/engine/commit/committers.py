@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from router.config.models import Config
     from router.delta.lake import Lake
 
 
@@ -40,6 +41,11 @@ class Committers:
     lake: Lake
     spark: SparkSession
     only_spark: bool = False
+
+    @classmethod
+    def of(cls, config: Config, spark: SparkSession, lake: Lake) -> Committers:
+        """Return the committers that a configuration asks for."""
+        return cls(lake, spark, config.commit == "spark")
 
     def commit(
         self,

@@ -240,9 +240,9 @@ def counted(sink: MergingSink) -> KeyedTable:
     return replace(sink.keyed(), newest=len(sink.newest()))
 
 
-def asked(keyed: KeyedTable, engine: str) -> KeyedTable:
+def asked(keyed: KeyedTable, only_spark: bool) -> KeyedTable:
     """Return the options of a sink's merge; where they choose no engine, `commit: spark` of the configuration does."""
-    return replace(keyed, engine="spark") if (keyed.engine, engine) == ("auto", "spark") else keyed
+    return replace(keyed, engine="spark") if only_spark and keyed.engine == "auto" else keyed
 
 
 def check_mergeable(sink: MergingSink, where: str, rows: StructType, more: StructType) -> None:

@@ -76,7 +76,6 @@ class MergeCoordinator:
     committers: Committers
     options: Options
     dead_letters: str
-    engine: str
     tables: set[str] = field(default_factory=set)
     known: dict[str, MergedTables] = field(default_factory=dict)
     left: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -136,7 +135,7 @@ class MergeCoordinator:
         return str(self.spark.sparkContext.master).partition("[")[0] == "local"
 
     def _job(self, sink: MergingSink, rows: OutboxRows) -> MergeJob:
-        target, work, keyed = rows.target, rows.work, asked(counted(sink), self.engine)
+        target, work, keyed = rows.target, rows.work, asked(counted(sink), self.committers.only_spark)
         staging = Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes)
         about = f"{self.query}/{target.key}", work.version, target.route, target.sink, self.dead_letters, rows.notes
         return MergeJob(staging, keyed, *about, self._known(target).names)

@@ -59,9 +59,8 @@ class Outboxes:
     def __post_init__(self) -> None:
         config = self.config
         self.applier = Applier(self.lake, self.store, config.dead_letters, self.query, sends=not config.debug)
-        engine = "spark" if config.commit == "spark" else "arrow"
         about = self.query, self.lake, self.spark, self.store, self.committers
-        self.merger = MergeCoordinator(*about, config.landing, config.dead_letters, engine)
+        self.merger = MergeCoordinator(*about, config.landing, config.dead_letters)
         self.sinks: dict[str, Sink] = {
             f"{route.name}/{name}": sink for route in config.routes for name, sink in route.named_sinks.items()
         }

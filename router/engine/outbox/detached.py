@@ -166,10 +166,8 @@ class DetachedSink:
         )
         counts = applier.apply(self.sink, events.count(), events, batch)
         row = {"query": self.config.name, "run": run, "batch_id": number, **ledger.of_sink(self.key, counts)}
-        committers = Committers(self.lake, self.spark, self.config.commit == "spark")
-        ledger.append(
-            self.lake, None, committers, ledger.LedgerEntry(self.config.ledger, f"{owner}/ledger", number), [row]
-        )
+        committers = Committers.of(self.config, self.spark, self.lake)
+        ledger.append(committers, ledger.LedgerEntry(self.config.ledger, f"{owner}/ledger", number), [row])
         self._tell(number, counts, time.monotonic() - began)
         self.ended = number
         if time.monotonic() - self.tidied > TIDY_SECONDS:

@@ -242,8 +242,8 @@ class Resender:
         if resent.refused is not None:
             append_dead_letters(resent.refused, found.events, batch, self.lake, self.config.dead_letters, run)
         row: dict[str, Any] = {"query": self.config.name, "run": batch.resending, **ledger.of_replay(self.key, resent)}
-        committers = Committers(self.lake, self.spark, self.config.commit == "spark")
-        ledger.append(self.lake, None, committers, ledger.LedgerEntry(self.config.ledger, f"{run}/ledger", 0), [row])
+        committers = Committers.of(self.config, self.spark, self.lake)
+        ledger.append(committers, ledger.LedgerEntry(self.config.ledger, f"{run}/ledger", 0), [row])
 
     def _batch(self, name: str) -> Batch:
         keeps = keeper(self.lake, f"{self.config.name}:{name}/{self.key}", 0)
