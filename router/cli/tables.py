@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SOURCE_COLUMNS = ("batch", "source", "offsets", "read", "decoded", "failed", "bare", "unmatched")
 SINK_COLUMNS = (
     *("batch", "route", "sink", "matched", "landed", "refused", "dropped"),
-    *("frozen", "quarantined", "released", "applied", "dead", "parked", "pending", "in_doubt"),
+    *("frozen", "quarantined", "released", "applied", "dead", "parked", "backlog", "in_doubt"),
 )
 
 

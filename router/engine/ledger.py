@@ -51,7 +51,7 @@ SCHEMA = pa.schema(
         ("dropped", pa.int64()),
         ("applied", pa.int64()),
         ("dead", pa.int64()),
-        ("pending", pa.int64()),
+        ("backlog", pa.int64()),
         ("frozen", pa.int64()),
         ("quarantined", pa.int64()),
         ("released", pa.int64()),
@@ -62,7 +62,7 @@ SCHEMA = pa.schema(
 )
 """Rows without a route count the source: read = decoded + failed + bare. Rows with a route and sink count what
 matched: matched = landed + refused + dropped + quarantined; for a sink with an outbox landed = applied + dead +
-parked + pending. `pending` rows stay in the outbox, less those of earlier batches that were applied now: their table
+parked + backlog. `backlog` rows stay in the outbox, less those of earlier batches that were applied now: their table
 cannot be written, or a detached sink has yet to send them (its batches stand here with its own run). `frozen` rows
 landed without the columns that their table lacks; `released` ones left the quarantine, up to the batch of the row
 here; `parked` ones the sink keeps to send them later. `in_doubt` counts applied rows that may have been sent twice,
@@ -74,7 +74,7 @@ A replay has a row without a batch, of what it changed: more rows are `applied`,
 
 
 SUMMED = (
-    *("matched", "landed", "refused", "dropped", "applied", "dead", "pending", "frozen", "quarantined", "released"),
+    *("matched", "landed", "refused", "dropped", "applied", "dead", "backlog", "frozen", "quarantined", "released"),
     *("parked", "in_doubt"),
 )
 
@@ -124,16 +124,16 @@ def rows(
 
 
 def of_sink(key: str, counts: Applied, landed: int = 0) -> dict[str, Any]:
-    """Return what a ledger row says of what a sink applied of `landed` rows, and of earlier pending ones."""
+    """Return what a ledger row says of what a sink applied of `landed` rows, and of an earlier backlog."""
     route, sink = key.split("/", 1)
-    return {"route": route, "sink": sink, **counts._asdict(), "pending": landed - counts.done}
+    return {"route": route, "sink": sink, **counts._asdict(), "backlog": landed - counts.done}
 
 
 def of_replay(key: str, resent: Resent) -> dict[str, Any]:
     """Return what a ledger row says of rows that a sink sent again."""
     route, sink = key.split("/", 1)
     moved = {status: resent.are(status) - resent.were(status) for status in ("dead", "parked")}
-    counts = {"applied": resent.are("delivered"), **moved, "in_doubt": resent.in_doubt, "pending": 0}
+    counts = {"applied": resent.are("delivered"), **moved, "in_doubt": resent.in_doubt, "backlog": 0}
     return {"route": route, "sink": sink, **counts}
 
 
