@@ -120,4 +120,4 @@ def _writer(writer: WritingSink, handle: DeltaTable | None, *, only_spark: bool)
 
 def _backlog(backlogs: BacklogStore, table: str) -> Lines:
     if found := backlogs.now().get(table):
-        yield "waiting", f"{found.rows} rows: {found.why}"
+        yield "backlog", f"{found.rows} rows: {found.why}"

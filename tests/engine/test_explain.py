@@ -75,9 +75,9 @@ def test_a_table_is_explained(file: Path) -> None:
     assert shown.exit_code == 0
     assert found["table"] == f"silver.uno at {config(file).lake}/silver/uno"
     assert found["bytes"].endswith(f"in 1 files, version {DeltaTable(file.parent / 'lake/silver/uno').version()}")
-    assert {name: found[name] for name in ("rows", "comment", "written by", "keys", "waiting")} == {
+    assert {name: found[name] for name in ("rows", "comment", "written by", "keys", "backlog")} == {
         **{"rows": "4", "comment": "the last of each", "written by": "profiles/upsert, last in batch 3"},
-        **{"keys": "gamer", "waiting": "2 rows: it was broken by hand"},
+        **{"keys": "gamer", "backlog": "2 rows: it was broken by hand"},
     }
     assert found["engine"].startswith("arrow: ")
 
