@@ -79,13 +79,13 @@ def rest_replay(
     stop = threading.Event()
     with stopped_by_signals(stop), Watcher(loaded.config.name):
         spark = session.build_session(loaded.config, master)
-        about = loaded.config, loaded.path.parent, spark, lake, checkpoint, stop
+        about, folder = (loaded.config, spark, lake, checkpoint, stop), loaded.path.parent
         try:
             if dry_run:
-                _show_all([resend.Resender(*about, *sink) for sink in chosen], asked)
+                _show_all([resend.Resender(*about, *sink, folder) for sink in chosen], asked)
                 return
             start.try_parts_on_executors(spark, registry, loaded.config)
-            whole = _replayed(resend.Resender(*about, *chosen[0]), asked)
+            whole = _replayed(resend.Resender(*about, *chosen[0], folder), asked)
         finally:
             session.stop_session(spark)
     raise SystemExit(int(not whole))
