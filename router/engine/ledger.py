@@ -217,7 +217,7 @@ def last(config: Config, batches: int) -> list[dict[str, Any]]:
 
     A detached sink has batches of its own: as many of these are there, too.
     """
-    lake = Lake.at(config.lake, {key: value.get_secret_value() for key, value in config.storage_options.items()})
+    lake = Lake.at(config.lake, config.storage())
     table = lake.open(config.ledger)
     if table is None:
         return []
