@@ -202,7 +202,7 @@ class RoutePlanner:
     def labels(self, frame: DataFrame, config: Config) -> RouteLabels:
         """Return what the route's columns are called, and its targets."""
         i, kind = self.index, self._row_type(frame)
-        schema = rows_schema(kind)
+        schema = _rows_schema(kind)
         self._check_named(frame, schema.names)
         names = [*self.route.named_sinks]
         blanks = [Target(self.route.name, name, f"_to{i}_{j}", self.rows, schema) for j, name in enumerate(names)]
@@ -235,7 +235,7 @@ class RoutePlanner:
     def _target(self, frame: DataFrame, kind: StructType, j: int, blank: Target, config: Config) -> Target:
         sink = self.route.sinks[j]
         if not isinstance(sink, TableSink):
-            columns = {new: kind_of(frame, old) for new, old in COORDINATES.items()}
+            columns = {new: _kind_of(frame, old) for new, old in COORDINATES.items()}
             if isinstance(sink, MergingSink):
                 more = self._merge_by(frame, kind, sink, blank)
                 blank = replace(blank, merge_by=f"_merge{self.index}_{j}", at_most=sink.at_most)
@@ -270,7 +270,7 @@ def _column(name: str) -> Node:
 def _quarantine(frame: DataFrame, blank: Target, config: Config) -> Target:
     """Return the table where rows wait for theirs to be let grow. It has the columns that have a value."""
     known = {new: old for new, old in SCHEMA_COLUMNS.items() if old in frame.columns} | COORDINATES
-    columns = {**QUARANTINE_COLUMNS, **{new: kind_of(frame, old) for new, old in known.items()}}
+    columns = {**QUARANTINE_COLUMNS, **{new: _kind_of(frame, old) for new, old in known.items()}}
     found = replace(blank, seen=True, suffix="/quarantine", evolution="evolve", outbox=True)
     return replace(_kept(found, columns), table=quarantine_of(config.name, blank.route, blank.sink))
 
@@ -295,23 +295,23 @@ KEPT = (BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZ
 """The types of single values that Delta keeps."""
 
 
-def rows_schema(struct: StructType) -> pa.Schema:
+def _rows_schema(struct: StructType) -> pa.Schema:
     """Return the fields of a struct as a plain Arrow schema; refuse names and types that Delta lacks."""
-    _check(struct)
+    _check_kept(struct)
     return delta_schema(pa.schema([pa.field(f.name, to_arrow_type(f.dataType, timestamp_utc=True)) for f in struct]))
 
 
-def _check(kind: DataType, column: str = "") -> None:
+def _check_kept(kind: DataType, column: str = "") -> None:
     """Refuse what Delta cannot keep, at any depth."""
     if isinstance(kind, StructType):
         _check_names(kind)
         for child in kind:
-            _check(child.dataType, f"{column}.{child.name}" if column else child.name)
+            _check_kept(child.dataType, f"{column}.{child.name}" if column else child.name)
     elif isinstance(kind, ArrayType):
-        _check(kind.elementType, column)
+        _check_kept(kind.elementType, column)
     elif isinstance(kind, MapType):
-        _check(kind.keyType, column)
-        _check(kind.valueType, column)
+        _check_kept(kind.keyType, column)
+        _check_kept(kind.valueType, column)
     elif not isinstance(kind, KEPT):
         raise StartError(
             f"column {column}: a table cannot keep {kind.simpleString()}; cast it or leave it out in `select`"
@@ -328,6 +328,6 @@ def _check_names(struct: StructType) -> None:
         folded[name.lower()] = name
 
 
-def kind_of(frame: DataFrame, column: str) -> pa.DataType:
+def _kind_of(frame: DataFrame, column: str) -> pa.DataType:
     """Return the Arrow type of a column."""
     return to_arrow_type(frame.schema[column].dataType, timestamp_utc=True)
