@@ -87,12 +87,11 @@ def _own(config: Config, table: str) -> Lines:
 
 def _writers(config: Config, table: str, handle: DeltaTable | None, run: str | None) -> Iterator[WritingSink]:
     """Return the sinks whose one table it is, and those whose transaction ids it has."""
-    for route in config.routes:
-        for name, sink in route.named_sinks.items():
-            place = f"{route.name}/{name}"
-            batch = handle.transaction_version(f"{config.name}:{run}/{place}/{table}") if handle else None
-            if batch is not None or _fixed(sink) == table:
-                yield WritingSink(place, sink, batch)
+    for route, name, sink in config.all_sinks():
+        place = f"{route}/{name}"
+        batch = handle.transaction_version(f"{config.name}:{run}/{place}/{table}") if handle else None
+        if batch is not None or _fixed(sink) == table:
+            yield WritingSink(place, sink, batch)
 
 
 def _fixed(sink: Sink) -> str:

@@ -120,11 +120,10 @@ def approvals(store: CheckpointStore) -> list[Approval]:
 def quarantined(config: Config, lake: Lake) -> list[Quarantined]:
     """Return the quarantined rows by table, whatever the sinks say now. Runs on the driver, without Spark."""
     found: list[Quarantined] = []
-    for route in config.routes:
-        for name, sink in route.named_sinks.items():
-            table = quarantine_of(config.name, route.name, name)
-            if isinstance(sink, TableSink) and (handle := lake.open(table)):
-                found += _quarantined_in(lake, handle, (route.name, name, table))
+    for route, name, sink in config.all_sinks():
+        table = quarantine_of(config.name, route, name)
+        if isinstance(sink, TableSink) and (handle := lake.open(table)):
+            found += _quarantined_in(lake, handle, (route, name, table))
     return found
 
 

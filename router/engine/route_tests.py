@@ -229,18 +229,16 @@ def _faults(config: Config, case: RouteTest, raw: pa.Table, spark: SparkSession,
 
 def _merged_outboxes(config: Config) -> Iterator[str]:
     """Return the outboxes whose rows are to be seen in the tables that they were merged into."""
-    for route in config.routes:
-        for name, sink in route.named_sinks.items():
-            if isinstance(sink, MergingSink):
-                yield outbox_of(config.name, route.name, name)
+    for route, name, sink in config.all_sinks():
+        if isinstance(sink, MergingSink):
+            yield outbox_of(config.name, route, name)
 
 
 def _previewing(config: Config) -> Iterator[tuple[str, ApplyingSink]]:
     """Return route/sink of the sinks that say what they would send."""
-    for route in config.routes:
-        for name, sink in route.named_sinks.items():
-            if isinstance(sink, ApplyingSink) and sink.previews:
-                yield f"{route.name}/{name}", sink
+    for route, name, sink in config.all_sinks():
+        if isinstance(sink, ApplyingSink) and sink.previews:
+            yield f"{route}/{name}", sink
 
 
 def _sent(lake: Lake, outbox: str, sink: ApplyingSink, spark: SparkSession, folder: Path) -> list[dict[str, Any]]:

@@ -62,9 +62,7 @@ class Outboxes:
         self.applier = Applier(self.lake, self.store, config.dead_letters, self.query, sends=not config.debug)
         about = self.query, self.lake, self.spark, self.store, self.committers
         self.merger = MergeCoordinator(*about, config.landing, config.dead_letters)
-        self.sinks: dict[str, Sink] = {
-            f"{route.name}/{name}": sink for route in config.routes for name, sink in route.named_sinks.items()
-        }
+        self.sinks: dict[str, Sink] = {f"{route}/{name}": sink for route, name, sink in config.all_sinks()}
 
     def apply(self, layout: Layout, manifest: Manifest, *, replay: bool) -> AppliedBatch:
         """Give each sink its rows of a batch, unless it has applied them before."""

@@ -140,10 +140,9 @@ class Replay:
 
 def resending_sinks(config: Config) -> Iterator[tuple[str, str, ApplyingSink]]:
     """Yield route, name and sink of each sink that can send rows again."""
-    for route in config.routes:
-        for name, sink in route.named_sinks.items():
-            if isinstance(sink, ApplyingSink) and sink.resends:
-                yield route.name, name, sink
+    for route, name, sink in config.all_sinks():
+        if isinstance(sink, ApplyingSink) and sink.resends:
+            yield route, name, sink
 
 
 @dataclass
