@@ -140,7 +140,7 @@ class Applier:
 
 @dataclass
 class OutboxSink:
-    """One applying sink with its outbox, as others than the batches that fill it deal with it."""
+    """One applying sink and its outbox, for rows that are sent in no batch of the router."""
 
     config: Config
     spark: SparkSession
