@@ -223,7 +223,7 @@ class Batches:
         name, run = self.config.name, self.store.run
         found = ledger.rows(name, run, manifest.batch, manifest.targets, manifest.partitions, applied)
         entry = ledger.LedgerEntry(self.config.ledger, f"{self.query}/ledger", manifest.batch)
-        ledger.append(self.committers, entry, found, self.tables)
+        ledger.append(self.committers, entry, found, tables=self.tables)
 
     def _after(self, plan: Plan, tables: set[str], steps: Steps) -> None:
         """Release approved rows, maintain tables and register them in the catalog, once the batch is in the ledger."""

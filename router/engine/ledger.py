@@ -183,7 +183,7 @@ class LedgerEntry(NamedTuple):
     version: int
 
 
-def append(committers: Committers, entry: LedgerEntry, found: list[dict[str, Any]], tables: Any = None) -> None:
+def append(committers: Committers, entry: LedgerEntry, found: list[dict[str, Any]], *, tables: Any = None) -> None:
     """Append rows to the ledger, once for each entry. `tables` opens tables; None opens this one anew."""
     lake, folder = committers.lake, entry.table.replace(".", "/")
     now = int(time.time() * 1_000_000)
