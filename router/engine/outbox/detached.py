@@ -101,8 +101,8 @@ class DetachedSink(OutboxSink):
         frame = self.spark.readStream.format("delta").option("maxFilesPerTrigger", FILES_AT_ONCE)
         # maintenance compacts an outbox and deletes its old rows: such commits bring no new rows
         frame = frame.option("skipChangeCommits", "true")
-        frame = frame.load(self.lake.address(self.outbox))
-        writer = frame.writeStream.queryName(f"{self.config.name}/{self.key}").foreachBatch(self._handle)
+        rows = frame.load(self.lake.address(self.outbox))
+        writer = rows.writeStream.queryName(f"{self.config.name}/{self.key}").foreachBatch(self._handle)
         writer = writer.option("checkpointLocation", f"{self.checkpoint.root}/{self.place}")
         writer = writer.trigger(availableNow=True) if self.once else writer.trigger(processingTime=LOOK)
         query = writer.start()
