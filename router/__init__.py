@@ -1,9 +1,7 @@
 """Route the events of a stream to hundreds of tables and services in one Spark job."""
 
-from router.applying import ApplyingSink, Batch, Opening, Outcome, Parts, Resent
+from router.columns import row, tried
 from router.decoding import ArrowDecoding, keep_archives
-from router.encoding import Encoded, Encoder, Encoding, row
-from router.engine.label.safe_columns import tried
 from router.errors import (
     BatchError,
     ConfigError,
@@ -15,20 +13,21 @@ from router.errors import (
     TableError,
 )
 from router.hookspecs import hookimpl
-from router.merging import KeyedTable, MergingSink
 from router.parts import (
     RAW_SCHEMA,
     ArrowDecoder,
     BatchReport,
     Decoder,
+    Encoded,
+    Encoder,
+    Encoding,
     Memory,
     Part,
     Preparation,
     Rule,
-    Sink,
-    TableSink,
 )
 from router.reader import read
+from router.sinks import ApplyingSink, Batch, KeyedTable, MergingSink, Opening, Outcome, Parts, Resent, Sink, TableSink
 
 __all__ = [
     "RAW_SCHEMA",

@@ -13,8 +13,8 @@ import pluggy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from router.encoding import Encoder
-    from router.parts import BatchReport, Decoder, Rule, Sink
+    from router.parts import BatchReport, Decoder, Encoder, Rule
+    from router.sinks import Sink
 
 PROJECT = "event_router"
 """The marker project and the entry-point group."""

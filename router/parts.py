@@ -1,4 +1,4 @@
-"""What plugins implement: decoders, rules and table sinks; applying sinks and encoders have a module each.
+"""What plugins implement: decoders, rules and encoders; sinks have a module of their own (router.sinks).
 
 A part is a frozen pydantic model. Its fields are its options, their descriptions and its docstring are its manual
 page. Methods run on the driver and build plans; what must run on an executor is a module-level function with plain
@@ -11,10 +11,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, PrivateAttr, ValidationInfo
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, PrivateAttr, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
 from pyspark.sql.types import StructType
 
+from router.columns import row
 from router.decoding import ArrowDecoding, decode_batch
 
 if TYPE_CHECKING:
@@ -30,9 +31,6 @@ RAW_SCHEMA = (
     "timestamp_type int, headers array<struct<key: string, value: binary>>"
 )
 """The columns of a raw record, whatever the source; those a source does not know are null."""
-
-Evolution = Literal["evolve", "freeze", "quarantine", "fail"]
-"""What becomes of rows with fields that their table has no place for."""
 
 
 class Part(BaseModel):
@@ -198,37 +196,42 @@ class Rule(Part, ABC):
         """
 
 
-class Sink(Part, ABC):
-    """The place where a route's events go: see TableSink and ApplyingSink (router.applying)."""
+@dataclass(frozen=True)
+class Encoded:
+    """A value for each row; a row without one has None, and the reason stands under its position."""
 
-    kind = "sink"
+    values: list[bytes | None]
+    reasons: dict[int, str] = field(default_factory=dict)
 
 
-class TableSink(Sink, ABC):
-    """A sink that names the Delta table of each event; the engine stages and commits the rows.
+@dataclass(frozen=True)
+class Encoding:
+    """The way in which rows of certain columns are encoded; travels to tasks.
 
-    Delivery: exactly once.
+    `function(array, argument)` is a module-level function: it takes what `column` makes of the rows, a record batch at
+    a time, and returns as many values. It must not raise on any row, and decides on a row without looking at its
+    neighbours. `column(names)` makes the one column that it takes of the route's columns; a struct of them by default.
+    `what` describes the values in a few words.
     """
 
-    at_most: int = Field(
-        default=1000, ge=1, description="distinct tables that this sink may create; events for more are dead letters"
-    )
-    columns: Literal["all", "seen"] = Field(
-        default="all",
-        description="`all`: a table has every column of the route; `seen`: it gains a column with its first value",
-    )
-    evolution: Evolution = Field(
-        default="evolve",
-        description="what becomes of rows with fields that their table has no place for. `evolve`: it gains them; "
-        "`freeze`: rows land without them and are counted; `quarantine`: these rows stay there until `router "
-        "approve` lets the table gain them; `fail`: the stream stops, and nothing of the batch is committed",
-    )
+    function: Callable[[pa.Array, Any], Encoded]
+    argument: Any
+    what: str
+    column: Callable[[Iterable[str]], Column] = row
+
+
+class Encoder(Part, ABC):
+    """A way to turn rows of a route into bytes: an option of sinks that send."""
+
+    kind = "encoder"
 
     @abstractmethod
-    def table(self) -> str | Column:
-        """Return one fixed `layer.table`, or a string column over `event` and the raw columns that names it per row.
+    def open(self, columns: StructType, folder: Path, subject: str | None = None, *, trial: bool = False) -> Encoding:
+        """Return how rows of these columns are encoded. Runs on the driver, once for every set of columns.
 
-        A name that breaks the naming rule makes the row a dead letter. Runs on the driver.
+        `folder` is the configuration's, `subject` the one for a schema that names none; with `trial` nothing may be
+        registered. Raises StartError, naming the field, where the columns do not go with the schema or the format, and
+        an OSError where a schema registry cannot be asked now.
         """
 
 

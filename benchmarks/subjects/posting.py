@@ -31,8 +31,8 @@ from benchmarks.subjects.baselines import settings
 from benchmarks.subjects.router import loaded
 from benchmarks.verify import compare, count_rows, records_read
 from router import ApplyingSink, Batch, Opening
+from router.delta.commit import StagedParts
 from router.delta.lake import Lake
-from router.delta.staged_files import StagedParts
 from router.engine.session import build_session
 from router_demo.api import Api
 

@@ -29,7 +29,7 @@ from router.engine.merge.coordinator import TASKS_PER_CORE
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_by_tasks
 from router.engine.merge.delta_spark import SparkMerger
 from router.engine.session import build_session
-from router.merging import KeyedTable
+from router.sinks import KeyedTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from router.applying import ApplyingSink
 from router.config.loader import load
 from router.config.models import Source, Trigger
 from router.engine.session import build_session, stop_session
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
+from router.sinks import ApplyingSink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,26 +1,35 @@
 """The command line: `router COMMAND`.
 
-A command is imported when it is called, so that checking a file does not wait for what running a stream needs.
+In come arguments, out go an exit code and text. A command is imported when it is called, so that checking a file does
+not wait for what running a stream needs; what several commands take stands here.
 """
 
 from __future__ import annotations
 
 import difflib
+import signal
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 from typing_extensions import override
 
 from router.errors import ConfigError, RouterError, printable
 
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator
+    from types import FrameType
+
 COMMANDS = {
     "approve": ("router.cli.approve:approve", "Let tables gain the columns that rows wait for."),
     "bench": ("router.cli.bench:bench", "Measure a configuration against the partitions of its topic."),
     "check": ("router.cli.check:check", "Find every mistake in a configuration."),
     "explain-table": ("router.cli.tables:explain_table", "Say what a table is, and who writes it how."),
-    "ledger": ("router.cli.ledger:ledger", "Print the last batches and their balance."),
+    "ledger": ("router.cli.tables:ledger", "Print the last batches and their balance."),
     "maintain": ("router.cli.tables:maintain", "Compact and clean tables."),
     "plugins": ("router.cli.plugins:plugins", "List decoders, rules, sinks and encoders, or show the page of one."),
     "rest-replay": (
@@ -29,11 +38,42 @@ COMMANDS = {
     ),
     "run": ("router.cli.run:run", "Run a configuration."),
     "schema": ("router.cli.plugins:schema", "Print the configuration's JSON Schema, for editors."),
-    "test": ("router.cli.test:test", "Run route tests: records in, rows expected."),
+    "test": ("router.cli.check:test", "Run route tests: records in, rows expected."),
     "warm-up": ("router.cli.run:warm_up", "Make every later start some seconds shorter."),
     "simulate": ("router_demo.cli:simulate", "Write game events to a Kafka topic."),
 }
 """Command -> where it is, and its line in the help: `router --help` imports none of them."""
+
+
+config_argument = click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+"""FILE, the configuration; the command gets it as `file`."""
+
+plugin_option = click.option(
+    "--plugin",
+    "plugin_files",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Load a plugin from one file; may be given several times.",
+)
+"""`--plugin FILE`; the command gets a tuple of paths as `plugin_files`."""
+
+
+@contextmanager
+def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+    """Set `stop` at SIGTERM and Ctrl-C, which ends a run after its current batch; a second Ctrl-C ends it at once."""
+
+    def order(number: int, frame: FrameType | None) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.set()
+
+    former = {number: signal.signal(number, order) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 class Commands(click.Group):

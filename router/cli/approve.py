@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from router.cli.invocation import config_argument, plugin_option
+from router.cli import config_argument, plugin_option
 from router.config.loader import load
 from router.registry import load_registry
 

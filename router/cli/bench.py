@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from router.cli.invocation import config_argument, plugin_option
+from router.cli import config_argument, plugin_option
 from router.config.loader import load
 from router.registry import load_registry
 

@@ -14,10 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from router.cli.invocation import plugin_option
+from router.cli import plugin_option
 from router.config.json_schema import json_schema
-from router.registry import Registry, load_registry
-from router.resolve import Entry, options_of, suggestion
+from router.registry import Entry, Registry, load_registry, options_of, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from router.cli.invocation import config_argument, plugin_option, stopped_by_signals
+from router.cli import config_argument, plugin_option, stopped_by_signals
+from router.cli.run import Watcher
 from router.config.loader import load
 from router.config.models import interval, moment
 from router.config.yaml_tree import printable
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from router.applying import ApplyingSink, Resent
     from router.config.models import Config
     from router.engine.outbox.replay import Replay, ReplayFilter, ReplayGroup, ReplayRows, Resender
+    from router.sinks import ApplyingSink, Resent
 
 COLUMNS = ("route", "sink", "status", "answer", "rows", "calls", "oldest", "newest", "such as")
 LONGEST = 120
@@ -71,20 +72,20 @@ def rest_replay(
     loaded = load(file, registry)
     chosen = _chosen(loaded.config, route, name, several=dry_run)
     resend, session = import_module("router.engine.outbox.replay"), import_module("router.engine.session")
-    start, watching = import_module("router.engine.start_checks"), import_module("router.cli.watching")
+    start = import_module("router.engine.start_checks")
     lake, checkpoint = (
         Lake.at(place, loaded.config.storage()) for place in (loaded.config.lake, loaded.config.checkpoint_path())
     )
     stop = threading.Event()
-    with stopped_by_signals(stop), watching.Watcher(loaded.config.name):
+    with stopped_by_signals(stop), Watcher(loaded.config.name):
         spark = session.build_session(loaded.config, master)
-        about = loaded.config, loaded.path.parent, spark, lake, checkpoint, stop
+        about, folder = (loaded.config, spark, lake, checkpoint, stop), loaded.path.parent
         try:
             if dry_run:
-                _show_all([resend.Resender(*about, *sink) for sink in chosen], asked)
+                _show_all([resend.Resender(*about, *sink, folder) for sink in chosen], asked)
                 return
             start.try_parts_on_executors(spark, registry, loaded.config)
-            whole = _replayed(resend.Resender(*about, *chosen[0]), asked)
+            whole = _replayed(resend.Resender(*about, *chosen[0], folder), asked)
         finally:
             session.stop_session(spark)
     raise SystemExit(int(not whole))

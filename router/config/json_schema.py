@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic_core import core_schema
 
-    from router.registry import Registry
-    from router.resolve import Entry
+    from router.registry import Entry, Registry
 
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"

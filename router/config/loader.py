@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from router.registry import Registry
-    from router.resolve import Location
+    from router.registry import Location, Registry
 
 _TEXT_WANTED = {"string_type", "bytes_type", "path_type", "url_type"}
 _ROUNDS = 5  # rules inside rules show their faults one level at a time, at worst

@@ -18,8 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from router.applying import ApplyingSink
-from router.parts import Decoder, Rule, Sink
+from router.parts import Decoder, Rule
+from router.sinks import ApplyingSink, Sink
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _LONG_FORMS = {
@@ -242,12 +242,15 @@ class Config(Model):
         """Take `{value: ..., key: ...}` for the options of the decoder `keyed`."""
         return {"keyed": value} if isinstance(value, Mapping) and set(value) == {"value", "key"} else value
 
+    def all_sinks(self) -> Iterator[tuple[str, str, Sink]]:
+        """Yield route, name and sink of each sink."""
+        return ((route.name, name, sink) for route in self.routes for name, sink in route.named_sinks.items())
+
     def detached_sinks(self) -> Iterator[tuple[str, str, ApplyingSink]]:
         """Yield route, name and sink of those that have a query of their own; a debugging run has none."""
-        for route in self.routes if not self.debug else ():
-            for name, sink in route.named_sinks.items():
-                if isinstance(sink, ApplyingSink) and sink.detached:
-                    yield route.name, name, sink
+        for route, name, sink in self.all_sinks() if not self.debug else ():
+            if isinstance(sink, ApplyingSink) and sink.detached:
+                yield route, name, sink
 
     def debugged(self) -> Config:
         """Return this with a lake and a checkpoint of its own."""

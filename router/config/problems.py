@@ -18,7 +18,7 @@ from router.config.models import NAME_PATTERN, TABLE_PATTERN, Config
 from router.config.yaml_tree import Items, Keys, MappingEntry, Node, Scalar, children, printable
 from router.errors import Problem
 from router.parts import Part
-from router.resolve import TRUSTED, options_of, suggestion
+from router.registry import TRUSTED, options_of, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
-    from router.resolve import Entries, Location
+    from router.registry import Entries, Location
 
 
 _EXPECTED = {

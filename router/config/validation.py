@@ -12,15 +12,13 @@ from pydantic import ValidationError
 
 from router.config.models import Config, Source
 from router.config.yaml_tree import Items, Keys, Node, Scalar, plain_data
-from router.merging import MergingSink
-from router.parts import Sink, TableSink
-from router.resolve import suggestion
+from router.registry import suggestion
+from router.sinks import MergingSink, Sink, TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from router.registry import Registry
-    from router.resolve import Location
+    from router.registry import Location, Registry
 
 
 @dataclass(frozen=True)

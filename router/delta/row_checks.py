@@ -11,14 +11,14 @@ import pyarrow.compute as pc
 
 from router.delta.casting import would_lose
 from router.delta.row_order import DELETED, OUTBOX_ONLY, REFUSED, Mask, order_names
-from router.delta.scd2 import HISTORY_COLUMNS, time_name
+from router.delta.scd import HISTORY_COLUMNS, time_name
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.errors import TableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from router.merging import KeyedTable
+    from router.sinks import KeyedTable
 
 
 REASON = "reason"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from router.merging import KeyedTable
+    from router.sinks import KeyedTable
 
 
 POSITION = {"_partition": pa.int32(), "_offset": pa.int64(), "_topic": pa.string()}

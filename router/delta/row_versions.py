@@ -15,11 +15,11 @@ from pyarrow import fs
 from router.delta.casting import cast_to
 from router.delta.commit import has_transaction
 from router.delta.row_order import HELD, SINCE, keys_and_order
-from router.delta.scd2 import HISTORY_COLUMNS, TIMESTAMP
+from router.delta.scd import HISTORY_COLUMNS, TIMESTAMP
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake
-    from router.merging import KeyedTable
+    from router.sinks import KeyedTable
 
 
 DELETIONS = "_deletions"

@@ -33,15 +33,25 @@ from router.delta.commit import (
 from router.delta.constraints import unsupported
 from router.delta.row_checks import check_rows
 from router.delta.row_order import DELETED, OUTBOX_ONLY, comparable, newer_rows, order_names
-from router.delta.scd1 import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, UPDATE, TableChanges, latest_changes
-from router.delta.scd2 import history_changes
+from router.delta.scd import (
+    CLOSE,
+    DELETE,
+    FLAG,
+    INSERT,
+    OP,
+    PATCH,
+    UPDATE,
+    TableChanges,
+    history_changes,
+    latest_changes,
+)
 from router.errors import TableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from router.delta.lake import Lake
-    from router.merging import KeyedTable
+    from router.sinks import KeyedTable
 
     Quote = Callable[[str], str]
 

@@ -18,18 +18,19 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from router.delta.commit import is_committed
-from router.delta.spark_table import SparkTables
-from router.delta.table_cache import TableCache
+from router.delta.table_cache import SparkTables, TableCache
 from router.engine import ledger
 from router.engine.balance import imbalances, keyed, partitions
 from router.engine.checkpoint_store import CheckpointStore, Manifest, frozen_as_text
-from router.engine.commit.catalog import Catalog
-from router.engine.commit.committers import Committers
+from router.engine.commit.committers import Catalog, Committers
 from router.engine.commit.schema_evolution import SchemaEvolution
 from router.engine.label.layout import Demands
 from router.engine.label.planner import Plan, Planner
@@ -37,7 +38,6 @@ from router.engine.land.job import Landed, LandingJob
 from router.engine.maintenance import TableMaintenance
 from router.engine.outbox.apply import Outboxes
 from router.engine.outbox.detached import detached_outboxes
-from router.engine.progress import Steps, Watch, report
 from router.engine.quarantine import Release, approvals
 from router.errors import BatchError
 
@@ -74,14 +74,15 @@ class Batches:
     demands: Demands = field(default_factory=Demands)
 
     def __post_init__(self) -> None:
-        config, only_spark = self.config, self.config.commit == "spark"
+        config = self.config
         self.query = f"{config.name}:{self.store.run}"
+        self.committers = Committers.of(config, self.spark, self.lake)
+        only_spark = self.committers.only_spark
         staging = f"{STAGING}/{config.name}" if only_spark else None
         self.tables: Any = SparkTables(self.spark, self.lake) if only_spark else TableCache(self.lake)
         self.planner = Planner(config, config.decode)
         self.landing = LandingJob(self.spark, self.lake, config.landing, self.query, staging)
         self.evolution = SchemaEvolution(self.lake, self.tables, self.query, self.spark)
-        self.committers = Committers(self.lake, self.spark, only_spark)
         self.outboxes = Outboxes(config, self.spark, self.lake, self.store, self.query, self.committers, self.stop)
         self.release = Release(config, self.spark, self.lake, self.store, self.committers)
         self.maintenance = TableMaintenance(
@@ -105,7 +106,7 @@ class Batches:
         with steps.step("ledger"):
             self._write_ledger(manifest, applied.counts)  # 9 ledger
         self._after(plan, {work.table for work in manifest.commits} | applied.tables, steps)
-        return report(self.config.name, plan.layout, manifest, steps, applied.counts)
+        return ledger.report(self.config.name, plan.layout, manifest, steps.seconds, applied.counts)
 
     def _cut_off(self, batch: int) -> Manifest | None:
         """Return the manifest of a batch that a crash has interrupted; None for a batch that must be decided.
@@ -222,7 +223,7 @@ class Batches:
         name, run = self.config.name, self.store.run
         found = ledger.rows(name, run, manifest.batch, manifest.targets, manifest.partitions, applied)
         entry = ledger.LedgerEntry(self.config.ledger, f"{self.query}/ledger", manifest.batch)
-        ledger.append(self.lake, self.tables, self.committers, entry, found)
+        ledger.append(self.committers, entry, found, tables=self.tables)
 
     def _after(self, plan: Plan, tables: set[str], steps: Steps) -> None:
         """Release approved rows, maintain tables and register them in the catalog, once the batch is in the ledger."""
@@ -238,3 +239,32 @@ def _some(names: frozenset[str]) -> str:
     """Return the first few of many names as text."""
     shown = sorted(names)[:5]
     return ", ".join(shown) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+Watch = Callable[[int, str, int, int], None]
+"""Called with (batch id, step, done, of): at a step's start (0 done), on progress inside it, and at its end."""
+
+
+@dataclass
+class Steps:
+    """The wall seconds of each step of one batch."""
+
+    batch: int
+    watch: Watch | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def step(self, name: str, of: int = 1) -> Iterator[None]:
+        """Time a step; the watcher sees its start and, unless it failed, its end."""
+        self.tell(name, 0, of)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+        self.tell(name, of, of)
+
+    def tell(self, name: str, done: int, of: int) -> None:
+        """Report progress inside a step."""
+        if self.watch:
+            self.watch(self.batch, name, done, of)

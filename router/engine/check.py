@@ -16,8 +16,8 @@ from router.engine.label.planner import Planner, stages_in_words
 from router.engine.outbox.apply import opened
 from router.engine.session import build_session
 from router.errors import ConfigError, RouterError
-from router.merging import MergingSink
-from router.parts import RAW_SCHEMA, Preparation, TableSink
+from router.parts import RAW_SCHEMA, Preparation
+from router.sinks import MergingSink, TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable

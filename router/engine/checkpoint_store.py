@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyarrow import fs
 
-from router.applying import Applied
 from router.delta.commit import StagedFile, TableCommit, to_arrow_schema, to_delta
 from router.delta.schema_diff import delta_type
 from router.engine.balance import Partition
 from router.engine.label.layout import Demands
 from router.errors import StartError
+from router.sinks import Applied
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake

@@ -13,14 +13,13 @@ from router.delta.commit import row_count as count
 from router.delta.constraints import unsupported
 from router.delta.lake import Lake
 from router.delta.row_versions import deletions_table
-from router.delta.upsert import MergeEngine, merge_engine
+from router.delta.upsert import merge_engine
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.merge.backlog import BacklogStore
+from router.engine.label.layout import asked
+from router.engine.merge.coordinator import BacklogStore
 from router.engine.start_checks import Checkpoint
-from router.engine.upsert_columns import asked
 from router.errors import TableError
-from router.merging import MergingSink
-from router.parts import Sink, TableSink
+from router.sinks import MergingSink, Sink, TableSink
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -51,7 +50,7 @@ def explain(config: Config, table: str) -> list[tuple[str, str]]:
     lines += _table(lake, table, handle) if handle else [("rows", "none: it is made with the first of them")]
     lines += [("written by", f"`{key}`: {what}") for key, what in own]
     for writer in found:
-        lines += _writer(writer, handle, "spark" if config.commit == "spark" else "arrow")
+        lines += _writer(writer, handle, only_spark=config.commit == "spark")
         lines += _backlog(BacklogStore(CheckpointStore(checkpoint), writer.place), table)
     return lines
 
@@ -88,12 +87,11 @@ def _own(config: Config, table: str) -> Lines:
 
 def _writers(config: Config, table: str, handle: DeltaTable | None, run: str | None) -> Iterator[WritingSink]:
     """Return the sinks whose one table it is, and those whose transaction ids it has."""
-    for route in config.routes:
-        for name, sink in route.named_sinks.items():
-            place = f"{route.name}/{name}"
-            batch = handle.transaction_version(f"{config.name}:{run}/{place}/{table}") if handle else None
-            if batch is not None or _fixed(sink) == table:
-                yield WritingSink(place, sink, batch)
+    for route, name, sink in config.all_sinks():
+        place = f"{route}/{name}"
+        batch = handle.transaction_version(f"{config.name}:{run}/{place}/{table}") if handle else None
+        if batch is not None or _fixed(sink) == table:
+            yield WritingSink(place, sink, batch)
 
 
 def _fixed(sink: Sink) -> str:
@@ -105,25 +103,20 @@ def _fixed(sink: Sink) -> str:
     return table if isinstance(table, str) else ""
 
 
-def _writer(writer: WritingSink, handle: DeltaTable | None, engine: str) -> Lines:
+def _writer(writer: WritingSink, handle: DeltaTable | None, *, only_spark: bool) -> Lines:
     last = "has not yet" if writer.batch is None else f"last in batch {writer.batch}"
     yield "written by", f"{writer.place}, {last}"
     if not isinstance(writer.sink, MergingSink):
         features = unsupported(handle) if handle else set()
         spark = f"it has {', '.join(sorted(features))}" if features else ""
-        chosen = (
-            MergeEngine("spark", spark)
-            if spark
-            else MergeEngine("spark" if engine == "spark" else "arrow", "as configured")
-        )
-        yield "engine", f"{chosen.engine}: {chosen.why}"
+        yield "engine", f"spark: {spark}" if spark else f"{'spark' if only_spark else 'arrow'}: as configured"
         return
     keyed = writer.sink.keyed()
-    chosen = merge_engine(handle, asked(keyed, engine))
+    chosen = merge_engine(handle, asked(keyed, only_spark))
     yield "engine", f"{chosen.engine}: {chosen.why}"
     yield "keys", ", ".join(keyed.keys)
 
 
 def _backlog(backlogs: BacklogStore, table: str) -> Lines:
     if found := backlogs.now().get(table):
-        yield "waiting", f"{found.rows} rows: {found.why}"
+        yield "backlog", f"{found.rows} rows: {found.why}"

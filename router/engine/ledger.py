@@ -1,4 +1,7 @@
-"""The ledger: one row per batch, source partition, route and sink, saying what became of every record."""
+"""The ledger: one row per batch, source partition, route and sink, saying what became of every record.
+
+Observers are told the same of a batch: its report.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from router.applying import Applied
 from router.delta.commit import StagedFile, TableCommit, to_delta
 from router.delta.file_statistics import statistics
 from router.delta.lake import Lake
+from router.engine.balance import KEYED, keyed, total
+from router.parts import BatchReport
+from router.sinks import Applied
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from datetime import datetime
 
-    from router.applying import Resent
     from router.config.models import Config
     from router.engine.balance import Partition
+    from router.engine.checkpoint_store import Manifest
     from router.engine.commit.committers import Committers
+    from router.engine.label.layout import Layout
+    from router.sinks import Resent
 
 SCHEMA = pa.schema(
     [
@@ -44,7 +51,7 @@ SCHEMA = pa.schema(
         ("dropped", pa.int64()),
         ("applied", pa.int64()),
         ("dead", pa.int64()),
-        ("pending", pa.int64()),
+        ("backlog", pa.int64()),
         ("frozen", pa.int64()),
         ("quarantined", pa.int64()),
         ("released", pa.int64()),
@@ -57,7 +64,7 @@ SCHEMA = pa.schema(
 """Rows without a route count the source: read = decoded + failed + bare; `lost` ones were deleted in Kafka before they
 were read, and stand in a batch of their own, in which nothing was read. Rows with a route and sink count what
 matched: matched = landed + refused + dropped + quarantined; for a sink with an outbox landed = applied + dead +
-parked + pending. `pending` rows stay in the outbox, less those of earlier batches that were applied now: their table
+parked + backlog. `backlog` rows stay in the outbox, less those of earlier batches that were applied now: their table
 cannot be written, or a detached sink has yet to send them (its batches stand here with its own run). `frozen` rows
 landed without the columns that their table lacks; `released` ones left the quarantine, up to the batch of the row
 here; `parked` ones the sink keeps to send them later. `in_doubt` counts applied rows that may have been sent twice,
@@ -69,7 +76,7 @@ A replay has a row without a batch, of what it changed: more rows are `applied`,
 
 
 SUMMED = (
-    *("matched", "landed", "refused", "dropped", "applied", "dead", "pending", "frozen", "quarantined", "released"),
+    *("matched", "landed", "refused", "dropped", "applied", "dead", "backlog", "frozen", "quarantined", "released"),
     *("parked", "in_doubt"),
 )
 
@@ -119,17 +126,55 @@ def rows(
 
 
 def of_sink(key: str, counts: Applied, landed: int = 0) -> dict[str, Any]:
-    """Return what a ledger row says of what a sink applied of `landed` rows, and of earlier pending ones."""
+    """Return what a ledger row says of what a sink applied of `landed` rows, and of an earlier backlog."""
     route, sink = key.split("/", 1)
-    return {"route": route, "sink": sink, **counts._asdict(), "pending": landed - counts.done}
+    return {"route": route, "sink": sink, **counts._asdict(), "backlog": landed - counts.done}
 
 
 def of_replay(key: str, resent: Resent) -> dict[str, Any]:
     """Return what a ledger row says of rows that a sink sent again."""
     route, sink = key.split("/", 1)
     moved = {status: resent.are(status) - resent.were(status) for status in ("dead", "parked")}
-    counts = {"applied": resent.are("delivered"), **moved, "in_doubt": resent.in_doubt, "pending": 0}
+    counts = {"applied": resent.are("delivered"), **moved, "in_doubt": resent.in_doubt, "backlog": 0}
     return {"route": route, "sink": sink, **counts}
+
+
+def report(
+    query: str, layout: Layout, manifest: Manifest, seconds: Mapping[str, float], applied: Mapping[str, Applied]
+) -> BatchReport:
+    """Return the report of a finished batch, for observers.
+
+    `seconds` are those of its steps, `applied` is what sinks did with their outboxes.
+    """
+    counted, commits = manifest.partitions, manifest.commits
+    by = {kind: keyed(counted, kind) for kind in KEYED}
+    routes = {
+        route.name: {
+            "matched": by["matched"][route.name],
+            "landed": sum(by["landed"][target.key] for target in route.targets),
+            "refused": by["refused"][route.name] + sum(by["rejected"][k] for t in route.targets for k in t.keys),
+            "dropped": by["dropped"][route.name],
+            "frozen": sum(by["frozen"][target.key] for target in route.targets),
+            "quarantined": sum(by["landed"][key] for target in route.targets for key in target.keys[1:]),
+            **{f"warned {name}": by["warned"][f"{route.name}/{name}"] for name in route.warned},
+        }
+        for route in layout.routes
+    }
+    read, failed = total(counted, "read"), total(counted, "failed")
+    refused = sum(counts.dead for counts in applied.values())
+    return BatchReport(
+        query=query,
+        batch=manifest.batch,
+        read=read,
+        decoded=read - failed - total(counted, "bare"),
+        failed=failed,
+        unmatched=total(counted, "unmatched"),
+        dead_letters=sum(work.rows for work in commits if work.target == "/dead_letters") + refused,
+        tables=len({work.table for work in commits}),
+        files=sum(len(work.files) for work in commits),
+        seconds={name: round(took, 4) for name, took in seconds.items()},
+        routes=routes,
+    )
 
 
 class LedgerEntry(NamedTuple):
@@ -140,9 +185,9 @@ class LedgerEntry(NamedTuple):
     version: int
 
 
-def append(lake: Lake, tables: Any, committers: Committers, entry: LedgerEntry, found: list[dict[str, Any]]) -> None:
+def append(committers: Committers, entry: LedgerEntry, found: list[dict[str, Any]], *, tables: Any = None) -> None:
     """Append rows to the ledger, once for each entry. `tables` opens tables; None opens this one anew."""
-    folder = entry.table.replace(".", "/")
+    lake, folder = committers.lake, entry.table.replace(".", "/")
     now = int(time.time() * 1_000_000)
     content = pa.Table.from_pylist([{**row, "finished": now} for row in found], SCHEMA)
     path = f"{folder}/part-{entry.version:010d}-{time.time_ns()}.parquet"
@@ -174,7 +219,7 @@ def last(config: Config, batches: int) -> list[dict[str, Any]]:
 
     A detached sink has batches of its own: as many of these are there, too.
     """
-    lake = Lake.at(config.lake, {key: value.get_secret_value() for key, value in config.storage_options.items()})
+    lake = Lake.at(config.lake, config.storage())
     table = lake.open(config.ledger)
     if table is None:
         return []

@@ -114,7 +114,7 @@ class LostRecords:
             for gone in lost:
                 begin[gone.topic][gone.partition] = gone.last + 1
             self._write("offsets", batch, _with_offsets(self._log("offsets", batch, batch - 1), begin))
-            ledger.append(self.lake, None, self.committers, entry, _rows(self.config.name, past.run or "", batch, lost))
+            ledger.append(self.committers, entry, _rows(self.config.name, past.run or "", batch, lost))
         self._write("commits", batch, self._log("commits", batch - 1) or NO_WATERMARK)
         return lost
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from delta.exceptions import DeltaConcurrentModificationException
 
+from router.columns import quoted
 from router.config.models import interval
 from router.delta.commit import retry_on_conflict
 from router.delta.maintenance import (
@@ -25,7 +26,6 @@ from router.delta.maintenance import (
     size_of,
     small_files,
 )
-from router.engine.label.column_types import quoted
 from router.errors import TableError
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from pyarrow import dataset
 from pyspark.sql import functions as F
 
+from router.columns import quoted
 from router.decoding import keep_archives
 from router.delta.casting import cast_down, cast_to, has_value, type_within
 from router.delta.commit import StagedFile, TableCommit, to_arrow, to_arrow_schema, to_delta
@@ -28,7 +29,7 @@ from router.engine import ledger
 from router.engine.label.layout import COORDINATES, QUARANTINE_COLUMNS, SCHEMA_COLUMNS, quarantine_of
 from router.engine.land.parquet_writer import Staging, attempt
 from router.engine.start_checks import Checkpoint
-from router.parts import TableSink
+from router.sinks import TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -119,11 +120,10 @@ def approvals(store: CheckpointStore) -> list[Approval]:
 def quarantined(config: Config, lake: Lake) -> list[Quarantined]:
     """Return the quarantined rows by table, whatever the sinks say now. Runs on the driver, without Spark."""
     found: list[Quarantined] = []
-    for route in config.routes:
-        for name, sink in route.named_sinks.items():
-            table = quarantine_of(config.name, route.name, name)
-            if isinstance(sink, TableSink) and (handle := lake.open(table)):
-                found += _quarantined_in(lake, handle, (route.name, name, table))
+    for route, name, sink in config.all_sinks():
+        table = quarantine_of(config.name, route, name)
+        if isinstance(sink, TableSink) and (handle := lake.open(table)):
+            found += _quarantined_in(lake, handle, (route, name, table))
     return found
 
 
@@ -269,7 +269,7 @@ class Release:
         entry = ledger.LedgerEntry(
             self.config.ledger, f"{query}/ledger/release/{place.route}/{place.sink}/{place.table}", last
         )
-        ledger.append(self.lake, None, self.committers, entry, [row])
+        ledger.append(self.committers, entry, [row])
         log.info("%s: %d quarantined rows are in %s now", self.config.name, rows, place.table)
 
 
@@ -303,7 +303,7 @@ class _ReleasedRows:
         table = allowed(have, approval)
         kinds = {column.name: _kind(table.get(column.name), column.type) for column in came}
         names = [column.name for column in came]
-        return cls(of, approval, query, frame.select("_batch_id", *map(_quoted, names)), have, kinds, after, table)
+        return cls(of, approval, query, frame.select("_batch_id", *map(quoted, names)), have, kinds, after, table)
 
     def decide(self, upto: int) -> tuple[int, int] | None:
         """Return the last batch whose rows are released, and the number of rows; None where there are none."""
@@ -355,10 +355,6 @@ class _ReleasedRows:
 
 def _kind(to: pa.DataType | None, come: pa.DataType) -> pa.DataType | None:
     return type_within(to, come) if to is not None and common_type(to, come) is not None else None
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _checking(kinds: Kinds, blank: bool) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

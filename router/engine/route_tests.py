@@ -1,35 +1,172 @@
-"""Run route tests: the records of a case through one batch of its configuration, into a lake of its own."""
+"""Route tests: records in, rows and dead letters expected. `games.test.yaml` tests `games.yaml`.
+
+A file of them is read (`load_tests`) and run (`run_tests`): the records of a case go through one batch of the
+configuration, into a lake of its own.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 from collections import Counter
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from decimal import Decimal
+from itertools import takewhile
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from router.applying import ApplyingSink, Opening
+from router.config.models import Model
+from router.config.problems import Document, in_order, widths_of
+from router.config.yaml_tree import parse, plain_data
 from router.delta.lake import Lake
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
 from router.engine.label.layout import BRONZE_SCHEMA, outbox_of
-from router.errors import RouterError, StartError
-from router.merging import MergingSink
+from router.errors import ConfigError, Problem, RouterError, StartError
 from router.parts import Preparation
+from router.sinks import ApplyingSink, MergingSink, Opening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from pydantic_core import ErrorDetails
     from pyspark.sql import DataFrame, SparkSession
+    from typing_extensions import Self
 
     from router.config.loader import Loaded
     from router.config.models import Config
-    from router.config.route_tests import Expected, ExpectedDeadLetter, InputRecord, RouteTest, RouteTests
     from router.parts import Decoder
+
+SUFFIX = ".test.yaml"
+
+
+class InputRecord(Model):
+    """One record of the source: an event as its producer writes it, or a value as it stands."""
+
+    event: Any = Field(default=None, description="is written in the format that the configuration decodes")
+    file: str | None = Field(default=None, alias="schema", description="of `schemas`, what the event is written with")
+    message: str | None = Field(default=None, description="full name of the event's message; default: the first one")
+    value: Any = Field(default=None, description="text is taken as it is, null is no value, all else becomes JSON")
+    base64: str | None = Field(default=None, description="the value's bytes, in place of `value`")
+    key: str | None = None
+    headers: dict[str, str] = Field(default_factory=dict)
+    topic: str = "test"
+    partition: int = 0
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.event is not None and self.model_fields_set & {"value", "base64"}:
+            raise ValueError("give an event, or a value or base64")
+        if self.event is None and (self.file or self.message):
+            raise ValueError("schema and message say how an event is written: give one")
+        return self
+
+    @field_validator("base64")
+    @classmethod
+    def _readable(cls, text: str | None) -> str | None:
+        try:
+            base64.b64decode(text or "", validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"is no base64: {error}") from None
+        return text
+
+    @property
+    def content(self) -> bytes | None:
+        """Return the bytes of the value, where it is given."""
+        if self.base64 is not None:
+            return base64.b64decode(self.base64)
+        if self.value is None:
+            return None
+        return self.value.encode() if isinstance(self.value, str) else json.dumps(self.value).encode()
+
+
+class ExpectedDeadLetter(Model):
+    """Expected dead letters. What is not given may be anything; `reason` is part of the text."""
+
+    stage: str | None = None
+    reason: str = ""
+    route: str | None = None
+    sink: str | None = None
+    count: int = Field(default=1, ge=1)
+
+
+class Expected(Model):
+    """What the records are to become: everything that gets a row must be named here, but bronze and the ledger."""
+
+    tables: dict[str, int | list[dict[str, Any]]] = Field(
+        default_factory=dict, description="table -> its rows: how many, or which (in any order, the columns given)"
+    )
+    sent: dict[str, int | list[dict[str, Any]]] = Field(
+        default_factory=dict,
+        description="route/sink -> what it sends, in any order: how many, or which (the parts given). For a rest sink: "
+        "method, url, headers, body",
+    )
+    dead_letters: tuple[ExpectedDeadLetter, ...] = ()
+
+
+class RouteTest(Model):
+    """One test: records, and what becomes of them."""
+
+    name: str = Field(min_length=1)
+    records: tuple[InputRecord, ...] = Field(min_length=1)
+    expect: Expected
+
+
+class RouteTests(Model):
+    """A file of route tests."""
+
+    configuration: str | None = Field(
+        default=None, description="the file that is tested; default: X.yaml for X.test.yaml"
+    )
+    variables: dict[str, str] = Field(default_factory=dict, description="variables that the configuration needs")
+    schemas: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="in place of a registry: subject -> files of its versions, the oldest first, from the "
+        "configuration's folder",
+    )
+    tests: tuple[RouteTest, ...] = Field(min_length=1)
+
+    def tested(self, path: Path) -> Path:
+        """Return the configuration that the file at `path` tests; raise ConfigError when its name does not tell."""
+        if self.configuration:
+            return path.parent / self.configuration
+        if path.name.endswith(SUFFIX):
+            return path.with_name(path.name.removesuffix(SUFFIX) + ".yaml")
+        hint = f"call the file NAME{SUFFIX}, or add `configuration: NAME.yaml`"
+        raise ConfigError((Problem(str(path), 1, 1, "", "does not say what it tests", hint),))
+
+
+def _shared(one: ErrorDetails, other: ErrorDetails) -> list[int | str]:
+    """Return the location that two errors have in common."""
+    pairs = zip(one["loc"], other["loc"], strict=False)
+    return [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+
+
+def load_tests(path: Path) -> RouteTests:
+    """Return the route tests of a file; raise ConfigError with all its problems."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError((Problem(str(path), 1, 1, "", f"cannot be read: {error}", "check the path"),)) from None
+    root, problems = parse(text, str(path))
+    if root is None or problems:
+        raise ConfigError(tuple(problems))
+    document = Document(str(path), root, widths_of(text))
+    try:
+        return RouteTests.model_validate(plain_data(root))
+    except ValidationError as error:
+        lines = error.errors(include_url=False)
+        # A list that is short because what is in it is wrong is no second mistake.
+        told = [a for a in lines if not any(len(b["loc"]) > len(a["loc"]) == len(_shared(a, b)) for b in lines)]
+        found = (document.problem(line["loc"], line["msg"], "see docs/configuration.md, Route tests") for line in told)
+        raise ConfigError(in_order(found)) from None
+
 
 RUN = "test"
 RAW = BRONZE_SCHEMA.remove(BRONZE_SCHEMA.get_field_index("batch_id"))
@@ -92,18 +229,16 @@ def _faults(config: Config, case: RouteTest, raw: pa.Table, spark: SparkSession,
 
 def _merged_outboxes(config: Config) -> Iterator[str]:
     """Return the outboxes whose rows are to be seen in the tables that they were merged into."""
-    for route in config.routes:
-        for name, sink in route.named_sinks.items():
-            if isinstance(sink, MergingSink):
-                yield outbox_of(config.name, route.name, name)
+    for route, name, sink in config.all_sinks():
+        if isinstance(sink, MergingSink):
+            yield outbox_of(config.name, route, name)
 
 
 def _previewing(config: Config) -> Iterator[tuple[str, ApplyingSink]]:
     """Return route/sink of the sinks that say what they would send."""
-    for route in config.routes:
-        for name, sink in route.named_sinks.items():
-            if isinstance(sink, ApplyingSink) and sink.previews:
-                yield f"{route.name}/{name}", sink
+    for route, name, sink in config.all_sinks():
+        if isinstance(sink, ApplyingSink) and sink.previews:
+            yield f"{route}/{name}", sink
 
 
 def _sent(lake: Lake, outbox: str, sink: ApplyingSink, spark: SparkSession, folder: Path) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from router.config.loader import Loaded
     from router.config.models import Config, Trigger
-    from router.engine.progress import Watch
+    from router.engine.batch import Watch
     from router.engine.start_checks import Accept
     from router.registry import Registry
 
@@ -217,7 +217,7 @@ class _StreamRun:
 
     @property
     def _committers(self) -> Committers:
-        return Committers(self.lake, self.spark, self.config.commit == "spark")
+        return Committers.of(self.config, self.spark, self.lake)
 
     @property
     def _trigger(self) -> Trigger:

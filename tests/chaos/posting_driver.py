@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from router.config.loader import load
 from router.config.models import Trigger
-from router.delta.staged_files import StagedParts
+from router.delta.commit import StagedParts
 from router.engine import ledger, session, stream
 from router.engine.checkpoint_store import CheckpointStore
 from router.registry import load_registry

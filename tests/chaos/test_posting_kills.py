@@ -100,14 +100,14 @@ class Posting:
         in_doubt = sum(row["in_doubt"] for row in receipts)
         assert arrived.total() - EVENTS <= in_doubt
         assert booked["landed"] == sum(booked[name] for name in BALANCE) == EVENTS
-        assert (booked["applied"], booked["pending"], booked["in_doubt"]) == (EVENTS, 0, in_doubt)
+        assert (booked["applied"], booked["backlog"], booked["in_doubt"]) == (EVENTS, 0, in_doubt)
         assert max(Counter(row["call_id"] for row in receipts).values()) == CUT, "it was cut anew"
         assert {len(keys) for keys in self.keys().values()} == {1}
         assert self.api.stats(window=max(0.1, 1 - self.api.stats().lag)).highest <= LIMIT
         return in_doubt
 
 
-BALANCE = ("applied", "dead", "parked", "pending")
+BALANCE = ("applied", "dead", "parked", "backlog")
 
 
 @pytest.fixture

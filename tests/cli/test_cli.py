@@ -20,8 +20,8 @@ from deltalake import DeltaTable, write_deltalake
 import router.cli
 import router.registry
 from router import BatchReport, ConfigError, Problem, StartError
-from router.cli import ledger
-from router.cli.watching import Watcher, line
+from router.cli import tables
+from router.cli.run import Watcher, line
 from router.engine.ledger import SCHEMA
 from router.errors import RunningError, SessionLost
 
@@ -289,7 +289,7 @@ def test_check_starts_no_spark(tmp_path):
 
 def test_ledger_shows_columns_that_a_ledger_has():
     """`router ledger` is what somebody calls when rows seem to be missing."""
-    shown = {*ledger.COLUMNS, *ledger.SINK_COLUMNS} - {"batch", "source", "offsets"}
+    shown = {*tables.SOURCE_COLUMNS, *tables.SINK_COLUMNS} - {"batch", "source", "offsets"}
 
     assert shown <= set(SCHEMA.names)
 

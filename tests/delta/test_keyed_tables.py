@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 from router.delta import row_versions
 from router.delta.lake import Lake
 from router.delta.upsert import TableUpsert, upsert
-from router.merging import KeyedTable
+from router.sinks import KeyedTable
 from tests.delta.model import Model, Record, lane
 
 TABLE = "silver.profiles"

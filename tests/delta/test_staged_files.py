@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from router.delta.staged_files import StagedParts
+from router.delta.commit import StagedParts
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake

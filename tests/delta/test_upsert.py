@@ -14,10 +14,10 @@ import pytest
 from deltalake import DeltaTable, Field, Schema, write_deltalake
 
 from router.delta import row_versions
-from router.delta.scd1 import OP, UPDATE
+from router.delta.scd import OP, UPDATE
 from router.delta.upsert import NeedsSpark, TableUpsert, UpsertResult, merge_condition, quoted, upsert
 from router.errors import TableError
-from router.merging import KeyedTable
+from router.sinks import KeyedTable
 from tests.delta.busy import Busy
 from tests.delta.model import Record, lane
 

@@ -12,7 +12,7 @@ from router import ApplyingSink, Batch, Sink
 from router.cli import COMMANDS
 from router.config.loader import load
 from router.config.models import Config
-from router.delta.staged_files import StagedParts
+from router.delta.commit import StagedParts
 from router.registry import load_registry
 from router_sinks import Rest
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from router import BatchReport
-    from router.engine.progress import Watch
+    from router.engine.batch import Watch
 
 RAW = BRONZE_SCHEMA.remove(BRONZE_SCHEMA.get_field_index("batch_id"))
 SOURCE = Source(format=FormatSource(name="rate"))

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from router.applying import Applied
 from router.delta.commit import StagedFile, TableCommit
 from router.delta.lake import Lake
 from router.engine.balance import Partition
@@ -16,6 +15,7 @@ from router.engine.checkpoint_store import KEPT, CheckpointStore, Manifest
 from router.engine.label.layout import Demands
 from router.engine.start_checks import Checkpoint, examine
 from router.errors import StartError
+from router.sinks import Applied
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -97,7 +97,7 @@ class Loft:
     def booked(self) -> dict[str, int]:
         """Return what the ledger says of the pigeons, or the sink in their place, summed."""
         rows = [row for row in self.rows("ops.ledger") if row["sink"] in {"pigeons", "rest"}]
-        return {name: sum(row[name] or 0 for row in rows) for name in ("landed", "applied", "dead", "pending")}
+        return {name: sum(row[name] or 0 for row in rows) for name in ("landed", "applied", "dead", "backlog")}
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_all_that_landed_is_sent_before_a_run_ends(loft: Loft) -> None:
     assert [(row["stage"], row["sink"], row["value"]) for row in loft.rows("ops.dead")] == [
         ("apply", "pigeons", b'{"n":-3}')
     ]
-    assert loft.booked() == {"landed": 4, "applied": 3, "dead": 1, "pending": 0}
+    assert loft.booked() == {"landed": 4, "applied": 3, "dead": 1, "backlog": 0}
 
     loft.comes(5)
     loft.run()
@@ -154,7 +154,7 @@ def test_all_that_landed_is_sent_before_a_run_ends(loft: Loft) -> None:
         ("pigeons", 1),
     ]
     assert len([row for row in shown if row["route"] is None]) == 1
-    assert loft.booked() == {"landed": 5, "applied": 4, "dead": 1, "pending": 0}
+    assert loft.booked() == {"landed": 5, "applied": 4, "dead": 1, "backlog": 0}
 
 
 def test_tables_go_on_while_a_sink_cannot(loft: Loft, running: Callable[[], None]) -> None:
@@ -165,14 +165,14 @@ def test_tables_go_on_while_a_sink_cannot(loft: Loft, running: Callable[[], None
     for n in (2, 3):
         loft.comes(n)
         until(lambda n=n: n in [row["n"] for row in loft.rows("silver.all")])
-    until(lambda: loft.booked()["pending"] == 3)
+    until(lambda: loft.booked()["backlog"] == 3)
     assert loft.flown() == []
 
     (loft.folder / "storm").unlink()
 
     until(lambda: loft.flown() == [1, 2, 3])
     running()
-    assert loft.booked() == {"landed": 3, "applied": 3, "dead": 0, "pending": 0}
+    assert loft.booked() == {"landed": 3, "applied": 3, "dead": 0, "backlog": 0}
 
 
 @pytest.fixture(params=["black-holed", pytest.param("refusing", marks=pytest.mark.slow)])
@@ -192,15 +192,15 @@ def test_tables_go_on_while_an_api_is_away(loft: Loft, away: Api, running: Calla
     for n in (2, 3, 4, 5):
         loft.comes(n)
         until(lambda n=n: n in [row["n"] for row in loft.rows("silver.all")])
-    until(lambda: loft.booked()["pending"] == 5)
+    until(lambda: loft.booked()["backlog"] == 5)
     assert (away.rows("n"), loft.rows("ops.receipts")) == (Counter(), [])
 
     away.play()
 
     until(lambda: away.rows("n") == Counter([1, 2, 3, 4, 5]))
-    until(lambda: loft.booked()["pending"] == 0)
+    until(lambda: loft.booked()["backlog"] == 0)
     running()
-    assert loft.booked() == {"landed": 5, "applied": 5, "dead": 0, "pending": 0}
+    assert loft.booked() == {"landed": 5, "applied": 5, "dead": 0, "backlog": 0}
 
 
 def test_a_run_can_be_stopped_while_a_sink_cannot_go_on(loft: Loft, running: Callable[[], None]) -> None:
@@ -212,11 +212,11 @@ def test_a_run_can_be_stopped_while_a_sink_cannot_go_on(loft: Loft, running: Cal
     running()
 
     assert loft.flown() == []
-    assert loft.booked()["pending"] == 1
+    assert loft.booked()["backlog"] == 1
     (loft.folder / "storm").unlink()
     loft.run()
     assert [(n, replay) for n, _, replay in loft.log()] == [(1, True)]
-    assert loft.booked()["pending"] == 0
+    assert loft.booked()["backlog"] == 0
 
 
 def test_an_outbox_that_gains_columns_goes_on(loft: Loft) -> None:

@@ -18,9 +18,9 @@ from router.delta.lake import Lake
 from router.delta.upsert import TableUpsert, upsert
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.explain import explain
-from router.engine.merge.backlog import Backlog, BacklogStore
-from router.merging import KeyedTable
+from router.engine.merge.coordinator import Backlog, BacklogStore
 from router.registry import load_registry
+from router.sinks import KeyedTable
 from tests.delta.model import Record, lane
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ def test_a_table_is_explained(file: Path) -> None:
     assert shown.exit_code == 0
     assert found["table"] == f"silver.uno at {config(file).lake}/silver/uno"
     assert found["bytes"].endswith(f"in 1 files, version {DeltaTable(file.parent / 'lake/silver/uno').version()}")
-    assert {name: found[name] for name in ("rows", "comment", "written by", "keys", "waiting")} == {
+    assert {name: found[name] for name in ("rows", "comment", "written by", "keys", "backlog")} == {
         **{"rows": "4", "comment": "the last of each", "written by": "profiles/upsert, last in batch 3"},
-        **{"keys": "gamer", "waiting": "2 rows: it was broken by hand"},
+        **{"keys": "gamer", "backlog": "2 rows: it was broken by hand"},
     }
     assert found["engine"].startswith("arrow: ")
 

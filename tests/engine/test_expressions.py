@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from router.columns import tried
 from router.engine.label.expressions import Untranslatable, evaluate, translate
-from router.engine.label.safe_columns import tried
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

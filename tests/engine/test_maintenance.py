@@ -15,7 +15,7 @@ from router.config.models import Maintenance
 from router.delta.maintenance import MaintenanceOptions, maintain
 from router.delta.upsert import TableUpsert, upsert
 from router.engine.maintenance import TableMaintenance
-from router.merging import KeyedTable
+from router.sinks import KeyedTable
 from tests.delta.model import Record, lane
 
 if TYPE_CHECKING:

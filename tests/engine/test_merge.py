@@ -26,7 +26,7 @@ from router.engine.merge.delta_spark import (
     DecisionInput,
     answers,
 )
-from router.merging import KeyedTable
+from router.sinks import KeyedTable
 from tests.delta.model import Record, lane
 
 if TYPE_CHECKING:

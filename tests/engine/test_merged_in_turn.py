@@ -19,7 +19,7 @@ from tests.delta.test_keyed_tables import APP, KINDS, TABLE, Histories, Killed, 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from router.merging import KeyedTable
+    from router.sinks import KeyedTable
 
 
 class Shared(Histories):

@@ -10,8 +10,7 @@ import pytest
 
 from router import StartError
 from router.config.loader import load
-from router.config.route_tests import RouteTests, load_tests
-from router.engine.route_tests import run_tests
+from router.engine.route_tests import RouteTests, load_tests, run_tests
 from router.registry import load_registry
 
 if TYPE_CHECKING:

@@ -284,7 +284,7 @@ def test_rows_wait_for_tables_that_cannot_be_written(
     assert query.rows("silver.last", "gamer", "level") == [{"gamer": g, "level": n} for n, g in enumerate("abc", 1)]
     assert query.letters("sink", stage="apply") == {"upsert": 1, "upsert_2": 1}
     booked = [row for row in query.rows("ops.ledger") if row["applied"] is not None]
-    waits = {sink: [row["pending"] for row in booked if row["sink"] == sink] for sink in ("upsert", "upsert_2")}
+    waits = {sink: [row["backlog"] for row in booked if row["sink"] == sink] for sink in ("upsert", "upsert_2")}
     assert {sink: sum(each) for sink, each in waits.items()} == {"upsert": 0, "upsert_2": 0}
 
 

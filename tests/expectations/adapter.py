@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from router import Preparation, RouterError
 from router.config.loader import load
-from router.config.route_tests import InputRecord
 from router.delta.lake import Lake
 from router.engine import quarantine
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
+from router.engine.route_tests import InputRecord
 from router.registry import load_registry
 
 if TYPE_CHECKING:

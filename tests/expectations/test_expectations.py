@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 RENAMES = saved.Renames(
     tables={},
-    columns={"*": {"waiting": "quarantined"}},
+    columns={"*": {"waiting": "quarantined", "pending": "backlog"}},
     # rows that wait for an approval are in a quarantine; all others that were in lanes are in an outbox
     texts={
         "lanes.games__all__tables": "quarantine.games__all__tables",

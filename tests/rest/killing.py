@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from router import Batch, Opening, Sink
-from router.delta.staged_files import StagedParts
+from router.delta.commit import StagedParts
 from router.registry import load_registry
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from router import Encoding
-from router.delta.staged_files import StagedParts
+from router.delta.commit import StagedParts
 from router_encoders.to_json import as_it_is
 from router_rest.credentials import Credentials, apply
 from router_rest.delivery.batcher import CallSize

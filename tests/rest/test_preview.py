@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from router import Batch, Opening, Sink
-from router.delta.staged_files import StagedParts
+from router.delta.commit import StagedParts
 from router.registry import load_registry
 from router_demo.api import Api
 from router_sinks import Rest

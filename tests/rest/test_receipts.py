@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router.delta.staged_files import StagedParts
+from router.delta.commit import StagedParts
 from router_rest.delivery.batcher import Call
 from router_rest.delivery.receipts import KnownReceipts, ReceiptWriter, Settled
 from tests.rest.tasks import OWNER

@@ -103,7 +103,7 @@ class Games:
     def booked(self) -> dict[str, int]:
         """Return what the ledger says of the sink, summed."""
         rows = [row for row in self.rows("ops.ledger") if row["sink"] == "rest"]
-        names = ("landed", "applied", "dead", "parked", "pending")
+        names = ("landed", "applied", "dead", "parked", "backlog")
         return {name: sum(row[name] or 0 for row in rows) for name in names}
 
 
@@ -129,7 +129,7 @@ def test_what_was_parked_or_refused_arrives_once_by_the_keys_of_its_receipts(gam
     games.api.reset()
     parked, dead = games.receipts("parked"), games.receipts("dead")
     assert (len(parked), len(keys(parked)), len(dead), len(keys(dead))) == (20, 4, 3, 3)
-    assert games.booked() == {"landed": 40, "applied": 17, "dead": 3, "parked": 20, "pending": 0}
+    assert games.booked() == {"landed": 40, "applied": 17, "dead": 3, "parked": 20, "backlog": 0}
 
     dry = games.replay("--dry-run", "--status", "parked", "--status", "dead")
 
@@ -143,7 +143,7 @@ def test_what_was_parked_or_refused_arrives_once_by_the_keys_of_its_receipts(gam
     assert first.exit_code == 0, first.output
     assert games.arrived() == Counter(range(20, 40))
     assert keys(games.calls(), "key") == keys(parked) == keys(games.receipts("delivered", replayed=True))
-    assert games.booked() == {"landed": 40, "applied": 37, "dead": 3, "parked": 0, "pending": 0}
+    assert games.booked() == {"landed": 40, "applied": 37, "dead": 3, "parked": 0, "backlog": 0}
 
     games.api.reset()
     assert "nothing to send" in games.replay().output
@@ -155,7 +155,7 @@ def test_what_was_parked_or_refused_arrives_once_by_the_keys_of_its_receipts(gam
     assert refused.exit_code == 0, refused.output
     assert games.arrived() == Counter((3, 4, 11))
     assert keys(games.calls(), "key") == keys(dead)
-    assert games.booked() == {"landed": 40, "applied": 40, "dead": 0, "parked": 0, "pending": 0}
+    assert games.booked() == {"landed": 40, "applied": 40, "dead": 0, "parked": 0, "backlog": 0}
     config = load(games.file, load_registry(), environ={}).config
     assert [row["applied"] for row in last(config, 2) if row["sink"] == "rest" and row["batch_id"] is None] == [20, 3]
     books = CliRunner(env={"COLUMNS": "250"}).invoke(router.cli.commands, ["ledger", str(games.file)]).output
@@ -187,7 +187,7 @@ def test_calls_in_doubt_come_again_as_they_were_and_a_replay_that_was_cut_off_is
     assert "nothing to send" in after.output
     assert {(call["key"], call["sha256"]) for call in games.calls()} == before
     assert (len(before), games.arrived()) == (3, Counter(range(12)))
-    assert games.booked() == {"landed": 12, "applied": 12, "dead": 0, "parked": 0, "pending": 0}
+    assert games.booked() == {"landed": 12, "applied": 12, "dead": 0, "parked": 0, "backlog": 0}
     assert len({row["replay"] for row in games.receipts("delivered", replayed=True)}) == 1
 
 
@@ -224,7 +224,7 @@ def test_what_is_refused_again_stays_dead_and_what_was_parked_becomes_a_dead_let
     assert "4 delivered, 2 dead" in result.output
     letters = {json.loads(row["value"])["n"]: row["batch_id"] for row in games.rows("ops.dead")}
     assert (sorted(letters), letters[6], len(games.rows("ops.dead"))) == ([1, 6], None, 2)
-    assert games.booked() == {"landed": 10, "applied": 8, "dead": 2, "parked": 0, "pending": 0}
+    assert games.booked() == {"landed": 10, "applied": 8, "dead": 2, "parked": 0, "backlog": 0}
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 A table's committer follows from its protocol and metadata: delta-rs where it implements every feature that the table
 has, Delta on Spark for the others, which appends the rows of the staged files. `commit: spark` takes Delta on Spark for
 all, for catalogs and storage that only Spark may write: then even schemas and transaction ids are read through Spark.
+With `register_tables` Spark's catalog knows the tables as `layer.table`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,10 @@ from pyarrow import fs
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
+from router.columns import quoted
 from router.delta.commit import TableCommit, commit, is_committed, to_arrow_schema
 from router.delta.constraints import unsupported
-from router.delta.spark_table import spark_table
-from router.delta.table_cache import THREADS
-from router.engine.label.column_types import quoted
+from router.delta.table_cache import THREADS, spark_table
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from router.config.models import Config
     from router.delta.lake import Lake
 
 
@@ -41,6 +42,11 @@ class Committers:
     lake: Lake
     spark: SparkSession
     only_spark: bool = False
+
+    @classmethod
+    def of(cls, config: Config, spark: SparkSession, lake: Lake) -> Committers:
+        """Return the committers that a configuration asks for."""
+        return cls(lake, spark, config.commit == "spark")
 
     def commit(
         self,
@@ -158,3 +164,30 @@ def _grown(path: str, have: DataType, want: DataType) -> Iterator[tuple[str, str
         yield from _grown(f"{path}.value", have.valueType, want.valueType)
     elif have != want:
         yield path, want.simpleString()
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """The catalog of a session. Its layers are schemas; what the router keeps for itself stays out of it."""
+
+    spark: SparkSession
+    lake: Lake
+    known: set[str] = field(default_factory=set)
+
+    def register(self, tables: Iterable[str]) -> None:
+        """Make tables known that are not. Raises TableError where the name is that of a table elsewhere."""
+        for table in sorted(set(tables) - self.known):
+            if not table.startswith(("outbox.", "quarantine.")):
+                self._register(table)
+            self.known.add(table)
+
+    def _register(self, table: str) -> None:
+        layer, _, name = table.partition(".")
+        self.spark.sql(f"CREATE SCHEMA IF NOT EXISTS `{layer}`")
+        if self.spark.catalog.tableExists(table):
+            (about,) = self.spark.sql(f"DESCRIBE DETAIL `{layer}`.`{name}`").select("location").collect()
+            if (place := str(about["location"])).removeprefix("file:") != self.lake.address(table):
+                raise TableError(table, f"the catalog has one of this name at {place}; drop it there, or its entry")
+        else:
+            place = self.lake.address(table).replace("'", "\\'")
+            self.spark.sql(f"CREATE TABLE IF NOT EXISTS `{layer}`.`{name}` USING delta LOCATION '{place}'")

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructField, StructType
 
+from router.columns import tried
 from router.engine.label.expressions import Untranslatable
 from router.engine.label.labels import Decoding, Labelling, decoding_task
 from router.engine.label.layout import RAW_COLUMNS, Layout
 from router.engine.label.route import RoutePlanner
-from router.engine.label.safe_columns import tried
 from router.engine.label.tombstones import TOMBSTONE, taken, tombstones
 from router.parts import RAW_SCHEMA
 

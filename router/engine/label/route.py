@@ -11,10 +11,22 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    MapType,
+    NumericType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
+from router.columns import holds, tried
 from router.delta.schema_diff import delta_schema
-from router.engine.label.column_types import kind_of, rows_schema
 from router.engine.label.expressions import Node, Untranslatable, translate
 from router.engine.label.layout import (
     COORDINATES,
@@ -22,15 +34,14 @@ from router.engine.label.layout import (
     SCHEMA_COLUMNS,
     RouteLabels,
     Target,
+    check_mergeable,
+    merge_struct,
     outbox_of,
     quarantine_of,
 )
-from router.engine.label.safe_columns import holds, tried
 from router.engine.label.tombstones import taken
-from router.engine.upsert_columns import check, merge_struct
 from router.errors import StartError
-from router.merging import MergingSink
-from router.parts import TableSink
+from router.sinks import MergingSink, TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -191,7 +202,7 @@ class RoutePlanner:
     def labels(self, frame: DataFrame, config: Config) -> RouteLabels:
         """Return what the route's columns are called, and its targets."""
         i, kind = self.index, self._row_type(frame)
-        schema = rows_schema(kind)
+        schema = _rows_schema(kind)
         self._check_named(frame, schema.names)
         names = [*self.route.named_sinks]
         blanks = [Target(self.route.name, name, f"_to{i}_{j}", self.rows, schema) for j, name in enumerate(names)]
@@ -224,7 +235,7 @@ class RoutePlanner:
     def _target(self, frame: DataFrame, kind: StructType, j: int, blank: Target, config: Config) -> Target:
         sink = self.route.sinks[j]
         if not isinstance(sink, TableSink):
-            columns = {new: kind_of(frame, old) for new, old in COORDINATES.items()}
+            columns = {new: _kind_of(frame, old) for new, old in COORDINATES.items()}
             if isinstance(sink, MergingSink):
                 more = self._merge_by(frame, kind, sink, blank)
                 blank = replace(blank, merge_by=f"_merge{self.index}_{j}", at_most=sink.at_most)
@@ -244,7 +255,7 @@ class RoutePlanner:
         """Return the columns that the outbox of a merging sink has besides; refuse what could not be merged."""
         more = frame.select(merge_struct(sink).alias("more")).schema["more"].dataType
         assert isinstance(more, StructType)
-        check(sink, f"route {blank.route}, sink {blank.sink}", kind, more)
+        check_mergeable(sink, f"route {blank.route}, sink {blank.sink}", kind, more)
         return {f.name: to_arrow_type(f.dataType, timestamp_utc=True) for f in more}
 
     def _bad_name(self, j: int) -> str | None:
@@ -259,7 +270,7 @@ def _column(name: str) -> Node:
 def _quarantine(frame: DataFrame, blank: Target, config: Config) -> Target:
     """Return the table where rows wait for theirs to be let grow. It has the columns that have a value."""
     known = {new: old for new, old in SCHEMA_COLUMNS.items() if old in frame.columns} | COORDINATES
-    columns = {**QUARANTINE_COLUMNS, **{new: kind_of(frame, old) for new, old in known.items()}}
+    columns = {**QUARANTINE_COLUMNS, **{new: _kind_of(frame, old) for new, old in known.items()}}
     found = replace(blank, seen=True, suffix="/quarantine", evolution="evolve", outbox=True)
     return replace(_kept(found, columns), table=quarantine_of(config.name, blank.route, blank.sink))
 
@@ -278,3 +289,45 @@ def _expand(frame: DataFrame, text: str) -> Iterator[Column]:
     event = frame.schema["event"].dataType
     assert isinstance(event, StructType)  # the contract of decoders
     yield from (F.col("event").getField(name).alias(name) for name in event.fieldNames())
+
+
+KEPT = (BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType)
+"""The types of single values that Delta keeps."""
+
+
+def _rows_schema(struct: StructType) -> pa.Schema:
+    """Return the fields of a struct as a plain Arrow schema; refuse names and types that Delta lacks."""
+    _check_kept(struct)
+    return delta_schema(pa.schema([pa.field(f.name, to_arrow_type(f.dataType, timestamp_utc=True)) for f in struct]))
+
+
+def _check_kept(kind: DataType, column: str = "") -> None:
+    """Refuse what Delta cannot keep, at any depth."""
+    if isinstance(kind, StructType):
+        _check_names(kind)
+        for child in kind:
+            _check_kept(child.dataType, f"{column}.{child.name}" if column else child.name)
+    elif isinstance(kind, ArrayType):
+        _check_kept(kind.elementType, column)
+    elif isinstance(kind, MapType):
+        _check_kept(kind.keyType, column)
+        _check_kept(kind.valueType, column)
+    elif not isinstance(kind, KEPT):
+        raise StartError(
+            f"column {column}: a table cannot keep {kind.simpleString()}; cast it or leave it out in `select`"
+        )
+
+
+def _check_names(struct: StructType) -> None:
+    folded: dict[str, str] = {}
+    for name in struct.fieldNames():
+        if any(character in " ,;{}()\n\t=" for character in name) or not name:
+            raise StartError(f"column {name!r}: Delta refuses spaces and ,;{{}}()= in names; rename it in `select`")
+        if name.lower() in folded:
+            raise StartError(f"columns {folded[name.lower()]} and {name} differ by case only; rename one in `select`")
+        folded[name.lower()] = name
+
+
+def _kind_of(frame: DataFrame, column: str) -> pa.DataType:
+    """Return the Arrow type of a column."""
+    return to_arrow_type(frame.schema[column].dataType, timestamp_utc=True)

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from router.engine.label.expressions import Node, Untranslatable, evaluate, translate
 from router.errors import StartError
-from router.merging import MergingSink
+from router.sinks import MergingSink
 
 if TYPE_CHECKING:
     from router.config.models import Config, Route

@@ -1,4 +1,7 @@
-"""Run the merging sinks of a query: after the commit of an outbox its rows are merged into their tables."""
+"""Run the merging sinks of a query: after the commit of an outbox its rows are merged into their tables.
+
+The rows of tables that cannot be written are the backlog of the outbox. The rows of other tables go on.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,26 @@ import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from deltalake.exceptions import DeltaError
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from router.applying import Applied
+from router.columns import any_of
 from router.delta.commit import TableCommit, to_delta
 from router.delta.table_cache import THREADS
 from router.delta.upsert import LARGE, merge_engine
-from router.engine.label.layout import DEAD_SCHEMA
+from router.engine.label.layout import DEAD_SCHEMA, TABLE, asked, counted
 from router.engine.land.parquet_writer import Staging
-from router.engine.merge.backlog import Backlog, BacklogStore, extended, with_backlog
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, is_small, merge_by_tasks, merge_here
 from router.engine.merge.delta_spark import SparkMerger
-from router.engine.upsert_columns import TABLE, asked, counted
 from router.errors import SinkError
+from router.sinks import Applied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from pyspark.sql import DataFrame, SparkSession
 
     from router.config.models import Landing as Options
     from router.delta.lake import Lake
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
     from router.engine.checkpoint_store import CheckpointStore
     from router.engine.commit.committers import Committers
     from router.engine.label.layout import Target
-    from router.merging import KeyedTable, MergingSink
-
+    from router.sinks import KeyedTable, MergingSink
 
 log = logging.getLogger("router")
 TASKS_PER_CORE = 4
@@ -76,7 +76,6 @@ class MergeCoordinator:
     committers: Committers
     options: Options
     dead_letters: str
-    engine: str
     tables: set[str] = field(default_factory=set)
     known: dict[str, MergedTables] = field(default_factory=dict)
     left: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -136,7 +135,7 @@ class MergeCoordinator:
         return str(self.spark.sparkContext.master).partition("[")[0] == "local"
 
     def _job(self, sink: MergingSink, rows: OutboxRows) -> MergeJob:
-        target, work, keyed = rows.target, rows.work, asked(counted(sink), self.engine)
+        target, work, keyed = rows.target, rows.work, asked(counted(sink), self.committers.only_spark)
         staging = Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes)
         about = f"{self.query}/{target.key}", work.version, target.route, target.sink, self.dead_letters, rows.notes
         return MergeJob(staging, keyed, *about, self._known(target).names)
@@ -223,3 +222,83 @@ class MergedTables:
     @property
     def _path(self) -> str:
         return f"known/{self.key.replace('/', '__')}.json"
+
+
+Spans = dict[str, dict[int, tuple[int, int]]]
+"""Topic -> partition -> first and last offset."""
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """The backlog of one table: the number of rows, the offsets that they came from, and why they wait."""
+
+    rows: int
+    spans: Spans
+    why: str
+
+
+@dataclass(frozen=True)
+class BacklogStore:
+    """The backlog of one outbox by table, in the checkpoint store."""
+
+    store: CheckpointStore
+    key: str
+
+    def before(self, query: str, batch: int) -> dict[str, Backlog]:
+        """Return the backlog by table when a batch began, also if that batch was finished before."""
+        found = self._read()
+        return _by_table(found["before" if found["after"] == [query, batch] else "now"])
+
+    def now(self) -> dict[str, Backlog]:
+        """Return the backlog by table."""
+        return _by_table(self._read()["now"])
+
+    def note(self, query: str, batch: int, before: dict[str, Backlog], now: dict[str, Backlog]) -> None:
+        """Write the backlog after a batch."""
+        tables = {
+            name: {table: asdict(backlog) for table, backlog in found.items()}
+            for name, found in (("before", before), ("now", now))
+        }
+        self.store.write(self._path, json.dumps({"after": [query, batch], **tables}).encode())
+
+    def _read(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.store.read(self._path) or b'{"after": [], "before": {}, "now": {}}')
+        return found
+
+    @property
+    def _path(self) -> str:
+        return f"backlog/{self.key.replace('/', '__')}.json"
+
+
+def _by_table(found: dict[str, Any]) -> dict[str, Backlog]:
+    return {table: _backlog(**about) for table, about in found.items()}
+
+
+def _backlog(rows: int, spans: dict[str, dict[str, list[int]]], why: str) -> Backlog:
+    return Backlog(rows, {t: {int(p): (a, b) for p, (a, b) in by.items()} for t, by in spans.items()}, why)
+
+
+def extended(spans: Spans, partitions: Iterable[Partition]) -> Spans:
+    """Return spans extended by those of a later batch."""
+    found = {topic: dict(by) for topic, by in spans.items()}
+    for part in partitions:
+        first, _ = found.setdefault(part.topic, {}).get(part.partition, (part.first, 0))
+        found[part.topic][part.partition] = (first, part.last)
+    return found
+
+
+def with_backlog(events: DataFrame, backlog: dict[str, Backlog], spark: SparkSession, outbox: str) -> DataFrame:
+    """Return the rows of a batch together with those of the backlog, read from the outbox at an address."""
+    if not backlog:
+        return events
+    rows = spark.read.format("delta").load(outbox)
+    chosen = any_of((F.col(TABLE) == table) & _within(found.spans) for table, found in backlog.items())
+    return events.unionByName(rows.filter(chosen), allowMissingColumns=True)
+
+
+def _within(spans: Spans) -> Column:
+    return any_of(
+        (F.col("_topic") == topic) & (F.col("_partition") == partition) & F.col("_offset").between(*span)
+        for topic, by in spans.items()
+        for partition, span in by.items()
+    )

@@ -26,9 +26,8 @@ from router.delta.row_order import OUTBOX_ONLY, POSITION
 from router.delta.schema_diff import delta_schema
 from router.delta.table_cache import THREADS
 from router.delta.upsert import NeedsSpark, TableUpsert, UpsertResult, upsert
-from router.engine.label.layout import COORDINATES, DEAD_SCHEMA
+from router.engine.label.layout import COORDINATES, DEAD_SCHEMA, TABLE
 from router.engine.land.parquet_writer import attempt
-from router.engine.upsert_columns import TABLE
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from router.delta.commit import TableCommit
     from router.delta.lake import Lake
     from router.engine.land.parquet_writer import Staging
-    from router.merging import KeyedTable
+    from router.sinks import KeyedTable
 
     Merge = tuple[str, dict[str, Any], pa.Table | None]
 

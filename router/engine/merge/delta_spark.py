@@ -23,14 +23,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema
 from pyspark.sql.types import IntegralType, LongType, StructField, StructType
 
+from router.columns import holds, quoted
 from router.delta import row_versions
 from router.delta.casting import cast_to
 from router.delta.commit import PROPERTIES, conflict_error, has_transaction, retry_on_conflict, to_arrow, to_delta
 from router.delta.row_checks import EvolutionForbidden, check_rows, own_names, refuse_lost_keys, wanted_schema
 from router.delta.row_order import DELETED, HELD, REFUSED, SINCE, comparable, keys_and_order
 from router.delta.row_versions import versions_schema
-from router.delta.scd1 import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, UPDATE
-from router.delta.scd2 import TIMESTAMP
+from router.delta.scd import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, TIMESTAMP, UPDATE
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import THREADS
 from router.delta.upsert import (
@@ -44,11 +44,8 @@ from router.delta.upsert import (
     refuse_absent,
 )
 from router.engine.commit.committers import widen
-from router.engine.label.column_types import quoted
-from router.engine.label.layout import DEAD_SCHEMA
-from router.engine.label.safe_columns import holds
+from router.engine.label.layout import DEAD_SCHEMA, TABLE
 from router.engine.merge.delta_rs import COUNTS, as_dead_letters
-from router.engine.upsert_columns import TABLE
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -57,10 +54,10 @@ if TYPE_CHECKING:
     import deltalake
 
     from router.delta.lake import Lake
-    from router.delta.scd1 import TableChanges
+    from router.delta.scd import TableChanges
     from router.delta.upsert import TableUpsert
     from router.engine.merge.delta_rs import MergeJob, MergeOutcomes
-    from router.merging import KeyedTable
+    from router.sinks import KeyedTable
 
 
 @dataclass(frozen=True)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from router.applying import Applied, ApplyingSink, Batch, Opening
-from router.delta.staged_files import StagedParts
-from router.engine.commit.committers import staged_rows
-from router.engine.label.layout import COORDINATES
+from router.columns import row
+from router.delta.commit import StagedParts
+from router.engine import ledger
+from router.engine.commit.committers import Committers, staged_rows
+from router.engine.label.layout import COORDINATES, outbox_of
 from router.engine.label.planner import Planner
 from router.engine.merge.coordinator import MergeCoordinator, OutboxRows
 from router.errors import RouterError, SinkError, StartError
-from router.merging import MergingSink
 from router.parts import RAW_SCHEMA
+from router.sinks import Applied, ApplyingSink, Batch, MergingSink, Opening
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,14 +28,12 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from router.applying import Parts
     from router.config.models import Config, Route
     from router.delta.commit import TableCommit
     from router.delta.lake import Lake
     from router.engine.checkpoint_store import CheckpointStore, Manifest
-    from router.engine.commit.committers import Committers
     from router.engine.label.layout import Layout, Target
-    from router.parts import Sink
+    from router.sinks import Parts, Sink
 
 log = logging.getLogger("router")
 
@@ -61,12 +60,9 @@ class Outboxes:
     def __post_init__(self) -> None:
         config = self.config
         self.applier = Applier(self.lake, self.store, config.dead_letters, self.query, sends=not config.debug)
-        engine = "spark" if config.commit == "spark" else "arrow"
         about = self.query, self.lake, self.spark, self.store, self.committers
-        self.merger = MergeCoordinator(*about, config.landing, config.dead_letters, engine)
-        self.sinks: dict[str, Sink] = {
-            f"{route.name}/{name}": sink for route in config.routes for name, sink in route.named_sinks.items()
-        }
+        self.merger = MergeCoordinator(*about, config.landing, config.dead_letters)
+        self.sinks: dict[str, Sink] = {f"{route}/{name}": sink for route, name, sink in config.all_sinks()}
 
     def apply(self, layout: Layout, manifest: Manifest, *, replay: bool) -> AppliedBatch:
         """Give each sink its rows of a batch, unless it has applied them before."""
@@ -142,6 +138,36 @@ class Applier:
         return counts
 
 
+@dataclass
+class OutboxSink:
+    """One applying sink and its outbox, for rows that are sent in no batch of the router."""
+
+    config: Config
+    spark: SparkSession
+    lake: Lake
+    checkpoint: Lake
+    stop: threading.Event
+    route: str
+    name: str
+    sink: ApplyingSink
+
+    @property
+    def key(self) -> str:
+        """Return route/sink."""
+        return f"{self.route}/{self.name}"
+
+    @property
+    def outbox(self) -> str:
+        """Return the name of the outbox that rows are sent from."""
+        return outbox_of(self.config.name, self.route, self.name)
+
+    def book(self, run: str, version: int, counts: dict[str, Any]) -> None:
+        """Write what became of rows into the ledger, once for each version of a run."""
+        entry = ledger.LedgerEntry(self.config.ledger, f"{self.config.name}:{run}/ledger", version)
+        found = {"query": self.config.name, "run": run, **counts}
+        ledger.append(Committers.of(self.config, self.spark, self.lake), entry, [found])
+
+
 def keeper(lake: Lake, owner: str, batch: int) -> Callable[[str], Parts]:
     """Return the parts in which a sink keeps its own rows of a batch; `owner` is query, run, route and sink."""
     notes = {"router.sink": owner, "router.sink_batch": str(batch)}
@@ -150,14 +176,14 @@ def keeper(lake: Lake, owner: str, batch: int) -> Callable[[str], Parts]:
 
 def append_dead_letters(refused: DataFrame, events: DataFrame, batch: Batch, lake: Lake, table: str, run: str) -> int:
     """Append refused rows to the dead letters, once; the record itself is in bronze under the same coordinates."""
-    columns = [f"`{name.replace('`', '``')}`" for name in events.columns if name not in COORDINATES]
+    columns = [name for name in events.columns if name not in COORDINATES]
     dead = refused.select(
         F.lit("apply").alias("stage"),
         F.col("reason"),
         F.lit(batch.route).alias("route"),
         F.lit(batch.sink).alias("sink"),
         F.col("_key").alias("key"),
-        F.to_json(F.struct(*columns)).cast("binary").alias("value"),
+        F.to_json(row(columns)).cast("binary").alias("value"),
         F.col("_topic").alias("topic"),
         F.col("_partition").alias("partition"),
         F.col("_offset").alias("offset"),

@@ -15,16 +15,15 @@ from pyspark.errors import StreamingQueryException
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_event_set, wait_exponential_jitter
 from tenacity.nap import sleep_using_event
 
-from router.applying import Applied, ApplyingSink, Batch
 from router.config.models import interval
 from router.delta.maintenance import delete_older
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.commit.committers import Committers
 from router.engine.label.layout import outbox_of
-from router.engine.outbox.apply import Applier
+from router.engine.outbox.apply import Applier, OutboxSink
 from router.engine.retryable_errors import passing, short
 from router.errors import SinkError, StartError, TableError
+from router.sinks import Applied, Batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,31 +56,18 @@ class _Stopped(Exception):  # noqa: N818 - an order, no error
 
 
 @dataclass
-class DetachedSink:
+class DetachedSink(OutboxSink):
     """One sink with a streaming query of its own over its outbox.
 
     With `once` the query ends when all rows of the outbox are sent, else when `stop` is set. `failed` is the error that
     ended it before; `ended` is its last batch.
     """
 
-    config: Config
-    spark: SparkSession
-    lake: Lake
-    checkpoint: Lake
-    stop: threading.Event
-    route: str
-    name: str
-    sink: ApplyingSink
     once: bool = False
     failed: BaseException | None = None
     began: bool = False
     ended: int | None = None
     tidied: float = field(default_factory=time.monotonic)
-
-    @property
-    def key(self) -> str:
-        """Return route/sink."""
-        return f"{self.route}/{self.name}"
 
     def run(self) -> None:
         """Send the rows that come into the outbox. A failed batch is tried again, with `once` only if that may help."""
@@ -115,8 +101,8 @@ class DetachedSink:
         frame = self.spark.readStream.format("delta").option("maxFilesPerTrigger", FILES_AT_ONCE)
         # maintenance compacts an outbox and deletes its old rows: such commits bring no new rows
         frame = frame.option("skipChangeCommits", "true")
-        outbox = self.lake.address(outbox_of(self.config.name, self.route, self.name))
-        writer = frame.load(outbox).writeStream.queryName(f"{self.config.name}/{self.key}").foreachBatch(self._handle)
+        rows = frame.load(self.lake.address(self.outbox))
+        writer = rows.writeStream.queryName(f"{self.config.name}/{self.key}").foreachBatch(self._handle)
         writer = writer.option("checkpointLocation", f"{self.checkpoint.root}/{self.place}")
         writer = writer.trigger(availableNow=True) if self.once else writer.trigger(processingTime=LOOK)
         query = writer.start()
@@ -139,8 +125,7 @@ class DetachedSink:
 
     def _outbox_is_there(self) -> bool:
         """Wait until the outbox exists; return False where the run ends before."""
-        outbox = outbox_of(self.config.name, self.route, self.name)
-        while self.lake.open(outbox) is None:
+        while self.lake.open(self.outbox) is None:
             if self.once or self.stop.wait(1):
                 return False
         return True
@@ -165,11 +150,7 @@ class DetachedSink:
             self.config.name, number, self.route, self.name, replay, self.stop, applier.keeper(number, self.key)
         )
         counts = applier.apply(self.sink, events.count(), events, batch)
-        row = {"query": self.config.name, "run": run, "batch_id": number, **ledger.of_sink(self.key, counts)}
-        committers = Committers(self.lake, self.spark, self.config.commit == "spark")
-        ledger.append(
-            self.lake, None, committers, ledger.LedgerEntry(self.config.ledger, f"{owner}/ledger", number), [row]
-        )
+        self.book(run, number, {"batch_id": number, **ledger.of_sink(self.key, counts)})
         self._tell(number, counts, time.monotonic() - began)
         self.ended = number
         if time.monotonic() - self.tidied > TIDY_SECONDS:
@@ -178,11 +159,10 @@ class DetachedSink:
 
     def tidy(self, number: int) -> None:
         """Delete rows of the outbox older than `outbox_retention` that batch `number` or earlier ones have sent."""
-        outbox = outbox_of(self.config.name, self.route, self.name)
         before = datetime.now(timezone.utc) - interval(self.config.outbox_retention)
         try:
-            if (version := self._taken(number)) and (gone := delete_older(self.lake, outbox, before, version - 1)):
-                log.info("%s: %d rows are older than %s", outbox, gone, self.config.outbox_retention)
+            if (version := self._taken(number)) and (gone := delete_older(self.lake, self.outbox, before, version - 1)):
+                log.info("%s: %d rows are older than %s", self.outbox, gone, self.config.outbox_retention)
         except TableError as error:
             log.warning("%s", error)
 

@@ -19,26 +19,24 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from router.applying import ApplyingSink, Batch, Opening
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.commit.committers import Committers
-from router.engine.label.layout import COORDINATES, outbox_of
-from router.engine.outbox.apply import append_dead_letters, keeper
+from router.engine.label.layout import COORDINATES
+from router.engine.outbox.apply import OutboxSink, append_dead_letters, keeper
 from router.engine.start_checks import locked
 from router.errors import RouterError, SinkError, StartError
+from router.sinks import ApplyingSink, Batch, Opening
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from router.applying import Resent
     from router.config.models import Config
     from router.delta.lake import Lake
+    from router.sinks import Resent
 
 log = logging.getLogger("router")
 PLACE = tuple(COORDINATES.items())[:3]
@@ -142,40 +140,21 @@ class Replay:
 
 def resending_sinks(config: Config) -> Iterator[tuple[str, str, ApplyingSink]]:
     """Yield route, name and sink of each sink that can send rows again."""
-    for route in config.routes:
-        for name, sink in route.named_sinks.items():
-            if isinstance(sink, ApplyingSink) and sink.resends:
-                yield route.name, name, sink
+    for route, name, sink in config.all_sinks():
+        if isinstance(sink, ApplyingSink) and sink.resends:
+            yield route, name, sink
 
 
 @dataclass
-class Resender:
+class Resender(OutboxSink):
     """The replays of one sink. `folder` is the folder of the configuration; `stop` ends a replay early."""
 
-    config: Config
     folder: Path
-    spark: SparkSession
-    lake: Lake
-    checkpoint: Lake
-    stop: threading.Event
-    route: str
-    name: str
-    sink: ApplyingSink
-
-    @property
-    def key(self) -> str:
-        """Return route/sink."""
-        return f"{self.route}/{self.name}"
 
     @property
     def store(self) -> CheckpointStore:
         """Return the store that knows the replay that has begun."""
         return CheckpointStore(self.checkpoint)
-
-    @property
-    def outbox(self) -> str:
-        """Return the name of the outbox that rows are sent from."""
-        return outbox_of(self.config.name, self.route, self.name)
 
     def alone(self) -> AbstractContextManager[None]:
         """Hold the lock of the sink's replays; raise StartError while another holds it. A run has its own."""
@@ -225,7 +204,7 @@ class Resender:
             what = f"{type(error).__name__}: {error}. The next replay ends this one first; to give it up, delete "
             what += f"{self.checkpoint.root}/store/{self._mark}"
             raise SinkError(self.config.name, batch.id, self.route, self.name, what) from error
-        self._book(found, batch, resent)
+        self._note(begun.name, found, batch, resent)
         self.store.delete(self._mark)
         return resent
 
@@ -237,13 +216,12 @@ class Resender:
         except RouterError as error:
             raise StartError(f"route {self.route}, sink {self.name}: {error}") from error
 
-    def _book(self, found: ReplayRows, batch: Batch, resent: Resent) -> None:
-        run = f"{self.config.name}:{batch.resending}"
+    def _note(self, name: str, found: ReplayRows, batch: Batch, resent: Resent) -> None:
+        """Write what became of the rows into the dead letters and the ledger."""
         if resent.refused is not None:
-            append_dead_letters(resent.refused, found.events, batch, self.lake, self.config.dead_letters, run)
-        row: dict[str, Any] = {"query": self.config.name, "run": batch.resending, **ledger.of_replay(self.key, resent)}
-        committers = Committers(self.lake, self.spark, self.config.commit == "spark")
-        ledger.append(self.lake, None, committers, ledger.LedgerEntry(self.config.ledger, f"{run}/ledger", 0), [row])
+            dead_letters, run = self.config.dead_letters, f"{self.config.name}:{name}"
+            append_dead_letters(resent.refused, found.events, batch, self.lake, dead_letters, run)
+        self.book(name, 0, ledger.of_replay(self.key, resent))
 
     def _batch(self, name: str) -> Batch:
         keeps = keeper(self.lake, f"{self.config.name}:{name}/{self.key}", 0)

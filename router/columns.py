@@ -1,4 +1,7 @@
-"""Spark's expressions, guarded: what raises on a row is null on that row. See docs/decisions/0001."""
+"""Spark's columns: by any name, as one struct, and guarded: what raises on a row is null on that row.
+
+Why guarded: docs/decisions/0001.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,16 @@ from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+def quoted(name: str) -> str:
+    """Return a name as Spark takes it, whatever characters it has."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def row(names: Iterable[str]) -> Column:
+    """Return columns as one struct, whatever characters their names have."""
+    return F.struct(*[F.col(quoted(name)) for name in names])
 
 
 def tried(column: Column) -> Column:
