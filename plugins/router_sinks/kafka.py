@@ -69,7 +69,7 @@ class Kafka(ApplyingSink):
     """
 
     ordered: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("router_sinks.kafka_producer",)
+    needs: ClassVar[tuple[str, ...]] = ("router_sinks.kafka_client",)
 
     servers: str = Field(min_length=1, description="host:port, several with commas")
     topic: str = Field(description="a topic, or text with fields in braces behind it: games-{event.game}")
@@ -133,7 +133,7 @@ class Kafka(ApplyingSink):
 
     def prepare(self, opening: Opening) -> Self:
         """Return this sink with its schema found. Asks Kafka and the registry."""
-        from router_sinks.kafka_producer import Sender
+        from router_sinks.kafka_client import Sender
 
         prepared = self.model_copy()
         prepared._opening, prepared._encodings = opening, {}
@@ -149,7 +149,7 @@ class Kafka(ApplyingSink):
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
         """Send the rows of one batch. Raises ConnectionError while Kafka or the registry is away."""
-        from router_sinks.kafka_producer import REPORT, PublishJob, task
+        from router_sinks.kafka_client import REPORT, PublishJob, task
 
         encoding = self._encoding(events)
         rows = self._rows(events, encoding)
@@ -231,7 +231,7 @@ def _bounded(spark: SparkSession) -> Iterator[None]:
 
 
 def _outgoing(events: DataFrame, topic: str, key: str | None, headers: Mapping[str, str], value: Column) -> DataFrame:
-    """Return the columns of kafka_producer.TAKES. `_to` is null in a row on which an expression raises.
+    """Return the columns of kafka_client.TAKES. `_to` is null in a row on which an expression raises.
 
     Raises StartError for a key or header that is not one value.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from router import Encoded, Encoding
-from router_sinks.kafka_producer import PublishJob, outgoing_records
+from router_sinks.kafka_client import PublishJob, outgoing_records
 from router_sinks.kafka_topics import Topics
 
 
