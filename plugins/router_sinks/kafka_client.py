@@ -213,9 +213,13 @@ _UNMADE = "its topic, key or headers cannot be evaluated"
 class BrokerAway(Exception):  # noqa: N818 - it says what happened
     """Why records cannot be sent now."""
 
+    kind = "away"
+
 
 class Denied(Exception):  # noqa: N818
     """Why records cannot be sent until somebody changes a setting."""
+
+    kind = "denied"
 
 
 @dataclass
@@ -391,7 +395,7 @@ def task(job: PublishJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Re
             try:
                 yield _reported(_sent(rows, job, sender))
             except (BrokerAway, Denied) as error:
-                trouble.append({"kind": type(error).__name__.lower(), "text": str(error)})
+                trouble.append({"kind": error.kind, "text": str(error)})
         yield _reported([*trouble, {"kind": "alone", "rows": sender.alone}])
 
     return publish
