@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import PrivateAttr
 
 from router import Batch, Encoding, Opening, Outcome, Resent, StartError, row
-from router_encoders.outbox_rows import PLACE, order_key, own_columns
-from router_encoders.to_json import as_it_is
+from router_encoders.outbox_rows import PLACE, as_it_is, order_key, own_columns
 from router_rest.options import RestOptions
 from router_rest.templates import check_fields, json_fields, json_row, to_column
 

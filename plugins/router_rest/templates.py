@@ -16,8 +16,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from router import StartError, tried
+from router_encoders.outbox_rows import OPTIONS
 from router_encoders.templates import Placeholder, parse
-from router_encoders.to_json import OPTIONS
 from router_http.options import checked_url
 
 if TYPE_CHECKING:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, PrivateAttr, SecretStr, field_validator
 from pyspark.errors import AnalysisException, ParseException
@@ -13,14 +12,14 @@ from pyspark.sql import functions as F
 
 from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, StartError, row, tried
 from router_encoders import ToJson
-from router_encoders.outbox_rows import PLACE, as_bytes, own_columns
+from router_encoders.outbox_rows import PLACE, as_bytes, bounded_batches, own_columns
 from router_encoders.templates import Placeholder, parse
 from router_sinks.kafka_topics import CreateTopics, Topics, check_topic, is_fixed, unusable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
     from typing_extensions import Self
 
 log = logging.getLogger("router")
@@ -28,9 +27,6 @@ OURS = "router."
 """The prefix of the headers that the sink adds to every record."""
 MOST_NAMES = 10_000
 """New topic names that one batch may bring, at most."""
-BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-BOUNDED = str(32 << 20)
-"""Bytes of an Arrow batch: the router leaves it open, for rows that are small."""
 TAKEN = {
     "bootstrap.servers": "write `servers`",
     "metadata.broker.list": "write `servers`",
@@ -163,7 +159,7 @@ class Kafka(ApplyingSink):
             patience=self.patience,
         )
         ordered = rows.repartition("_topic", "_partition").sortWithinPartitions(*PLACE)
-        with _bounded(events.sparkSession):
+        with bounded_batches(events.sparkSession):
             # computed once and kept: reading the reports later must not send the records again
             reports = ordered.mapInArrow(task(job), REPORT).localCheckpoint(eager=True)
         return self._outcome(events, reports)
@@ -217,17 +213,6 @@ class Kafka(ApplyingSink):
         """Return the settings of Kafka's client, secrets and all."""
         given = {name: value.get_secret_value() for name, value in self.options.items()}
         return {**given, "bootstrap.servers": self.servers}
-
-
-@contextmanager
-def _bounded(spark: SparkSession) -> Iterator[None]:
-    """Let tasks get rows in Arrow batches of bounded bytes."""
-    before: Any = spark.conf.get(BATCH_BYTES)
-    spark.conf.set(BATCH_BYTES, BOUNDED)
-    try:
-        yield
-    finally:
-        spark.conf.set(BATCH_BYTES, before)
 
 
 def _outgoing(events: DataFrame, topic: str, key: str | None, headers: Mapping[str, str], value: Column) -> DataFrame:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from router import Encoding
 from router.delta.staged_files import StagedParts
-from router_encoders.to_json import as_it_is
+from router_encoders.outbox_rows import as_it_is
 from router_rest.credentials import Credentials, apply
 from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.body import body_of

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from router import Outcome, StartError
+from router_encoders.outbox_rows import bounded_batches
 from router_rest.delivery.batcher import Batcher, Call
 from router_rest.delivery.partitioner import Extent, PartitionPlan, plan
 from router_rest.delivery.receipts import PLACES, SCHEMA, KnownReceipts, Settled, ranges_in, receipts
@@ -25,7 +25,7 @@ from router_rest.delivery.worker import REPORT, task
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from router import Batch, Parts
     from router_rest.delivery.batcher import CallSize, TakenRow
@@ -154,9 +154,6 @@ LONGEST = 2.0
 """Seconds after which it is asked again whether the API takes something."""
 SAID = 60.0
 """Seconds between two lines in the log about an API that is away."""
-BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-BOUNDED = str(32 << 20)
-"""Bytes of an Arrow batch: the router leaves it open, for rows that are small."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +238,7 @@ class BatchJob:
 
     def rows_left(self) -> int:
         """Run the job once; return how many rows are left that may be delivered later."""
-        with bounded(self.events.sparkSession):
+        with bounded_batches(self.events.sparkSession):
             # all at once: whatever else was asked of these reports would send everything again
             reports = self._placed().mapInArrow(task(self.job), REPORT).filter("kind != 'tick'")
             result = JobResult.of(reports.toArrow())
@@ -290,7 +287,7 @@ class BatchJob:
         why = "the API has not taken it for longer than max_outage"
         only = None if self.outage.away > self.max_outage.after else self.outage.stuck(self.max_outage.after)
         parked = self._placed().mapInArrow(park(self.job, why, only), COUNTED)
-        with bounded(self.events.sparkSession):
+        with bounded_batches(self.events.sparkSession):
             rows: int = sum(row["rows"] for row in parked.collect())
         log.warning("%s: %d rows are parked: %s", self.batch.key, rows, why)
         self.outage.forget()
@@ -354,17 +351,6 @@ def planned(
     made = plan((Extent(*row) for row in counted.collect()), cut, tasks, said=said, whole=whole)
     parts.write(receipts(owner, []), {"plan": made.note()})
     return made
-
-
-@contextmanager
-def bounded(spark: SparkSession) -> Iterator[None]:
-    """Let tasks get rows in Arrow batches of bounded bytes."""
-    before: Any = spark.conf.get(BATCH_BYTES)
-    spark.conf.set(BATCH_BYTES, BOUNDED)
-    try:
-        yield
-    finally:
-        spark.conf.set(BATCH_BYTES, before)
 
 
 RANKS = ("parked", "dead", "delivered")
