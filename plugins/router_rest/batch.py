@@ -18,11 +18,10 @@ from router import StartError
 from router_encoders.outbox_rows import PLACE
 from router_rest.credentials import apply
 from router_rest.delivery.batcher import Batcher, CallSize, RowReader
-from router_rest.delivery.call import RequestBuilder, RequestForm
+from router_rest.delivery.call import Policy, RequestBuilder, RequestForm
 from router_rest.delivery.job import BatchJob, allowed, planned
 from router_rest.delivery.receipts import Owner, Responses
 from router_rest.delivery.response_status import BulkResults
-from router_rest.delivery.retry import Policy
 from router_rest.delivery.worker import TaskJob
 from router_rest.rate_limit.protocol import Pace
 from router_rest.rate_limit.server import lease_server
@@ -35,11 +34,11 @@ if TYPE_CHECKING:
 
     from router import Batch, Outcome
     from router_rest.delivery.batcher import Call
-    from router_rest.delivery.body import Body
     from router_rest.delivery.partitioner import PartitionPlan
     from router_rest.rate_limit.protocol import ServerAddress
     from router_rest.rate_limit.server import LeaseServer
     from router_rest.sink import Rest
+    from router_rest.templates import Body
 
 PER_TASK = 64
 """Calls in flight that one task is good for."""

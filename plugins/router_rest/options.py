@@ -13,8 +13,7 @@ from router_encoders import ToAvro, ToJson, ToProtobuf
 from router_encoders.templates import check_name
 from router_http.options import Secret, SecretOptions, Tls, checked_url, is_header_name, is_header_text
 from router_rest.auth import Auth
-from router_rest.delivery.body import MEDIA_TYPES, Body, BodyForm, body_of, check_wrap
-from router_rest.templates import JsonPiece, parse_json, parse_url
+from router_rest.templates import MEDIA_TYPES, Body, BodyForm, JsonPiece, body_of, check_wrap, parse_json, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -16,14 +16,13 @@ from router.delta.staged_files import StagedParts
 from router_encoders.outbox_rows import as_it_is
 from router_rest.credentials import Credentials, apply
 from router_rest.delivery.batcher import CallSize
-from router_rest.delivery.body import body_of
-from router_rest.delivery.call import RequestForm
+from router_rest.delivery.call import Policy, RequestForm
 from router_rest.delivery.receipts import Owner
-from router_rest.delivery.retry import Policy
 from router_rest.delivery.worker import TaskJob, task
 from router_rest.rate_limit import backpressure, coordinator
 from router_rest.rate_limit.protocol import Pace
 from router_rest.rate_limit.server import LeaseServer
+from router_rest.templates import body_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from router import Encoding
-    from router_rest.delivery.body import Body
     from router_rest.delivery.receipts import KnownReceipts, Place, Range, ReceiptWriter
+    from router_rest.templates import Body
 
 
 MOST_OPEN = 256

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
     from router import Encoding, Parts
     from router_rest.delivery.batcher import Call, CallSize
-    from router_rest.delivery.call import RequestForm
+    from router_rest.delivery.call import Policy, RequestForm
     from router_rest.delivery.receipts import Owner, Responses, Settled
-    from router_rest.delivery.retry import Policy
     from router_rest.rate_limit.protocol import ServerAddress
 
 REPORT = f"kind string, rows bigint, text string, receipt struct<{DDL}>"
