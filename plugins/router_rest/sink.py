@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from typing_extensions import Self
 
+    from router_rest.batch import OpenSink
     from router_rest.credentials import Credentials
 
 log = logging.getLogger("router")
@@ -90,26 +91,27 @@ class Rest(RestOptions):
         """Return the calls: `method`, `url`, `headers` that say what the body is, `body`, and the number of `rows`."""
         from router_rest.batch import calls
 
-        return list(calls(self._looked(opening), events))
+        looked = self._looked(opening)
+        return list(calls(looked, looked.columns(events), looked.encoding(events)))
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
         """Send the rows of one batch, for as long as it takes; raise ConnectionError when it is stopped before."""
         from router_rest.batch import post
 
-        return post(self, events, batch)
+        return post(self._open(), events, batch)
 
     def set_aside(self, batch: Batch, read: Callable[[str], DataFrame | None]) -> DataFrame | None:
         """Return the rows that are parked or dead by their last receipt, and have none that says delivered."""
-        from router_rest.replay import set_aside
+        from router_rest.batch import set_aside
 
         receipts = read(self.receipts)
         return None if receipts is None else set_aside(receipts, batch.query, batch.route, batch.sink)
 
     def resend(self, events: DataFrame, aside: DataFrame, batch: Batch) -> Resent:
         """Send rows again, those of one call as the same call; ends early when stopped or a setting is wrong."""
-        from router_rest.replay import resend
+        from router_rest.batch import resend
 
-        return resend(self, events, aside, batch)
+        return resend(self._open(), events, aside, batch)
 
     def encoding(self, events: DataFrame, *, trial: bool = False) -> Encoding:
         """Return how rows of these columns are encoded; what was found for columns is kept for the next batch."""
@@ -138,6 +140,12 @@ class Rest(RestOptions):
         to = to_column(self.template, self.hosts)
         order = order_key(seen, None if self.ordering == "none" else self.key)
         return seen.select(*PLACE, order.alias("_order"), to.alias("_to"), value.alias("_row"))
+
+    def _open(self) -> OpenSink:
+        """Return this sink as the functions of `batch` take it."""
+        from router_rest.batch import OpenSink
+
+        return OpenSink(self, self.folder, self.encoding, self.columns, lambda: self.credentials(self.folder))
 
     def _looked(self, opening: Opening) -> Self:
         """Return this sink with its columns looked at."""
