@@ -11,30 +11,41 @@ import gc
 import os
 import queue
 import threading
+import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from router import keep_archives
 from router_rest.credentials import TaskLogin
-from router_rest.delivery.batcher import Batcher, CallQueue, Feeder, RowReader
+from router_rest.delivery.batcher import Batcher, Call, CallQueue, RowReader
 from router_rest.delivery.call import Delivery, RequestBuilder
-from router_rest.delivery.receipts import DDL, SCHEMA, KnownReceipts, ReceiptWriter, note_of, ranges_of, receipts
+from router_rest.delivery.receipts import (
+    DDL,
+    SCHEMA,
+    KnownReceipts,
+    ReceiptWriter,
+    Settled,
+    note_of,
+    ranges_of,
+    receipts,
+)
 from router_rest.http_client.client import HttpClient
 from router_rest.rate_limit.client import LeaseClient, LeaseEnded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
     from requests.auth import AuthBase
 
     from router import Encoding, Parts
-    from router_rest.delivery.batcher import Call, CallSize
+    from router_rest.delivery.batcher import CallSize
     from router_rest.delivery.call import Policy, RequestForm
-    from router_rest.delivery.receipts import Owner, Responses, Settled
+    from router_rest.delivery.receipts import Owner, Place, Range, Responses
     from router_rest.rate_limit.protocol import ServerAddress
 
 REPORT = f"kind string, rows bigint, text string, receipt struct<{DDL}>"
@@ -231,6 +242,89 @@ class TaskJob:
     def in_flight(self) -> int:
         """Return how many calls a task makes at a time."""
         return int(self.wire["in_flight"])
+
+
+Stretch = tuple["Place", Any, int]
+"""Rows of one source partition that follow each other: where from, their offsets, the position of the first."""
+
+
+@dataclass
+class Feeder:
+    """The way of a task's rows, but for those with a receipt, into calls for `queue`.
+
+    `settle` takes rows of which no call can be made. `chunk`: rows that are reserved at once, at least.
+    """
+
+    batcher: Batcher
+    reader: RowReader
+    known: KnownReceipts
+    receipts: ReceiptWriter
+    queue: CallQueue
+    chunk: int
+    settle: Callable[[Settled], None]
+    seen: int = 0
+    skipped: int = 0
+    _reserved: int = field(default=0, init=False)
+
+    async def take(self, rows: pa.RecordBatch, *, send: bool) -> None:
+        """Take the rows of a record batch; only count them when nothing is sent any more."""
+        found = list(stretches(rows))
+        missing = [self.known.open(place, offsets) for place, offsets, _ in found]
+        wanted = np.concatenate(missing) if missing else np.ones(0, bool)
+        self.seen += rows.num_rows
+        self.skipped += rows.num_rows - int(np.count_nonzero(wanted))
+        if send:  # those with a receipt as well: where calls are cut must not depend on it
+            await self._cut(rows, found, wanted)
+
+    async def end(self) -> None:
+        """Let go out what is not full."""
+        for call in self.batcher.end():
+            await self._begin(call)
+
+    async def _cut(self, rows: pa.RecordBatch, found: Sequence[Stretch], wanted: Any) -> None:
+        self._reserved = 0
+        for at, row in enumerate(self.reader.rows(rows)):
+            if at >= self._reserved:
+                await self._reserve(at, rows.num_rows, found)
+            if row.why is not None:
+                if wanted[at]:
+                    self.settle(Settled(Call.alone(row.place), "dead", time.time(), reason=row.why))
+                continue
+            for call in self.batcher.add(*row[:5]):
+                if not await self._begin(call):
+                    return
+
+    async def _begin(self, call: Call) -> bool:
+        """Let a call go out, but for its rows that have a receipt; False when nothing goes out any more."""
+        call = self.known.rest(call)
+        if not len(call):
+            return True
+        return await self.queue.put(call) or not self.queue.over
+
+    async def _reserve(self, at: int, rows: int, found: Iterable[Stretch]) -> None:
+        """Write down which rows may go out next."""
+        self._reserved = min(rows, at + max(self.chunk, int(self.receipts.rate * 1.5)))
+        ranges: list[Range] = []
+        for place, offsets, first in found:
+            low, high = max(at, first), min(self._reserved, first + len(offsets))
+            if low < high:
+                part = offsets[low - first : high - first]  # not in order where rows follow former calls
+                ranges.append((*place, int(part.min()), int(part.max())))
+        await self.receipts.reserve(ranges)
+
+
+def stretches(rows: pa.RecordBatch) -> Iterator[Stretch]:
+    """Yield the rows of a record batch by source partition."""
+    if not rows.num_rows:
+        return
+    topics = rows.column("_topic").dictionary_encode()
+    codes = topics.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    partitions = rows.column("_partition").to_numpy(zero_copy_only=False)
+    offsets = rows.column("_offset").to_numpy(zero_copy_only=False)
+    changes = (np.flatnonzero((codes[1:] != codes[:-1]) | (partitions[1:] != partitions[:-1])) + 1).tolist()
+    for first, last in zip([0, *changes], [*changes, len(offsets)], strict=True):
+        topic = None if codes[first] < 0 else topics.dictionary[int(codes[first])].as_py()
+        yield (topic, int(partitions[first])), offsets[first:last], first
 
 
 @dataclass
