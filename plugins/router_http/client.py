@@ -14,7 +14,7 @@ import urllib3
 from pydantic import BaseModel, Field, ValidationError
 from requests.auth import AuthBase, HTTPBasicAuth
 
-from router import RouterError
+from router_http.options import ExchangeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -25,19 +25,6 @@ if TYPE_CHECKING:
 LARGEST = 64 << 20
 """Bytes of an answer: schemas of 10 MB are legal and grow in JSON, but a body must end."""
 BLOCK = 1 << 16
-
-
-class ExchangeError(RouterError):
-    """A request without a good answer: `where` is the URL, `status` the answer's (0: none)."""
-
-    def __init__(self, where: str, what: str, status: int = 0) -> None:
-        super().__init__(where, what, status)
-        self.where = where
-        self.what = what
-        self.status = status
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.what}"
 
 
 class Away(ExchangeError):  # noqa: N818 - the two names say what happened

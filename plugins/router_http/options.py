@@ -1,13 +1,18 @@
-"""How a server is reached, as people write it: URLs and headers, logins, TLS; and secrets that are shown nowhere."""
+"""How a server is reached, as people write it: URLs and headers, logins, TLS; and the error of one that is not reached.
+
+Secrets are shown nowhere. Needs no HTTP library: configurations are read without one.
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from router import RouterError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,6 +52,12 @@ def is_header_name(name: str) -> bool:
 def is_header_text(text: str) -> bool:
     """Say whether a header can have a value: printable ASCII, and some of it."""
     return _TEXT_OF_A_HEADER.fullmatch(text) is not None
+
+
+def check_header(name: str, value: Secret) -> None:
+    """Raise ValueError, which quotes nothing, for a header that cannot be sent."""
+    if not is_header_name(name) or not is_header_text(value.get_secret_value()):
+        raise ValueError("a header has a token as its name and printable ASCII as its value")
 
 
 def checked_url(url: str, *, query: bool = False) -> str:
@@ -138,3 +149,19 @@ class Tls(SecretOptions):
     def cert(self) -> str | tuple[str, str] | None:
         """Return what `requests` takes as `cert`."""
         return (self.certificate, self.key) if self.certificate and self.key else self.certificate
+
+
+class ExchangeError(RouterError):
+    """A request without a good answer: `where` is the URL, `status` the answer's (0: there was none)."""
+
+    server: ClassVar[str] = ""
+    """What the message calls the server, before its URL."""
+
+    def __init__(self, where: str, what: str, status: int = 0) -> None:
+        super().__init__(where, what, status)
+        self.where = where
+        self.what = what
+        self.status = status
+
+    def __str__(self) -> str:
+        return f"{self.server}{self.where}: {self.what}"

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSche
 from router import ApplyingSink, Encoder
 from router_encoders import ToAvro, ToJson, ToProtobuf
 from router_encoders.templates import check_name
-from router_http.options import Secret, SecretOptions, Tls, checked_url, is_header_name, is_header_text
+from router_http.options import Secret, SecretOptions, Tls, check_header, checked_url, is_header_name, is_header_text
 from router_rest.auth import Auth
 from router_rest.templates import MEDIA_TYPES, Body, BodyForm, JsonPiece, body_of, check_wrap, parse_json, parse_url
 
@@ -203,8 +203,7 @@ def check_headers(headers: Mapping[str, Secret]) -> None:
     """Raise ValueError for a header that cannot be sent, or is not the user's."""
     seen: set[str] = set()
     for name, value in headers.items():
-        if not is_header_name(name) or not is_header_text(value.get_secret_value()):
-            raise ValueError("a header has a token as its name and printable ASCII as its value")
+        check_header(name, value)
         if name.lower() in TAKEN:
             raise ValueError(f"the header {name} belongs to the sink: {TAKEN[name.lower()]}")
         if name.lower() in seen:
