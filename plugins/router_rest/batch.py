@@ -130,7 +130,7 @@ def posting(sink: OpenSink, events: DataFrame, batch: Batch, plan: PartitionPlan
             cut=plan.cut,
             policy=policy_of(options),
             address=address,
-            wire=wire_of(options, sink.folder, plan.tasks),
+            client=client_arguments(options, sink.folder, plan.tasks),
             authorise=apply,
             dead_at_most=allowed(plan.rows, share),
             responses=responses_of(options, batch),
@@ -211,8 +211,8 @@ def policy_of(sink: RestOptions) -> Policy:
     return Policy(sink.retry.attempts, sink.retry.elapsed, again=again, results=results)
 
 
-def wire_of(sink: RestOptions, folder: Path, tasks: int) -> dict[str, Any]:
-    """Return the arguments of a task's wire.
+def client_arguments(sink: RestOptions, folder: Path, tasks: int) -> dict[str, Any]:
+    """Return the arguments of a task's HttpClient.
 
     Tasks get about as many rows each, but for an order, which keeps a source partition in one: such a task may have
     more in flight than its share while others need less.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from router_demo.api import Api
 
 OWNER = Owner("games", "wins", "rest", 0)
-WIRE = {"connect": 2.0, "read": 5.0, "total": 10.0, "most": 1 << 20, "in_flight": 8, "verify": True, "cert": None}
+CLIENT = {"connect": 2.0, "read": 5.0, "total": 10.0, "most": 1 << 20, "in_flight": 8, "verify": True, "cert": None}
 PACE = Pace(in_flight=8, retry_floor=1000.0)
 KEYED = "Idempotency-Key"
 
@@ -103,7 +103,9 @@ class Tasks:
         pace = changes.pop("pace", self.pace)
         address = self.leases.admit(OWNER.name, limit, pace, credentials=credentials.current)
         policy = Policy(first=0.01, longest=0.1)
-        job = TaskJob(OWNER, self.parts, Encoding(as_it_is, None, "JSON"), form, cut, policy, address, WIRE, apply, 10)
+        job = TaskJob(
+            OWNER, self.parts, Encoding(as_it_is, None, "JSON"), form, cut, policy, address, CLIENT, apply, 10
+        )
         return replace(job, **changes)
 
     def run(self, job: TaskJob, *batches: pa.RecordBatch) -> Sent:

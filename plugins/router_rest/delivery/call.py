@@ -302,7 +302,7 @@ class Delivery:
 
     policy: Policy
     builder: RequestBuilder
-    wire: HttpClient
+    client: HttpClient
     lease: LeaseClient
     login: TaskLogin
     owner: bytes
@@ -379,7 +379,7 @@ class Delivery:
         await self.lease.token(len(call))
         saw: dict[str, Any] = {"status": None, "ok": False, "throttled": False}
         try:
-            answer = await self.wire.send(self.login.auth(request), again=lambda: self.lease.again(len(call)))
+            answer = await self.client.send(self.login.auth(request), again=lambda: self.lease.again(len(call)))
             attempt, saw = self._classifier.classified(call, answer)
         except Unsent as error:
             attempt = Attempt(Action.AGAIN, error.what)
@@ -387,7 +387,7 @@ class Delivery:
             call.doubtful = frozenset(call.offsets)
             saw["timeout"] = error.timeout
             attempt = Attempt(Action.AGAIN, error.what)
-        except LeaseEnded:  # between the first and the second time that the wire would have sent it
+        except LeaseEnded:  # after the first of the two times that the client would have sent it
             call.doubtful = frozenset(call.offsets)
             raise
         finally:
