@@ -56,7 +56,7 @@ def order_key(seen: DataFrame, key: str | None) -> Column:
     except (AnalysisException, ParseException) as error:
         raise StartError(f"key: {str(error).strip().splitlines()[0]}") from None
     column = as_bytes(F.expr(key), found[0].dataType, "key")
-    return tried(F.when(F.col("_offset") >= 0, column))  # always so, which no optimiser knows: see `tried`
+    return tried(F.when(F.col("_offset") >= 0, column))  # always true, which no optimiser knows: see `tried`
 
 
 def as_bytes(column: Column, kind: T.DataType, what: str) -> Column:
@@ -103,7 +103,7 @@ class ToJson(Encoder):
 
 def _text(names: Iterable[str], options: dict[str, str]) -> Column:
     written = F.to_json(row(names), options).cast("binary")
-    return tried(F.when(F.col("_offset") >= 0, written))  # always so, which no optimiser knows: see `tried`
+    return tried(F.when(F.col("_offset") >= 0, written))  # always true, which no optimiser knows: see `tried`
 
 
 def as_it_is(array: pa.Array, argument: None) -> Encoded:

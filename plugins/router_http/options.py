@@ -50,7 +50,7 @@ def is_header_name(name: str) -> bool:
 
 
 def is_header_text(text: str) -> bool:
-    """Say whether a header can have a value: printable ASCII, and some of it."""
+    """Say whether a header can have a value: printable ASCII, and not empty."""
     return _TEXT_OF_A_HEADER.fullmatch(text) is not None
 
 
@@ -61,7 +61,7 @@ def check_header(name: str, value: Secret) -> None:
 
 
 def checked_url(url: str, *, query: bool = False) -> str:
-    """Return a URL that can be shown in messages; never quote it in the refusal, for it may hold a password."""
+    """Return a URL that may be shown; raise ValueError, which does not quote it, for one that may hold a password."""
     try:
         parts = urlsplit(url)
         whole = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
@@ -105,7 +105,7 @@ def checked_token(token: Secret | None) -> Secret | None:
 
 
 class Tls(SecretOptions):
-    """Whom a client trusts: the authorities of the system, or one's own; and the certificate that it shows if asked."""
+    """The authorities that a client trusts, the usual ones or others, and the certificate that it shows if asked."""
 
     certificate: str | None = Field(default=None, min_length=1, description="PEM file with this client's certificate")
     key: str | None = Field(
@@ -125,7 +125,7 @@ class Tls(SecretOptions):
         return self
 
     def beside(self, folder: Path) -> Self:
-        """Return the same with its files looked for in `folder`, the configuration's."""
+        """Return these options with paths of files relative to `folder`, the configuration's."""
         return self.model_copy(update={name: str(folder / file) for name, file in self.files.items()})
 
     @property
@@ -136,7 +136,7 @@ class Tls(SecretOptions):
 
     @property
     def missing(self) -> str | None:
-        """Say which file is not there; None where all are."""
+        """Return which file does not exist; None where all do."""
         absent = (f"{name}: there is no file {file}" for name, file in self.files.items() if not Path(file).is_file())
         return next(absent, None)
 

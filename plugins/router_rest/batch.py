@@ -48,18 +48,18 @@ if TYPE_CHECKING:
     from router_rest.templates import Body
 
 PER_TASK = 64
-"""Calls in flight that one task is good for."""
+"""Calls in flight that one task can handle."""
 SPEED = 1000.0
-"""Calls per second that one task is good for, with something to spare."""
+"""Calls per second that one task can make, with a reserve."""
 ORDERS = 256
-"""Orders of a task for `ordering: per_key`: more than calls in flight, for some keys have more to send than others."""
+"""Orders of a task for `ordering: per_key`: more than calls in flight, because some keys have more rows than others."""
 EXCERPT, ANSWER, BULK = 1 << 16, 1 << 20, 1 << 24
 """Bytes of an answer that are read: for its receipt, to be landed, to be read by row."""
 QUIETEST = 10
-"""Seconds that a task may be silent for at least: it says something every two, unless its machine has more to do."""
+"""Seconds of silence that Spark has to allow a task at least: it reports every two, later on a busy machine."""
 KILL = ("spark.sql.execution.pyspark.udf.killOnIdleTimeout", "spark.python.worker.killOnIdleTimeout")
 SILENT = ("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", "spark.python.worker.idleTimeoutSeconds")
-"""Settings of Spark 4.1 and later, each with the one that holds where it is not set."""
+"""Settings of Spark 4.1 and later, each with the one that Spark takes where it is not set."""
 
 
 def check_spark(spark: SparkSession) -> None:
@@ -76,7 +76,7 @@ def check_spark(spark: SparkSession) -> None:
 
 
 def _set(spark: SparkSession, *names: str) -> str:
-    """Return the first of some settings that is there; empty where none is."""
+    """Return the first of some settings that is set; empty where none is."""
     found = (spark.conf.get(name, None) for name in names)
     return next((str(value).lower() for value in found if value is not None), "")
 
@@ -140,7 +140,7 @@ def posting(sink: OpenSink, events: DataFrame, batch: Batch, plan: PartitionPlan
 
 
 def owner_of(batch: Batch) -> Owner:
-    """Return what the receipts of a batch name."""
+    """Return the batch or replay that receipts belong to."""
     number = batch.id if batch.resending is None else None
     return Owner(batch.query, batch.route, batch.sink, number, batch.resending)
 
@@ -182,7 +182,7 @@ def hosts(spark: SparkSession) -> tuple[str, str]:
 
 
 def tasks_of(sink: RestOptions, spark: SparkSession | None = None) -> int:
-    """Return how many tasks send: as few as the limits let; no more than the job has cores, unless it is said."""
+    """Return how many tasks send: as many as configured, else as few as the limits need, and one per core at most."""
     if sink.tasks is not None:
         return sink.tasks
     per_second = [one.calls / one.seconds for one in sink.pace() if one.calls is not None]
@@ -199,7 +199,7 @@ def cut_of(sink: RestOptions) -> CallSize:
 
 
 def form_of(sink: RestOptions) -> RequestForm:
-    """Return what all requests have in common; what is secret comes with the credentials."""
+    """Return what all requests have in common, without secrets: these come with the credentials."""
     url = "" if sink.template.fields else sink.url
     return RequestForm(sink.method, url, {}, sink.joined, sink.idempotency_header)
 
@@ -214,8 +214,8 @@ def policy_of(sink: RestOptions) -> Policy:
 def client_arguments(sink: RestOptions, folder: Path, tasks: int) -> dict[str, Any]:
     """Return the arguments of a task's HttpClient.
 
-    Tasks get about as many rows each, but for an order, which keeps a source partition in one: such a task may have
-    more in flight than its share while others need less.
+    Tasks get about as many rows each. With an order a source partition is one task's, so a task may have twice its
+    share of calls in flight while others need fewer.
     """
     tls, times = sink.tls.beside(folder), sink.timeouts
     shares = 2 if sink.ordering == "per_key" else 1
@@ -235,7 +235,7 @@ def calls(sink: RestOptions, rows: DataFrame, encoding: Encoding) -> Iterator[di
 
     `rows` have the columns of `batcher.TAKES`.
 
-    A login is added later, by tasks: nothing here is secret.
+    Nothing here is secret: tasks add the login.
     """
     builder = RequestBuilder(form_of(sink))
     for call in _cut(sink, rows, encoding):
@@ -272,7 +272,7 @@ def _shown(body: bytes, made: Body) -> Any:
 
 
 FIRST = "_first"
-"""The first offset of a row's former call: calls go out in the order of it, and rows of one call follow each other."""
+"""The first offset of a row's former call: calls are sent in its order, and rows of one call follow each other."""
 
 
 def resend(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batch) -> Resent:
@@ -300,14 +300,14 @@ def _deliver(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batch) 
 
 
 def _share(sink: RestOptions, aside: DataFrame, plan: PartitionPlan) -> float:
-    """Return what share of the rows may be refused: of those that were parked as ever, and all that were dead."""
+    """Return what share of the rows may be refused: all that were dead, and the usual share of the parked ones."""
     dead = aside.filter(F.col("status") == "dead").count()
     most = dead + sink.poison_share * (plan.rows - dead)
-    return min(1.0, (most + 0.5) / max(1, plan.rows))  # half a row, for a product of fractions may fall short of `dead`
+    return min(1.0, (most + 0.5) / max(1, plan.rows))  # half a row more, because rounding could lose one
 
 
 def _in_calls(rows: DataFrame, aside: DataFrame) -> DataFrame:
-    """Return rows with the call that each was in, and the offset that this begins with."""
+    """Return rows with the call in which each was sent, and the first offset of that call."""
     calls = aside.select(*(F.col(name).alias(f"_of_{name}") for name in PLACES), F.col("call").alias(FORMER))
     of_call = Window.partitionBy("_topic", "_partition", FORMER)
     own = F.col(FORMER).isNull()
@@ -321,12 +321,12 @@ def _as_they_are(rows: DataFrame) -> DataFrame:
 
 
 def _with(rows: DataFrame, aside: DataFrame) -> DataFrame:
-    """Return those of some rows that are in another frame."""
+    """Return the rows that another frame has too."""
     return rows.join(aside, [F.col(new).eqNullSafe(F.col(old)) for new, old in _PAIRS], "left_semi")
 
 
 def _moved(aside: DataFrame, parts: Parts) -> dict[tuple[str, str], int]:
-    """Count rows by what they were and what they are."""
+    """Count rows by their status before the replay and after it."""
     found = counted(parts)
     if not found.num_rows:
         return {}
@@ -343,8 +343,8 @@ _PAIRS = tuple(zip(PLACE, PLACES, strict=True))
 def set_aside(receipts: DataFrame, query: str, route: str, sink: str) -> DataFrame:
     """Return what the last receipt says of each row of a sink that has none which says `delivered`.
 
-    Columns: `topic`, `partition`, `offset`, `status`, `code`, `at`, `reason`, `call`. Most rows of a table of receipts
-    are delivered: only the receipts of others are shuffled.
+    Columns: `topic`, `partition`, `offset`, `status`, `code`, `at`, `reason`, `call`. Most receipts say `delivered`, so
+    only those of rows with another one are shuffled.
     """
     mine = receipts.filter((F.col("query") == query) & (F.col("route") == route) & (F.col("sink") == sink))
     open_ = mine.filter(F.col("status") != "delivered").select(*(F.col(name).alias(f"_{name}") for name in PLACES))

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 Pieces = tuple["str | Placeholder", ...]
 
 LONGEST = 8000
-"""Characters of a URL: what RFC 9110, 4.1 asks every server to take."""
+"""Characters of a URL at most: RFC 9110, 4.1 asks every server to take as many."""
 DOTS = (".", "..")
-"""Segments that clients and servers take out of a path, the latter with the one before it."""
+"""Segments that clients and servers remove from a path, the second one with the segment before it."""
 _HOLE = "\x00"
 _URL = re.compile(r"(https?)://([^/?#]*)(/[^?#]*)?(?:\?([^#]*))?", re.IGNORECASE)
 _ENCODED = r"%[0-9A-Fa-f]{2}"
@@ -41,7 +41,7 @@ _KEPT = {
     "path": re.compile(rf"(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|{_ENCODED})*"),  # RFC 3986, 3.3
     "query": re.compile(rf"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|{_ENCODED})*"),  # 3.4
 }
-"""Characters that the parts of a URL can have as they are."""
+"""The characters that need no escape in the parts of a URL."""
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,17 @@ class UrlTemplate:
 
     @property
     def in_path(self) -> tuple[str, ...]:
-        """Return the columns that are segments of the path, or stand in one."""
+        """Return the columns whose values are in the path."""
         return tuple(path for segment in self.segments for path in fields_in(segment))
 
     @property
     def has_fixed_host(self) -> bool:
-        """Say whether data has no say in which host is called."""
+        """Say whether the host is the same for all rows."""
         return not any(fields_in(self.host))
 
     @property
     def origin(self) -> str:
-        """Return scheme, host and port, in small letters; the host of a template as it is written."""
+        """Return scheme, host and port in lower case; fields in the host as they are written."""
         host = "".join(one.lower() if isinstance(one, str) else f"{{{one.path}}}" for one in self.host)
         port = "" if re.search(r":[0-9]+$", host) else {"http": ":80", "https": ":443"}[self.scheme]
         return f"{self.scheme}://{host}{port}"
@@ -89,7 +89,7 @@ def fields_in(pieces: Iterable[str | Placeholder]) -> Iterator[str]:
 
 
 def parse_url(text: str) -> UrlTemplate:
-    """Return what a template says; raise ValueError, which quotes nothing of it: URLs may hold what is secret."""
+    """Return the template of a URL; raise ValueError, which does not quote it: URLs may hold secrets."""
     pieces = parse(text)
     if _HOLE in text:
         raise ValueError("a URL has no control characters")
@@ -125,7 +125,7 @@ def _check(part: str, literal: str) -> None:
 
 
 def _filled(text: str, fields: Iterator[Placeholder]) -> Pieces:
-    """Return a text with the next fields in its holes."""
+    """Return a text with the next fields in place of its holes."""
     first, *others = text.split(_HOLE)
     found: list[str | Placeholder] = [first] if first else []
     for other in others:
@@ -136,19 +136,19 @@ def _filled(text: str, fields: Iterator[Placeholder]) -> Pieces:
 def to_column(template: UrlTemplate, hosts: Iterable[str] = ()) -> Column:
     """Return a struct of `url` and `fault`, of which one is null; the whole is null where a field cannot be evaluated.
 
-    A value is percent-encoded, all but letters, digits and -._*, so that it stays one segment of the path or one value
-    of the query. Needs the template's fields, and `_offset`.
+    Values are percent-encoded, except letters, digits and -._*, so that each stays one segment of the path or one
+    value of the query. Needs the columns of the template's fields, and `_offset`.
     """
     fault = F.coalesce(*_faults(template, [*hosts]), F.lit(None).cast("string"))
     rest = [F.lit(one) if isinstance(one, str) else _escaped(one) for one in template.after_host]
     written = F.concat(F.lit(f"{template.scheme}://"), _host(template), *rest)
     fault = F.coalesce(fault, F.when(F.length(written) > LONGEST, F.lit(f"its URL has more than {LONGEST} characters")))
     made = F.struct(F.when(fault.isNull(), written).alias("url"), fault.alias("fault"))
-    return tried(F.when(F.col("_offset") >= 0, made))  # always so, which no optimiser knows: see `tried`
+    return tried(F.when(F.col("_offset") >= 0, made))  # always true, which no optimiser knows: see `tried`
 
 
 def _faults(template: UrlTemplate, hosts: list[str]) -> Iterator[Column]:
-    """Yield why a row has no URL, or null, the first that is not null counts."""
+    """Yield reasons why a row has no URL, or null; the first that is not null counts."""
     for path in template.fields:
         named, value = f"the URL's field {{{path}}}", _text(path)
         yield F.when(value.isNull(), F.lit(f"{named} is null"))
@@ -164,7 +164,7 @@ def _faults(template: UrlTemplate, hosts: list[str]) -> Iterator[Column]:
 
 
 def _host(template: UrlTemplate) -> Column:
-    """Return the host as it is compared and as it is called: values are not escaped, but one of a list."""
+    """Return the host, as it is compared and called: its values are not escaped, because they have to be in a list."""
     return F.lower(_plain(template.host))
 
 
@@ -173,7 +173,7 @@ def _plain(pieces: Iterable[str | Placeholder]) -> Column:
 
 
 def _escaped(field: Placeholder) -> Column:
-    # the encoding of forms has a plus for a blank, and for nothing else
+    # url_encode writes a blank as a plus, as forms do, and every other plus as %2B
     return F.replace(F.url_encode(_text(field.path)), F.lit("+"), F.lit("%20"))
 
 
@@ -189,11 +189,11 @@ class Text:
 
 
 JsonPiece = str | Placeholder | Text
-"""JSON as it is, a field whose value becomes JSON, or a text that becomes a JSON string."""
+"""Ready JSON, a field whose value becomes JSON, or a text that becomes a JSON string."""
 
 
 def parse_json(template: Any) -> tuple[JsonPiece, ...]:
-    """Return what a template of a JSON value says: maps and lists whose texts may hold fields.
+    """Return the pieces of a JSON template: maps and lists whose texts may hold fields.
 
     `"{event.n}"` is the field's value, whatever its type; in a longer text fields are text. Raises ValueError.
     """
@@ -245,11 +245,11 @@ def json_column(pieces: Iterable[JsonPiece]) -> Column:
     A field that is null is JSON's null, or nothing inside of a text.
     """
     whole = F.concat(*(F.lit(one) if isinstance(one, str) else _as_json(one) for one in pieces))
-    return tried(F.when(F.col("_offset") >= 0, whole.cast("binary")))  # always so: see `tried`
+    return tried(F.when(F.col("_offset") >= 0, whole.cast("binary")))  # always true: see `tried`
 
 
 def json_row(names: Iterable[str], pieces: Iterable[JsonPiece]) -> Column:
-    """Return the same for an Encoding, whatever columns a route has: the template names its own."""
+    """Return `json_column` as an Encoding calls it: the names of a route's columns are not needed."""
     return json_column(pieces)
 
 
@@ -287,9 +287,9 @@ MEDIA_TYPES = {"object": "application/json", "array": "application/json", "ndjso
 
 @dataclass(frozen=True)
 class Body:
-    """The way rows become one body; travels to tasks.
+    """How rows are joined to one body; it is pickled to tasks.
 
-    `several`: more than one row can be in it. The same rows make the same bytes, always.
+    `several`: it may have more than one row. The same rows always make the same bytes.
     """
 
     content_type: str
@@ -306,11 +306,11 @@ class Body:
         return b"".join((self.before, self.between.join(rows), self.after))
 
     def frame(self, rows: int) -> int:
-        """Return the bytes that a body of so many rows has beside them."""
+        """Return the bytes of a body of so many rows, without the rows."""
         return len(self.before) + len(self.between) * (rows - 1) + len(self.after)
 
     def fault(self, row: bytes) -> str | None:
-        """Say why a row can be in no body; it would break the others."""
+        """Return why a row cannot be in a body, where it would spoil the other rows; None where it can."""
         if self.several and not row:
             return "its value is empty"
         if self.between == b"\n" and (b"\n" in row or b"\r" in row):
@@ -318,7 +318,7 @@ class Body:
         return None
 
     def packed(self, body: bytes) -> bytes:
-        """Return a body as it is sent."""
+        """Return a body as it is sent, compressed where that is configured."""
         return gzip.compress(body, mtime=0) if self.compressed else body
 
     @property
@@ -339,7 +339,7 @@ def body_of(form: BodyForm, content_type: str, *, wrap: Any = None, compressed: 
 
 
 def check_wrap(wrap: Any) -> None:
-    """Raise ValueError where the place of the rows is not said once."""
+    """Raise ValueError unless the place of the rows is given exactly once."""
     if (found := _places(wrap)) != 1:
         raise ValueError(f"the text {ROWS} stands once for the array of rows, and is here {found} times")
 

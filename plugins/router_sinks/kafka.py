@@ -1,4 +1,4 @@
-"""Send events to Kafka topics."""
+"""The sink `kafka`: its options, and one batch of it on the driver."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("router")
 OURS = "router."
 """The prefix of the headers that the sink adds to every record."""
 MOST_NAMES = 10_000
-"""New topic names that one batch may bring, at most."""
+"""New topic names of one batch at most."""
 TAKEN = {
     "bootstrap.servers": "write `servers`",
     "metadata.broker.list": "write `servers`",
@@ -128,7 +128,7 @@ class Kafka(ApplyingSink):
         return options
 
     def prepare(self, opening: Opening) -> Self:
-        """Return this sink with its schema found. Asks Kafka and the registry."""
+        """Return this sink with the schema of its values. Asks Kafka and the registry."""
         from router_sinks.kafka_client import Sender
 
         prepared = self.model_copy()
@@ -177,7 +177,7 @@ class Kafka(ApplyingSink):
         return Outcome(rows.get("sent", 0), _refused_rows(events, reports) if "refused" in text else None)
 
     def _encoding(self, events: DataFrame) -> Encoding:
-        """Return the encoding of rows with these columns; it is kept for the next batch."""
+        """Return the encoding of rows with these columns; it is kept for further batches of these columns."""
         columns = own_columns(events, self.without)
         named = columns.simpleString()
         if named not in self._encodings:
@@ -193,7 +193,7 @@ class Kafka(ApplyingSink):
         return _outgoing(events, self.topic, self.key, self.headers, value)
 
     def _topics(self, rows: DataFrame | None, *, trial: bool = False) -> Topics:
-        """Return the topics that rows may go to, after creating missing ones. Without rows it is before the start."""
+        """Return the topics that rows may be sent to, after creating missing ones; rows: None before the start."""
         from router_sinks.kafka_client import Cluster
 
         cluster, create = Cluster(self._settings), self.create_topics
@@ -227,19 +227,19 @@ def _outgoing(events: DataFrame, topic: str, key: str | None, headers: Mapping[s
     made = [as_bytes(F.expr(sql), kind.dataType, what) for (what, sql), kind in zip(wanted.items(), kinds, strict=True)]
     pieces = [F.col(one.path).cast("string") if isinstance(one, Placeholder) else F.lit(one) for one in parse(topic)]
     to = F.struct(F.concat(*pieces).alias("topic"), *(one.alias(f"c{place}") for place, one in enumerate(made)))
-    guarded = tried(F.when(F.col("_offset") >= 0, to))  # always so, which no optimiser knows: see `tried`
+    guarded = tried(F.when(F.col("_offset") >= 0, to))  # always true, which no optimiser knows: see `tried`
     return seen.select(*PLACE, guarded.alias("_to"), value.alias("_row"))
 
 
 def _new_topics(rows: DataFrame, known: frozenset[str], most: int) -> list[str]:
-    """Return the names of topics that rows go to and that are not known. One job."""
+    """Return the names of unknown topics that rows are for. One Spark job."""
     found = rows.select(F.col("_to.topic").alias("name")).filter(F.col("name").isNotNull()).distinct()
     new = found.filter(~F.col("name").isin(*known)) if known else found
     return sorted(one["name"] for one in new.limit(most).collect())
 
 
 def _refused_rows(events: DataFrame, reports: DataFrame) -> DataFrame:
-    """Return the rows that tasks report as refused, whole, with the `reason`."""
+    """Return the whole rows that tasks report as refused, each with its `reason`."""
     old = ("topic", "partition", "offset")
     why = reports.filter(F.col("kind") == "refused").select(*old, F.col("text").alias("reason"))
     why = why.toDF(*(f"_of_{name}" for name in old), "reason")

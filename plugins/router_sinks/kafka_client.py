@@ -71,7 +71,7 @@ _OF_THE_REQUEST = {
 
 @dataclass
 class Trouble:
-    """What a client said last of its connections; `refused`: it is the login, and waiting does not help."""
+    """The last error of a client's connections; `refused`: it is about the login, so waiting does not help."""
 
     text: str = ""
     refused: bool = False
@@ -85,7 +85,7 @@ class Trouble:
 
 
 def errors_into(kind: Callable[[dict[str, Any]], C], settings: Mapping[str, Any], trouble: Trouble) -> C:
-    """Return a client that reports to `trouble`; raise StartError for a setting that is wrong, without its value."""
+    """Return a client that notes its errors in `trouble`; raise StartError, without the value, for a bad setting."""
     try:
         return kind({"logger": _SILENT, **settings, "error_cb": trouble.note})
     except KafkaException as error:
@@ -108,11 +108,14 @@ class Cluster:
     trouble: Trouble = field(default_factory=Trouble)
 
     def __post_init__(self) -> None:
-        settings = {**self.settings, "allow.auto.create.topics": "false"}  # to ask for a topic would make it
+        settings = {
+            **self.settings,
+            "allow.auto.create.topics": "false",
+        }  # else a question about a topic would create it
         self.admin = errors_into(AdminClient, settings, self.trouble)
 
     def fixed(self, topic: str, create: CreateTopics | None, *, running: bool, trial: bool = False) -> Topics:
-        """Return the one topic of a sink, created as `create` says where it is missing (not in a `trial`).
+        """Return the one topic of a sink; where it is missing, create it as `create` says (not in a `trial`).
 
         Without `create` a missing topic raises StartError, or ConnectionError when the stream is running.
         """
@@ -127,7 +130,7 @@ class Cluster:
         return Topics(frozenset({topic}), {}, fixed=True)
 
     def matching(self, template: str) -> frozenset[str]:
-        """Return the topics that a template can name and rows may be sent to."""
+        """Return the topics that exist, that a template can name and that rows may be sent to."""
         rule = pattern(template)
         return frozenset(name for name in self._metadata(None) if rule.fullmatch(name) and not unusable(name))
 
@@ -154,12 +157,12 @@ class Cluster:
         try:
             found = self.admin.list_topics(topic, timeout=SECONDS)
         except KafkaException as error:
-            self.admin.poll(0)  # takes the errors of the connection
+            self.admin.poll(0)  # collects the errors of the connection
             if self.trouble.refused:
                 raise StartError(f"Kafka at {self.settings['bootstrap.servers']}: {self.trouble.text}") from None
             what = self.trouble.text or error.args[0].str()
             raise ConnectionError(f"Kafka does not answer at {self.settings['bootstrap.servers']}: {what}") from None
-        if not found.brokers:  # a cluster that is starting: its list of topics is not complete yet
+        if not found.brokers:  # a cluster that is starting: its list of topics is incomplete
             raise ConnectionError(f"Kafka at {self.settings['bootstrap.servers']} is not ready")
         topics: dict[str, Any] = found.topics
         return topics
@@ -195,8 +198,8 @@ _POLL = 0.1
 TAKES = ("_topic", "_partition", "_offset", "_to", "_row")
 """Where a row came from; its topic, key and headers, null where they cannot be evaluated; what the encoding takes."""
 REPORT = "kind string, rows bigint, topic string, partition int, offset bigint, text string"
-"""What tasks return: how many rows are there (`sent`), how many went one by one (`alone`), every `refused` row with the
-reason, and why the rest was not sent (`away`, `denied`)."""
+"""What tasks return: how many rows are in Kafka (`sent`), how many were sent one by one (`alone`), every `refused` row
+with the reason, and why the others were not sent (`away`, `denied`)."""
 _COLUMNS = pa.schema(
     [
         ("kind", pa.string()),
@@ -211,13 +214,13 @@ _UNMADE = "its topic, key or headers cannot be evaluated"
 
 
 class BrokerAway(Exception):  # noqa: N818 - it says what happened
-    """Why records cannot be sent now."""
+    """Kafka cannot take records now."""
 
     kind = "away"
 
 
 class Denied(Exception):  # noqa: N818
-    """Why records cannot be sent until somebody changes a setting."""
+    """Kafka takes no records until somebody changes a setting."""
 
     kind = "denied"
 
@@ -238,7 +241,7 @@ class Sender:
     producer: Any = None
 
     def send(self, records: Sequence[Record]) -> dict[int, str]:
-        """Send records; return why some are refused for good, by their positions. All others are in Kafka.
+        """Send records; return why some are refused for good, by position. All others are in Kafka then.
 
         Raises BrokerAway and Denied; the first records of each partition may be in Kafka then.
         """
@@ -248,7 +251,7 @@ class Sender:
         round_ = _Round(self, self.producer, records)
         left = round_.run(range(len(records)), refused)
         if left:
-            self.producer = None  # it ended
+            self.producer = None  # a batch failed, which has ended it
             self.alone += len(left)
             rest = _Round(self, self._producer(ALONE), records).run(left, refused, alone=True)
             if rest:
@@ -260,7 +263,7 @@ class Sender:
         self._producer(ALONE)
 
     def away(self, otherwise: str) -> BrokerAway | Denied:
-        """Return why nothing can be sent."""
+        """Return the error with which to give up."""
         return (Denied if self.trouble.refused else BrokerAway)(self.trouble.text or otherwise)
 
     def _producer(self, more: Mapping[str, str]) -> Any:
@@ -269,7 +272,7 @@ class Sender:
 
 @dataclass
 class _Round:
-    """Some records that one producer sends."""
+    """One pass over records with one producer."""
 
     sender: Sender
     producer: Any
@@ -279,7 +282,7 @@ class _Round:
     ended: bool = False
 
     def run(self, chosen: Iterable[int], refused: dict[int, str], alone: bool = False) -> list[int]:
-        """Send records; return those, in order, that are neither there nor refused."""
+        """Send records; return those, in order, that are neither in Kafka nor refused."""
         chosen = list(chosen)
         for position in chosen:
             if self.ended:
@@ -306,7 +309,7 @@ class _Round:
                 self._give_up_after(since)
             except KafkaException as error:
                 why = error.args[0]
-                if why.code() == KafkaError.MSG_SIZE_TOO_LARGE:  # beyond `message.max.bytes`, which no broker was asked
+                if why.code() == KafkaError.MSG_SIZE_TOO_LARGE:  # larger than `message.max.bytes`: no broker was asked
                     refused[position] = _refusal(why)
                     return
                 self.sender.trouble.note(why)
@@ -317,11 +320,11 @@ class _Round:
                 return
 
     def _arrive(self) -> None:
-        """Wait for the delivery report of every record that was handed to the producer."""
+        """Wait for the delivery report of every record that the producer has taken."""
         since, seen = time.monotonic(), len(self.reports)
         purged = False
         while len(self.reports) < self.sent:
-            if self.ended and not purged:  # records in flight stay: those that have arrived must not be sent again
+            if self.ended and not purged:  # those in flight stay: they may arrive, and must not be sent again then
                 self.producer.purge(in_queue=True, in_flight=False)
                 purged = True
             self._poll(_POLL)
@@ -330,7 +333,7 @@ class _Round:
             self._give_up_after(since)
 
     def _poll(self, seconds: float) -> None:
-        """Take delivery reports. A producer that has ended raises, but still has the other reports."""
+        """Collect delivery reports. A producer that has ended raises, but still delivers the other reports."""
         try:
             self.producer.poll(seconds)
         except KafkaException as error:
@@ -372,7 +375,7 @@ def _refusal(error: KafkaError) -> str:
 
 @dataclass(frozen=True)
 class PublishJob:
-    """What every task is given; `headers` are the names of the user's, `marks` those that all rows share."""
+    """All that a task is given; `headers` names the configured ones, `marks` are the router's that all rows share."""
 
     settings: dict[str, str] = field(repr=False)
     encoding: Encoding
@@ -406,7 +409,7 @@ def _reported(found: list[dict[str, Any]]) -> pa.RecordBatch:
 
 
 def _sent(rows: pa.RecordBatch, job: PublishJob, sender: Sender) -> list[dict[str, Any]]:
-    """Send the rows of one record batch; return how many are there and which are refused."""
+    """Send the rows of one record batch; report how many are in Kafka, and which are refused."""
     records, at, refused = outgoing_records(rows, job)
     refused |= {at[position]: reason for position, reason in sender.send(records).items()}
     found: list[dict[str, Any]] = [{"kind": "sent", "rows": rows.num_rows - len(refused)}]
@@ -422,7 +425,7 @@ def _sent(rows: pa.RecordBatch, job: PublishJob, sender: Sender) -> list[dict[st
 
 
 def outgoing_records(rows: pa.RecordBatch, job: PublishJob) -> tuple[list[Record], list[int], dict[int, str]]:
-    """Return records to send, the row of each, and why other rows are none."""
+    """Return the records to send, the row of each, and why other rows make no record."""
     made = job.encoding.function(rows.column("_row"), job.encoding.argument)
     places = zip(*(rows.column(name).to_pylist() for name in TAKES[:3]), strict=True)
     to = rows.column("_to")

@@ -279,7 +279,7 @@ def _bytes(text: str) -> int:
 def check_property(name: str, value: str) -> str:
     """Return the value of a property that a keyed table can have; raise ValueError with what to write instead.
 
-    What does not begin with `delta.` is a note of yours.
+    Properties that do not begin with `delta.` are free text.
     """
     if not name.startswith("delta."):
         return value

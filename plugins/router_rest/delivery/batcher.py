@@ -1,4 +1,4 @@
-"""Cut rows into calls, always the same ones: a call that is sent again has the bytes and the key that it had.
+"""Cut rows into calls, always the same ones: a call that is sent again has the same bytes and the same key.
 
 Rows come in record batches, in the order of their source partition and offset. Where one call ends and the next begins
 depends on the rows and on `CallSize` alone: not on how they come in record batches, and not on which were sent before.
@@ -32,10 +32,10 @@ MOST_OPEN = 256
 
 @dataclass(frozen=True)
 class CallSize:
-    """The size of calls; stays the same for a batch, whatever the configuration says meanwhile.
+    """The size of calls. A batch that has begun keeps its own, also when the configuration changes.
 
-    `bytes` counts the rows of a call, and one more for each. `orders`: rows with the same key share one of
-    so many orders, in which one call goes out after the other; 0: in no order.
+    `bytes` counts the rows of a call, and one more for each. `orders`: rows with the same key share one of so many
+    orders, within which one call is sent after the other; 0: there is no order.
     """
 
     rows: int = 1
@@ -45,11 +45,11 @@ class CallSize:
 
 @dataclass
 class Call:
-    """Rows that go out together: of one source partition, in the order of their offsets.
+    """Rows that are sent together: of one source partition, in the order of their offsets.
 
-    `url`: where rows name it; empty where it is the same for all. `order`: the calls of one order go out one after the
-    other; None: at any time. `attempts` were made with these rows before. `doubtful` are offsets of rows that may have
-    arrived in an attempt that ended without an answer.
+    `url` is empty where it is the same for all calls. `order`: the calls of one order are sent one after the other;
+    None: at any time. `attempts` counts those made with these rows so far. `doubtful` are the offsets of rows that may
+    have arrived in an attempt that ended without an answer.
     """
 
     topic: str | None
@@ -64,7 +64,7 @@ class Call:
 
     @classmethod
     def alone(cls, place: tuple[str | None, int, int]) -> Call:
-        """Return what stands for a row that no call can be made of."""
+        """Return a call with one empty row, which stands for a row that cannot be sent."""
         topic, partition, offset = place
         return cls(topic, partition, [offset], [b""])
 
@@ -75,7 +75,7 @@ class Call:
     def id(self, body: bytes, owner: bytes = b"") -> str:
         """Return the name of the call with this body, and the key by which the API can tell that it comes again.
 
-        `owner` is whose call it is: two sinks may send the same rows to the same API, and mean it.
+        `owner` is the sink whose call it is: two sinks may send the same rows to the same API on purpose.
         """
         place = f"{_quoted(self.topic or '')}/{self.partition}/{self.offsets[0]}-{self.offsets[-1]}"
         return f"{place}/{hashlib.sha256(owner + body).hexdigest()[:16]}"
@@ -94,7 +94,7 @@ class Call:
 
 @dataclass
 class Batcher:
-    """The rows of a task that are not a whole call yet."""
+    """The rows of a task that do not fill a call yet."""
 
     cut: CallSize
     _open: OrderedDict[str | int, Call] = field(default_factory=OrderedDict)
@@ -121,7 +121,7 @@ class Batcher:
         if self.cut.rows == 1:
             yield Call(topic, partition, [offset], [row], url, order)
             return
-        which = url if order is None else order  # one at a time: its order is that of its rows
+        which = url if order is None else order  # an order has one open call: calls keep the order of rows
         call = self._open.get(which)
         large = former is None and call is not None and call.size + len(row) + 1 > self.cut.bytes
         if call is not None and (call.url != url or large):
@@ -138,20 +138,20 @@ class Batcher:
             yield self._open.pop(which)
 
     def end(self) -> Iterator[Call]:
-        """Yield the calls that are not full: no more rows come of this partition, or range of one."""
+        """Yield the calls that are not full: no more rows come from this partition, or this part of it."""
         while self._open:
             yield self._open.popitem(last=False)[1]
 
 
 @lru_cache(maxsize=1024)
 def _quoted(topic: str) -> str:
-    """Return a topic as it can stand in a header, whatever characters it has."""
+    """Return a topic percent-encoded, so that a header can hold it."""
     return quote(topic, safe="")
 
 
 @dataclass
 class CallQueue:
-    """The calls of a task that were cut and not begun, at most about `most`; belongs to one event loop."""
+    """The calls of a task that were cut and not begun, about `most` of them; it belongs to one event loop."""
 
     most: int
     held: int = 0
@@ -163,7 +163,7 @@ class CallQueue:
     _room: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def put(self, call: Call) -> bool:
-        """Add a call, once there is room; False where it will not go out: its order is blocked, or all is over."""
+        """Add a call once there is room; False where it will not be sent: its order is blocked, or the queue ended."""
         while self.held >= self.most and not self.over:
             self._room.clear()
             await self._room.wait()
@@ -179,11 +179,11 @@ class CallQueue:
             self._behind[call.order] = deque()
             self._begin(call)
         if waited:
-            await asyncio.sleep(0)  # or the first call went out when all that may be held are cut
+            await asyncio.sleep(0)  # else the first call would be sent only after the queue is full
         return True
 
     async def take(self) -> Call | None:
-        """Return the next call that may go out, once there is one; None: there will be none."""
+        """Return the next call that may be sent, once there is one; None: no more come."""
         while not self._ready:
             if self.over:
                 return None
@@ -195,7 +195,7 @@ class CallQueue:
         return call
 
     def finished(self, call: Call, *, whole: bool) -> None:
-        """Let the next call of an order go out, unless rows of this one are left: they come first."""
+        """Release the next call of an order; block the order where this call is not delivered as a `whole`."""
         if call.order is None:
             return
         behind = self._behind[call.order]
@@ -209,7 +209,7 @@ class CallQueue:
             del self._behind[call.order]
 
     def end(self, *, drop: bool = False) -> None:
-        """Let no more calls come; with `drop` those that are held do not go out either."""
+        """Take no more calls; with `drop` those in the queue are not sent either."""
         self.over = True
         if drop:
             self._ready.clear()
@@ -236,14 +236,13 @@ class CallQueue:
 
 
 TAKES = ("_topic", "_partition", "_offset", "_order", "_to", "_row")
-"""Where a row came from, what it keeps its order by (null: nothing), its URL, or why it has none, and what the encoding
-takes."""
+"""Where a row came from, the key of its order (or null), its URL or why it has none, and what the encoding takes."""
 FORMER = "_former"
-"""The call that a row went out in before, where it is sent again."""
+"""The call in which a row was sent before, where it is sent again."""
 
 
 class TakenRow(NamedTuple):
-    """A row as calls are cut of it: what `Batcher.add` takes, or `why` it can be in none."""
+    """A row as `Batcher.add` takes it, or `why` it can be in no call."""
 
     place: tuple[str | None, int, int]
     value: bytes
@@ -257,7 +256,7 @@ class TakenRow(NamedTuple):
 class RowReader:
     """A reader of record batches with the columns of TAKES, and FORMER where rows were in a call before.
 
-    `urls`: rows name theirs.
+    `urls`: rows name their URL.
     """
 
     encoding: Encoding
@@ -283,5 +282,7 @@ class RowReader:
         to = rows.column("_to")
         urls, faults = (to.field(name).to_pylist() for name in ("url", "fault"))
         missing = to.is_null().to_pylist()
-        told = ["its URL cannot be evaluated" if lost else fault for lost, fault in zip(missing, faults, strict=True)]
-        return urls, told
+        reasons = [
+            "its URL cannot be evaluated" if lost else fault for lost, fault in zip(missing, faults, strict=True)
+        ]
+        return urls, reasons

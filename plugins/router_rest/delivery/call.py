@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
 
 class Headers(CaseInsensitiveDict[Any]):
-    """The headers of a request, copied and listed as a whole: `requests` does either name by name."""
+    """The headers of a request, copied and listed as a whole: `requests` does both name by name, which is slower."""
 
     _store: OrderedDict[str, tuple[str, Any]]
-    """Of CaseInsensitiveDict: names and values by names in lower case."""
+    """The attribute of CaseInsensitiveDict: names and values by names in lower case."""
 
     @classmethod
     def of(cls, other: Any) -> Headers:
@@ -66,12 +66,12 @@ class Headers(CaseInsensitiveDict[Any]):
 
 
 MOST_KEPT = 1024
-"""Requests that are kept prepared: URLs may be made of data, and be as many as rows."""
+"""Prepared requests that are kept: where URLs are made of data there may be as many as rows."""
 
 
 @dataclass(frozen=True)
 class RequestForm:
-    """What all requests of a sink have in common; travels to tasks.
+    """What all requests of a sink have in common; it is pickled to tasks.
 
     `url`: empty where rows name theirs. `key_header` carries the idempotency key, where there is one.
     """
@@ -85,13 +85,13 @@ class RequestForm:
 
 @dataclass
 class RequestBuilder:
-    """A builder of requests, all but their login."""
+    """A builder of requests without their login."""
 
     form: RequestForm
     _prepared: OrderedDict[str, PreparedRequest] = field(default_factory=OrderedDict)
 
     def request(self, url: str, body: bytes, key: str) -> PreparedRequest:
-        """Return the request of a call. Raises ValueError for a URL that is none."""
+        """Return the request of a call. Raises ValueError for an invalid URL."""
         base = self._base(url or self.form.url)
         request = PreparedRequest()
         request.method, request.url = base.method, base.url
@@ -121,11 +121,11 @@ def quoted(key: str) -> str:
 
 @dataclass(frozen=True)
 class Policy:
-    """When a call is sent again, and what tells its rows apart; travels to tasks.
+    """When a call is sent again, and how its answer tells rows apart; it is pickled to tasks.
 
-    `attempts` and `elapsed` (seconds) bound what is done for a call at a stretch, waits for the retry budget included;
-    `first` and `longest` are seconds between two attempts, where the API does not say more. `again`: statuses that are
-    tried again in place of the usual.
+    `attempts` and `elapsed` (seconds) bound the attempts of a call within one task, waits for the retry budget
+    included. `first` and `longest` bound the seconds between two attempts, unless the API asks for more. `again`:
+    statuses after which a call is sent again, in place of the usual ones.
     """
 
     attempts: int = 5
@@ -138,7 +138,7 @@ class Policy:
 
 @dataclass
 class Attempt:
-    """What came of one attempt. `pause`: seconds after which the API wants to be called again."""
+    """The result of one attempt. `pause`: seconds after which the API wants to be called again."""
 
     action: Action
     why: str
@@ -150,7 +150,7 @@ class Attempt:
 
 
 class Ending(Exception):  # noqa: N818 - it says what happens
-    """The end of the task: what waits does not go out."""
+    """The end of the task: calls that wait are not sent."""
 
 
 @dataclass
@@ -162,7 +162,7 @@ class Retries:
     ending: asyncio.Event
 
     async def until_classified(self, attempt: Callable[[], Awaitable[Attempt]]) -> Attempt:
-        """Make attempts until one is classified for good, or as often and as long as the policy says. Raises Ending."""
+        """Make attempts until one is not to be repeated, or as often and as long as the policy says. Raises Ending."""
         until = self.deadline()
         made = await attempt()
         if made.action is not Action.AGAIN:
@@ -186,11 +186,11 @@ class Retries:
         return final
 
     def deadline(self) -> float:
-        """Return when a call that begins now is not tried any more, by the clock of the loop."""
+        """Return when a call that begins now is given up, by the clock of the loop."""
         return asyncio.get_running_loop().time() + self.policy.elapsed
 
     async def budget(self, until: float) -> bool:
-        """Wait for a token of the retry budget: while most calls fail, further ones are not to make it worse.
+        """Wait for a token of the retry budget, which keeps retries from making an overload worse.
 
         False: there was none until then. Raises Ending.
         """
@@ -233,12 +233,12 @@ def _last(state: RetryCallState) -> Attempt:
 
 
 _LOOK = 0.05
-"""Seconds between two looks at the headers of answers that say nothing new."""
+"""Seconds between two readings of the headers about the limit."""
 
 
 @dataclass
 class Classifier:
-    """What answers mean for the calls of one task. `keyed`: they carry idempotency keys."""
+    """The meaning of answers for the calls of one task. `keyed`: these carry idempotency keys."""
 
     policy: Policy
     keyed: bool
@@ -246,7 +246,7 @@ class Classifier:
     _looked: float = 0.0
 
     def classified(self, call: Call, answer: Response) -> tuple[Attempt, dict[str, Any]]:
-        """Return what an answer means for a call, and what of it matters to the lease."""
+        """Return what an answer means for a call, and the arguments of `LeaseClient.saw` for it."""
         status = answer.status
         meant = action_for(status, keyed=self.keyed, url_of_data=bool(call.url), again=self.policy.again)
         attempt = Attempt(meant, "", status, answer.seconds, answer.body)
@@ -268,7 +268,7 @@ class Classifier:
         }
 
     def _read(self, call: Call, attempt: Attempt) -> bool:
-        """Read what an answer says of each row; return whether it says that there were too many."""
+        """Read the result of each row from an answer; return whether one says that there were too many calls."""
         if self.policy.results is None:
             return False
         try:
@@ -281,7 +281,7 @@ class Classifier:
         return any(result.status == 429 for result in attempt.results)
 
     def _left(self, headers: Mapping[str, str]) -> tuple[float, float] | None:
-        """Return what the headers say of the limit, now and then: what they say changes slowly, and is not all used."""
+        """Return the calls left and their seconds by the headers; not for every answer: they change slowly."""
         now = self.clock()
         if now - self._looked < _LOOK:
             return None
@@ -298,7 +298,10 @@ def excerpt(body: bytes) -> str:
 
 @dataclass
 class Delivery:
-    """The delivery of one task's calls. `settle` takes each row that is done with; `owner` is whose calls they are."""
+    """The delivery of one task's calls. `settle` takes rows and their result; `owner` names the sink, for keys.
+
+    `why` says what the last trouble was, `wrong` what must be changed before anything can be delivered.
+    """
 
     policy: Policy
     builder: RequestBuilder
@@ -317,15 +320,12 @@ class Delivery:
         self._retries = Retries(self.policy, self.lease.may_retry, self.ending)
 
     async def deliver(self, call: Call) -> list[Call]:
-        """Deliver the rows of a call, in smaller ones where that is needed; return the rows that are left.
-
-        `why` says what the last trouble was, `wrong` what must be changed before anything can be delivered.
-        """
+        """Deliver the rows of a call, in smaller calls where that is needed; return the rows that are left."""
         waiting, over = [call], []
         while waiting:
             part = waiting.pop()
             try:
-                waiting += reversed(await self._pursued(part))
+                waiting += reversed(await self._send_until_settled(part))
             except _Undelivered as error:
                 over.append(error.call)
                 if part.order is None and not self.ending.is_set():
@@ -334,11 +334,11 @@ class Delivery:
         return over
 
     def end(self) -> None:
-        """Let nothing go out that is not under way."""
+        """Send nothing more; calls in flight go on."""
         self.ending.set()
 
-    async def _pursued(self, call: Call) -> Sequence[Call]:
-        """Send a call and settle its rows; return calls that its rows go on in."""
+    async def _send_until_settled(self, call: Call) -> Sequence[Call]:
+        """Send a call and settle its rows; return smaller calls with the rows that are to be sent again."""
         body = self.builder.form.body.join(call.rows)
         key = call.id(body, self.owner)
         try:
@@ -396,13 +396,13 @@ class Delivery:
         return attempt
 
     async def _done(self, call: Call, attempt: Attempt, key: str) -> Sequence[Call]:
-        """Settle the rows of a call that was taken, each as the answer says; return those to send again."""
+        """Settle the rows of a call that was taken, each as the answer says; return calls to send again."""
         if attempt.results is None:
             self._settle(call, "delivered", attempt, key)
             return ()
         by_action: dict[Action, list[int]] = {}
         for at, result in enumerate(attempt.results):
-            meant = action_for(result.status, keyed=False, again=self.policy.again)  # the key is the whole call's
+            meant = action_for(result.status, keyed=False, again=self.policy.again)  # the key belongs to the whole call
             by_action.setdefault(meant, []).append(at)
         self._settle(call.of(by_action.pop(Action.DONE, [])), "delivered", attempt, key)
         again = call.of(by_action.pop(Action.AGAIN, []))
@@ -413,7 +413,7 @@ class Delivery:
         return await self._later(again)
 
     async def _later(self, call: Call) -> Sequence[Call]:
-        """Return rows that an answer says to send again, after a wait; raise when that was said often enough."""
+        """Return a call to send again after a wait; raise when it had all its attempts."""
         if not len(call):
             return ()
         self.why = f"the API does not take {len(call)} rows of a call now"
@@ -436,7 +436,7 @@ class Delivery:
 
 
 class _Undelivered(Exception):  # noqa: N818
-    """Rows that are left."""
+    """A call whose rows are left."""
 
     def __init__(self, call: Call) -> None:
         super().__init__()

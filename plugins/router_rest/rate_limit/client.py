@@ -1,7 +1,7 @@
 """The lease of one task: wait for the moment when a call may be sent, and report to the driver how calls went.
 
-`LeaseClient` talks to the driver, in the one asyncio loop of a task. `TaskTokens`, which is pure, counts the tokens that
-the task holds, its calls in flight and what it has to report. Runs on executors.
+`LeaseClient` talks to the driver, in the one asyncio loop of a task. `TaskTokens`, which is pure, counts the tokens
+that the task holds, its calls in flight and what it has to report. Runs on executors.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class LeaseClient:
         await self._wait(rows)
 
     async def again(self, rows: int = 1) -> None:
-        """Wait for another token, because a call is sent once more. Raises Leave or Gone, and keeps the old one then."""
+        """Wait for another token: a call is sent once more. Raises Leave or Gone, and keeps the old token then."""
         self._tokens.out -= 1
         try:
             await self.token(rows)
