@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 
 from router import StartError, tried
 from router_encoders.outbox_rows import OPTIONS
-from router_encoders.templates import Placeholder, parse
+from router_encoders.templates import Placeholder, parse, text_column
 from router_http.options import checked_url
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _faults(template: UrlTemplate, hosts: list[str]) -> Iterator[Column]:
             yield F.when(value == "", F.lit(f"{named} is empty"))
     for segment in template.segments:
         if any(fields_in(segment)):
-            plain = _plain([unquote(one) if isinstance(one, str) else one for one in segment])
+            plain = text_column([unquote(one) if isinstance(one, str) else one for one in segment])
             yield F.when(plain.isin(*DOTS), F.lit("the URL's path would have the segment `.` or `..`"))
     if not template.has_fixed_host:
         yield F.when(~_host(template).isin(*hosts), F.lit("the URL's host is none of `hosts`"))
@@ -165,11 +165,7 @@ def _faults(template: UrlTemplate, hosts: list[str]) -> Iterator[Column]:
 
 def _host(template: UrlTemplate) -> Column:
     """Return the host, as it is compared and called: its values are not escaped, because they have to be in a list."""
-    return F.lower(_plain(template.host))
-
-
-def _plain(pieces: Iterable[str | Placeholder]) -> Column:
-    return F.concat(*(F.lit(one) if isinstance(one, str) else _text(one.path) for one in pieces))
+    return F.lower(text_column(template.host))
 
 
 def _escaped(field: Placeholder) -> Column:

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, StartError, row, tried
 from router_encoders import ToJson
 from router_encoders.outbox_rows import PLACE, as_bytes, bounded_batches, own_columns
-from router_encoders.templates import Placeholder, parse
+from router_encoders.templates import parse, text_column
 from router_sinks.kafka_topics import CreateTopics, Topics, check_topic, is_fixed, unusable
 
 if TYPE_CHECKING:
@@ -225,8 +225,7 @@ def _outgoing(events: DataFrame, topic: str, key: str | None, headers: Mapping[s
     wanted = {"key": key or "null", **{f"header {name}": sql for name, sql in headers.items()}}
     kinds = seen.select(*map(F.expr, wanted.values())).schema
     made = [as_bytes(F.expr(sql), kind.dataType, what) for (what, sql), kind in zip(wanted.items(), kinds, strict=True)]
-    pieces = [F.col(one.path).cast("string") if isinstance(one, Placeholder) else F.lit(one) for one in parse(topic)]
-    to = F.struct(F.concat(*pieces).alias("topic"), *(one.alias(f"c{place}") for place, one in enumerate(made)))
+    to = F.struct(text_column(parse(topic)).alias("topic"), *(one.alias(f"c{place}") for place, one in enumerate(made)))
     guarded = tried(F.when(F.col("_offset") >= 0, to))  # always true, which no optimiser knows: see `tried`
     return seen.select(*PLACE, guarded.alias("_to"), value.alias("_row"))
 

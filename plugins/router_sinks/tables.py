@@ -15,7 +15,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from router import KeyedTable, MergingSink, TableSink
-from router_encoders.templates import Placeholder, check_name, check_template, parse
+from router_encoders.templates import check_name, check_template, parse, text_column
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -69,13 +69,7 @@ class Tables(TableSink):
 
     def table(self) -> Column:
         """Return the name as the data has it, null where a field of it is null; the engine applies the naming rule."""
-        return _name_of(self.template)
-
-
-def _name_of(template: str) -> Column:
-    """Return the name that each row's fields make of a template; null where one of them is null."""
-    pieces = parse(template)
-    return F.concat(*[F.col(p.path).cast("string") if isinstance(p, Placeholder) else F.lit(p) for p in pieces])
+        return text_column(parse(self.template))
 
 
 KEPT = re.compile(r"\s*([0-9]{1,6})\s*(min|h|d)\s*")
@@ -231,7 +225,7 @@ class Upsert(MergingSink):
 
     def table(self) -> str | Column:
         """Return the fixed name, or the name as the data has it; the engine applies the naming rule."""
-        return _name_of(self.template) if "{" in self.template else self.template
+        return text_column(parse(self.template)) if "{" in self.template else self.template
 
     def keyed(self) -> KeyedTable:
         """Return how the rows of a key become one."""
