@@ -5,8 +5,8 @@ the rows as an Arrow array, on the executors. Out goes a value per row, or the r
 """
 
 from router import Encoder, hookimpl
+from router_encoders.outbox_rows import ToJson
 from router_encoders.registry_encoder import ToAvro, ToProtobuf
-from router_encoders.to_json import ToJson
 
 __all__ = ["ToAvro", "ToJson", "ToProtobuf", "router_encoders"]
 

@@ -1,27 +1,35 @@
-"""The columns of the rows that wait in an outbox: where they came from, the route's own, what they keep an order by.
+"""The rows that wait in an outbox, as Spark's own expressions: the route's columns, their JSON, the bytes of a key.
 
-What sinks share that encode rows and send them. Runs on the driver, as native expressions.
+What sinks share that encode rows and send them. Runs on the driver, but for `as_it_is`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import Field
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from router import StartError, tried
+from router import Encoded, Encoder, Encoding, StartError, row, tried
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
-    from pyspark.sql import Column, DataFrame
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 COORDINATES = ("_topic", "_partition", "_offset", "_timestamp", "_key")
 """The columns of an outbox that are not the route's."""
 PLACE = COORDINATES[:3]
 """Where a record came from; no two rows of an outbox have the same."""
+BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+BOUNDED = str(32 << 20)
+"""Bytes of an Arrow batch: the router leaves it open, for rows that are small."""
 
 
 def own_columns(events: DataFrame, without: Iterable[str] = ()) -> T.StructType:
@@ -37,7 +45,10 @@ def own_columns(events: DataFrame, without: Iterable[str] = ()) -> T.StructType:
 
 
 def order_key(seen: DataFrame, key: str | None) -> Column:
-    """Return what rows keep their order by, as bytes: SQL over the route's columns; None: nothing. May be null."""
+    """Return the key by which rows keep their order, as bytes: SQL over the route's columns; None: no order.
+
+    Null in a row without a key. Raises StartError for SQL that is wrong.
+    """
     if key is None:
         return F.lit(None).cast("binary")
     try:
@@ -45,7 +56,7 @@ def order_key(seen: DataFrame, key: str | None) -> Column:
     except (AnalysisException, ParseException) as error:
         raise StartError(f"key: {str(error).strip().splitlines()[0]}") from None
     column = as_bytes(F.expr(key), found[0].dataType, "key")
-    return tried(F.when(F.col("_offset") >= 0, column))  # always so, which no optimiser knows: see `tried`
+    return tried(F.when(F.col("_offset") >= 0, column))  # always true, which no optimiser knows: see `tried`
 
 
 def as_bytes(column: Column, kind: T.DataType, what: str) -> Column:
@@ -55,3 +66,47 @@ def as_bytes(column: Column, kind: T.DataType, what: str) -> Column:
             f"{what}: it is {kind.simpleString()[:100]}, not one value; use a field of it, or to_json(...)"
         )
     return column if isinstance(kind, T.BinaryType) else column.cast("string").cast("binary")
+
+
+@contextmanager
+def bounded_batches(spark: SparkSession) -> Iterator[None]:
+    """Let tasks get rows in Arrow batches of bounded bytes."""
+    before: Any = spark.conf.get(BATCH_BYTES)
+    spark.conf.set(BATCH_BYTES, BOUNDED)
+    try:
+        yield
+    finally:
+        spark.conf.set(BATCH_BYTES, before)
+
+
+_FORMAT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+OPTIONS = {"timeZone": "UTC", "timestampFormat": f"{_FORMAT}XXX", "timestampNTZFormat": _FORMAT}
+"""Spark's own formats end at milliseconds."""
+
+
+class ToJson(Encoder):
+    """Encode a row as a JSON object in UTF-8.
+
+    Times are ISO 8601 in UTC with microseconds, dates ISO 8601, binary is base64, decimals are plain numbers. NaN and
+    the infinities, which JSON does not have, are the strings "NaN", "Infinity" and "-Infinity".
+    """
+
+    nulls: Literal["omit", "keep"] = Field(
+        default="omit", description="`keep`: a field that is null is written as null"
+    )
+
+    def open(self, columns: T.StructType, folder: Path, subject: str | None = None, *, trial: bool = False) -> Encoding:
+        """Return how rows are encoded; any columns are."""
+        options = {**OPTIONS, "ignoreNullFields": "true" if self.nulls == "omit" else "false"}
+        return Encoding(as_it_is, None, "JSON", partial(_text, options=options))
+
+
+def _text(names: Iterable[str], options: dict[str, str]) -> Column:
+    written = F.to_json(row(names), options).cast("binary")
+    return tried(F.when(F.col("_offset") >= 0, written))  # always true, which no optimiser knows: see `tried`
+
+
+def as_it_is(array: pa.Array, argument: None) -> Encoded:
+    """Return values that Spark has encoded already. Runs on executors."""
+    values = array.to_pylist()
+    return Encoded(values, {at: "it cannot be written as JSON" for at, value in enumerate(values) if value is None})

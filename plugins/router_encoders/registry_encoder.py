@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from router_schemas.registry_client import RegistryClient
 
 
-NOBODYS = 0
-"""The id where nobody sees it: in a trial, and without a frame."""
+NO_ID = 0
+"""The id of a schema where it is not written: in a trial, and without a frame."""
 
 
 class RegistryEncoder(Encoder):
-    """An encoder with a schema of a registry or a file. Formats say how columns go with one, and make one for them."""
+    """An encoder with a schema of a registry or a file; a subclass for each format matches or derives a schema."""
 
     schema_kind: ClassVar[Kind]
     file_option: ClassVar[str]
@@ -95,9 +95,7 @@ class RegistryEncoder(Encoder):
             raise StartError("no subject can be told from a topic that data names; give `subject`")
         try:
             if self.registry is None:
-                return self._fitted(
-                    ResolvedSchema(RegisteredSchema(NOBODYS, self.schema_kind, self._text(folder))), columns, self.file
-                )
+                return self._fitted(self._schema(self._text(folder)), columns, self.file)
             with RegistryClient(self.registry.beside(folder)) as client:
                 return self._chosen(client, subject or "", columns, folder, trial)
         except RegistryAway as away:
@@ -124,14 +122,14 @@ class RegistryEncoder(Encoder):
                 raise ValueError(f"{fault}; add it, for this schema was not made by the router") from fault
         else:
             text = self.derived(columns, subject, None)
-            assert text is not None  # there is nobody else's
-        self.written(
-            ResolvedSchema(RegisteredSchema(NOBODYS, self.schema_kind, text)), columns
-        )  # before a version is there for ever
+            assert text is not None  # no other schema has to go on
+        self.written(self._schema(text), columns)  # first, because a registered version stays for ever
         return self._fitted(self._registered(client, subject, text, trial), columns)
 
     def _registered(self, client: RegistryClient, subject: str, text: str, trial: bool) -> ResolvedSchema:
-        number = NOBODYS if trial else client.register(subject, self.schema_kind, text)
+        return self._schema(text, NO_ID if trial else client.register(subject, self.schema_kind, text))
+
+    def _schema(self, text: str, number: int = NO_ID) -> ResolvedSchema:
         return ResolvedSchema(RegisteredSchema(number, self.schema_kind, text))
 
     def _fitted(self, resolved: ResolvedSchema, columns: StructType, label: str | None = None) -> Encoding:
@@ -149,15 +147,15 @@ class RegistryEncoder(Encoder):
     ) -> ResolvedSchema:
         text = self._text(folder)
         if self.registers:
-            # before a version is there for ever
-            self._fitted(ResolvedSchema(RegisteredSchema(NOBODYS, self.schema_kind, text)), columns, self.file)
+            # first, because a registered version stays for ever
+            self._fitted(self._schema(text), columns, self.file)
             return self._registered(client, subject, text, trial)
         try:
             number = client.lookup(subject, self.schema_kind, text)
         except NotFound as absent:
             what = f"{self.file} is not registered under {subject}; register it, or set `register: true`"
             raise ValueError(what) from absent
-        return ResolvedSchema(RegisteredSchema(number, self.schema_kind, text))
+        return self._schema(text, number)
 
     def _text(self, folder: Path) -> str:
         """Return the text of the schema file."""
@@ -191,7 +189,7 @@ def _resolved(client: RegistryClient, schema: RegisteredSchema) -> ResolvedSchem
 
 
 def framed(array: pa.Array, prefix: bytes, write: Write) -> Encoded:
-    """Write the rows of an array; find those that cannot be written by halves, so that each is judged by itself."""
+    """Write the rows of an array; where that raises, halve it until only rows that cannot be written are left."""
     try:
         return Encoded([prefix + one for one in write(array)])
     except ValueError as error:
@@ -205,7 +203,7 @@ def framed(array: pa.Array, prefix: bytes, write: Write) -> Encoded:
 
 @dataclass(frozen=True)
 class AvroTarget:
-    """What tasks encode with: the prefix of every value, the schema's text and the columns."""
+    """The argument of tasks that encode: the prefix of every value, the schema's text and the columns."""
 
     prefix: bytes
     schema: str
@@ -235,7 +233,7 @@ class ToAvro(RegistryEncoder):
 
         frame = b"" if self.frame == "none" else prefix(resolved.schema.id)
         argument = AvroTarget(frame, text_of(parse(resolved)), columns)
-        _avro_writer(argument)  # what does not go together shall be said here
+        _avro_writer(argument)  # raises here, on the driver, where columns and schema do not match
         return Encoding(encode_avro, argument, "Avro")
 
     def derived(self, columns: StructType, subject: str, latest: ResolvedSchema | None) -> str | None:
@@ -272,7 +270,7 @@ def _avro_writer(written: AvroTarget) -> Write:
 
 @dataclass(frozen=True)
 class ProtobufTarget:
-    """What tasks encode with: the prefix of every value, the message of a FileDescriptorSet, and the columns."""
+    """The argument of tasks that encode: the prefix of values, the message of a FileDescriptorSet, and the columns."""
 
     prefix: bytes
     descriptors: bytes
@@ -324,7 +322,7 @@ class ToProtobuf(RegistryEncoder):
         path = message_index_of(files, message)
         frame = b"" if self.frame == "none" else prefix(resolved.schema.id, path)
         argument = ProtobufTarget(frame, files, message, columns)
-        _protobuf_writer(argument)  # what does not go together shall be said here
+        _protobuf_writer(argument)  # raises here, on the driver, where columns and schema do not match
         return Encoding(encode_protobuf, argument, f"Protobuf message {message}")
 
     def derived(self, columns: StructType, subject: str, latest: ResolvedSchema | None) -> str | None:

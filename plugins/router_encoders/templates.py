@@ -1,9 +1,17 @@
-"""Texts with fields in braces, and the names of tables that a configuration gives. Needs no Spark."""
+"""Texts with fields in braces, and the names of tables that a configuration gives."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql import Column
 
 PIECE = re.compile(r"\{([^{}]*)\}|([^{}]+)")
 
@@ -29,6 +37,11 @@ def parse(template: str) -> list[str | Placeholder]:
         pieces.append(text if path is None else Placeholder(path.strip()))
         position = found.end()
     return pieces
+
+
+def text_column(pieces: Iterable[str | Placeholder]) -> Column:
+    """Return the text that each row's values make of a template; null where one of them is null."""
+    return F.concat(*(F.col(one.path).cast("string") if isinstance(one, Placeholder) else F.lit(one) for one in pieces))
 
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\.[a-z0-9][a-z0-9_]{0,127}")

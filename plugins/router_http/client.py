@@ -1,4 +1,4 @@
-"""Send a server one request, within limits, and log in: with user and password, a fixed token, or a token server's."""
+"""Send a server one request, within limits of time and size, and log in: by password, fixed token or token server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import urllib3
 from pydantic import BaseModel, Field, ValidationError
 from requests.auth import AuthBase, HTTPBasicAuth
 
-from router import RouterError
+from router_http.options import ExchangeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -25,19 +25,6 @@ if TYPE_CHECKING:
 LARGEST = 64 << 20
 """Bytes of an answer: schemas of 10 MB are legal and grow in JSON, but a body must end."""
 BLOCK = 1 << 16
-
-
-class ExchangeError(RouterError):
-    """A request without a good answer: `where` is the URL, `status` the answer's (0: none)."""
-
-    def __init__(self, where: str, what: str, status: int = 0) -> None:
-        super().__init__(where, what, status)
-        self.where = where
-        self.what = what
-        self.status = status
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.what}"
 
 
 class Away(ExchangeError):  # noqa: N818 - the two names say what happened
@@ -69,7 +56,7 @@ def send(session: requests.Session, method: str, url: str, *, seconds: float, **
             body = b"".join(_blocks(url, response, seconds))
             login = response.request.headers.get("Authorization", "")
             return Answer(response.status_code, response.headers.get("Location", ""), body, str(login))
-    # the causes may hold headers, so they are not shown
+    # the causes may hold headers, so the new errors hide them
     except (requests.Timeout, urllib3.exceptions.TimeoutError):
         raise Away(url, f"no answer within {seconds:g} s") from None
     except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
@@ -77,12 +64,12 @@ def send(session: requests.Session, method: str, url: str, *, seconds: float, **
 
 
 def busy(status: int) -> bool:
-    """Say whether a status means: not now."""
+    """Say whether a status means that the server may take the request later."""
     return status in {408, 425, 429} or status >= 500
 
 
 def _blocks(url: str, response: requests.Response, seconds: float) -> Iterator[bytes]:
-    """Yield the body as it arrives: `read1`, for `iter_content` waits for whole blocks, and so for any drip."""
+    """Yield the body as it arrives, by `read1`: `iter_content` waits for whole blocks, however slowly they come."""
     end, size = time.monotonic() + seconds, 0
     while block := response.raw.read1(BLOCK, decode_content=True):
         size += len(block)
@@ -94,7 +81,7 @@ def _blocks(url: str, response: requests.Response, seconds: float) -> Iterator[b
 
 
 def _fault(url: str, error: Exception) -> ExchangeError:
-    """Say in words why a request failed; `requests` wraps the reason several times."""
+    """Return the error for a failed request; `requests` wraps the cause several times."""
     causes = list(_causes(error))
     untrusted = next((cause for cause in causes if isinstance(cause, ssl.SSLCertVerificationError)), None)
     if untrusted is not None:
@@ -120,14 +107,14 @@ def basic_auth(login: Basic) -> AuthBase:
 
 
 class NoAuth(AuthBase):
-    """A request left as it is; without any auth `requests` would take a login from ~/.netrc."""
+    """No login; without an auth object `requests` would take a login from ~/.netrc."""
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         return request
 
 
 class BearerAuth(AuthBase):
-    """One token, sent with every request (RFC 6750, 2.1)."""
+    """A login by one token, sent with every request (RFC 6750, 2.1)."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -138,7 +125,7 @@ class BearerAuth(AuthBase):
 
 
 class ClientCredentialsAuth(AuthBase):
-    """A token of a token server, and a new one once when a server says 401."""
+    """A login by a token of a token server; after a 401 the request is sent once more, with a new token."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
@@ -153,7 +140,7 @@ class ClientCredentialsAuth(AuthBase):
         if response.status_code != 401:
             return response
         refused = str(response.request.headers["Authorization"]).removeprefix("Bearer ")
-        response.close()  # unread: the body may be of any length
+        response.close()  # without reading it: the body may be of any length
         request = response.request.copy()
         request.headers["Authorization"] = f"Bearer {self._tokens.other_than(refused).text}"
         again: requests.Response = response.connection.send(request, **arguments)
@@ -163,13 +150,13 @@ class ClientCredentialsAuth(AuthBase):
 
 
 EARLY = 0.2
-"""Share of a token's life that is not used, at most LONGEST_EARLY seconds: a request takes time, clocks differ."""
+"""The part of a token's life that is left unused, LONGEST_EARLY seconds at most: requests take time, clocks differ."""
 LONGEST_EARLY = 60.0
 
 
 @dataclass(frozen=True)
 class Token:
-    """A token; `number` counts those that were fetched, and names it in public."""
+    """A token; `number` counts the fetched ones, and may be shown instead of the token."""
 
     text: str = field(repr=False)
     number: int
@@ -183,7 +170,7 @@ class _Granted(BaseModel):
 
 
 class Tokens:
-    """The token of one client; one serves all threads. For the driver.
+    """The current token of one client, for all threads of the driver.
 
     Raises Away when the token server does not answer, Refuses when it refuses; `seconds`, `verify` and `proxies` as
     for requests to it, `clock` in seconds.
@@ -213,7 +200,7 @@ class Tokens:
             return self._renewed() if self._is_old() else self._token
 
     def other_than(self, refused: str | int) -> Token:
-        """Return a token that is not the one with this text, or number, which somebody refused."""
+        """Return another token than the one with this text, or number, which a server has refused."""
         with self._lock:
             was_refused = refused in (self._token.text, self._token.number)
             return self._renewed() if was_refused or self._is_old() else self._token
@@ -231,7 +218,7 @@ class Tokens:
     def _fetch(self) -> _Granted:
         where = self._options.token_url
         form = {"grant_type": "client_credentials", "scope": self._options.scope}
-        # both are form-encoded inside of the header: RFC 6749, 2.3.1
+        # both are form-encoded inside the header: RFC 6749, 2.3.1
         user = quote_plus(self._options.client_id)
         password = quote_plus(self._options.client_secret.get_secret_value())
         with requests.Session() as session:

@@ -1,13 +1,18 @@
-"""How a server is reached, as people write it: URLs and headers, logins, TLS; and secrets that are shown nowhere."""
+"""How a server is reached, as people write it: URLs and headers, logins, TLS; and the error of one that is not reached.
+
+Secrets are shown nowhere. Needs no HTTP library: configurations are read without one.
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from router import RouterError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,12 +50,18 @@ def is_header_name(name: str) -> bool:
 
 
 def is_header_text(text: str) -> bool:
-    """Say whether a header can have a value: printable ASCII, and some of it."""
+    """Say whether a header can have a value: printable ASCII, and not empty."""
     return _TEXT_OF_A_HEADER.fullmatch(text) is not None
 
 
+def check_header(name: str, value: Secret) -> None:
+    """Raise ValueError, which quotes nothing, for a header that cannot be sent."""
+    if not is_header_name(name) or not is_header_text(value.get_secret_value()):
+        raise ValueError("a header has a token as its name and printable ASCII as its value")
+
+
 def checked_url(url: str, *, query: bool = False) -> str:
-    """Return a URL that can be shown in messages; never quote it in the refusal, for it may hold a password."""
+    """Return a URL that may be shown; raise ValueError, which does not quote it, for one that may hold a password."""
     try:
         parts = urlsplit(url)
         whole = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
@@ -94,7 +105,7 @@ def checked_token(token: Secret | None) -> Secret | None:
 
 
 class Tls(SecretOptions):
-    """Whom a client trusts: the authorities of the system, or one's own; and the certificate that it shows if asked."""
+    """The authorities that a client trusts, the usual ones or others, and the certificate that it shows if asked."""
 
     certificate: str | None = Field(default=None, min_length=1, description="PEM file with this client's certificate")
     key: str | None = Field(
@@ -114,7 +125,7 @@ class Tls(SecretOptions):
         return self
 
     def beside(self, folder: Path) -> Self:
-        """Return the same with its files looked for in `folder`, the configuration's."""
+        """Return these options with paths of files relative to `folder`, the configuration's."""
         return self.model_copy(update={name: str(folder / file) for name, file in self.files.items()})
 
     @property
@@ -125,7 +136,7 @@ class Tls(SecretOptions):
 
     @property
     def missing(self) -> str | None:
-        """Say which file is not there; None where all are."""
+        """Return which file does not exist; None where all do."""
         absent = (f"{name}: there is no file {file}" for name, file in self.files.items() if not Path(file).is_file())
         return next(absent, None)
 
@@ -138,3 +149,19 @@ class Tls(SecretOptions):
     def cert(self) -> str | tuple[str, str] | None:
         """Return what `requests` takes as `cert`."""
         return (self.certificate, self.key) if self.certificate and self.key else self.certificate
+
+
+class ExchangeError(RouterError):
+    """A request without a good answer: `where` is the URL, `status` the answer's (0: there was none)."""
+
+    server: ClassVar[str] = ""
+    """What the message calls the server, before its URL."""
+
+    def __init__(self, where: str, what: str, status: int = 0) -> None:
+        super().__init__(where, what, status)
+        self.where = where
+        self.what = what
+        self.status = status
+
+    def __str__(self) -> str:
+        return f"{self.server}{self.where}: {self.what}"

@@ -1,4 +1,4 @@
-"""The options `auth`: how calls are authorised, as people write it."""
+"""The option `auth` as people write it: how calls log in."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SIGNED = ("method", "host", "path", "query", "target", "timestamp", "body", "body_hash")
-"""What can be signed. Everything as it is sent: `target` is path?query, `host` has the port where the URL has one."""
+"""The fields that can be signed, each as it is sent: `target` is path?query, `host` has the port if the URL has one."""
 OF_HEADER = ("signature", "timestamp")
-"""What the value of a signature's header can hold."""
+"""The fields that the value of the signature's header can have."""
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -136,15 +136,15 @@ class Auth(SecretOptions):
     def _one_way(self) -> Self:
         ways = [name for name in type(self).model_fields if name != "options" and getattr(self, name) is not None]
         if len(ways) != 1:
-            told = f"{' and '.join(ways)} are given" if ways else "none is given"
-            raise ValueError(f"give exactly one of basic, bearer, api_key, oauth, hmac, plugin; {told}")
+            found = f"{' and '.join(ways)} are given" if ways else "none is given"
+            raise ValueError(f"give exactly one of basic, bearer, api_key, oauth, hmac, plugin; {found}")
         if self.options and self.plugin is None:
             raise ValueError("options are those of a plugin's class, and no plugin is given")
         return self
 
     @property
     def headers(self) -> tuple[str, ...]:
-        """Return the headers that are the login's own; what a plugin sets is not known."""
+        """Return the headers that the login sets; those of a plugin are not known."""
         if self.hmac is not None:
             return self.hmac.headers
         if self.api_key is not None:

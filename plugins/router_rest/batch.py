@@ -1,6 +1,9 @@
-"""Send one micro-batch: turn the options of a REST sink into the job of its tasks. Runs on the driver.
+"""Send one micro-batch, or rows once more: turn a REST sink into the job of its tasks. Runs on the driver.
 
-`calls` makes the same calls for a route test, and sends nothing.
+`post` sends a batch; `calls` makes the same calls for a route test, and sends nothing. `resend` sends rows that were
+parked or refused: what went out in one call as the same call, with the same key. A key is made of what a call says: its
+rows' places and its body. Rows that were in one call before are one again, so that its key is the one of their
+receipts; where a row is missing, or the body is another one by now, so is the key.
 """
 
 from __future__ import annotations
@@ -8,52 +11,55 @@ from __future__ import annotations
 import base64
 import json
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa
+from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from router import StartError
+from router import Resent, StartError
 from router_encoders.outbox_rows import PLACE
 from router_rest.credentials import apply
-from router_rest.delivery.batcher import Batcher, CallSize, RowReader
-from router_rest.delivery.call import RequestBuilder, RequestForm
-from router_rest.delivery.job import BatchJob, allowed, planned
-from router_rest.delivery.receipts import Owner, Responses
+from router_rest.delivery.batcher import FORMER, Batcher, CallSize, RowReader
+from router_rest.delivery.call import Policy, RequestBuilder, RequestForm
+from router_rest.delivery.job import RANKS, BatchJob, allowed, counted, outcome, planned
+from router_rest.delivery.receipts import PLACES, SCHEMA, Owner, Responses
 from router_rest.delivery.response_status import BulkResults
-from router_rest.delivery.retry import Policy
 from router_rest.delivery.worker import TaskJob
 from router_rest.rate_limit.protocol import Pace
 from router_rest.rate_limit.server import lease_server
 from router_rest.rate_limit.sliding_window import RateLimit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from router import Batch, Outcome
+    from router import Batch, Encoding, Outcome, Parts
+    from router_rest.credentials import Credentials
     from router_rest.delivery.batcher import Call
-    from router_rest.delivery.body import Body
     from router_rest.delivery.partitioner import PartitionPlan
+    from router_rest.options import RestOptions
     from router_rest.rate_limit.protocol import ServerAddress
     from router_rest.rate_limit.server import LeaseServer
-    from router_rest.sink import Rest
+    from router_rest.templates import Body
 
 PER_TASK = 64
-"""Calls in flight that one task is good for."""
+"""Calls in flight that one task can handle."""
 SPEED = 1000.0
-"""Calls per second that one task is good for, with something to spare."""
+"""Calls per second that one task can make, with a reserve."""
 ORDERS = 256
-"""Orders of a task for `ordering: per_key`: more than calls in flight, for some keys have more to send than others."""
+"""Orders of a task for `ordering: per_key`: more than calls in flight, because some keys have more rows than others."""
 EXCERPT, ANSWER, BULK = 1 << 16, 1 << 20, 1 << 24
 """Bytes of an answer that are read: for its receipt, to be landed, to be read by row."""
 QUIETEST = 10
-"""Seconds that a task may be silent for at least: it says something every two, unless its machine has more to do."""
+"""Seconds of silence that Spark has to allow a task at least: it reports every two, later on a busy machine."""
 KILL = ("spark.sql.execution.pyspark.udf.killOnIdleTimeout", "spark.python.worker.killOnIdleTimeout")
 SILENT = ("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", "spark.python.worker.idleTimeoutSeconds")
-"""Settings of Spark 4.1 and later, each with the one that holds where it is not set."""
+"""Settings of Spark 4.1 and later, each with the one that Spark takes where it is not set."""
 
 
 def check_spark(spark: SparkSession) -> None:
@@ -70,68 +76,91 @@ def check_spark(spark: SparkSession) -> None:
 
 
 def _set(spark: SparkSession, *names: str) -> str:
-    """Return the first of some settings that is there; empty where none is."""
+    """Return the first of some settings that is set; empty where none is."""
     found = (spark.conf.get(name, None) for name in names)
     return next((str(value).lower() for value in found if value is not None), "")
 
 
-def post(sink: Rest, events: DataFrame, batch: Batch) -> Outcome:
+@dataclass(frozen=True)
+class OpenSink:
+    """A REST sink that is open: its options, the configuration's folder, and what the sink makes of rows.
+
+    `encoding` says how rows with some columns are encoded, `columns` makes of rows those of `batcher.TAKES`, and
+    `credentials` opens the API. All three may raise StartError.
+    """
+
+    options: RestOptions
+    folder: Path
+    encoding: Callable[[DataFrame], Encoding]
+    columns: Callable[[DataFrame], DataFrame]
+    credentials: Callable[[], Credentials]
+
+    def plan(self, events: DataFrame, batch: Batch, *, whole: bool = False) -> PartitionPlan:
+        """Return which task gets which rows; `whole`: each gets whole source partitions."""
+        options = self.options
+        tasks, said = tasks_of(options, events.sparkSession), options.tasks is not None
+        parts = batch.parts(options.receipts)
+        return planned(events, parts, cut_of(options), owner_of(batch), tasks, said=said, whole=whole)
+
+    def task_columns(self, events: DataFrame) -> DataFrame:
+        """Return what tasks take; `_to` is null where all rows have one URL."""
+        rows = self.columns(events)
+        return rows if self.options.template.fields else rows.withColumn("_to", F.lit(None).cast("string"))
+
+
+def post(sink: OpenSink, events: DataFrame, batch: Batch) -> Outcome:
     """Send a batch; return what became of its rows. Raises as `BatchJob.run` does."""
-    tasks, said = tasks_of(sink, events.sparkSession), sink.tasks is not None
-    plan = planned(events, batch.parts(sink.receipts), cut_of(sink), owner_of(batch), tasks, said=said)
-    with posting(sink, events, batch, plan, sink.poison_share) as opened:
-        return opened.run()
+    with posting(sink, events, batch, sink.plan(events, batch), sink.options.poison_share) as job:
+        return job.run()
 
 
 @contextmanager
-def posting(sink: Rest, events: DataFrame, batch: Batch, plan: PartitionPlan, share: float) -> Iterator[BatchJob]:
-    """Let the tasks of a batch in for as long as a `with` block; yield what sends it."""
-    leases = lease_server(*hosts(events.sparkSession))
+def posting(sink: OpenSink, events: DataFrame, batch: Batch, plan: PartitionPlan, share: float) -> Iterator[BatchJob]:
+    """Admit the tasks of a batch for as long as a `with` block; yield the job that sends it.
+
+    `share` of the rows may be refused.
+    """
+    options, leases = sink.options, lease_server(*hosts(events.sparkSession))
     with admitted(sink, leases, batch) as address:
         job = TaskJob(
             owner=owner_of(batch),
-            parts=batch.parts(sink.receipts),
+            parts=batch.parts(options.receipts),
             encoding=sink.encoding(events),
-            form=form_of(sink),
+            form=form_of(options),
             cut=plan.cut,
-            policy=policy_of(sink),
+            policy=policy_of(options),
             address=address,
-            wire=wire_of(sink, plan.tasks),
+            client=client_arguments(options, sink.folder, plan.tasks),
             authorise=apply,
             dead_at_most=allowed(plan.rows, share),
-            responses=responses_of(sink, batch),
+            responses=responses_of(options, batch),
         )
-        columns = partial(columns_of, sink)
-        yield BatchJob(events, columns, batch, plan, job, leases, sink.limit, share, sink.max_outage)
+        outage, limit = options.max_outage, options.limit
+        yield BatchJob(events, sink.task_columns, batch, plan, job, leases, limit, share, outage)
 
 
 def owner_of(batch: Batch) -> Owner:
-    """Return what the receipts of a batch name."""
+    """Return the batch or replay that receipts belong to."""
     number = batch.id if batch.resending is None else None
     return Owner(batch.query, batch.route, batch.sink, number, batch.resending)
 
 
-def responses_of(sink: Rest, batch: Batch) -> Responses | None:
+def responses_of(sink: RestOptions, batch: Batch) -> Responses | None:
     """Return where answers are landed."""
     return Responses(batch.parts(sink.responses)) if sink.responses else None
 
 
-def columns_of(sink: Rest, events: DataFrame) -> DataFrame:
-    """Return what tasks take; without `_to` where all rows have one URL."""
-    rows = sink.columns(events)
-    return rows if sink.template.fields else rows.withColumn("_to", F.lit(None).cast("string"))
-
-
 @contextmanager
-def admitted(sink: Rest, leases: LeaseServer, batch: Batch) -> Iterator[ServerAddress]:
-    """Let the tasks of a batch in for as long as a `with` block."""
-    limits = tuple(RateLimit(one.calls, one.rows, one.seconds) for one in sink.pace())
-    opened = sink.credentials(sink.folder)
+def admitted(sink: OpenSink, leases: LeaseServer, batch: Batch) -> Iterator[ServerAddress]:
+    """Admit the tasks of a batch to their limit for as long as a `with` block; yield where they reach it."""
+    options = sink.options
+    limits = tuple(RateLimit(one.calls, one.rows, one.seconds) for one in options.pace())
+    opened = sink.credentials()
     try:
         address = leases.admit(
             batch.key,
-            sink.limit,
-            Pace(limits, sink.max_in_flight),
+            options.limit,
+            Pace(limits, options.max_in_flight),
             credentials=opened.current,
             stop=batch.stop.is_set,
         )
@@ -152,8 +181,8 @@ def hosts(spark: SparkSession) -> tuple[str, str]:
     return str(settings.get("spark.driver.host", "127.0.0.1")), str(settings.get("spark.driver.bindAddress", ""))
 
 
-def tasks_of(sink: Rest, spark: SparkSession | None = None) -> int:
-    """Return how many tasks send: as few as the limits let; no more than the job has cores, unless it is said."""
+def tasks_of(sink: RestOptions, spark: SparkSession | None = None) -> int:
+    """Return how many tasks send: as many as configured, else as few as the limits need, and one per core at most."""
     if sink.tasks is not None:
         return sink.tasks
     per_second = [one.calls / one.seconds for one in sink.pace() if one.calls is not None]
@@ -163,32 +192,32 @@ def tasks_of(sink: Rest, spark: SparkSession | None = None) -> int:
     return wanted if spark is None else min(wanted, spark.sparkContext.defaultParallelism)
 
 
-def cut_of(sink: Rest) -> CallSize:
+def cut_of(sink: RestOptions) -> CallSize:
     """Return how calls are cut."""
     room = sink.bytes_per_call - sink.joined.frame(1)
     return CallSize(sink.rows_per_call, max(1, room), ORDERS if sink.ordering == "per_key" else 0)
 
 
-def form_of(sink: Rest) -> RequestForm:
-    """Return what all requests have in common; what is secret comes with the credentials."""
+def form_of(sink: RestOptions) -> RequestForm:
+    """Return what all requests have in common, without secrets: these come with the credentials."""
     url = "" if sink.template.fields else sink.url
     return RequestForm(sink.method, url, {}, sink.joined, sink.idempotency_header)
 
 
-def policy_of(sink: Rest) -> Policy:
+def policy_of(sink: RestOptions) -> Policy:
     """Return when calls are sent again."""
     again = None if sink.retry.statuses is None else frozenset(sink.retry.statuses)
     results = None if sink.results is None else BulkResults(**sink.results.model_dump())
     return Policy(sink.retry.attempts, sink.retry.elapsed, again=again, results=results)
 
 
-def wire_of(sink: Rest, tasks: int) -> dict[str, Any]:
-    """Return the arguments of a task's wire.
+def client_arguments(sink: RestOptions, folder: Path, tasks: int) -> dict[str, Any]:
+    """Return the arguments of a task's HttpClient.
 
-    Tasks get about as many rows each, but for an order, which keeps a source partition in one: such a task may have
-    more in flight than its share while others need less.
+    Tasks get about as many rows each. With an order a source partition is one task's, so a task may have twice its
+    share of calls in flight while others need fewer.
     """
-    tls, times = sink.tls.beside(sink.folder), sink.timeouts
+    tls, times = sink.tls.beside(folder), sink.timeouts
     shares = 2 if sink.ordering == "per_key" else 1
     return {
         "connect": times.connect,
@@ -201,13 +230,15 @@ def wire_of(sink: Rest, tasks: int) -> dict[str, Any]:
     }
 
 
-def calls(sink: Rest, events: DataFrame) -> Iterator[dict[str, Any]]:
+def calls(sink: RestOptions, rows: DataFrame, encoding: Encoding) -> Iterator[dict[str, Any]]:
     """Yield the calls of a small batch, as one task would make them; rows of which no call can be made are left out.
 
-    A login is added later, by tasks: nothing here is secret.
+    `rows` have the columns of `batcher.TAKES`.
+
+    Nothing here is secret: tasks add the login.
     """
     builder = RequestBuilder(form_of(sink))
-    for call in _cut(sink, events):
+    for call in _cut(sink, rows, encoding):
         body = sink.joined.join(call.rows)
         try:
             request = builder.request(call.url, body, "")
@@ -218,11 +249,10 @@ def calls(sink: Rest, events: DataFrame) -> Iterator[dict[str, Any]]:
         yield {"method": sink.method, "url": request.url, "headers": headers, "body": shown, "rows": len(call)}
 
 
-def _cut(sink: Rest, events: DataFrame) -> Iterator[Call]:
-    reader = RowReader(sink.encoding(events), sink.joined, urls=bool(sink.template.fields))
+def _cut(sink: RestOptions, rows: DataFrame, encoding: Encoding) -> Iterator[Call]:
+    reader = RowReader(encoding, sink.joined, urls=bool(sink.template.fields))
     batcher = Batcher(cut_of(sink))
-    rows = sink.columns(events).coalesce(1).sortWithinPartitions(*PLACE)
-    for batch in rows.toArrow().to_batches():
+    for batch in rows.coalesce(1).sortWithinPartitions(*PLACE).toArrow().to_batches():
         for one in reader.rows(batch):
             if one.why is None:
                 yield from batcher.add(*one[:5])
@@ -239,3 +269,87 @@ def _shown(body: bytes, made: Body) -> Any:
         return [json.loads(line) for line in text.split("\n")[:-1]] if made.between == b"\n" else json.loads(text)
     except (ValueError, RecursionError):
         return text
+
+
+FIRST = "_first"
+"""The first offset of a row's former call: calls are sent in its order, and rows of one call follow each other."""
+
+
+def resend(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batch) -> Resent:
+    """Send rows again, and write their receipts; return what became of them."""
+    parts, left = batch.parts(sink.options.receipts), ""
+    if not parts.committed():
+        try:
+            _deliver(sink, events, aside, batch)
+        except (StartError, ConnectionError) as error:
+            left = str(error)
+    if (responses := responses_of(sink.options, batch)) is not None:
+        responses.commit()
+    found = outcome(events, parts)
+    parts.commit(SCHEMA)
+    refused = None if found.refused is None else _with(found.refused, aside.filter(F.col("status") == "parked"))
+    return Resent(_moved(aside, parts), refused, found.in_doubt, left)
+
+
+def _deliver(sink: OpenSink, events: DataFrame, aside: DataFrame, batch: Batch) -> None:
+    plan = sink.plan(events, batch, whole=True)
+    with posting(sink, events, batch, plan, _share(sink.options, aside, plan)) as job:
+        job.events, job.columns = _in_calls(job.columns(job.events), aside), _as_they_are
+        job.order = ("_topic", "_partition", FIRST, "_offset")
+        job.deliver()
+
+
+def _share(sink: RestOptions, aside: DataFrame, plan: PartitionPlan) -> float:
+    """Return what share of the rows may be refused: all that were dead, and the usual share of the parked ones."""
+    dead = aside.filter(F.col("status") == "dead").count()
+    most = dead + sink.poison_share * (plan.rows - dead)
+    return min(1.0, (most + 0.5) / max(1, plan.rows))  # half a row more, because rounding could lose one
+
+
+def _in_calls(rows: DataFrame, aside: DataFrame) -> DataFrame:
+    """Return rows with the call in which each was sent, and the first offset of that call."""
+    calls = aside.select(*(F.col(name).alias(f"_of_{name}") for name in PLACES), F.col("call").alias(FORMER))
+    of_call = Window.partitionBy("_topic", "_partition", FORMER)
+    own = F.col(FORMER).isNull()
+    first = F.when(own, F.col("_offset")).otherwise(F.min("_offset").over(of_call))
+    found = rows.join(calls, [F.col(new).eqNullSafe(F.col(f"_of_{old}")) for new, old in _PAIRS])
+    return found.withColumn(FIRST, first).drop(*(f"_of_{name}" for name in PLACES))
+
+
+def _as_they_are(rows: DataFrame) -> DataFrame:
+    return rows
+
+
+def _with(rows: DataFrame, aside: DataFrame) -> DataFrame:
+    """Return the rows that another frame has too."""
+    return rows.join(aside, [F.col(new).eqNullSafe(F.col(old)) for new, old in _PAIRS], "left_semi")
+
+
+def _moved(aside: DataFrame, parts: Parts) -> dict[tuple[str, str], int]:
+    """Count rows by their status before the replay and after it."""
+    found = counted(parts)
+    if not found.num_rows:
+        return {}
+    columns = {f"_of_{name}": found.column(name) for name in PLACES}
+    now = pa.table({**columns, "now": pa.array(RANKS).take(found.column("rank"))})
+    same = [F.col(name).eqNullSafe(F.col(f"_of_{name}")) for name in PLACES]
+    both = aside.join(aside.sparkSession.createDataFrame(now), same).groupBy("status", "now").count()
+    return {(row["status"], row["now"]): row["count"] for row in both.collect()}
+
+
+_PAIRS = tuple(zip(PLACE, PLACES, strict=True))
+
+
+def set_aside(receipts: DataFrame, query: str, route: str, sink: str) -> DataFrame:
+    """Return what the last receipt says of each row of a sink that has none which says `delivered`.
+
+    Columns: `topic`, `partition`, `offset`, `status`, `code`, `at`, `reason`, `call`. Most receipts say `delivered`, so
+    only those of rows with another one are shuffled.
+    """
+    mine = receipts.filter((F.col("query") == query) & (F.col("route") == route) & (F.col("sink") == sink))
+    open_ = mine.filter(F.col("status") != "delivered").select(*(F.col(name).alias(f"_{name}") for name in PLACES))
+    same = [F.col(name).eqNullSafe(F.col(f"_{name}")) for name in PLACES]
+    theirs = mine.join(open_.distinct(), same, "left_semi")
+    receipt = F.struct("status", F.col("http_status").alias("code"), "at", "reason", F.col("call_id").alias("call"))
+    last = theirs.groupBy(*PLACES).agg(F.max_by(receipt, F.struct(F.col("status") == "delivered", "at")).alias("last"))
+    return last.select(*PLACES, "last.*").filter(F.col("status") != "delivered")

@@ -1,6 +1,6 @@
-"""The login of calls: the driver holds secrets and fetches tokens, tasks ask it and write them into requests.
+"""The login of calls: the driver holds secrets and fetches tokens; tasks get them from it and add them to requests.
 
-Signatures are made here as well, for each attempt anew.
+Signatures are made here too, for each attempt a new one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FIXED = "1"
 
 
 class Credentials:
-    """What opens an API. For the driver; any thread may ask, and it is never pickled.
+    """The credentials of a sink for its API. For the driver and all its threads; never pickled.
 
     `headers` are those of every call, `proxy` the URL of a proxy, `seconds` and `verify` are for the token server,
     `clock` returns seconds.
@@ -65,7 +65,7 @@ class Credentials:
 
     @property
     def renewable(self) -> bool:
-        """Say whether credentials that were refused can be replaced by others."""
+        """Say whether refused credentials can be replaced by new ones."""
         return self._tokens is not None
 
     def current(self, refused: str = "") -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Credentials:
 
 
 def _fixed(auth: Auth | None, headers: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a login that does not change adds to, or has in place of, the headers of every call."""
+    """Return what a login that does not change adds to the credentials."""
     if auth is None or auth.oauth is not None:
         return {}
     if auth.basic is not None:
@@ -131,9 +131,9 @@ def proxies_of(proxy: str) -> dict[str, str]:
 
 
 def apply(given: Mapping[str, Any], clock: Callable[[], float] = time.time) -> AuthBase:
-    """Return what writes credentials into a request, made of what `Credentials.current` gave. Runs on executors.
+    """Return the login that adds what `Credentials.current` returned to a request. Runs on executors.
 
-    Call it on a copy of the request for every attempt: a signature holds the time. Afterwards neither the request nor
+    Apply it to a new copy of the request for every attempt: a signature holds the time. Then neither the request nor
     its URL may be logged. `clock` returns seconds since 1970.
     """
     signer: AuthBase | None = None
@@ -145,7 +145,7 @@ def apply(given: Mapping[str, Any], clock: Callable[[], float] = time.time) -> A
 
 
 class LoginAuth(AuthBase):
-    """The headers and the query of a login, and what signs a request with them."""
+    """A login by headers and query, and by a signature where there is a `signer`."""
 
     def __init__(self, headers: Mapping[str, str], query: Mapping[str, str], signer: AuthBase | None) -> None:
         self._headers = headers
@@ -153,7 +153,7 @@ class LoginAuth(AuthBase):
         self._signer = signer
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        for name, value in self._headers.items():  # `update` looks at what it is given first
+        for name, value in self._headers.items():  # `update` is slower: it checks the type of its argument
             request.headers[name] = value
         if self._query:
             url = str(request.url)
@@ -175,7 +175,7 @@ def load(named: str, options: Mapping[str, Any]) -> AuthBase:
 
 
 class Signature(AuthBase):
-    """A signature of each request as it is then, in its headers.
+    """A login that signs each request, in its headers.
 
     `given` holds what the driver made of the options `router_rest.auth.Hmac`; `clock` returns seconds since 1970.
     """
@@ -201,9 +201,9 @@ class Signature(AuthBase):
         return request
 
     def _said(self, request: requests.PreparedRequest) -> dict[str, bytes]:
-        """Return everything that can be signed: see `router_rest.auth.SIGNED`."""
+        """Return the values of all fields that can be signed: see `router_rest.auth.SIGNED`."""
         url, body = urlsplit(str(request.url)), request.body or b""
-        assert isinstance(body, (bytes, str))  # the sink's bodies are made, not streamed
+        assert isinstance(body, (bytes, str))  # the sink streams no bodies
         held = body.encode() if isinstance(body, str) else body
         return {
             "method": str(request.method).encode(),
@@ -228,7 +228,7 @@ class Signature(AuthBase):
 
 @dataclass
 class TaskLogin:
-    """The credentials of one task. `make` turns what the driver gives into how `requests` authorises."""
+    """The credentials of one task. `make` turns what the driver gives into an `AuthBase`."""
 
     lease: LeaseClient
     make: Callable[[Mapping[str, Any]], AuthBase] = field(repr=False)
@@ -249,12 +249,12 @@ class TaskLogin:
         return authorised
 
     async def renewed(self, refused: str) -> bool:
-        """Return whether there are other credentials than those of a version that was refused; asks once for all."""
+        """Return whether there are other credentials than a refused version. One call asks for all that wait."""
         asked = self._asked
         async with self._lock:
             if self.version != refused:
                 return True
-            if self._asked != asked:  # in vain, while this one waited
+            if self._asked != asked:  # another call has asked, in vain, while this one waited
                 return False
             with suppress(LookupError):  # the driver has none now, and says so in its log
                 self._take(await self.lease.credentials(refused))

@@ -11,10 +11,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSche
 from router import ApplyingSink, Encoder
 from router_encoders import ToAvro, ToJson, ToProtobuf
 from router_encoders.templates import check_name
-from router_http.options import Secret, SecretOptions, Tls, checked_url, is_header_name, is_header_text
+from router_http.options import Secret, SecretOptions, Tls, check_header, checked_url, is_header_name, is_header_text
 from router_rest.auth import Auth
-from router_rest.delivery.body import MEDIA_TYPES, Body, BodyForm, body_of, check_wrap
-from router_rest.templates import JsonPiece, parse_json, parse_url
+from router_rest.templates import MEDIA_TYPES, Body, BodyForm, JsonPiece, body_of, check_wrap, parse_json, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -175,7 +174,7 @@ class BodyOptions(SecretOptions):
 
     @property
     def pieces(self) -> tuple[JsonPiece, ...] | None:
-        """Return what the template says; None: there is none."""
+        """Return the pieces of the template; None: there is none."""
         return None if self.template is None else parse_json(self.template)
 
     def form_of(self, rows_per_call: int) -> BodyForm:
@@ -197,15 +196,14 @@ TAKEN = {
     "host": "it follows from `url`",
     "connection": "connections are kept",
 }
-"""Headers that are not the user's, and what to do."""
+"""Headers that the sink sets itself, and what to write instead."""
 
 
 def check_headers(headers: Mapping[str, Secret]) -> None:
-    """Raise ValueError for a header that cannot be sent, or is not the user's."""
+    """Raise ValueError for a header that cannot be sent, or that the sink sets itself."""
     seen: set[str] = set()
     for name, value in headers.items():
-        if not is_header_name(name) or not is_header_text(value.get_secret_value()):
-            raise ValueError("a header has a token as its name and printable ASCII as its value")
+        check_header(name, value)
         if name.lower() in TAKEN:
             raise ValueError(f"the header {name} belongs to the sink: {TAKEN[name.lower()]}")
         if name.lower() in seen:
@@ -214,7 +212,7 @@ def check_headers(headers: Mapping[str, Secret]) -> None:
 
 
 def checked_host(host: str) -> str:
-    """Return a host as it is compared; raise ValueError for what is none."""
+    """Return a host in the form in which hosts are compared; raise ValueError for an invalid one."""
     try:
         same = host != "" and urlsplit(checked_url(f"https://{host}")).netloc == host
     except ValueError:
@@ -225,7 +223,7 @@ def checked_host(host: str) -> str:
 
 
 def check_proxy(url: str) -> None:
-    """Raise ValueError, which quotes nothing, for what is no proxy's URL."""
+    """Raise ValueError, which does not quote it, for an invalid URL of a proxy."""
     try:
         parts = urlsplit(url)
         whole = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
@@ -236,7 +234,7 @@ def check_proxy(url: str) -> None:
 
 
 def check_hosts(template: UrlTemplate, hosts: tuple[str, ...]) -> None:
-    """Raise ValueError where data could name any host, or a list of them is of no use."""
+    """Raise ValueError where data could name any host, or where `hosts` has no effect."""
     if hosts and template.has_fixed_host:
         raise ValueError("hosts: the URL's host is fixed; take `hosts` away")
     if not hosts and not template.has_fixed_host:
@@ -244,7 +242,7 @@ def check_hosts(template: UrlTemplate, hosts: tuple[str, ...]) -> None:
 
 
 def check_own_headers(headers: Mapping[str, Secret], auth: Auth | None, idempotency_header: str | None) -> None:
-    """Raise ValueError where two would set one header, or a name is none."""
+    """Raise ValueError where two options set the same header, or a name is invalid."""
     if idempotency_header is not None and not is_header_name(idempotency_header):
         raise ValueError("idempotency_header: it has a character that no name of a header has")
     logins = {name.lower() for name in (auth.headers if auth else ())}
@@ -257,7 +255,7 @@ def check_own_headers(headers: Mapping[str, Secret], auth: Auth | None, idempote
 
 
 def check_body(body: BodyOptions, value: Encoder | None, without: tuple[str, ...], rows_per_call: int) -> None:
-    """Raise ValueError for a body that cannot be made; `value` is the encoder that was written, if any was."""
+    """Raise ValueError for options of a body that exclude each other; `value` is the encoder, if one was given."""
     form = body.form_of(rows_per_call)
     if body.template is not None and value is not None:
         raise ValueError("give `value` or a `template` of the body, not both")
@@ -270,7 +268,7 @@ def check_body(body: BodyOptions, value: Encoder | None, without: tuple[str, ...
 
 
 def check_limits(limits: Iterable[Limit], rows_per_call: int) -> None:
-    """Raise ValueError for a limit that would let no full call go, ever."""
+    """Raise ValueError for a limit that is smaller than one full call."""
     for limit in limits:
         if limit.rows is not None and limit.rows < rows_per_call:
             what = f"{limit.rows:g} rows per {limit.seconds:g} s"
@@ -408,27 +406,27 @@ class RestOptions(ApplyingSink):
 
     @property
     def template(self) -> UrlTemplate:
-        """Return what the URL says."""
+        """Return the URL as a template."""
         return parse_url(self.url)
 
     @property
     def detached(self) -> bool:
-        """Say whether tables wait for the API."""
+        """Say whether the sink has a query of its own, so that tables do not wait for the API."""
         return self.mode == "detached"
 
     @property
     def limit(self) -> str:
-        """Return the name of the limit that this sink shares with others of it."""
+        """Return the name of the limit; sinks of one name share it."""
         return self.limit_name or self.template.origin
 
     def pace(self) -> tuple[Limit, ...]:
-        """Return every limit of the API, of calls or rows in `seconds`; none: nobody stated any."""
+        """Return every stated limit of the API, of calls or rows in `seconds`."""
         calls = () if self.calls_per_second is None else (Limit(calls=self.calls_per_second),)
         rows = () if self.rows_per_second is None else (Limit(rows=self.rows_per_second),)
         return (*calls, *rows, *self.limits)
 
     @property
     def joined(self) -> Body:
-        """Return how the rows of a call become its body; travels to tasks."""
+        """Return how the rows of a call become its body; it is pickled to tasks."""
         text = self.body.template is not None or isinstance(self.value, ToJson)
         return self.body.body(self.rows_per_call, json=text, compressed=self.gzip)

@@ -1,4 +1,4 @@
-"""The sink `rest`: posts events to HTTP APIs."""
+"""The sink `rest`: the part that people configure, and what it makes of the rows of its route."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import PrivateAttr
 
 from router import Batch, Encoding, Opening, Outcome, Resent, StartError, row
-from router_encoders.outbox_rows import PLACE, order_key, own_columns
-from router_encoders.to_json import as_it_is
+from router_encoders.outbox_rows import PLACE, as_it_is, order_key, own_columns
 from router_rest.options import RestOptions
 from router_rest.templates import check_fields, json_fields, json_row, to_column
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from typing_extensions import Self
 
+    from router_rest.batch import OpenSink
     from router_rest.credentials import Credentials
 
 log = logging.getLogger("router")
@@ -60,13 +60,13 @@ class Rest(RestOptions):
 
     @property
     def folder(self) -> Path:
-        """Return the configuration's folder, which files are beside."""
+        """Return the folder of the configuration, to which paths of files are relative."""
         if self._folder is None:
             raise StartError("the sink is not open: call prepare() before apply()")
         return self._folder
 
     def credentials(self, folder: Path) -> Credentials:
-        """Return what opens the API, the same object every time: it holds a token. For the driver."""
+        """Return the credentials for the API, the same object every time: it holds a token. For the driver."""
         from router_rest.credentials import Credentials
 
         verify, seconds = self.tls.beside(folder).verify, self.timeouts.read
@@ -77,13 +77,13 @@ class Rest(RestOptions):
         return opened
 
     def prepare(self, opening: Opening) -> Self:
-        """Return this sink with its columns, files and login looked at. May ask a token server or schema registry."""
+        """Return this sink with its columns, files and login checked. May ask a token server or schema registry."""
         from router_rest.batch import check_spark
 
         check_spark(opening.events.sparkSession)
         if missing := self.tls.beside(opening.folder).missing:
             raise StartError(f"tls: {missing}")
-        prepared = self._looked(opening)
+        prepared = self._checked(opening)
         prepared._log_in()
         return prepared
 
@@ -91,29 +91,30 @@ class Rest(RestOptions):
         """Return the calls: `method`, `url`, `headers` that say what the body is, `body`, and the number of `rows`."""
         from router_rest.batch import calls
 
-        return list(calls(self._looked(opening), events))
+        checked = self._checked(opening)
+        return list(calls(checked, checked.columns(events), checked.encoding(events)))
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
         """Send the rows of one batch, for as long as it takes; raise ConnectionError when it is stopped before."""
         from router_rest.batch import post
 
-        return post(self, events, batch)
+        return post(self._open(), events, batch)
 
     def set_aside(self, batch: Batch, read: Callable[[str], DataFrame | None]) -> DataFrame | None:
         """Return the rows that are parked or dead by their last receipt, and have none that says delivered."""
-        from router_rest.replay import set_aside
+        from router_rest.batch import set_aside
 
         receipts = read(self.receipts)
         return None if receipts is None else set_aside(receipts, batch.query, batch.route, batch.sink)
 
     def resend(self, events: DataFrame, aside: DataFrame, batch: Batch) -> Resent:
         """Send rows again, those of one call as the same call; ends early when stopped or a setting is wrong."""
-        from router_rest.replay import resend
+        from router_rest.batch import resend
 
-        return resend(self, events, aside, batch)
+        return resend(self._open(), events, aside, batch)
 
     def encoding(self, events: DataFrame, *, trial: bool = False) -> Encoding:
-        """Return how rows of these columns are encoded; what was found for columns is kept for the next batch."""
+        """Return how rows with these columns are encoded; it is kept for further batches of these columns."""
         if (pieces := self.body.pieces) is not None:
             return Encoding(as_it_is, None, "JSON", partial(json_row, pieces=pieces))
         columns = own_columns(events, self.without)
@@ -125,9 +126,9 @@ class Rest(RestOptions):
     def columns(self, events: DataFrame) -> DataFrame:
         """Return what tasks take: `_topic`, `_partition`, `_offset`, `_order`, `_to` and `_row`.
 
-        `_order` is the key of an order as bytes, null where rows have none; `_to` a struct of `url` and `fault`, of
-        which one is null: the fault is the reason of a dead letter. `_to` is null where a field cannot be evaluated.
-        `_row` is what the encoding takes. Raises StartError, naming the column.
+        `_order` is the key of an order as bytes, or null; `_to` a struct of `url` and `fault`, of which one is null: a
+        fault is the reason of a dead letter. `_to` is null where a field cannot be evaluated. `_row` is what the
+        encoding takes. Raises StartError, naming the column.
         """
         names = own_columns(events).fieldNames()
         seen = events if "event" in names else events.withColumn("event", row(names))
@@ -140,16 +141,22 @@ class Rest(RestOptions):
         order = order_key(seen, None if self.ordering == "none" else self.key)
         return seen.select(*PLACE, order.alias("_order"), to.alias("_to"), value.alias("_row"))
 
-    def _looked(self, opening: Opening) -> Self:
-        """Return this sink with its columns looked at."""
-        looked = self.model_copy()
-        looked._folder, looked._encodings, looked._credentials = opening.folder, {}, None
-        looked.encoding(opening.events, trial=opening.trial)
-        looked.columns(opening.events).schema  # noqa: B018 - analyses the expressions
-        return looked
+    def _open(self) -> OpenSink:
+        """Return this sink as the functions of `batch` take it."""
+        from router_rest.batch import OpenSink
+
+        return OpenSink(self, self.folder, self.encoding, self.columns, lambda: self.credentials(self.folder))
+
+    def _checked(self, opening: Opening) -> Self:
+        """Return this sink with its columns checked."""
+        checked = self.model_copy()
+        checked._folder, checked._encodings, checked._credentials = opening.folder, {}, None
+        checked.encoding(opening.events, trial=opening.trial)
+        checked.columns(opening.events).schema  # noqa: B018 - analyses the expressions
+        return checked
 
     def _log_in(self) -> None:
-        """Raise StartError for a login that cannot work. A token server that is away keeps no table from starting."""
+        """Raise StartError for a login that cannot work. Tables start also while a token server is away."""
         from router_rest.credentials import apply
 
         try:

@@ -1,14 +1,16 @@
-"""Make URLs and bodies of events: templates whose fields stay what they are, whatever the data holds.
+"""The URLs and bodies of calls: templates whose fields stay what they are, whatever the data holds.
 
-Parsing needs no Spark; what makes columns runs on the driver and builds native expressions.
+Templates are read when the configuration is, without Spark, and become Spark's own expressions on the driver; `Body`
+joins the encoded rows of a call on executors.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException, ParseException
@@ -16,21 +18,21 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from router import StartError, tried
-from router_encoders.templates import Placeholder, parse
-from router_encoders.to_json import OPTIONS
+from router_encoders.outbox_rows import OPTIONS
+from router_encoders.templates import Placeholder, parse, text_column
 from router_http.options import checked_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pyspark.sql import Column, DataFrame
 
 Pieces = tuple["str | Placeholder", ...]
 
 LONGEST = 8000
-"""Characters of a URL: what RFC 9110, 4.1 asks every server to take."""
+"""Characters of a URL at most: RFC 9110, 4.1 asks every server to take as many."""
 DOTS = (".", "..")
-"""Segments that clients and servers take out of a path, the latter with the one before it."""
+"""Segments that clients and servers remove from a path, the second one with the segment before it."""
 _HOLE = "\x00"
 _URL = re.compile(r"(https?)://([^/?#]*)(/[^?#]*)?(?:\?([^#]*))?", re.IGNORECASE)
 _ENCODED = r"%[0-9A-Fa-f]{2}"
@@ -39,7 +41,7 @@ _KEPT = {
     "path": re.compile(rf"(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|{_ENCODED})*"),  # RFC 3986, 3.3
     "query": re.compile(rf"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|{_ENCODED})*"),  # 3.4
 }
-"""Characters that the parts of a URL can have as they are."""
+"""The characters that need no escape in the parts of a URL."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +61,17 @@ class UrlTemplate:
 
     @property
     def in_path(self) -> tuple[str, ...]:
-        """Return the columns that are segments of the path, or stand in one."""
+        """Return the columns whose values are in the path."""
         return tuple(path for segment in self.segments for path in fields_in(segment))
 
     @property
     def has_fixed_host(self) -> bool:
-        """Say whether data has no say in which host is called."""
+        """Say whether the host is the same for all rows."""
         return not any(fields_in(self.host))
 
     @property
     def origin(self) -> str:
-        """Return scheme, host and port, in small letters; the host of a template as it is written."""
+        """Return scheme, host and port in lower case; fields in the host as they are written."""
         host = "".join(one.lower() if isinstance(one, str) else f"{{{one.path}}}" for one in self.host)
         port = "" if re.search(r":[0-9]+$", host) else {"http": ":80", "https": ":443"}[self.scheme]
         return f"{self.scheme}://{host}{port}"
@@ -87,7 +89,7 @@ def fields_in(pieces: Iterable[str | Placeholder]) -> Iterator[str]:
 
 
 def parse_url(text: str) -> UrlTemplate:
-    """Return what a template says; raise ValueError, which quotes nothing of it: URLs may hold what is secret."""
+    """Return the template of a URL; raise ValueError, which does not quote it: URLs may hold secrets."""
     pieces = parse(text)
     if _HOLE in text:
         raise ValueError("a URL has no control characters")
@@ -123,7 +125,7 @@ def _check(part: str, literal: str) -> None:
 
 
 def _filled(text: str, fields: Iterator[Placeholder]) -> Pieces:
-    """Return a text with the next fields in its holes."""
+    """Return a text with the next fields in place of its holes."""
     first, *others = text.split(_HOLE)
     found: list[str | Placeholder] = [first] if first else []
     for other in others:
@@ -134,19 +136,19 @@ def _filled(text: str, fields: Iterator[Placeholder]) -> Pieces:
 def to_column(template: UrlTemplate, hosts: Iterable[str] = ()) -> Column:
     """Return a struct of `url` and `fault`, of which one is null; the whole is null where a field cannot be evaluated.
 
-    A value is percent-encoded, all but letters, digits and -._*, so that it stays one segment of the path or one value
-    of the query. Needs the template's fields, and `_offset`.
+    Values are percent-encoded, except letters, digits and -._*, so that each stays one segment of the path or one
+    value of the query. Needs the columns of the template's fields, and `_offset`.
     """
     fault = F.coalesce(*_faults(template, [*hosts]), F.lit(None).cast("string"))
     rest = [F.lit(one) if isinstance(one, str) else _escaped(one) for one in template.after_host]
     written = F.concat(F.lit(f"{template.scheme}://"), _host(template), *rest)
     fault = F.coalesce(fault, F.when(F.length(written) > LONGEST, F.lit(f"its URL has more than {LONGEST} characters")))
     made = F.struct(F.when(fault.isNull(), written).alias("url"), fault.alias("fault"))
-    return tried(F.when(F.col("_offset") >= 0, made))  # always so, which no optimiser knows: see `tried`
+    return tried(F.when(F.col("_offset") >= 0, made))  # always true, which no optimiser knows: see `tried`
 
 
 def _faults(template: UrlTemplate, hosts: list[str]) -> Iterator[Column]:
-    """Yield why a row has no URL, or null, the first that is not null counts."""
+    """Yield reasons why a row has no URL, or null; the first that is not null counts."""
     for path in template.fields:
         named, value = f"the URL's field {{{path}}}", _text(path)
         yield F.when(value.isNull(), F.lit(f"{named} is null"))
@@ -155,23 +157,19 @@ def _faults(template: UrlTemplate, hosts: list[str]) -> Iterator[Column]:
             yield F.when(value == "", F.lit(f"{named} is empty"))
     for segment in template.segments:
         if any(fields_in(segment)):
-            plain = _plain([unquote(one) if isinstance(one, str) else one for one in segment])
+            plain = text_column([unquote(one) if isinstance(one, str) else one for one in segment])
             yield F.when(plain.isin(*DOTS), F.lit("the URL's path would have the segment `.` or `..`"))
     if not template.has_fixed_host:
         yield F.when(~_host(template).isin(*hosts), F.lit("the URL's host is none of `hosts`"))
 
 
 def _host(template: UrlTemplate) -> Column:
-    """Return the host as it is compared and as it is called: values are not escaped, but one of a list."""
-    return F.lower(_plain(template.host))
-
-
-def _plain(pieces: Iterable[str | Placeholder]) -> Column:
-    return F.concat(*(F.lit(one) if isinstance(one, str) else _text(one.path) for one in pieces))
+    """Return the host, as it is compared and called: its values are not escaped, because they have to be in a list."""
+    return F.lower(text_column(template.host))
 
 
 def _escaped(field: Placeholder) -> Column:
-    # the encoding of forms has a plus for a blank, and for nothing else
+    # url_encode writes a blank as a plus, as forms do, and every other plus as %2B
     return F.replace(F.url_encode(_text(field.path)), F.lit("+"), F.lit("%20"))
 
 
@@ -187,11 +185,11 @@ class Text:
 
 
 JsonPiece = str | Placeholder | Text
-"""JSON as it is, a field whose value becomes JSON, or a text that becomes a JSON string."""
+"""Ready JSON, a field whose value becomes JSON, or a text that becomes a JSON string."""
 
 
 def parse_json(template: Any) -> tuple[JsonPiece, ...]:
-    """Return what a template of a JSON value says: maps and lists whose texts may hold fields.
+    """Return the pieces of a JSON template: maps and lists whose texts may hold fields.
 
     `"{event.n}"` is the field's value, whatever its type; in a longer text fields are text. Raises ValueError.
     """
@@ -243,11 +241,11 @@ def json_column(pieces: Iterable[JsonPiece]) -> Column:
     A field that is null is JSON's null, or nothing inside of a text.
     """
     whole = F.concat(*(F.lit(one) if isinstance(one, str) else _as_json(one) for one in pieces))
-    return tried(F.when(F.col("_offset") >= 0, whole.cast("binary")))  # always so: see `tried`
+    return tried(F.when(F.col("_offset") >= 0, whole.cast("binary")))  # always true: see `tried`
 
 
 def json_row(names: Iterable[str], pieces: Iterable[JsonPiece]) -> Column:
-    """Return the same for an Encoding, whatever columns a route has: the template names its own."""
+    """Return `json_column` as an Encoding calls it: the names of a route's columns are not needed."""
     return json_column(pieces)
 
 
@@ -274,3 +272,94 @@ def check_fields(seen: DataFrame, what: str, paths: Iterable[str], *, one_value:
         kind = found[0].dataType
         if one_value and isinstance(kind, (T.StructType, T.ArrayType, T.MapType)):
             raise StartError(f"{named}: it is {kind.simpleString()[:100]}, not one value; use a field of it")
+
+
+BodyForm = Literal["object", "array", "ndjson"]
+
+ROWS = "$rows"
+"""What stands for the array of rows in what is wrapped around it."""
+MEDIA_TYPES = {"object": "application/json", "array": "application/json", "ndjson": "application/x-ndjson"}
+
+
+@dataclass(frozen=True)
+class Body:
+    """How rows are joined to one body; it is pickled to tasks.
+
+    `several`: it may have more than one row. The same rows always make the same bytes.
+    """
+
+    content_type: str
+    before: bytes = b""
+    between: bytes = b""
+    after: bytes = b""
+    several: bool = False
+    compressed: bool = False
+
+    def join(self, rows: Sequence[bytes]) -> bytes:
+        """Return the body of a call, not yet compressed: keys of calls are made of these bytes."""
+        if not rows or (len(rows) > 1 and not self.several):
+            raise ValueError(f"a body of {len(rows)} rows")
+        return b"".join((self.before, self.between.join(rows), self.after))
+
+    def frame(self, rows: int) -> int:
+        """Return the bytes of a body of so many rows, without the rows."""
+        return len(self.before) + len(self.between) * (rows - 1) + len(self.after)
+
+    def fault(self, row: bytes) -> str | None:
+        """Return why a row cannot be in a body, where it would spoil the other rows; None where it can."""
+        if self.several and not row:
+            return "its value is empty"
+        if self.between == b"\n" and (b"\n" in row or b"\r" in row):
+            return "its value has a line break, and each line is a row"
+        return None
+
+    def packed(self, body: bytes) -> bytes:
+        """Return a body as it is sent, compressed where that is configured."""
+        return gzip.compress(body, mtime=0) if self.compressed else body
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the headers that say what a body is."""
+        said = {"Content-Type": self.content_type}
+        return {**said, "Content-Encoding": "gzip"} if self.compressed else said
+
+
+def body_of(form: BodyForm, content_type: str, *, wrap: Any = None, compressed: bool = False) -> Body:
+    """Return how bodies of a form are made; `wrap` is JSON with ROWS once in it, as `check_wrap` allows."""
+    if form == "ndjson":
+        return Body(content_type, b"", b"\n", b"\n", several=True, compressed=compressed)
+    if form == "array":
+        before, after = _around(wrap)
+        return Body(content_type, before, b",", after, several=True, compressed=compressed)
+    return Body(content_type, compressed=compressed)
+
+
+def check_wrap(wrap: Any) -> None:
+    """Raise ValueError unless the place of the rows is given exactly once."""
+    if (found := _places(wrap)) != 1:
+        raise ValueError(f"the text {ROWS} stands once for the array of rows, and is here {found} times")
+
+
+def _places(node: Any) -> int:
+    if isinstance(node, (dict, list)):
+        return sum(map(_places, node.values() if isinstance(node, dict) else node))
+    return int(node == ROWS)
+
+
+def _around(wrap: Any) -> tuple[bytes, bytes]:
+    """Return what stands before and after the rows."""
+    if wrap is None:
+        return b"[", b"]"
+    mark = ROWS
+    while mark in json.dumps(wrap):  # a key, or a part of another text, may say the same
+        mark += "$"
+    before, after = json.dumps(_marked(wrap, mark), separators=(",", ":")).split(json.dumps(mark))
+    return f"{before}[".encode(), f"]{after}".encode()
+
+
+def _marked(node: Any, mark: str) -> Any:
+    if isinstance(node, dict):
+        return {name: _marked(value, mark) for name, value in node.items()}
+    if isinstance(node, list):
+        return [_marked(value, mark) for value in node]
+    return mark if node == ROWS else node

@@ -1,11 +1,10 @@
-"""Choose the events of a route: by condition, field or schema (conditions), and by other rules (combined).
+"""The rules that come with the router, by which a route chooses its events; rules.py holds them all.
 
 In come the options that a configuration gives; out goes a Spark column that is true for the events that match.
 """
 
 from router import Rule, hookimpl
-from router_rules.combined import All, Any, Not
-from router_rules.conditions import Field, Schema, Sql
+from router_rules.rules import All, Any, Field, Not, Schema, Sql
 
 __all__ = ["All", "Any", "Field", "Not", "Schema", "Sql", "router_rules"]
 

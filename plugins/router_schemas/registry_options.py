@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from router import RouterError
-from router_http.options import Basic, OAuth, Secret, Tls, checked_token, checked_url, is_header_name, is_header_text
+from router_http.options import Basic, ExchangeError, OAuth, Secret, Tls, check_header, checked_token, checked_url
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
@@ -16,17 +15,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class RegistryError(RouterError):
-    """A registry that gave no schema: `where` is the URL, `status` that of its response (0: there was none)."""
+class RegistryError(ExchangeError):
+    """A registry that gave no schema."""
 
-    def __init__(self, where: str, what: str, status: int = 0) -> None:
-        super().__init__(where, what, status)
-        self.where = where
-        self.what = what
-        self.status = status
-
-    def __str__(self) -> str:
-        return f"schema registry {self.where}: {self.what}"
+    server: ClassVar[str] = "schema registry "
 
 
 class NotFound(RegistryError):  # noqa: N818 - the three names say what happened
@@ -86,8 +78,7 @@ class RegistryOptions(Tls):
     @classmethod
     def _headers(cls, headers: dict[str, Secret]) -> dict[str, Secret]:
         for name, value in headers.items():
-            if not is_header_name(name) or not is_header_text(value.get_secret_value()):
-                raise ValueError("a header has a token as its name and printable ASCII as its value")
+            check_header(name, value)
         return headers
 
     @model_validator(mode="after")

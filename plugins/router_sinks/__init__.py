@@ -3,8 +3,7 @@
 from router import Sink, hookimpl
 from router_rest.sink import Rest
 from router_sinks.kafka import Kafka
-from router_sinks.tables import Delta, Tables
-from router_sinks.upsert import Upsert
+from router_sinks.tables import Delta, Tables, Upsert
 
 __all__ = ["Delta", "Kafka", "Rest", "Tables", "Upsert", "router_sinks"]
 

@@ -1,11 +1,10 @@
-"""Send events to Kafka topics."""
+"""The sink `kafka`: its options, and one batch of it on the driver."""
 
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, PrivateAttr, SecretStr, field_validator
 from pyspark.errors import AnalysisException, ParseException
@@ -13,24 +12,21 @@ from pyspark.sql import functions as F
 
 from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, StartError, row, tried
 from router_encoders import ToJson
-from router_encoders.outbox_rows import PLACE, as_bytes, own_columns
-from router_encoders.templates import Placeholder, parse
+from router_encoders.outbox_rows import PLACE, as_bytes, bounded_batches, own_columns
+from router_encoders.templates import parse, text_column
 from router_sinks.kafka_topics import CreateTopics, Topics, check_topic, is_fixed, unusable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
     from typing_extensions import Self
 
 log = logging.getLogger("router")
 OURS = "router."
 """The prefix of the headers that the sink adds to every record."""
 MOST_NAMES = 10_000
-"""New topic names that one batch may bring, at most."""
-BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-BOUNDED = str(32 << 20)
-"""Bytes of an Arrow batch: the router leaves it open, for rows that are small."""
+"""New topic names of one batch at most."""
 TAKEN = {
     "bootstrap.servers": "write `servers`",
     "metadata.broker.list": "write `servers`",
@@ -69,7 +65,7 @@ class Kafka(ApplyingSink):
     """
 
     ordered: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("router_sinks.kafka_producer",)
+    needs: ClassVar[tuple[str, ...]] = ("router_sinks.kafka_client",)
 
     servers: str = Field(min_length=1, description="host:port, several with commas")
     topic: str = Field(description="a topic, or text with fields in braces behind it: games-{event.game}")
@@ -132,8 +128,8 @@ class Kafka(ApplyingSink):
         return options
 
     def prepare(self, opening: Opening) -> Self:
-        """Return this sink with its schema found. Asks Kafka and the registry."""
-        from router_sinks.kafka_producer import Sender
+        """Return this sink with the schema of its values. Asks Kafka and the registry."""
+        from router_sinks.kafka_client import Sender
 
         prepared = self.model_copy()
         prepared._opening, prepared._encodings = opening, {}
@@ -149,7 +145,7 @@ class Kafka(ApplyingSink):
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
         """Send the rows of one batch. Raises ConnectionError while Kafka or the registry is away."""
-        from router_sinks.kafka_producer import REPORT, PublishJob, task
+        from router_sinks.kafka_client import REPORT, PublishJob, task
 
         encoding = self._encoding(events)
         rows = self._rows(events, encoding)
@@ -163,7 +159,7 @@ class Kafka(ApplyingSink):
             patience=self.patience,
         )
         ordered = rows.repartition("_topic", "_partition").sortWithinPartitions(*PLACE)
-        with _bounded(events.sparkSession):
+        with bounded_batches(events.sparkSession):
             # computed once and kept: reading the reports later must not send the records again
             reports = ordered.mapInArrow(task(job), REPORT).localCheckpoint(eager=True)
         return self._outcome(events, reports)
@@ -181,7 +177,7 @@ class Kafka(ApplyingSink):
         return Outcome(rows.get("sent", 0), _refused_rows(events, reports) if "refused" in text else None)
 
     def _encoding(self, events: DataFrame) -> Encoding:
-        """Return the encoding of rows with these columns; it is kept for the next batch."""
+        """Return the encoding of rows with these columns; it is kept for further batches of these columns."""
         columns = own_columns(events, self.without)
         named = columns.simpleString()
         if named not in self._encodings:
@@ -197,7 +193,7 @@ class Kafka(ApplyingSink):
         return _outgoing(events, self.topic, self.key, self.headers, value)
 
     def _topics(self, rows: DataFrame | None, *, trial: bool = False) -> Topics:
-        """Return the topics that rows may go to, after creating missing ones. Without rows it is before the start."""
+        """Return the topics that rows may be sent to, after creating missing ones; rows: None before the start."""
         from router_sinks.kafka_client import Cluster
 
         cluster, create = Cluster(self._settings), self.create_topics
@@ -219,19 +215,8 @@ class Kafka(ApplyingSink):
         return {**given, "bootstrap.servers": self.servers}
 
 
-@contextmanager
-def _bounded(spark: SparkSession) -> Iterator[None]:
-    """Let tasks get rows in Arrow batches of bounded bytes."""
-    before: Any = spark.conf.get(BATCH_BYTES)
-    spark.conf.set(BATCH_BYTES, BOUNDED)
-    try:
-        yield
-    finally:
-        spark.conf.set(BATCH_BYTES, before)
-
-
 def _outgoing(events: DataFrame, topic: str, key: str | None, headers: Mapping[str, str], value: Column) -> DataFrame:
-    """Return the columns of kafka_producer.TAKES. `_to` is null in a row on which an expression raises.
+    """Return the columns of kafka_client.TAKES. `_to` is null in a row on which an expression raises.
 
     Raises StartError for a key or header that is not one value.
     """
@@ -240,21 +225,20 @@ def _outgoing(events: DataFrame, topic: str, key: str | None, headers: Mapping[s
     wanted = {"key": key or "null", **{f"header {name}": sql for name, sql in headers.items()}}
     kinds = seen.select(*map(F.expr, wanted.values())).schema
     made = [as_bytes(F.expr(sql), kind.dataType, what) for (what, sql), kind in zip(wanted.items(), kinds, strict=True)]
-    pieces = [F.col(one.path).cast("string") if isinstance(one, Placeholder) else F.lit(one) for one in parse(topic)]
-    to = F.struct(F.concat(*pieces).alias("topic"), *(one.alias(f"c{place}") for place, one in enumerate(made)))
-    guarded = tried(F.when(F.col("_offset") >= 0, to))  # always so, which no optimiser knows: see `tried`
+    to = F.struct(text_column(parse(topic)).alias("topic"), *(one.alias(f"c{place}") for place, one in enumerate(made)))
+    guarded = tried(F.when(F.col("_offset") >= 0, to))  # always true, which no optimiser knows: see `tried`
     return seen.select(*PLACE, guarded.alias("_to"), value.alias("_row"))
 
 
 def _new_topics(rows: DataFrame, known: frozenset[str], most: int) -> list[str]:
-    """Return the names of topics that rows go to and that are not known. One job."""
+    """Return the names of unknown topics that rows are for. One Spark job."""
     found = rows.select(F.col("_to.topic").alias("name")).filter(F.col("name").isNotNull()).distinct()
     new = found.filter(~F.col("name").isin(*known)) if known else found
     return sorted(one["name"] for one in new.limit(most).collect())
 
 
 def _refused_rows(events: DataFrame, reports: DataFrame) -> DataFrame:
-    """Return the rows that tasks report as refused, whole, with the `reason`."""
+    """Return the whole rows that tasks report as refused, each with its `reason`."""
     old = ("topic", "partition", "offset")
     why = reports.filter(F.col("kind") == "refused").select(*old, F.col("text").alias("reason"))
     why = why.toDF(*(f"_of_{name}" for name in old), "reason")

@@ -1,22 +1,39 @@
-"""Clients of Kafka, whose errors name no secret; and the cluster, which is asked for topics and creates them.
+"""The clients of Kafka: the driver asks the cluster for topics and creates them, tasks encode rows and send them.
 
-The driver opens a client for the cluster in every batch, each task one of its own.
+The driver opens a client for the cluster in every batch, each task one of its own. Their errors name no secret.
+
+A task sends its records in order, and every one is confirmed. Kafka refuses batches, not records: with one record that
+is too large or invalid, its neighbours in the batch fail, too, while the producer goes on with the batches behind them.
+So two producers take turns:
+
+- The first has `enable.gapless.guarantee`: a batch that fails ends it, and with sequence numbers the broker takes
+  nothing of that partition behind the gap. So of each partition the first records are there, and no later ones.
+- The second sends what is left, every record in a batch of its own. A record that fails now is refused for good, alone;
+  an idempotent producer keeps the order of those that follow.
+
+Neither has a time limit for a message (`message.timeout.ms`), because one that ran out would leave a gap. When nothing
+arrives for a while the sender gives up, and the whole batch is sent again later.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from router import StartError
+from router import StartError, keep_archives
 from router_sinks.kafka_topics import CreateTopics, Topics, pattern, unusable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from router import Encoding
 
 
 C = TypeVar("C")
@@ -54,7 +71,7 @@ _OF_THE_REQUEST = {
 
 @dataclass
 class Trouble:
-    """What a client said last of its connections; `refused`: it is the login, and waiting does not help."""
+    """The last error of a client's connections; `refused`: it is about the login, so waiting does not help."""
 
     text: str = ""
     refused: bool = False
@@ -68,7 +85,7 @@ class Trouble:
 
 
 def errors_into(kind: Callable[[dict[str, Any]], C], settings: Mapping[str, Any], trouble: Trouble) -> C:
-    """Return a client that reports to `trouble`; raise StartError for a setting that is wrong, without its value."""
+    """Return a client that notes its errors in `trouble`; raise StartError, without the value, for a bad setting."""
     try:
         return kind({"logger": _SILENT, **settings, "error_cb": trouble.note})
     except KafkaException as error:
@@ -91,11 +108,14 @@ class Cluster:
     trouble: Trouble = field(default_factory=Trouble)
 
     def __post_init__(self) -> None:
-        settings = {**self.settings, "allow.auto.create.topics": "false"}  # to ask for a topic would make it
+        settings = {
+            **self.settings,
+            "allow.auto.create.topics": "false",
+        }  # else a question about a topic would create it
         self.admin = errors_into(AdminClient, settings, self.trouble)
 
     def fixed(self, topic: str, create: CreateTopics | None, *, running: bool, trial: bool = False) -> Topics:
-        """Return the one topic of a sink, created as `create` says where it is missing (not in a `trial`).
+        """Return the one topic of a sink; where it is missing, create it as `create` says (not in a `trial`).
 
         Without `create` a missing topic raises StartError, or ConnectionError when the stream is running.
         """
@@ -110,7 +130,7 @@ class Cluster:
         return Topics(frozenset({topic}), {}, fixed=True)
 
     def matching(self, template: str) -> frozenset[str]:
-        """Return the topics that a template can name and rows may be sent to."""
+        """Return the topics that exist, that a template can name and that rows may be sent to."""
         rule = pattern(template)
         return frozenset(name for name in self._metadata(None) if rule.fullmatch(name) and not unusable(name))
 
@@ -137,12 +157,303 @@ class Cluster:
         try:
             found = self.admin.list_topics(topic, timeout=SECONDS)
         except KafkaException as error:
-            self.admin.poll(0)  # takes the errors of the connection
+            self.admin.poll(0)  # collects the errors of the connection
             if self.trouble.refused:
                 raise StartError(f"Kafka at {self.settings['bootstrap.servers']}: {self.trouble.text}") from None
             what = self.trouble.text or error.args[0].str()
             raise ConnectionError(f"Kafka does not answer at {self.settings['bootstrap.servers']}: {what}") from None
-        if not found.brokers:  # a cluster that is starting: its list of topics is not complete yet
+        if not found.brokers:  # a cluster that is starting: its list of topics is incomplete
             raise ConnectionError(f"Kafka at {self.settings['bootstrap.servers']} is not ready")
         topics: dict[str, Any] = found.topics
         return topics
+
+
+Record: TypeAlias = "tuple[str, bytes | None, bytes, list[tuple[str, bytes]]]"
+"""Topic, key, value and headers."""
+
+LARGEST = 64 << 20
+"""Bytes of a record, at most: a broker closes the connection of a client that sends more than 100 MiB."""
+SETTINGS = {
+    "acks": "all",
+    "enable.idempotence": "true",
+    "message.timeout.ms": "0",
+    "allow.auto.create.topics": "false",
+}
+"""The delivery promise depends on these settings."""
+DEFAULTS = {"message.max.bytes": str(LARGEST), "partitioner": "murmur2_random", "linger.ms": "5"}
+"""Settings that options may change. The topic's own limit is the one that counts, and records with a key go to the
+partition that Java's producers would choose."""
+ALONE = {"batch.num.messages": "1", "linger.ms": "0"}
+FINAL_ERRORS = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+    KafkaError.INVALID_RECORD,
+    KafkaError.INVALID_TIMESTAMP,
+    KafkaError.INVALID_MSG_SIZE,
+    KafkaError.POLICY_VIOLATION,
+}
+"""Errors of a broker for a record that it will never take."""
+_POLL = 0.1
+
+TAKES = ("_topic", "_partition", "_offset", "_to", "_row")
+"""Where a row came from; its topic, key and headers, null where they cannot be evaluated; what the encoding takes."""
+REPORT = "kind string, rows bigint, topic string, partition int, offset bigint, text string"
+"""What tasks return: how many rows are in Kafka (`sent`), how many were sent one by one (`alone`), every `refused` row
+with the reason, and why the others were not sent (`away`, `denied`)."""
+_COLUMNS = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("rows", pa.int64()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("text", pa.string()),
+    ]
+)
+_UNMADE = "its topic, key or headers cannot be evaluated"
+
+
+class BrokerAway(Exception):  # noqa: N818 - it says what happened
+    """Kafka cannot take records now."""
+
+    kind = "away"
+
+
+class Denied(Exception):  # noqa: N818
+    """Kafka takes no records until somebody changes a setting."""
+
+    kind = "denied"
+
+
+@dataclass
+class Sender:
+    """A sender of the records of one task. `patience`: seconds without any arrival after which it gives up.
+
+    `named_by_data`: a forbidden topic is the fault of its records, not of the configuration. `alone` counts the
+    records that had to be sent one by one.
+    """
+
+    settings: Mapping[str, str]
+    patience: float
+    named_by_data: bool = False
+    alone: int = 0
+    trouble: Trouble = field(default_factory=Trouble)
+    producer: Any = None
+
+    def send(self, records: Sequence[Record]) -> dict[int, str]:
+        """Send records; return why some are refused for good, by position. All others are in Kafka then.
+
+        Raises BrokerAway and Denied; the first records of each partition may be in Kafka then.
+        """
+        refused: dict[int, str] = {}
+        if self.producer is None:
+            self.producer = self._producer({"enable.gapless.guarantee": "true"})
+        round_ = _Round(self, self.producer, records)
+        left = round_.run(range(len(records)), refused)
+        if left:
+            self.producer = None  # a batch failed, which has ended it
+            self.alone += len(left)
+            rest = _Round(self, self._producer(ALONE), records).run(left, refused, alone=True)
+            if rest:
+                raise self.away("records are not taken, and no reason is given")
+        return refused
+
+    def check(self) -> None:
+        """Raise StartError where a setting is wrong; sends nothing."""
+        self._producer(ALONE)
+
+    def away(self, otherwise: str) -> BrokerAway | Denied:
+        """Return the error with which to give up."""
+        return (Denied if self.trouble.refused else BrokerAway)(self.trouble.text or otherwise)
+
+    def _producer(self, more: Mapping[str, str]) -> Any:
+        return errors_into(Producer, {**DEFAULTS, **self.settings, **SETTINGS, **more}, self.trouble)
+
+
+@dataclass
+class _Round:
+    """One pass over records with one producer."""
+
+    sender: Sender
+    producer: Any
+    records: Sequence[Record]
+    reports: dict[int, KafkaError | None] = field(default_factory=dict)
+    sent: int = 0
+    ended: bool = False
+
+    def run(self, chosen: Iterable[int], refused: dict[int, str], alone: bool = False) -> list[int]:
+        """Send records; return those, in order, that are neither in Kafka nor refused."""
+        chosen = list(chosen)
+        for position in chosen:
+            if self.ended:
+                break
+            self._send(position, refused, alone)
+        self._arrive()
+        left = [one for one in chosen if one not in refused and self.reports.get(one, _UNSENT) is not None]
+        if alone:
+            left = [one for one in left if not self._is_refused(one, refused)]
+        return left
+
+    def _send(self, position: int, refused: dict[int, str], alone: bool) -> None:
+        topic, key, value, headers = self.records[position]
+        since = time.monotonic()
+        while not self.ended:
+            try:
+                self.producer.produce(
+                    topic, value, key, headers=headers, on_delivery=partial(self._report, position, alone)
+                )
+            except BufferError:
+                before = len(self.reports)
+                self._poll(_POLL)
+                since = time.monotonic() if len(self.reports) > before else since
+                self._give_up_after(since)
+            except KafkaException as error:
+                why = error.args[0]
+                if why.code() == KafkaError.MSG_SIZE_TOO_LARGE:  # larger than `message.max.bytes`: no broker was asked
+                    refused[position] = _refusal(why)
+                    return
+                self.sender.trouble.note(why)
+                self.ended = True
+            else:
+                self.sent += 1
+                self._poll(0)
+                return
+
+    def _arrive(self) -> None:
+        """Wait for the delivery report of every record that the producer has taken."""
+        since, seen = time.monotonic(), len(self.reports)
+        purged = False
+        while len(self.reports) < self.sent:
+            if self.ended and not purged:  # those in flight stay: they may arrive, and must not be sent again then
+                self.producer.purge(in_queue=True, in_flight=False)
+                purged = True
+            self._poll(_POLL)
+            if len(self.reports) > seen:
+                since, seen = time.monotonic(), len(self.reports)
+            self._give_up_after(since)
+
+    def _poll(self, seconds: float) -> None:
+        """Collect delivery reports. A producer that has ended raises, but still delivers the other reports."""
+        try:
+            self.producer.poll(seconds)
+        except KafkaException as error:
+            self.sender.trouble.note(error.args[0])
+            self.ended = True
+
+    def _report(self, position: int, alone: bool, error: KafkaError | None, message: object) -> None:
+        self.reports[position] = error
+        if error is not None:
+            self.ended = self.ended or not alone
+            if error.code() not in FINAL_ERRORS:
+                self.sender.trouble.note(error)
+
+    def _is_refused(self, position: int, refused: dict[int, str]) -> bool:
+        """Note why a record that was sent alone is refused; False where it is not."""
+        error = self.reports.get(position)
+        if error is None:
+            return False
+        denied = error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+        if denied and not self.sender.named_by_data:
+            raise Denied(_refusal(error))
+        if denied or error.code() in FINAL_ERRORS:
+            refused[position] = _refusal(error)
+            return True
+        return False
+
+    def _give_up_after(self, since: float) -> None:
+        if time.monotonic() - since > self.sender.patience:
+            self.producer.purge()
+            raise self.sender.away(f"nothing arrived for {self.sender.patience:g} s")
+
+
+_UNSENT = KafkaError(KafkaError._NOENT)
+
+
+def _refusal(error: KafkaError) -> str:
+    return f"Kafka refuses it: {error.str()}"
+
+
+@dataclass(frozen=True)
+class PublishJob:
+    """All that a task is given; `headers` names the configured ones, `marks` are the router's that all rows share."""
+
+    settings: dict[str, str] = field(repr=False)
+    encoding: Encoding
+    topics: Topics
+    headers: tuple[str, ...]
+    marks: tuple[tuple[str, bytes], ...]
+    patience: float
+
+
+def task(job: PublishJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function of one task, for mapInArrow. Needs the columns TAKES, in the order they are to be sent."""
+
+    def publish(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        keep_archives()
+        sender = Sender(job.settings, job.patience, named_by_data=not job.topics.fixed)
+        trouble: list[dict[str, Any]] = []
+        for rows in batches:
+            if trouble or not rows.num_rows:
+                continue  # read all batches: Spark is writing them to this process
+            try:
+                yield _reported(_sent(rows, job, sender))
+            except (BrokerAway, Denied) as error:
+                trouble.append({"kind": error.kind, "text": str(error)})
+        yield _reported([*trouble, {"kind": "alone", "rows": sender.alone}])
+
+    return publish
+
+
+def _reported(found: list[dict[str, Any]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(found, schema=_COLUMNS)
+
+
+def _sent(rows: pa.RecordBatch, job: PublishJob, sender: Sender) -> list[dict[str, Any]]:
+    """Send the rows of one record batch; report how many are in Kafka, and which are refused."""
+    records, at, refused = outgoing_records(rows, job)
+    refused |= {at[position]: reason for position, reason in sender.send(records).items()}
+    found: list[dict[str, Any]] = [{"kind": "sent", "rows": rows.num_rows - len(refused)}]
+    if refused:
+        chosen = pa.array(sorted(refused))
+        places = [rows.column(name).take(chosen).to_pylist() for name in TAKES[:3]]
+        names = ("topic", "partition", "offset")
+        found += [
+            {"kind": "refused", "text": refused[row], **dict(zip(names, place, strict=True))}
+            for row, *place in zip(sorted(refused), *places, strict=True)
+        ]
+    return found
+
+
+def outgoing_records(rows: pa.RecordBatch, job: PublishJob) -> tuple[list[Record], list[int], dict[int, str]]:
+    """Return the records to send, the row of each, and why other rows make no record."""
+    made = job.encoding.function(rows.column("_row"), job.encoding.argument)
+    places = zip(*(rows.column(name).to_pylist() for name in TAKES[:3]), strict=True)
+    to = rows.column("_to")
+    topic, key, *headers = to.flatten()
+    # as bytes, for Spark lets texts pass that are not UTF-8
+    names = [name if name is None else name.decode(errors="replace") for name in topic.cast(pa.binary()).to_pylist()]
+    columns = zip(places, names, key.to_pylist(), _by_row(headers, rows.num_rows), made.values, strict=True)
+    missing, refusal = to.is_null().to_pylist(), cache(job.topics.refusal)
+    records: list[Record] = []
+    at: list[int] = []
+    refused: dict[int, str] = {}
+    for row, (place, name, keyed, own, value) in enumerate(columns):
+        why = _UNMADE if missing[row] else refusal(name, place[0]) or made.reasons.get(row)
+        if why is not None or value is None:
+            refused[row] = why or "there is no value"
+            continue
+        given = [(header, held) for header, held in zip(job.headers, own, strict=True) if held is not None]
+        records.append((str(name), keyed, value, [*given, *job.marks, *_origin(*place)]))
+        at.append(row)
+    return records, at, refused
+
+
+def _origin(topic: str | None, partition: int, offset: int) -> Iterator[tuple[str, bytes]]:
+    """Yield the headers that say where a record came from."""
+    yield "router.topic", (topic or "").encode()
+    yield "router.partition", b"%d" % partition
+    yield "router.offset", b"%d" % offset
+
+
+def _by_row(headers: list[pa.Array], rows: int) -> Iterable[tuple[bytes | None, ...]]:
+    return zip(*(one.to_pylist() for one in headers), strict=True) if headers else [()] * rows

@@ -40,7 +40,7 @@ def check_topic(topic: str) -> str:
 
 
 def is_fixed(topic: str) -> bool:
-    """Say whether a topic is one and the same for all rows."""
+    """Say whether the topic is the same for all rows."""
     return not any(isinstance(piece, Placeholder) for piece in parse(topic))
 
 
@@ -51,7 +51,7 @@ def pattern(topic: str) -> re.Pattern[str]:
 
 
 def unusable(name: str) -> str | None:
-    """Say why a name cannot be that of a topic which rows are sent to; None for one that can."""
+    """Return why rows cannot be sent to a topic of this name; None where they can."""
     if not RULE.fullmatch(name) or name in (".", ".."):
         shown = name if len(name) <= 100 else f"{name[:100]}..."
         return f"unusable topic name {shown!r}: letters, digits, dots, underscores and hyphens, {LONGEST} at most"
@@ -73,10 +73,10 @@ class CreateTopics(BaseModel):
 
 @dataclass(frozen=True)
 class Topics:
-    """The topics that rows may go to, as the driver found them: `known` are there, `refused` say why others are not.
+    """The topics that rows may be sent to, as the driver found them: `known` exist, `refused` says why others do not.
 
-    `fixed`: the name does not come from data, and its existence was checked before. `other_cluster`: rows may
-    go to a topic of the name that they came from.
+    `fixed`: the name does not come from data, and its existence was checked before. `other_cluster`: rows may be sent
+    to a topic of the same name as that which they came from.
     """
 
     known: frozenset[str]
@@ -85,7 +85,7 @@ class Topics:
     other_cluster: bool = False
 
     def refusal(self, name: str | None, source: str | None) -> str | None:
-        """Say why a row that came from a topic cannot go to another; None where it can. Runs on executors."""
+        """Return why a row from the topic `source` cannot be sent to a topic; None where it can. Runs on executors."""
         if name is None:
             return "the topic's name is null"
         if name == source and not self.other_cluster:

@@ -1,15 +1,24 @@
-"""Append events to Delta tables: to one table, or to one per value."""
+"""Sinks whose rows land in Delta tables: append events (`delta`, `tables`), or keep the newest row per key (`upsert`).
+
+Each names its table by one text or, where the text has fields in braces, by a column; the engine lands and commits.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+import re
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from router import TableSink
-from router_encoders.templates import Placeholder, check_name, check_template, parse
+from router import KeyedTable, MergingSink, TableSink
+from router_encoders.templates import check_name, check_template, parse, text_column
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Delta(TableSink):
@@ -60,8 +69,226 @@ class Tables(TableSink):
 
     def table(self) -> Column:
         """Return the name as the data has it, null where a field of it is null; the engine applies the naming rule."""
-        return F.concat(*[_rendered(piece) for piece in parse(self.template)])
+        return text_column(parse(self.template))
 
 
-def _rendered(piece: str | Placeholder) -> Column:
-    return F.col(piece.path).cast("string") if isinstance(piece, Placeholder) else F.lit(piece)
+KEPT = re.compile(r"\s*([0-9]{1,6})\s*(min|h|d)\s*")
+UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
+OFFSET = "offset"
+SIZE = re.compile(r"\s*([0-9]{1,6})\s*(mb|gb)\s*", re.IGNORECASE)
+SIZES = {"mb": 1 << 20, "gb": 1 << 30}
+LEAST = 256 << 20
+"""Bytes. A merge reads several files at once, and the rows of a batch cannot be spilled."""
+FLAG = re.compile(r"true|false")
+NUMBER = re.compile(r"-?[0-9]{1,18}")
+TIME = re.compile(r"interval [0-9]{1,6} (second|minute|hour|day|week)s?")
+TEXT = re.compile(r".+")
+PROPERTIES = {
+    "delta.autoOptimize.autoCompact": FLAG,
+    "delta.autoOptimize.optimizeWrite": FLAG,
+    "delta.checkpoint.writeStatsAsJson": FLAG,
+    "delta.checkpoint.writeStatsAsStruct": FLAG,
+    "delta.checkpointInterval": NUMBER,
+    "delta.columnMapping.mode": re.compile(r"none|name"),
+    "delta.dataSkippingNumIndexedCols": NUMBER,
+    "delta.dataSkippingStatsColumns": TEXT,
+    "delta.deletedFileRetentionDuration": TIME,
+    "delta.enableChangeDataFeed": FLAG,
+    "delta.enableDeletionVectors": FLAG,
+    "delta.enableExpiredLogCleanup": FLAG,
+    "delta.enableInCommitTimestamps": FLAG,
+    "delta.enableRowTracking": FLAG,
+    "delta.enableTypeWidening": FLAG,
+    "delta.logRetentionDuration": TIME,
+    "delta.randomizeFilePrefixes": FLAG,
+}
+"""The properties that Delta knows, with their values: https://docs.delta.io/latest/table-properties.html"""
+REFUSED_PROPERTIES = {
+    "delta.checkpointPolicy": "both engines write classic checkpoints only; take it away",
+    "delta.appendOnly": "rows of a keyed table change; take the property away",
+    "delta.setTransactionRetentionDuration": "transaction ids keep a batch from being merged twice; take it away",
+}
+"""Properties that a keyed table must not have, and why."""
+
+
+class Upsert(MergingSink):
+    """Keep one row per key with its newest state, in one Delta table or in one per value.
+
+    `upsert: {table: silver.profiles, keys: [event.gamer_id]}` has the last profile of every gamer. Of the rows of a key
+    the one with the largest offset wins, or the largest of the fields of `newest_by`; of two that are equally new the
+    one with the larger partition, then offset. A row that comes late never overwrites a newer one, also not in a later
+    batch, and does not bring a deleted key back within `deletions_kept`. A table keeps where its rows' records were in
+    `_topic`, `_partition` and `_offset`, and what `newest_by` said in `_newest_1` onwards: leave these columns alone.
+
+    A row without a value in a key, and one that the table refuses, is a dead letter. A key's records belong into one
+    partition of one topic: offsets of different partitions say nothing about which record is newer.
+
+    Delivery: exactly once, for hundreds of tables at the price of about one job.
+    """
+
+    # `table` is the method that the engine calls, so the option of that name is an alias
+    template: str = Field(alias="table", description="silver.profiles, or with fields: silver.{event.game}_profiles")
+    keys: tuple[str, ...] = Field(min_length=1, description="columns of the route that tell rows apart: event.gamer_id")
+    newest_by: str | tuple[str, ...] = Field(
+        default=OFFSET, min_length=1, description="SQL over event and raw columns, the most important first: event.at"
+    )
+    when_matched: Literal["update", "ignore"] = Field(
+        default="update", description="`ignore` keeps the row that is there: the first of a key wins"
+    )
+    delete_when: str | None = Field(
+        default=None, min_length=1, description='SQL condition of rows that delete their key: "event.left"'
+    )
+    changes: tuple[str, ...] | None = Field(
+        default=None, alias="columns", min_length=1, description="the only columns that change in a row that is there"
+    )
+    soft_delete: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$",
+        description="a column that is true in deleted rows; they stay",
+    )
+    history: Literal["scd2"] | None = Field(
+        default=None, description="keep every state, from valid_from up to valid_to; is_current marks the last"
+    )
+    evolution: Literal["evolve", "freeze", "fail"] = Field(
+        default="evolve",
+        description="rows with other columns: they change the table, become dead letters, or stop the stream",
+    )
+    deletions_kept: str = Field(
+        default="7 d", description="how long a late row cannot bring a deleted key back: 30 min, 12 h, 7 d"
+    )
+    partition_by: tuple[str, ...] = Field(default=(), description="columns that a new table is partitioned by")
+    cluster_by: tuple[str, ...] = Field(
+        default=(), max_length=4, description="columns that a new table is clustered by, whenever it is maintained"
+    )
+    properties: dict[str, str] = Field(
+        default_factory=dict, description="table properties of a new table: {delta.enableChangeDataFeed: true}"
+    )
+    comment: str | None = Field(default=None, description="what a new table is about, for its readers")
+    comments: dict[str, str] = Field(default_factory=dict, description="what new columns are about: {level: ...}")
+    dropped: Literal["wait", "remake"] = Field(
+        default="wait", description="a table that was dropped: its rows wait until it is back, or it is made anew"
+    )
+    engine: Literal["auto", "arrow", "spark"] = Field(
+        default="auto", description="who merges: see `router explain-table`; `auto` goes by each table"
+    )
+    memory: str | None = Field(
+        default=None, description="above this a merge spills to disk: 512 MB, 2 GB; of the engine `arrow`, a table each"
+    )
+
+    @field_validator("template")
+    @classmethod
+    def _usable(cls, template: str) -> str:
+        return check_template(template) if "{" in template else check_name(template)
+
+    @field_validator("deletions_kept")
+    @classmethod
+    def _readable(cls, text: str) -> str:
+        if not KEPT.fullmatch(text):
+            raise ValueError("is not a time; write a number and a unit: 30 min, 12 h, 7 d")
+        return text
+
+    @field_validator("memory")
+    @classmethod
+    def _enough(cls, text: str | None) -> str | None:
+        if text is not None and _bytes(text) < LEAST:
+            raise ValueError(f"is less than {LEAST >> 20} MB, with which no merge gets far")
+        return text
+
+    @field_validator("properties")
+    @classmethod
+    def _known(cls, properties: dict[str, str]) -> dict[str, str]:
+        return {name: check_property(name, value) for name, value in properties.items()}
+
+    @model_validator(mode="after")
+    def _divided_once(self) -> Self:
+        if self.partition_by and self.cluster_by:
+            raise ValueError("`partition_by` and `cluster_by` exclude each other: Delta divides a table in one way")
+        if self.engine == "arrow" and self.cluster_by:
+            raise ValueError("`engine: arrow` cannot write clustered tables; take the engine away, or `cluster_by`")
+        return self
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        ignores = self.when_matched == "ignore"
+        for name, given in {"soft_delete": self.soft_delete, "columns": self.changes, "when_matched": ignores}.items():
+            if self.history and given:
+                raise ValueError(f"`{name}` and `history` exclude each other: a history keeps every state as it was")
+        if self.tombstones and (made := [text for text in self._newest_by if re.search(r"\bevent\.", text)]):
+            raise ValueError(f"a tombstone has no event to be ordered by {made[0]}; order by `offset` or `timestamp`")
+        if self.changes and ignores:
+            raise ValueError("`columns` and `when_matched: ignore` exclude each other: no column of such a row changes")
+        return self
+
+    @property
+    def _newest_by(self) -> tuple[str, ...]:
+        return (self.newest_by,) if isinstance(self.newest_by, str) else self.newest_by
+
+    def table(self) -> str | Column:
+        """Return the fixed name, or the name as the data has it; the engine applies the naming rule."""
+        return text_column(parse(self.template)) if "{" in self.template else self.template
+
+    def keyed(self) -> KeyedTable:
+        """Return how the rows of a key become one."""
+        found = KEPT.fullmatch(self.deletions_kept)
+        assert found  # by validation
+        return KeyedTable(
+            keys=tuple(map(_column, self.keys)),
+            when_matched=self.when_matched,
+            columns=tuple(map(_column, self.changes)) if self.changes else None,
+            soft_delete=self.soft_delete,
+            history=self.history == "scd2",
+            evolution=self.evolution,
+            deletions_kept=int(found[1]) * UNITS[found[2]],
+            partition_by=tuple(map(_column, self.partition_by)),
+            cluster_by=tuple(map(_column, self.cluster_by)),
+            properties=self.properties,
+            comment=self.comment,
+            comments={_column(name): text for name, text in self.comments.items()},
+            dropped=self.dropped,
+            engine=self.engine,
+            memory=_bytes(self.memory) if self.memory else None,
+        )
+
+    def newest(self) -> tuple[Column, ...]:
+        """Return the fields that order rows; none for the offset, which every table has anyway."""
+        return () if self._newest_by == (OFFSET,) else tuple(map(F.expr, self._newest_by))
+
+    def deletes(self) -> Column | None:
+        """Return the condition of rows that delete their key."""
+        return None if self.delete_when is None else F.expr(self.delete_when).cast("boolean")
+
+
+def _column(name: str) -> str:
+    """Return the column of a route that a field of the event becomes."""
+    return name.removeprefix("event.")
+
+
+def _bytes(text: str) -> int:
+    found = SIZE.fullmatch(text)
+    if not found:
+        raise ValueError("is not a size; write a number and a unit: 512 MB, 2 GB")
+    return int(found[1]) * SIZES[found[2].lower()]
+
+
+def check_property(name: str, value: str) -> str:
+    """Return the value of a property that a keyed table can have; raise ValueError with what to write instead.
+
+    Properties that do not begin with `delta.` are free text.
+    """
+    if not name.startswith("delta."):
+        return value
+    if name in REFUSED_PROPERTIES and value not in ("false", "classic"):
+        raise ValueError(f"{name}: {REFUSED_PROPERTIES[name]}")
+    if name.startswith("delta.constraints."):
+        raise ValueError(f"{name}: a CHECK is added when the table is there: ALTER TABLE ... ADD CONSTRAINT")
+    if name not in PROPERTIES and name not in REFUSED_PROPERTIES:
+        near = get_close_matches(name, PROPERTIES, n=1)
+        raise ValueError(f"{name}: Delta knows no such property{f'; did you mean {near[0]}?' if near else ''}")
+    if name in PROPERTIES and not PROPERTIES[name].fullmatch(value):
+        raise ValueError(f"{name}: {value!r} is not a value of it; {_form(PROPERTIES[name])}")
+    return value
+
+
+def _form(kind: re.Pattern[str]) -> str:
+    forms = {FLAG: "write true or false", NUMBER: "write a number", TIME: "write a time: interval 7 days"}
+    return forms.get(kind, f"write {kind.pattern.replace('|', ' or ')}")

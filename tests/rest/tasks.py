@@ -13,17 +13,16 @@ import pyarrow as pa
 
 from router import Encoding
 from router.delta.commit import StagedParts
-from router_encoders.to_json import as_it_is
+from router_encoders.outbox_rows import as_it_is
 from router_rest.credentials import Credentials, apply
 from router_rest.delivery.batcher import CallSize
-from router_rest.delivery.body import body_of
-from router_rest.delivery.call import RequestForm
+from router_rest.delivery.call import Policy, RequestForm
 from router_rest.delivery.receipts import Owner
-from router_rest.delivery.retry import Policy
 from router_rest.delivery.worker import TaskJob, task
 from router_rest.rate_limit import backpressure, coordinator
 from router_rest.rate_limit.protocol import Pace
 from router_rest.rate_limit.server import LeaseServer
+from router_rest.templates import body_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from router_demo.api import Api
 
 OWNER = Owner("games", "wins", "rest", 0)
-WIRE = {"connect": 2.0, "read": 5.0, "total": 10.0, "most": 1 << 20, "in_flight": 8, "verify": True, "cert": None}
+CLIENT = {"connect": 2.0, "read": 5.0, "total": 10.0, "most": 1 << 20, "in_flight": 8, "verify": True, "cert": None}
 PACE = Pace(in_flight=8, retry_floor=1000.0)
 KEYED = "Idempotency-Key"
 
@@ -104,7 +103,9 @@ class Tasks:
         pace = changes.pop("pace", self.pace)
         address = self.leases.admit(OWNER.name, limit, pace, credentials=credentials.current)
         policy = Policy(first=0.01, longest=0.1)
-        job = TaskJob(OWNER, self.parts, Encoding(as_it_is, None, "JSON"), form, cut, policy, address, WIRE, apply, 10)
+        job = TaskJob(
+            OWNER, self.parts, Encoding(as_it_is, None, "JSON"), form, cut, policy, address, CLIENT, apply, 10
+        )
         return replace(job, **changes)
 
     def run(self, job: TaskJob, *batches: pa.RecordBatch) -> Sent:

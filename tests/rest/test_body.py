@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router_encoders.templates import Placeholder
-from router_rest.delivery.body import Body, body_of, check_wrap
 from router_rest.options import BodyOptions
-from router_rest.templates import Text, parse_json
+from router_rest.templates import Body, Text, body_of, check_wrap, parse_json
 
 
 def json_of(texts: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:

@@ -12,11 +12,11 @@ import pytest
 
 from router_demo.api import Api, Failure, Token
 from router_rest.auth import Auth
-from router_rest.delivery.retry import Policy
+from router_rest.delivery.call import Policy
 from router_rest.rate_limit.protocol import Pace
 from router_rest.rate_limit.sliding_window import RateLimit
 from tests.rest.scripted import Scripted
-from tests.rest.tasks import KEYED, WIRE, Tasks, hurry, rows, tasks
+from tests.rest.tasks import CLIENT, KEYED, Tasks, hurry, rows, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,9 +116,9 @@ def test_a_call_that_always_fails_lets_others_go_on_and_is_named(sending: Tasks)
 def test_an_answer_that_does_not_end_is_an_answer(sending: Tasks, how: Any) -> None:
     """Without it one answer fills the memory of a worker, or holds a task for ever; and its rows are sent again."""
     sending.api.play(failures=[Failure(how=how, status=200, processed=True, times=5)])
-    wire = {**WIRE, "total": 0.5, "read": 0.5, "most": 10_000}
+    client = {**CLIENT, "total": 0.5, "read": 0.5, "most": 10_000}
 
-    sent = sending.run(sending.job(wire=wire, keyed=None), rows(range(50)))
+    sent = sending.run(sending.job(client=client, keyed=None), rows(range(50)))
 
     assert (sent.counts["delivered"], sent.counts["left"]) == (50, 0)
     sending.prove(rows(range(50)), keyed=True)
@@ -145,7 +145,7 @@ def test_a_certificate_of_nobody_gets_no_row(lake: Lake, certificates: Certifica
     with Api(certificate=File(certificates.here)) as api, tasks(api, lake) as sending:
         sent = sending.run(sending.job(auth=auth), rows(range(20)))
         arrived = api.stats().arrived
-        trusting = sending.job(auth=auth, wire={**WIRE, "verify": certificates.here})
+        trusting = sending.job(auth=auth, client={**CLIENT, "verify": certificates.here})
         sending.drain(trusting, rows(range(20)))
         sending.prove(rows(range(20)), keyed=True)
 

@@ -15,7 +15,7 @@ from router_demo.api import Limit as Bucket
 from router_rest.rate_limit.protocol import Pace
 from router_rest.rate_limit.sliding_window import RateLimit
 from tests.rest import virtual
-from tests.rest.tasks import KEYED, WIRE, Tasks, hurry, rows, tasks
+from tests.rest.tasks import CLIENT, KEYED, Tasks, hurry, rows, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,7 +117,7 @@ def test_a_limit_that_is_cut_in_the_middle_loses_nothing(sending: Tasks, rate: i
 def test_a_slow_api_gets_no_more_calls_at_once(sending: Tasks) -> None:
     """Without it an API that takes ten times as long has ten times the calls to work on."""
     sending.api.play(latency=0.03)
-    job = sending.job(pace=Pace((), 16), wire={**WIRE, "in_flight": 16})
+    job = sending.job(pace=Pace((), 16), client={**CLIENT, "in_flight": 16})
 
     with sending.under_way(job, *MANY, after=60):
         sending.api.play(latency=0.3)
@@ -133,7 +133,7 @@ def test_a_slow_api_gets_no_more_calls_at_once(sending: Tasks) -> None:
 def test_constant_timeouts_do_not_make_more_calls(sending: Tasks) -> None:
     """A constant timeout looks like a steady latency: whoever adds calls then keeps an API from its recovery."""
     sending.api.play(latency=0.05)
-    job = sending.job(pace=Pace((), 16), wire={**WIRE, "read": 0.4, "total": 0.4, "in_flight": 16})
+    job = sending.job(pace=Pace((), 16), client={**CLIENT, "read": 0.4, "total": 0.4, "in_flight": 16})
 
     with sending.under_way(job, *MANY, after=60) as running:
         silent = sending.api.play(failures=[Failure(how="silent")])
@@ -173,7 +173,7 @@ def test_no_second_at_a_real_api_is_above_the_limit(api: Api, lake: Lake) -> Non
     four = [rows(range(900 * partition, 900 * partition + 900), partition=partition) for partition in range(4)]
     with tasks(api, lake) as sending:
         sending.api.play(latency=0.034)
-        job = sending.job(pace=Pace((RateLimit(1000, None, 1.0),), 64, share=0.95), wire={**WIRE, "in_flight": 32})
+        job = sending.job(pace=Pace((RateLimit(1000, None, 1.0),), 64, share=0.95), client={**CLIENT, "in_flight": 32})
         sending.drain(job, *four)
 
         sending.prove(*four, keyed=True, limit=1000)

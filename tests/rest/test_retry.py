@@ -12,12 +12,11 @@ from requests.structures import CaseInsensitiveDict
 
 from router_rest.credentials import TaskLogin
 from router_rest.delivery.batcher import Call
-from router_rest.delivery.body import body_of
-from router_rest.delivery.call import Delivery, RequestBuilder, RequestForm
+from router_rest.delivery.call import Delivery, Policy, RequestBuilder, RequestForm
 from router_rest.delivery.response_status import BulkResults
-from router_rest.delivery.retry import Policy
 from router_rest.http_client.response import InDoubt, Response, Unsent
 from router_rest.rate_limit.protocol import Pace
+from router_rest.templates import body_of
 from tests.rest.virtual import Api, World, simulate
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from router import StartError
 from router_demo.api import Api
 from router_rest.batch import KILL, SILENT, check_spark
 from router_rest.delivery.worker import task
-from tests.rest.tasks import WIRE, rows, tasks
+from tests.rest.tasks import CLIENT, rows, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +65,7 @@ def test_spark_hears_of_a_task_that_waits(lake: Lake) -> None:
     reading, writing = os.pipe()
     with Api() as api, tasks(api, lake) as sending:
         api.play(latency=600)
-        job = sending.job(wire={**WIRE, "read": 300.0, "total": 300.0})
+        job = sending.job(client={**CLIENT, "read": 300.0, "total": 300.0})
 
         def work() -> None:
             with os.fdopen(writing, "wb", 65536) as out:  # as Spark's worker writes

@@ -15,7 +15,7 @@ from router_rest.auth import Auth
 from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.receipts import ReceiptWriter
 from router_rest.delivery.response_status import BulkResults
-from tests.rest.tasks import OWNER, WIRE, Tasks, rows, tasks
+from tests.rest.tasks import CLIENT, OWNER, Tasks, rows, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,7 +178,7 @@ def test_rows_of_a_task_that_was_killed_are_in_doubt(sending: Tasks) -> None:
 def test_rows_that_were_never_sent_are_in_no_doubt(sending: Tasks) -> None:
     """Without it every outage puts all rows in doubt."""
     sending.api.play(outage="refused")
-    sent = sending.run(sending.job(wire={**WIRE, "connect": 1.0}), rows(range(100)))
+    sent = sending.run(sending.job(client={**CLIENT, "connect": 1.0}), rows(range(100)))
     assert (sent.counts["left"], "away" in sent.texts) == (100, True)
     sending.api.play()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from router_rest.rate_limit.client import TaskTokens
 from router_rest.rate_limit.sliding_window import Run
-from router_rest.rate_limit.tokens import TaskTokens
 
 
 @pytest.fixture

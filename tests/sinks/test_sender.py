@@ -11,15 +11,14 @@ import pytest
 
 from router import StartError
 from router_demo.kafka import EmbeddedKafka, await_topic
-from router_sinks.kafka_client import Cluster, Trouble
-from router_sinks.kafka_producer import BrokerAway, Denied, Sender
+from router_sinks.kafka_client import BrokerAway, Cluster, Denied, Sender, Trouble
 from router_sinks.kafka_topics import CreateTopics
 from tests.sinks.topic import read_topic, topics_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from router_sinks.kafka_producer import Record
+    from router_sinks.kafka_client import Record
 
 NOBODY = "127.0.0.1:1"
 

@@ -1,35 +1,29 @@
-"""Cut rows into calls, always the same ones: a call that is sent again has the bytes and the key that it had.
+"""Cut rows into calls, always the same ones: a call that is sent again has the same bytes and the same key.
 
 Rows come in record batches, in the order of their source partition and offset. Where one call ends and the next begins
 depends on the rows and on `CallSize` alone: not on how they come in record batches, and not on which were sent before.
-`CallQueue` keeps calls until they may go out: at once, or one after the other where rows keep an order. `Feeder` lets
-them out when it is written down that they may. Runs on executors.
+`CallQueue` keeps calls until they may go out: at once, or one after the other where rows keep an order. Runs on
+executors.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 from zlib import crc32
 
-import numpy as np
-
-from router_rest.delivery.receipts import Settled
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
     from router import Encoding
-    from router_rest.delivery.body import Body
-    from router_rest.delivery.receipts import KnownReceipts, Place, Range, ReceiptWriter
+    from router_rest.templates import Body
 
 
 MOST_OPEN = 256
@@ -38,10 +32,10 @@ MOST_OPEN = 256
 
 @dataclass(frozen=True)
 class CallSize:
-    """The size of calls; stays the same for a batch, whatever the configuration says meanwhile.
+    """The size of calls. A batch that has begun keeps its own, also when the configuration changes.
 
-    `bytes` counts the rows of a call, and one more for each. `orders`: rows with the same key share one of
-    so many orders, in which one call goes out after the other; 0: in no order.
+    `bytes` counts the rows of a call, and one more for each. `orders`: rows with the same key share one of so many
+    orders, within which one call is sent after the other; 0: there is no order.
     """
 
     rows: int = 1
@@ -51,11 +45,11 @@ class CallSize:
 
 @dataclass
 class Call:
-    """Rows that go out together: of one source partition, in the order of their offsets.
+    """Rows that are sent together: of one source partition, in the order of their offsets.
 
-    `url`: where rows name it; empty where it is the same for all. `order`: the calls of one order go out one after the
-    other; None: at any time. `attempts` were made with these rows before. `doubtful` are offsets of rows that may have
-    arrived in an attempt that ended without an answer.
+    `url` is empty where it is the same for all calls. `order`: the calls of one order are sent one after the other;
+    None: at any time. `attempts` counts those made with these rows so far. `doubtful` are the offsets of rows that may
+    have arrived in an attempt that ended without an answer.
     """
 
     topic: str | None
@@ -70,7 +64,7 @@ class Call:
 
     @classmethod
     def alone(cls, place: tuple[str | None, int, int]) -> Call:
-        """Return what stands for a row that no call can be made of."""
+        """Return a call with one empty row, which stands for a row that cannot be sent."""
         topic, partition, offset = place
         return cls(topic, partition, [offset], [b""])
 
@@ -81,7 +75,7 @@ class Call:
     def id(self, body: bytes, owner: bytes = b"") -> str:
         """Return the name of the call with this body, and the key by which the API can tell that it comes again.
 
-        `owner` is whose call it is: two sinks may send the same rows to the same API, and mean it.
+        `owner` is the sink whose call it is: two sinks may send the same rows to the same API on purpose.
         """
         place = f"{_quoted(self.topic or '')}/{self.partition}/{self.offsets[0]}-{self.offsets[-1]}"
         return f"{place}/{hashlib.sha256(owner + body).hexdigest()[:16]}"
@@ -100,7 +94,7 @@ class Call:
 
 @dataclass
 class Batcher:
-    """The rows of a task that are not a whole call yet."""
+    """The rows of a task that do not fill a call yet."""
 
     cut: CallSize
     _open: OrderedDict[str | int, Call] = field(default_factory=OrderedDict)
@@ -127,7 +121,7 @@ class Batcher:
         if self.cut.rows == 1:
             yield Call(topic, partition, [offset], [row], url, order)
             return
-        which = url if order is None else order  # one at a time: its order is that of its rows
+        which = url if order is None else order  # an order has one open call: calls keep the order of rows
         call = self._open.get(which)
         large = former is None and call is not None and call.size + len(row) + 1 > self.cut.bytes
         if call is not None and (call.url != url or large):
@@ -144,20 +138,20 @@ class Batcher:
             yield self._open.pop(which)
 
     def end(self) -> Iterator[Call]:
-        """Yield the calls that are not full: no more rows come of this partition, or range of one."""
+        """Yield the calls that are not full: no more rows come from this partition, or this part of it."""
         while self._open:
             yield self._open.popitem(last=False)[1]
 
 
 @lru_cache(maxsize=1024)
 def _quoted(topic: str) -> str:
-    """Return a topic as it can stand in a header, whatever characters it has."""
+    """Return a topic percent-encoded, so that a header can hold it."""
     return quote(topic, safe="")
 
 
 @dataclass
 class CallQueue:
-    """The calls of a task that were cut and not begun, at most about `most`; belongs to one event loop."""
+    """The calls of a task that were cut and not begun, about `most` of them; it belongs to one event loop."""
 
     most: int
     held: int = 0
@@ -169,7 +163,7 @@ class CallQueue:
     _room: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def put(self, call: Call) -> bool:
-        """Add a call, once there is room; False where it will not go out: its order is blocked, or all is over."""
+        """Add a call once there is room; False where it will not be sent: its order is blocked, or the queue ended."""
         while self.held >= self.most and not self.over:
             self._room.clear()
             await self._room.wait()
@@ -185,11 +179,11 @@ class CallQueue:
             self._behind[call.order] = deque()
             self._begin(call)
         if waited:
-            await asyncio.sleep(0)  # or the first call went out when all that may be held are cut
+            await asyncio.sleep(0)  # else the first call would be sent only after the queue is full
         return True
 
     async def take(self) -> Call | None:
-        """Return the next call that may go out, once there is one; None: there will be none."""
+        """Return the next call that may be sent, once there is one; None: no more come."""
         while not self._ready:
             if self.over:
                 return None
@@ -201,7 +195,7 @@ class CallQueue:
         return call
 
     def finished(self, call: Call, *, whole: bool) -> None:
-        """Let the next call of an order go out, unless rows of this one are left: they come first."""
+        """Release the next call of an order; block the order where this call is not delivered as a `whole`."""
         if call.order is None:
             return
         behind = self._behind[call.order]
@@ -215,7 +209,7 @@ class CallQueue:
             del self._behind[call.order]
 
     def end(self, *, drop: bool = False) -> None:
-        """Let no more calls come; with `drop` those that are held do not go out either."""
+        """Take no more calls; with `drop` those in the queue are not sent either."""
         self.over = True
         if drop:
             self._ready.clear()
@@ -242,16 +236,13 @@ class CallQueue:
 
 
 TAKES = ("_topic", "_partition", "_offset", "_order", "_to", "_row")
-"""Where a row came from, what it keeps its order by (null: nothing), its URL, or why it has none, and what the encoding
-takes."""
+"""Where a row came from, the key of its order (or null), its URL or why it has none, and what the encoding takes."""
 FORMER = "_former"
-"""The call that a row went out in before, where it is sent again."""
-Stretch = tuple["Place", Any, int]
-"""Rows of one source partition that follow each other: where from, their offsets, the position of the first."""
+"""The call in which a row was sent before, where it is sent again."""
 
 
 class TakenRow(NamedTuple):
-    """A row as calls are cut of it: what `Batcher.add` takes, or `why` it can be in none."""
+    """A row as `Batcher.add` takes it, or `why` it can be in no call."""
 
     place: tuple[str | None, int, int]
     value: bytes
@@ -265,7 +256,7 @@ class TakenRow(NamedTuple):
 class RowReader:
     """A reader of record batches with the columns of TAKES, and FORMER where rows were in a call before.
 
-    `urls`: rows name theirs.
+    `urls`: rows name their URL.
     """
 
     encoding: Encoding
@@ -291,84 +282,7 @@ class RowReader:
         to = rows.column("_to")
         urls, faults = (to.field(name).to_pylist() for name in ("url", "fault"))
         missing = to.is_null().to_pylist()
-        told = ["its URL cannot be evaluated" if lost else fault for lost, fault in zip(missing, faults, strict=True)]
-        return urls, told
-
-
-@dataclass
-class Feeder:
-    """The way of a task's rows, but for those with a receipt, into calls for `queue`.
-
-    `settle` takes rows of which no call can be made. `chunk`: rows that are reserved at once, at least.
-    """
-
-    batcher: Batcher
-    reader: RowReader
-    known: KnownReceipts
-    receipts: ReceiptWriter
-    queue: CallQueue
-    chunk: int
-    settle: Callable[[Settled], None]
-    seen: int = 0
-    skipped: int = 0
-    _reserved: int = field(default=0, init=False)
-
-    async def take(self, rows: pa.RecordBatch, *, send: bool) -> None:
-        """Take the rows of a record batch; only count them when nothing is sent any more."""
-        found = list(stretches(rows))
-        missing = [self.known.open(place, offsets) for place, offsets, _ in found]
-        wanted = np.concatenate(missing) if missing else np.ones(0, bool)
-        self.seen += rows.num_rows
-        self.skipped += rows.num_rows - int(np.count_nonzero(wanted))
-        if send:  # those with a receipt as well: where calls are cut must not depend on it
-            await self._cut(rows, found, wanted)
-
-    async def end(self) -> None:
-        """Let go out what is not full."""
-        for call in self.batcher.end():
-            await self._begin(call)
-
-    async def _cut(self, rows: pa.RecordBatch, found: Sequence[Stretch], wanted: Any) -> None:
-        self._reserved = 0
-        for at, row in enumerate(self.reader.rows(rows)):
-            if at >= self._reserved:
-                await self._reserve(at, rows.num_rows, found)
-            if row.why is not None:
-                if wanted[at]:
-                    self.settle(Settled(Call.alone(row.place), "dead", time.time(), reason=row.why))
-                continue
-            for call in self.batcher.add(*row[:5]):
-                if not await self._begin(call):
-                    return
-
-    async def _begin(self, call: Call) -> bool:
-        """Let a call go out, but for its rows that have a receipt; False when nothing goes out any more."""
-        call = self.known.rest(call)
-        if not len(call):
-            return True
-        return await self.queue.put(call) or not self.queue.over
-
-    async def _reserve(self, at: int, rows: int, found: Iterable[Stretch]) -> None:
-        """Write down which rows may go out next."""
-        self._reserved = min(rows, at + max(self.chunk, int(self.receipts.rate * 1.5)))
-        ranges: list[Range] = []
-        for place, offsets, first in found:
-            low, high = max(at, first), min(self._reserved, first + len(offsets))
-            if low < high:
-                part = offsets[low - first : high - first]  # not in order where rows follow former calls
-                ranges.append((*place, int(part.min()), int(part.max())))
-        await self.receipts.reserve(ranges)
-
-
-def stretches(rows: pa.RecordBatch) -> Iterator[Stretch]:
-    """Yield the rows of a record batch by source partition."""
-    if not rows.num_rows:
-        return
-    topics = rows.column("_topic").dictionary_encode()
-    codes = topics.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    partitions = rows.column("_partition").to_numpy(zero_copy_only=False)
-    offsets = rows.column("_offset").to_numpy(zero_copy_only=False)
-    changes = (np.flatnonzero((codes[1:] != codes[:-1]) | (partitions[1:] != partitions[:-1])) + 1).tolist()
-    for first, last in zip([0, *changes], [*changes, len(offsets)], strict=True):
-        topic = None if codes[first] < 0 else topics.dictionary[int(codes[first])].as_py()
-        yield (topic, int(partitions[first])), offsets[first:last], first
+        reasons = [
+            "its URL cannot be evaluated" if lost else fault for lost, fault in zip(missing, faults, strict=True)
+        ]
+        return urls, reasons

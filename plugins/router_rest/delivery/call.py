@@ -1,12 +1,15 @@
 """Bring a call to its end: its request, attempts, new credentials, smaller calls, and an action for each row.
 
-Runs on executors, in the event loop of a task. Every attempt takes a token of the rate limit. `requests` prepares one
-request for each URL; those of calls are copies of it, which is a tenth of the work.
+Runs on executors, in the event loop of a task. `requests` prepares one request for each URL; those of calls are copies
+of it, which is a tenth of the work. Every attempt takes a token of the rate limit, and every attempt but the first one
+of the retry budget. A call that waits for its next attempt still counts as in flight, so that a broken API is not asked
+by more and more calls.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -14,29 +17,41 @@ from typing import TYPE_CHECKING, Any
 
 from requests import PreparedRequest, Request
 from requests.structures import CaseInsensitiveDict
+from tenacity import AsyncRetrying, retry_if_result
 
 from router_rest.delivery.receipts import Settled
-from router_rest.delivery.response_status import Action, action_for
-from router_rest.delivery.retry import Attempt, Classifier, Ending, Retries, excerpt
+from router_rest.delivery.response_status import (
+    Action,
+    Remaining,
+    Unreadable,
+    action_for,
+    doubtful,
+    left,
+    pause,
+    throttles,
+)
 from router_rest.http_client.response import InDoubt, Unsent
 from router_rest.rate_limit.client import LeaseEnded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from tenacity import RetryCallState
 
     from router_rest.credentials import TaskLogin
     from router_rest.delivery.batcher import Call
-    from router_rest.delivery.body import Body
-    from router_rest.delivery.retry import Policy
+    from router_rest.delivery.response_status import BulkResults, Result
     from router_rest.http_client.client import HttpClient
+    from router_rest.http_client.response import Response
     from router_rest.rate_limit.client import LeaseClient
+    from router_rest.templates import Body
 
 
 class Headers(CaseInsensitiveDict[Any]):
-    """The headers of a request, copied and listed as a whole: `requests` does either name by name."""
+    """The headers of a request, copied and listed as a whole: `requests` does both name by name, which is slower."""
 
     _store: OrderedDict[str, tuple[str, Any]]
-    """Of CaseInsensitiveDict: names and values by names in lower case."""
+    """The attribute of CaseInsensitiveDict: names and values by names in lower case."""
 
     @classmethod
     def of(cls, other: Any) -> Headers:
@@ -51,12 +66,12 @@ class Headers(CaseInsensitiveDict[Any]):
 
 
 MOST_KEPT = 1024
-"""Requests that are kept prepared: URLs may be made of data, and be as many as rows."""
+"""Prepared requests that are kept: where URLs are made of data there may be as many as rows."""
 
 
 @dataclass(frozen=True)
 class RequestForm:
-    """What all requests of a sink have in common; travels to tasks.
+    """What all requests of a sink have in common; it is pickled to tasks.
 
     `url`: empty where rows name theirs. `key_header` carries the idempotency key, where there is one.
     """
@@ -70,13 +85,13 @@ class RequestForm:
 
 @dataclass
 class RequestBuilder:
-    """A builder of requests, all but their login."""
+    """A builder of requests without their login."""
 
     form: RequestForm
     _prepared: OrderedDict[str, PreparedRequest] = field(default_factory=OrderedDict)
 
     def request(self, url: str, body: bytes, key: str) -> PreparedRequest:
-        """Return the request of a call. Raises ValueError for a URL that is none."""
+        """Return the request of a call. Raises ValueError for an invalid URL."""
         base = self._base(url or self.form.url)
         request = PreparedRequest()
         request.method, request.url = base.method, base.url
@@ -104,13 +119,193 @@ def quoted(key: str) -> str:
     return f'"{key}"'
 
 
+@dataclass(frozen=True)
+class Policy:
+    """When a call is sent again, and how its answer tells rows apart; it is pickled to tasks.
+
+    `attempts` and `elapsed` (seconds) bound the attempts of a call within one task, waits for the retry budget
+    included. `first` and `longest` bound the seconds between two attempts, unless the API asks for more. `again`:
+    statuses after which a call is sent again, in place of the usual ones.
+    """
+
+    attempts: int = 5
+    elapsed: float = 60.0
+    first: float = 0.2
+    longest: float = 10.0
+    again: frozenset[int] | None = None
+    results: BulkResults | None = None
+
+
+@dataclass
+class Attempt:
+    """The result of one attempt. `pause`: seconds after which the API wants to be called again."""
+
+    action: Action
+    why: str
+    status: int | None = None
+    seconds: float | None = None
+    body: bytes = b""
+    pause: float | None = None
+    results: list[Result] | None = None
+
+
+class Ending(Exception):  # noqa: N818 - it says what happens
+    """The end of the task: calls that wait are not sent."""
+
+
+@dataclass
+class Retries:
+    """The attempts of calls. `allowed` takes a token of the retry budget, if there is one; `ending` ends all waits."""
+
+    policy: Policy
+    allowed: Callable[[], bool]
+    ending: asyncio.Event
+
+    async def until_classified(self, attempt: Callable[[], Awaitable[Attempt]]) -> Attempt:
+        """Make attempts until one is not to be repeated, or as often and as long as the policy says. Raises Ending."""
+        until = self.deadline()
+        made = await attempt()
+        if made.action is not Action.AGAIN:
+            return made
+        first = iter([made])  # tenacity counts it as its first
+
+        async def once() -> Attempt:
+            nonlocal made
+            if next(first, None) is None and await self.budget(until):
+                made = await attempt()
+            return made
+
+        retrying = AsyncRetrying(
+            sleep=self.sleep,
+            stop=lambda state: state.attempt_number >= self.policy.attempts or self._late(state, until),
+            wait=self._wait,
+            retry=retry_if_result(_is_again),
+            retry_error_callback=_last,
+        )
+        final: Attempt = await retrying(once)
+        return final
+
+    def deadline(self) -> float:
+        """Return when a call that begins now is given up, by the clock of the loop."""
+        return asyncio.get_running_loop().time() + self.policy.elapsed
+
+    async def budget(self, until: float) -> bool:
+        """Wait for a token of the retry budget, which keeps retries from making an overload worse.
+
+        False: there was none until then. Raises Ending.
+        """
+        while not self.allowed():
+            left = until - asyncio.get_running_loop().time()
+            if left <= 0:
+                return False
+            await self.sleep(min(left, self.backoff(3)))
+        return True
+
+    def backoff(self, attempts: int) -> float:
+        """Return the seconds to wait after so many attempts: a random share of what doubles with each."""
+        return random.uniform(0, min(self.policy.longest, self.policy.first * 2 ** (attempts - 1)))
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait. Raises Ending."""
+        try:
+            await asyncio.wait_for(self.ending.wait(), seconds)
+        except asyncio.TimeoutError:
+            return
+        raise Ending("the task ends")
+
+    def _wait(self, state: RetryCallState) -> float:
+        """Return the seconds before the next attempt: never fewer than the API says."""
+        return (_last(state).pause or 0.0) + self.backoff(state.attempt_number)
+
+    @staticmethod
+    def _late(state: RetryCallState, until: float) -> bool:
+        return asyncio.get_running_loop().time() + state.upcoming_sleep >= until
+
+
+def _is_again(attempt: Attempt) -> bool:
+    return attempt.action is Action.AGAIN
+
+
+def _last(state: RetryCallState) -> Attempt:
+    assert state.outcome is not None
+    last: Attempt = state.outcome.result()
+    return last
+
+
+_LOOK = 0.05
+"""Seconds between two readings of the headers about the limit."""
+
+
+@dataclass
+class Classifier:
+    """The meaning of answers for the calls of one task. `keyed`: these carry idempotency keys."""
+
+    policy: Policy
+    keyed: bool
+    clock: Callable[[], float] = time.time
+    _looked: float = 0.0
+
+    def classified(self, call: Call, answer: Response) -> tuple[Attempt, dict[str, Any]]:
+        """Return what an answer means for a call, and the arguments of `LeaseClient.saw` for it."""
+        status = answer.status
+        meant = action_for(status, keyed=self.keyed, url_of_data=bool(call.url), again=self.policy.again)
+        attempt = Attempt(meant, "", status, answer.seconds, answer.body)
+        if doubtful(status) or answer.resent:
+            call.doubtful = frozenset(call.offsets)
+        if meant is Action.DONE:
+            throttled = self._read(call, attempt)
+        else:
+            attempt.why = f"the API answers {status}{excerpt(answer.body)}"
+            attempt.pause = pause(answer.headers, self.clock()) if meant is Action.AGAIN else None
+            throttled = throttles(status, attempt.pause is not None)
+        return attempt, {
+            "status": status,
+            "ok": meant in {Action.DONE, Action.REFUSED, Action.SPLIT} and not throttled,
+            "throttled": throttled,
+            "pause": attempt.pause,
+            "left": self._left(answer.headers),
+            "seconds": answer.seconds,
+        }
+
+    def _read(self, call: Call, attempt: Attempt) -> bool:
+        """Read the result of each row from an answer; return whether one says that there were too many calls."""
+        if self.policy.results is None:
+            return False
+        try:
+            attempt.results = self.policy.results.by_row(attempt.body, call.rows)
+        except Unreadable as error:
+            attempt.action = Action.WRONG
+            attempt.why = f"`results` does not go with what the API answers: {error}"
+            call.doubtful = frozenset(call.offsets)
+            return False
+        return any(result.status == 429 for result in attempt.results)
+
+    def _left(self, headers: Mapping[str, str]) -> tuple[float, float] | None:
+        """Return the calls left and their seconds by the headers; not for every answer: they change slowly."""
+        now = self.clock()
+        if now - self._looked < _LOOK:
+            return None
+        self._looked = now
+        remaining: Remaining | None = left(headers, now)
+        return None if remaining is None else (remaining.calls, remaining.seconds)
+
+
+def excerpt(body: bytes) -> str:
+    """Return the beginning of an answer, for a reason."""
+    text = body[:200].decode(errors="replace").strip()
+    return f": {text}" if text else ""
+
+
 @dataclass
 class Delivery:
-    """The delivery of one task's calls. `settle` takes each row that is done with; `owner` is whose calls they are."""
+    """The delivery of one task's calls. `settle` takes rows and their result; `owner` names the sink, for keys.
+
+    `why` says what the last trouble was, `wrong` what must be changed before anything can be delivered.
+    """
 
     policy: Policy
     builder: RequestBuilder
-    wire: HttpClient
+    client: HttpClient
     lease: LeaseClient
     login: TaskLogin
     owner: bytes
@@ -125,15 +320,12 @@ class Delivery:
         self._retries = Retries(self.policy, self.lease.may_retry, self.ending)
 
     async def deliver(self, call: Call) -> list[Call]:
-        """Deliver the rows of a call, in smaller ones where that is needed; return the rows that are left.
-
-        `why` says what the last trouble was, `wrong` what must be changed before anything can be delivered.
-        """
+        """Deliver the rows of a call, in smaller calls where that is needed; return the rows that are left."""
         waiting, over = [call], []
         while waiting:
             part = waiting.pop()
             try:
-                waiting += reversed(await self._pursued(part))
+                waiting += reversed(await self._send_until_settled(part))
             except _Undelivered as error:
                 over.append(error.call)
                 if part.order is None and not self.ending.is_set():
@@ -142,11 +334,11 @@ class Delivery:
         return over
 
     def end(self) -> None:
-        """Let nothing go out that is not under way."""
+        """Send nothing more; calls in flight go on."""
         self.ending.set()
 
-    async def _pursued(self, call: Call) -> Sequence[Call]:
-        """Send a call and settle its rows; return calls that its rows go on in."""
+    async def _send_until_settled(self, call: Call) -> Sequence[Call]:
+        """Send a call and settle its rows; return smaller calls with the rows that are to be sent again."""
         body = self.builder.form.body.join(call.rows)
         key = call.id(body, self.owner)
         try:
@@ -187,7 +379,7 @@ class Delivery:
         await self.lease.token(len(call))
         saw: dict[str, Any] = {"status": None, "ok": False, "throttled": False}
         try:
-            answer = await self.wire.send(self.login.auth(request), again=lambda: self.lease.again(len(call)))
+            answer = await self.client.send(self.login.auth(request), again=lambda: self.lease.again(len(call)))
             attempt, saw = self._classifier.classified(call, answer)
         except Unsent as error:
             attempt = Attempt(Action.AGAIN, error.what)
@@ -195,7 +387,7 @@ class Delivery:
             call.doubtful = frozenset(call.offsets)
             saw["timeout"] = error.timeout
             attempt = Attempt(Action.AGAIN, error.what)
-        except LeaseEnded:  # between the first and the second time that the wire would have sent it
+        except LeaseEnded:  # after the first of the two times that the client would have sent it
             call.doubtful = frozenset(call.offsets)
             raise
         finally:
@@ -204,13 +396,13 @@ class Delivery:
         return attempt
 
     async def _done(self, call: Call, attempt: Attempt, key: str) -> Sequence[Call]:
-        """Settle the rows of a call that was taken, each as the answer says; return those to send again."""
+        """Settle the rows of a call that was taken, each as the answer says; return calls to send again."""
         if attempt.results is None:
             self._settle(call, "delivered", attempt, key)
             return ()
         by_action: dict[Action, list[int]] = {}
         for at, result in enumerate(attempt.results):
-            meant = action_for(result.status, keyed=False, again=self.policy.again)  # the key is the whole call's
+            meant = action_for(result.status, keyed=False, again=self.policy.again)  # the key belongs to the whole call
             by_action.setdefault(meant, []).append(at)
         self._settle(call.of(by_action.pop(Action.DONE, [])), "delivered", attempt, key)
         again = call.of(by_action.pop(Action.AGAIN, []))
@@ -221,7 +413,7 @@ class Delivery:
         return await self._later(again)
 
     async def _later(self, call: Call) -> Sequence[Call]:
-        """Return rows that an answer says to send again, after a wait; raise when that was said often enough."""
+        """Return a call to send again after a wait; raise when it had all its attempts."""
         if not len(call):
             return ()
         self.why = f"the API does not take {len(call)} rows of a call now"
@@ -244,7 +436,7 @@ class Delivery:
 
 
 class _Undelivered(Exception):  # noqa: N818
-    """Rows that are left."""
+    """A call whose rows are left."""
 
     def __init__(self, call: Call) -> None:
         super().__init__()

@@ -1,22 +1,22 @@
 """Send a batch: run Spark jobs until every row has a receipt, or has waited for too long and is parked.
 
-Runs on the driver, but for what parks rows. What became of the batch is counted by its receipts, whoever wrote them,
-in however many attempts.
+Runs on the driver, except for `park`. The outcome of a batch is counted by its receipts, in however many attempts they
+were written.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from router import Outcome, StartError
+from router_encoders.outbox_rows import bounded_batches
 from router_rest.delivery.batcher import Batcher, Call
 from router_rest.delivery.partitioner import Extent, PartitionPlan, plan
 from router_rest.delivery.receipts import PLACES, SCHEMA, KnownReceipts, Settled, ranges_in, receipts
@@ -25,7 +25,7 @@ from router_rest.delivery.worker import REPORT, task
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from router import Batch, Parts
     from router_rest.delivery.batcher import CallSize, TakenRow
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 Tried: TypeAlias = "tuple[Range, ...]"
-"""The rows of a call that was sent, and is left."""
+"""The rows of a call that was sent, and not delivered."""
 
 
 @dataclass
@@ -44,10 +44,11 @@ class OutageClock:
     """The time since an API took any row, and the time since each call was first tried in vain.
 
     The second is for rows that an API never takes while it takes others, such as a call that it answers 500 every time:
-    each delivery of another row would start the first count anew, and these would hold their batch for ever. A call is
-    told by its first row without a receipt. It counts from the end of the first job that tried it in vain, for as long
-    as every job that delivers anything tries it again; its being delivered, or taken for another part, ends the count.
-    Rows that were not tried, as those behind a limit of an hour, wait for their turn and not for the API.
+    each delivery of another row would start the first count anew, and these would block their batch for ever. A call is
+    recognised by its first row without a receipt. Its time begins at the end of the first job that tried it in vain,
+    and goes on as long as every job that delivers anything tries it again; when it is delivered, or belongs to another
+    call, its time ends. Rows that were not tried, as those behind a limit of an hour, wait for their turn and not for
+    the API.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -58,7 +59,7 @@ class OutageClock:
         self._moved = self.clock()
 
     def heard(self, tried: Sequence[Tried], *, moved: bool) -> None:
-        """Take in what a job came to: whether any row got its receipt, and calls that were tried in vain."""
+        """Note the result of a job: whether any row got its receipt, and the calls that were tried in vain."""
         now, before = self.clock(), self._tried
         # where nothing was delivered, all that was left before is left
         self._tried = {} if moved else dict(before)
@@ -69,7 +70,7 @@ class OutageClock:
             self._moved = now
 
     def forget(self) -> None:
-        """Count no call any more: those that were left were parked."""
+        """Forget all calls: those that were left have been parked."""
         self._tried = {}
 
     @property
@@ -84,16 +85,16 @@ class OutageClock:
 
 
 COUNTED = "rows bigint"
-"""What these tasks return: rows that got a receipt."""
+"""What tasks that park rows return: how many rows got a receipt."""
 
 
 def park(
     job: TaskJob, reason: str, only: Sequence[Range] | None = None
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function of a task that parks rows without a receipt, for mapInArrow. Needs `feeding.TAKES`.
+    """Return the function of a task that parks rows without a receipt, for mapInArrow. Needs `batcher.TAKES`.
 
-    Calls are cut as for sending: what is in doubt went out in them, and whoever sends the rows again does it by the
-    same keys. only: the ranges of the rows that are parked; None: all.
+    Calls are cut as for sending: rows in doubt were sent in these calls, and a replay sends them with the same keys.
+    `only`: the ranges of the rows to park; None: all.
     """
 
     def parked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -133,7 +134,7 @@ def _parked(job: TaskJob, known: KnownReceipts, calls: Iterable[Call], reason: s
 
 
 def _settled(job: TaskJob, call: Call, reason: str) -> Settled:
-    """Return what is known of a call that does not go out now; its rows are not needed any more."""
+    """Return the parked rows of a call; drop their values, which are not needed any more."""
     if call.rows == [b""]:  # no call can be made of it
         return Settled(call, "parked", time.time(), reason=reason)
     name = call.id(job.form.body.join(call.rows), job.owner.name.encode())
@@ -147,23 +148,20 @@ def _counted(rows: int) -> pa.RecordBatch:
 
 log = logging.getLogger("router")
 DEAD_AT_LEAST = 10
-"""Rows of a batch that may be refused in any case: one of three is no sign that something else is wrong."""
+"""Rows of a batch that may be refused in any case: one refused row of three does not mean a wrong configuration."""
 SHORTEST = 0.5
 """Seconds between two jobs of one batch."""
 LONGEST = 2.0
-"""Seconds after which it is asked again whether the API takes something."""
+"""Seconds after which the driver looks again whether the API may be called."""
 SAID = 60.0
 """Seconds between two lines in the log about an API that is away."""
-BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-BOUNDED = str(32 << 20)
-"""Bytes of an Arrow batch: the router leaves it open, for rows that are small."""
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """What one job came to: rows by what became of them, the receipts of those refused, why others are left.
+    """The result of one job: counts of rows, the receipts of refused ones, and why others are left.
 
-    `tried` are the calls that were made in vain.
+    `tried` are the calls that were sent in vain.
     """
 
     counts: dict[str, int]
@@ -202,8 +200,9 @@ class JobResult:
 class BatchJob:
     """The Spark jobs that send one batch.
 
-    `columns` makes those of `feeding.TAKES` of events; `plan` says who gets which, and each gets them in an `order`.
-    `job` is the tasks'. `share` of the rows may be refused; `limit` is the name of theirs at the `leases`.
+    `columns` makes the columns of `batcher.TAKES` from events; `plan` says which task gets which rows, and `order` by
+    what a task gets them sorted. `job` is what each task gets. `share` of the rows may be refused. `limit` is the name
+    of their limit at the server of `leases`.
     """
 
     events: DataFrame
@@ -236,30 +235,30 @@ class BatchJob:
     def deliver(self) -> None:
         """Send until every row has a receipt. Raises as `run` does."""
         while left := self.rows_left():
-            if not self.patient() and self.park() >= left:
+            if not self.wait_to_retry() and self.park() >= left:
                 return
 
     def rows_left(self) -> int:
         """Run the job once; return how many rows are left that may be delivered later."""
-        with bounded(self.events.sparkSession):
+        with bounded_batches(self.events.sparkSession):
             # all at once: whatever else was asked of these reports would send everything again
             reports = self._placed().mapInArrow(task(self.job), REPORT).filter("kind != 'tick'")
             result = JobResult.of(reports.toArrow())
         if result.wrong:
             raise StartError(f"{self.limit} does not take calls: {result.wrong}")
-        self._bury(result.refused)
+        self._write_refused(result.refused)
         self.outage.heard(result.tried, moved=result.moved)
         if result.left:
-            self._say(result)
+            self._log_waiting(result)
         return result.left
 
-    def patient(self) -> bool:
-        """Wait until another job is worth its start; False when rows have waited for too long, and are to be parked.
+    def wait_to_retry(self) -> bool:
+        """Wait until it is worth starting another job; False when rows have waited for too long, and are to be parked.
 
-        That is all that are left once the API has taken nothing for `max_outage.after`. While it takes others it is the
-        calls that it has failed for that long by themselves (see OutageClock): a few rows that it answers 500 for ever
-        block their batch until then, for nobody can tell them from those that it will take. Raises StartError where
-        `max_outage` says to fail, ConnectionError when the batch is stopped.
+        When the API has taken nothing for `max_outage.after`, these are all rows that are left. While it takes other
+        rows, they are those of calls that it has failed for that long (see OutageClock): a few rows that it answers 500
+        for ever block their batch until then, for they cannot be told from rows that it will take. Raises StartError
+        where `max_outage` says to fail, ConnectionError when the batch is stopped.
         """
         again = SHORTEST
         while again > 0:
@@ -290,22 +289,22 @@ class BatchJob:
         why = "the API has not taken it for longer than max_outage"
         only = None if self.outage.away > self.max_outage.after else self.outage.stuck(self.max_outage.after)
         parked = self._placed().mapInArrow(park(self.job, why, only), COUNTED)
-        with bounded(self.events.sparkSession):
+        with bounded_batches(self.events.sparkSession):
             rows: int = sum(row["rows"] for row in parked.collect())
         log.warning("%s: %d rows are parked: %s", self.batch.key, rows, why)
         self.outage.forget()
         return rows
 
     def _placed(self) -> DataFrame:
-        """Return the rows of each task, in order; they are encoded as they are sent."""
+        """Return the rows of each task, in order; tasks encode them."""
         key = self.plan.key()
         by = [F.expr(key)] if key else [F.col("_topic"), F.col("_partition")]
         several = self.plan.tasks > 1
         dealt = self.events.repartition(self.plan.tasks, *by) if several else self.events.coalesce(1)
         return self.columns(dealt.sortWithinPartitions(*self.order))
 
-    def _bury(self, refused: pa.Table) -> None:
-        """Write the receipts of rows that were refused, if these are not too many to be the rows' fault."""
+    def _write_refused(self, refused: pa.Table) -> None:
+        """Write the receipts of refused rows; raise StartError for so many that the configuration must be wrong."""
         if not refused.num_rows:
             return
         before = sum(rows.column("status").to_pylist().count("dead") for _, rows in self.job.parts.read(["status"]))
@@ -315,15 +314,15 @@ class BatchJob:
             raise StartError(f"{self.limit} refuses {many} of {self.plan.rows} rows, such as: {why}")
         self.job.parts.write(refused)
 
-    def _say(self, result: JobResult) -> None:
-        """Tell the operator why it takes so long, now and then."""
+    def _log_waiting(self, result: JobResult) -> None:
+        """Log why rows wait, once in SAID seconds at most."""
         if time.monotonic() - self._said > SAID:
             self._said = time.monotonic()
             log.warning("%s: %d rows wait for %s: %s", self.batch.key, result.left, self.limit, result.away)
 
 
 def _named(ranges: list[Range]) -> str:
-    """Return the first of some rows by where they came from, for a message."""
+    """Return where the first of some rows came from, for a message."""
     topic, partition, first, last = ranges[0]
     more = f" and {len(ranges) - 1} ranges more" if ranges[1:] else ""
     return f"offsets {first} to {last} of {topic}/{partition}{more}"
@@ -337,9 +336,9 @@ def allowed(rows: int, share: float) -> int:
 def planned(
     events: DataFrame, parts: Parts, cut: CallSize, owner: Owner, tasks: int, *, said: bool, whole: bool = False
 ) -> PartitionPlan:
-    """Return how the batch is sent: as it was begun, if it was; one job otherwise. Writes it down.
+    """Return the plan of a batch: the one it was begun with, else a new one, which is written down.
 
-    `said`, `whole`: as for `plan`.
+    `said`, `whole`: as for `plan`. A new plan takes one Spark job, which counts the rows.
     """
     for notes, _ in parts.read([]):
         if "plan" in notes:
@@ -356,19 +355,8 @@ def planned(
     return made
 
 
-@contextmanager
-def bounded(spark: SparkSession) -> Iterator[None]:
-    """Let tasks get rows in Arrow batches of bounded bytes."""
-    before: Any = spark.conf.get(BATCH_BYTES)
-    spark.conf.set(BATCH_BYTES, BOUNDED)
-    try:
-        yield
-    finally:
-        spark.conf.set(BATCH_BYTES, before)
-
-
 RANKS = ("parked", "dead", "delivered")
-"""Statuses, the one that counts the most last: two attempts may have had the same row at the same time."""
+"""Statuses, in rising order of rank: two attempts may have sent the same row at the same time."""
 
 
 def outcome(events: DataFrame, parts: Parts) -> Outcome:

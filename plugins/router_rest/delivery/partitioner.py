@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 MOST_RANGES = 256
-"""Ranges that rows are compared with; of more source partitions each goes where its hash leads."""
+"""Ranges that each row is compared with at most; where there would be more, source partitions are hashed to tasks."""
 LEAST_CALLS = 32
-"""Calls that a task has at least, where somebody said how many tasks there are."""
+"""Calls that a task has at least, where the configuration says how many tasks there are."""
 WORTH_CALLS = 2000
-"""Calls that are worth a task otherwise: they take a process about as long as Spark takes to deal rows to several."""
+"""Calls that justify a task otherwise: one process sends them in about the time that Spark takes for a shuffle."""
 WORTH_ROWS = 50_000
-"""Rows that are, however few calls they go out in."""
+"""Rows that justify a task, however few their calls are."""
 EVEN = 1.05
-"""Times its share that a task may have: at the end it is alone, and has only its part of the calls in flight."""
+"""The largest part of a task, in even shares: the one that ends last is alone, with its part of the calls in flight."""
 
 
 class Extent(NamedTuple):
@@ -45,9 +45,9 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """The way a batch is sent, for as long as it takes: a replay by another configuration must not cut it anew.
+    """How a batch is cut and which task sends what, kept until it is done: a new configuration must not cut it anew.
 
-    Without `pieces` source partitions go where their hash leads.
+    Without `pieces` source partitions are hashed to tasks.
     """
 
     cut: CallSize
@@ -61,13 +61,13 @@ class PartitionPlan:
 
     @classmethod
     def read(cls, note: str) -> PartitionPlan:
-        """Return what a note says."""
+        """Return the plan of a note."""
         said = json.loads(note)
         pieces = tuple(Piece(*piece) for piece in said["pieces"])
         return cls(_size(said["cut"]), said["tasks"], said["rows"], pieces)
 
     def key(self) -> str | None:
-        """Return SQL for a number whose hash leads to the row's task; None: take topic and partition."""
+        """Return SQL for the number by whose hash Spark sends a row to its task; None: hash topic and partition."""
         if not self.pieces:
             return None
         keys = keys_of(self.tasks)
@@ -134,7 +134,7 @@ def _cut(extents: Iterable[Extent], rows: int, tasks: int) -> list[Piece]:
 
 
 def _within(piece: Piece) -> str:
-    """Return SQL that is true for the rows of a range. The topic is data: it is written as bytes."""
+    """Return SQL that is true for the rows of a range. The topic comes from data, so it is written as bytes."""
     topic = "NULL" if piece.topic is None else f"CAST(X'{piece.topic.encode().hex()}' AS STRING)"
     return f"_topic <=> {topic} AND _partition = {piece.partition} AND _offset BETWEEN {piece.first} AND {piece.last}"
 

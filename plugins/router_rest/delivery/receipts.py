@@ -1,4 +1,4 @@
-"""One receipt for each row: what became of it. Written in parts by tasks, read by the next attempt at the batch.
+"""Receipts: what became of each row. Tasks write them in parts, and the next attempt at the batch reads them.
 
 A part may have notes about the attempt that wrote it:
 
@@ -61,9 +61,9 @@ SCHEMA = pa.schema(
     ]
 )
 """`status`: delivered, dead (never to be sent again by itself) or parked. `latency_ms`: of the last attempt.
-`call_id` is the call that the row went out in; of a parked row the one that it would have gone out in, or has, where
-that is in doubt. `in_doubt`: the row may have arrived in an earlier attempt as well. `replay` names the replay that the
-row was sent again in, which has no `batch_id`.
+`call_id` is the call in which the row was sent; for a parked row the one in which it would have been sent, and perhaps
+was, where that is in doubt. `in_doubt`: the row may have arrived in an earlier attempt as well. `replay` names the
+replay in which the row was sent again; it has no `batch_id` then.
 """
 DDL = (
     "query string, route string, sink string, batch_id bigint, topic string, partition int, offset bigint, "
@@ -79,7 +79,7 @@ LONGEST_REASON = 500
 
 @dataclass(frozen=True)
 class Owner:
-    """The batch of a sink that receipts are about, or the replay of rows from many batches."""
+    """The batch of a sink, or the replay of rows from many batches, that receipts belong to."""
 
     query: str
     route: str
@@ -89,15 +89,15 @@ class Owner:
 
     @property
     def name(self) -> str:
-        """Return whose calls these are, in whichever batch."""
+        """Return the sink's own name, which is the same for all batches."""
         return f"{self.query}/{self.route}/{self.sink}"
 
 
 @dataclass
 class Settled:
-    """Rows that are done with, and the answer that settled them.
+    """Rows that get a receipt now, and the answer that decided it.
 
-    `at` in seconds since 1970; `id` names the call that they went out in, which may have had more rows.
+    `at` is in seconds since 1970; `id` names the call in which they were sent, which may have had more rows.
     """
 
     call: Call
@@ -177,7 +177,7 @@ class KnownReceipts:
         return np.ones(len(offsets), bool) if done is None else ~np.isin(offsets, done, kind="sort")
 
     def rest(self, call: Call) -> Call:
-        """Return what of a call has no receipt, and of that what may have arrived."""
+        """Return a call of the rows without a receipt, in which those that may have arrived are marked."""
         place = call.topic, call.partition
         if place in self.done:
             left = np.flatnonzero(self.open(place, call.offsets)).tolist()
@@ -200,7 +200,7 @@ def note_of(ranges: Iterable[Range]) -> str:
 
 
 def ranges_of(place: Place, offsets: Iterable[int]) -> list[Range]:
-    """Return offsets as ranges; those that follow each other are one."""
+    """Return offsets as ranges; consecutive ones are one range."""
     found: list[Range] = []
     for at in sorted(offsets):
         if found and found[-1][3] == at - 1:
@@ -221,7 +221,7 @@ def _spread(ranges: Iterable[Range], into: dict[Place, list[tuple[int, int]]]) -
 
 
 def _collect(rows: pa.Table, done: dict[Place, list[Any]]) -> None:
-    """Sort the rows of a part by where they came from."""
+    """Add the offsets of a part to those of their source partitions."""
     if not rows.num_rows:
         return
     for place in rows.group_by(["topic", "partition"]).aggregate([("offset", "list")]).to_pylist():
@@ -229,14 +229,14 @@ def _collect(rows: pa.Table, done: dict[Place, list[Any]]) -> None:
 
 
 EVERY = 1.0
-"""Seconds between two parts: what a worker that is killed did within them is in doubt."""
+"""Seconds between two parts: calls that a killed worker sent since the last part are in doubt."""
 
 
 @dataclass
 class ReceiptWriter:
     """The receipts of one task, written about every second; belongs to one event loop.
 
-    `also` is told of what is about to be written, in a thread: it may write more of its own before.
+    `also` is called with the rows, in a thread, before their receipts are written.
     """
 
     parts: Parts
@@ -255,7 +255,7 @@ class ReceiptWriter:
         self._settled.append(settled)
 
     async def reserve(self, ranges: Iterable[Range]) -> None:
-        """Write down that calls of these rows may go out; they may once this returns."""
+        """Write down that calls of these rows may be sent; they may be once this returns."""
         self._reserved.extend(ranges)
         await self.flush()
 
@@ -267,7 +267,7 @@ class ReceiptWriter:
                 await self.flush()
 
     async def flush(self) -> None:
-        """Write what is noted as one part."""
+        """Write the receipts and ranges that have been noted as one part."""
         async with self._lock:
             settled, self._settled = self._settled, []
             reserved, self._reserved = self._reserved, []
@@ -276,7 +276,7 @@ class ReceiptWriter:
             await self._write(settled, notes)
 
     async def end(self, unsure: Iterable[tuple[str | None, int, Iterable[int]]]) -> None:
-        """Write the last part: all calls have ended; `unsure` are rows without a receipt that may have arrived."""
+        """Write the last part, when all calls have ended; `unsure` are rows without a receipt that may have arrived."""
         ranges = [one for topic, partition, offsets in unsure for one in ranges_of((topic, partition), offsets)]
         async with self._lock:
             settled, self._settled = self._settled, []
@@ -284,7 +284,7 @@ class ReceiptWriter:
         self._thread.shutdown()
 
     async def _write(self, settled: list[Settled], notes: dict[str, str]) -> None:
-        """Write a part; whoever is cancelled meanwhile waits for it, or what it holds would be lost with it."""
+        """Write a part; when cancelled meanwhile, wait until it is written, or its receipts would be lost."""
         writing = asyncio.get_running_loop().run_in_executor(self._thread, self._written, settled, notes)
         try:
             await asyncio.shield(writing)
@@ -317,14 +317,14 @@ RECORD_SCHEMA = pa.schema(
         ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
     ]
 )
-"""The columns of a raw record. `key` is the call's id, `topic`, `partition` and `offset` are the event's."""
+"""The columns of a raw record. `key` is the id of the call; `topic`, `partition` and `offset` are the event's."""
 
 
 @dataclass(frozen=True)
 class Responses:
-    """Records of calls that were taken: `{"event": ..., "response": ...}`; travels to tasks.
+    """The records of delivered calls, `{"event": ..., "response": ...}`, in a table; it is pickled to tasks.
 
-    An event that is not JSON, and a response that is not, become texts. Rows of one call have its whole response each.
+    An event or a response that is not JSON becomes a text. Each row of a call has the whole response.
     """
 
     parts: Parts

@@ -1,9 +1,10 @@
 """What a response means: what becomes of a call and of each row, and when the API wants to be called again.
 
-A call is judged by the status, a row by what a bulk API says of it, the pause and the calls left by headers.
+The status says what becomes of a call, the results of a bulk API what becomes of each row; headers say how long to
+pause, and how many calls are left.
 
 Retry-After: RFC 9110, 10.2.3. RateLimit: draft-ietf-httpapi-ratelimit-headers-11, and what APIs sent before there was
-a draft. All that headers say is a hint, and of a stranger: what cannot be read counts as not said.
+a draft. Headers are hints, and may hold anything: one that cannot be read is ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Action(Enum):
-    """What is to be done about a call."""
+    """The next step for a call."""
 
     DONE = "it is delivered"
     AGAIN = "send it again later, with the same key"
@@ -33,20 +34,20 @@ class Action(Enum):
 
 
 AGAIN = frozenset({408, 423, 425, 429, *range(500, 600)} - {501})
-"""The server did not get all of it, has too much to do, or is out of order."""
+"""The server did not get the whole call, has too much to do, or is out of order."""
 REFUSED = frozenset({400, 406, 409, 416, 422, 424, 451})
 OF_THE_URL = frozenset({403, 404, 410, 414})
-"""A verdict on the URL: on the row where its values make it, else on the configuration."""
+"""Statuses about the URL: the row is wrong where its values make the URL, else the configuration is."""
 NOT_DONE = frozenset({501, 503})
-"""A server that fails so has not done what it was asked to; of every other failure of its own nobody knows."""
+"""Failures of a server that has not processed the call; after every other 5xx nobody knows."""
 
 
 def action_for(status: int, *, keyed: bool, url_of_data: bool = False, again: frozenset[int] | None = None) -> Action:
     """Return what an answer of this status means.
 
-    `keyed`: calls carry an idempotency key, so that 409 says that the first attempt is still running; else it is a
-    conflict, which another attempt does not solve. `again` are the statuses that are tried again in place of the usual;
-    the others of these say that it is the row.
+    `keyed`: calls carry an idempotency key, so 409 says that the first attempt is still running; else it is a conflict,
+    which another attempt does not solve. `again` are the statuses after which a call is sent again, in place of AGAIN;
+    a status of AGAIN that is not among them says that the row is wrong.
     """
     if 200 <= status < 300:
         return Action.DONE
@@ -72,12 +73,12 @@ _NOTHING = object()
 
 
 class Unreadable(ValueError):  # noqa: N818 - it says what the answer is
-    """An answer that says nothing of its rows, in the way that is configured."""
+    """An answer in which the results of its rows are not where the configuration says."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What an API says of one row: a status as of HTTP, and the text of it."""
+    """The result of one row: a status like that of HTTP, and the text of the reason."""
 
     status: int
     text: bytes
@@ -85,14 +86,14 @@ class Result:
 
 @dataclass(frozen=True)
 class BulkResults:
-    """The places of results in an answer.
+    """Where the results of rows are in an answer.
 
-    `path` leads to a list (empty: the answer is one); `status` leads, within an element, to what became of the row: one
-    of `ok` where these are given, else a status as of HTTP, true or false, or a word such as `created`; where it leads
-    nowhere, or to null, the row was taken. `id` leads to what names the row, which is the value that the row has at
-    `row_id`, or a position among the rows where rows have no such field; without `id` there is one element for each
-    row, in their order. Rows that no element is about were taken. `reason` leads to why a row was not. Paths are names
-    with dots; `*` is the only field of an object, whatever its name.
+    `path` leads to a list (empty: the answer itself is the list). Within an element `status` leads to what became of
+    the row: one of `ok` where these are given, else a status like that of HTTP, true or false, or a word such as
+    `created`; where it leads nowhere, or to null, the row was taken. `id` leads to the name of the row, which is the
+    value that the row has at `row_id`, or its position among the rows where rows have no such field; without `id` there
+    is one element for each row, in their order. Rows without an element were taken. `reason` leads to why a row was
+    not. Paths are names with dots between them; `*` is the only field of an object, whatever its name.
     """
 
     path: str
@@ -126,7 +127,7 @@ class BulkResults:
         return Result(status, why.encode() if isinstance(why, str) else msgspec.json.encode(element))
 
     def _names(self, rows: Sequence[bytes], found: Mapping[str, Result]) -> list[str]:
-        """Return what names each row; raise Unreadable when an element is about none of them."""
+        """Return the name of each row; raise Unreadable when an element is about none of them."""
         values = [_at(_decoded(row), self.row_id or self.id or "") for row in rows]
         nameless = all(value is _NOTHING for value in values)
         names = [str(at) for at in range(len(rows))] if nameless else [_name(value) for value in values]
@@ -159,7 +160,7 @@ def _name(value: Any) -> str:
 
 
 def _status(value: Any, ok: Sequence[str | int | bool]) -> int:
-    """Return a status as of HTTP for what an element says; true is no 1 here."""
+    """Return a status like that of HTTP for the value of an element; true is not 1 here."""
     if ok:
         if any(type(value) is type(one) and value == one for one in ok):
             return 200
@@ -174,7 +175,7 @@ def _status(value: Any, ok: Sequence[str | int | bool]) -> int:
 
 
 LONGEST_PAUSE = 3600.0
-"""Seconds that an API can make us wait, whatever it says: a limit may well be one of an hour."""
+"""Seconds of a pause at most, whatever an API says: it may have a limit of an hour."""
 _MOST_OF_HEADER = 1024
 """Characters of a header that are looked at."""
 _NUMBER = re.compile(r"\d{1,30}(\.\d{0,9})?")
@@ -189,7 +190,7 @@ _OLDER = (
     ("x-rate-limit-remaining", "x-rate-limit-reset"),
 )
 _EPOCH = 1e9
-"""From here on a reset is a time since 1970 and no number of seconds; a thousand times later, one in milliseconds."""
+"""From here on a reset is no duration but a time since 1970, in seconds; a thousand times later, in milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -201,10 +202,10 @@ class Remaining:
 
 
 def pause(headers: Mapping[str, str], now: float) -> float | None:
-    """Return after how many seconds an API wants to be called again; None where it does not say so.
+    """Return after how many seconds an API wants to be called again; None where it does not say.
 
-    Never less than it said, but LONGEST_PAUSE at most. `now` is the time since 1970; names are in whichever case when
-    `headers` are, as those of `requests`.
+    Never less than it says, but LONGEST_PAUSE at most. `now` is in seconds since 1970. `headers` find names in any
+    case, as those of `requests` do.
     """
     said = headers.get("retry-after")
     seconds = None if said is None or len(said) > _MOST_OF_HEADER else _after(said.strip(), headers, now)
@@ -215,7 +216,7 @@ def pause(headers: Mapping[str, str], now: float) -> float | None:
 
 
 def left(headers: Mapping[str, str], now: float) -> Remaining | None:
-    """Return how many calls an API still takes until when, by the tightest of its policies; None: it does not say."""
+    """Return the calls that an API still takes and for how long, by its tightest policy; None: it does not say."""
     found = [*_drafted(headers), *_older(headers, now)]
     return min(found, key=lambda one: one.calls / max(one.seconds, 1.0), default=None)
 
@@ -227,7 +228,7 @@ def _after(said: str, headers: Mapping[str, str], now: float) -> float | None:
     date = _date(said)
     if date is None:
         return None
-    its_now = _date(headers.get("date", ""))  # by its own clock, where it shows one: ours may be another
+    its_now = _date(headers.get("date", ""))  # by the clock of the API where it says the time: ours may differ
     return date - (now if its_now is None else its_now)
 
 
@@ -265,7 +266,7 @@ def _drafted(headers: Mapping[str, str]) -> Iterator[Remaining]:
 
 
 def _members(said: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the members of a list of strings with parameters (RFC 9651); nothing of one that is malformed."""
+    """Yield the members of a list of strings with parameters (RFC 9651); nothing of a malformed list."""
     found, position = [], 0
     while position < len(said):
         member = _MEMBER.match(said, position)

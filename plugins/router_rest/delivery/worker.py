@@ -11,31 +11,41 @@ import gc
 import os
 import queue
 import threading
+import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from router import keep_archives
 from router_rest.credentials import TaskLogin
-from router_rest.delivery.batcher import Batcher, CallQueue, Feeder, RowReader
+from router_rest.delivery.batcher import Batcher, Call, CallQueue, RowReader
 from router_rest.delivery.call import Delivery, RequestBuilder
-from router_rest.delivery.receipts import DDL, SCHEMA, KnownReceipts, ReceiptWriter, note_of, ranges_of, receipts
+from router_rest.delivery.receipts import (
+    DDL,
+    SCHEMA,
+    KnownReceipts,
+    ReceiptWriter,
+    Settled,
+    note_of,
+    ranges_of,
+    receipts,
+)
 from router_rest.http_client.client import HttpClient
 from router_rest.rate_limit.client import LeaseClient, LeaseEnded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
     from requests.auth import AuthBase
 
     from router import Encoding, Parts
-    from router_rest.delivery.batcher import Call, CallSize
-    from router_rest.delivery.call import RequestForm
-    from router_rest.delivery.receipts import Owner, Responses, Settled
-    from router_rest.delivery.retry import Policy
+    from router_rest.delivery.batcher import CallSize
+    from router_rest.delivery.call import Policy, RequestForm
+    from router_rest.delivery.receipts import Owner, Place, Range, Responses
     from router_rest.rate_limit.protocol import ServerAddress
 
 REPORT = f"kind string, rows bigint, text string, receipt struct<{DDL}>"
@@ -47,11 +57,12 @@ _COLUMNS = pa.schema(
     [("kind", pa.string()), ("rows", pa.int64()), ("text", pa.string()), ("receipt", pa.struct(list(SCHEMA)))]
 )
 _TICK = 2.0
-"""Seconds after which Spark hears something at the latest: it can be told to kill workers that are silent."""
+"""Seconds between two signs of life for Spark, which a setting can make kill workers that are silent."""
 _BUFFER = int(os.environ.get("SPARK_BUFFER_SIZE", "65536"))
-"""Bytes that Spark's worker collects before it sends any: less than that would be heard a minute later."""
+"""Bytes that Spark's worker collects before it sends any: a smaller report could wait there for a minute."""
 _GARBAGE = 50_000, 50, 100
-"""Objects that Python makes before it looks for cycles: with its own 700 it looks at all that wait, all the time."""
+"""Python's thresholds for garbage collection: with its default of 700 objects it would scan all waiting calls, over and
+over."""
 
 
 def task(job: TaskJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -76,7 +87,7 @@ def task(job: TaskJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Recor
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Let Python spend less on looking for garbage in a `with` block: a tenth of the CPU time of small calls."""
+    """Let Python collect garbage less often in a `with` block: this saves a tenth of the CPU time of small calls."""
     before = gc.get_threshold()
     gc.freeze()  # what a worker has imported stays
     gc.set_threshold(*_GARBAGE)
@@ -105,12 +116,12 @@ async def _send(job: TaskJob, feed: Feed) -> None:
 
 
 class Broken(Exception):  # noqa: N818 - it says what happened
-    """The end of a task that Spark does not want any more."""
+    """A task that Spark has closed before its rows ended."""
 
 
 @dataclass
 class Feed:
-    """The way of record batches to the loop of a task, one ahead of it, and of its reports to Spark."""
+    """Two queues between Spark's thread and the loop of a task: record batches, one ahead of it, and its reports."""
 
     failed: BaseException | None = None
     over: threading.Event = field(default_factory=threading.Event)
@@ -124,7 +135,7 @@ class Feed:
     # in Spark's thread
 
     def put(self, rows: pa.RecordBatch | None) -> Iterator[pa.RecordBatch]:
-        """Give rows to the loop once it has room; yield what it reports meanwhile."""
+        """Give rows to the loop once it has room; yield the reports it has made by then."""
         while not self._room.acquire(timeout=_TICK) and not self.over.is_set():
             yield from [*self._reported(), _tick()]
         self._given.put(rows)
@@ -141,7 +152,7 @@ class Feed:
         self._raise()
 
     def close(self) -> None:
-        """Break off what the loop does, unless it is done: nobody waits for it. What is under way is in doubt."""
+        """Make the loop stop, unless it is done: Spark has closed the task. Calls in flight are in doubt."""
         self._closed.set()
         if not self.over.is_set():
             self._wake()
@@ -169,7 +180,7 @@ class Feed:
         self._loop = asyncio.get_running_loop()
 
     async def batches(self) -> AsyncIterator[pa.RecordBatch]:
-        """Yield what is given, until the end; raise Broken when there is none to come."""
+        """Yield the record batches that are given, until the end; raise Broken when the task was closed before."""
         while True:
             self._there.clear()
             if self._closed.is_set():
@@ -183,12 +194,12 @@ class Feed:
             await self._there.wait()
 
     def report(self, found: list[dict[str, Any]]) -> None:
-        """Tell Spark something."""
+        """Report rows of REPORT to Spark."""
         self._reports.put(_report(found))
 
 
 def _tick() -> pa.RecordBatch:
-    """Return a report that says nothing, and is too large to be kept back together with those before it."""
+    """Return an empty report, so large that Spark's worker sends it, with those that wait before it, at once."""
     return _report([{"kind": "tick", "text": " " * 2 * _BUFFER}])
 
 
@@ -199,16 +210,16 @@ def _report(found: list[dict[str, Any]]) -> pa.RecordBatch:
 _AHEAD = 4
 """Calls that are cut ahead, and rows that are reserved at least, for each that can be in flight."""
 _NAMED = 1000
-"""Calls that were tried in vain of which is told which rows they have, the first ones."""
+"""Calls tried in vain whose rows a report names: the first so many."""
 
 
 @dataclass(frozen=True)
 class TaskJob:
-    """What every task is given; travels, so that nothing in it is secret.
+    """All that a task is given; it is pickled to executors, so nothing in it is secret.
 
-    `wire`: arguments of Wire. `authorise` makes of what the driver gives how `requests` authorises. `dead_at_most`:
-    rows of a task beyond which it gives up, for then it is not the rows that are wrong. `responses` lands what came
-    back, before its receipts.
+    `client`: the arguments of HttpClient. `authorise` turns what the driver gives into an `AuthBase`. A task gives up
+    when more than `dead_at_most` of its rows are refused, for then it is not the rows that are wrong.
+    `responses` lands the answers, before their receipts.
     """
 
     owner: Owner
@@ -218,7 +229,7 @@ class TaskJob:
     cut: CallSize
     policy: Policy
     address: ServerAddress
-    wire: Mapping[str, Any]
+    client: Mapping[str, Any]
     authorise: Callable[[Mapping[str, Any]], AuthBase]
     dead_at_most: int
     responses: Responses | None = None
@@ -231,7 +242,91 @@ class TaskJob:
     @property
     def in_flight(self) -> int:
         """Return how many calls a task makes at a time."""
-        return int(self.wire["in_flight"])
+        return int(self.client["in_flight"])
+
+
+Stretch = tuple["Place", Any, int]
+"""Rows of one source partition that follow each other: where from, their offsets, the position of the first."""
+
+
+@dataclass
+class Feeder:
+    """The maker of a task's calls for `queue`, from all rows but those with a receipt.
+
+    `settle` takes rows of which no call can be made. `chunk`: rows that are reserved at once, at least. A reservation
+    is a note that the calls of some rows may go out: after a crash such a row counts as one that may have arrived.
+    """
+
+    batcher: Batcher
+    reader: RowReader
+    known: KnownReceipts
+    receipts: ReceiptWriter
+    queue: CallQueue
+    chunk: int
+    settle: Callable[[Settled], None]
+    seen: int = 0
+    skipped: int = 0
+    _reserved: int = field(default=0, init=False)
+
+    async def take(self, rows: pa.RecordBatch, *, send: bool) -> None:
+        """Make calls of the rows of a record batch; without `send` only count the rows."""
+        found = list(stretches(rows))
+        missing = [self.known.open(place, offsets) for place, offsets, _ in found]
+        wanted = np.concatenate(missing) if missing else np.ones(0, bool)
+        self.seen += rows.num_rows
+        self.skipped += rows.num_rows - int(np.count_nonzero(wanted))
+        if send:  # rows with a receipt too: where calls are cut must not depend on receipts
+            await self._cut(rows, found, wanted)
+
+    async def end(self) -> None:
+        """Queue the calls that are not full: no more rows come."""
+        for call in self.batcher.end():
+            await self._begin(call)
+
+    async def _cut(self, rows: pa.RecordBatch, found: Sequence[Stretch], wanted: Any) -> None:
+        self._reserved = 0
+        for at, row in enumerate(self.reader.rows(rows)):
+            if at >= self._reserved:
+                await self._reserve(at, rows.num_rows, found)
+            if row.why is not None:
+                if wanted[at]:
+                    self.settle(Settled(Call.alone(row.place), "dead", time.time(), reason=row.why))
+                continue
+            for call in self.batcher.add(*row[:5]):
+                if not await self._begin(call):
+                    return
+
+    async def _begin(self, call: Call) -> bool:
+        """Queue a call without its rows that have a receipt; False when nothing is sent any more."""
+        call = self.known.rest(call)
+        if not len(call):
+            return True
+        return await self.queue.put(call) or not self.queue.over
+
+    async def _reserve(self, at: int, rows: int, found: Iterable[Stretch]) -> None:
+        """Write down which rows may go out next."""
+        self._reserved = min(rows, at + max(self.chunk, int(self.receipts.rate * 1.5)))
+        ranges: list[Range] = []
+        for place, offsets, first in found:
+            low, high = max(at, first), min(self._reserved, first + len(offsets))
+            if low < high:
+                part = offsets[low - first : high - first]  # not in order in a replay: rows follow their former calls
+                ranges.append((*place, int(part.min()), int(part.max())))
+        await self.receipts.reserve(ranges)
+
+
+def stretches(rows: pa.RecordBatch) -> Iterator[Stretch]:
+    """Yield the rows of a record batch by source partition."""
+    if not rows.num_rows:
+        return
+    topics = rows.column("_topic").dictionary_encode()
+    codes = topics.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    partitions = rows.column("_partition").to_numpy(zero_copy_only=False)
+    offsets = rows.column("_offset").to_numpy(zero_copy_only=False)
+    changes = (np.flatnonzero((codes[1:] != codes[:-1]) | (partitions[1:] != partitions[:-1])) + 1).tolist()
+    for first, last in zip([0, *changes], [*changes, len(offsets)], strict=True):
+        topic = None if codes[first] < 0 else topics.dictionary[int(codes[first])].as_py()
+        yield (topic, int(partitions[first])), offsets[first:last], first
 
 
 @dataclass
@@ -261,17 +356,17 @@ class TaskWorker:
         )
 
     async def run(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
-        """Deliver all rows, or as many as can be now; take them all in any case."""
-        lease, wire = None, None
+        """Deliver all rows, or as many as can be delivered now; read all of them in any case."""
+        lease, client = None, None
         try:
             lease = await LeaseClient.open(self.job.address, self.job.owner.name)
             login = TaskLogin(lease, self.job.authorise)
             await login.open()
-            wire = HttpClient(**self.job.wire, proxies=login.proxies)
+            client = HttpClient(**self.job.client, proxies=login.proxies)
             self._delivery = Delivery(
                 self.job.policy,
                 RequestBuilder(self.job.form),
-                wire,
+                client,
                 lease,
                 login,
                 self.job.owner.name.encode(),
@@ -282,16 +377,16 @@ class TaskWorker:
             self._end("away", str(error))
             await self._feed(batches)
         finally:
-            for one in (wire, lease):
+            for one in (client, lease):
                 if one is not None:
                     await one.close()
-        self._tell()
+        self._report_counts()
 
     async def _deliver(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
         keeping = asyncio.create_task(self._receipts.keep())
         workers = [asyncio.create_task(self._work()) for _ in range(self.job.in_flight)]
         for one in (keeping, *workers):
-            one.add_done_callback(self._look)
+            one.add_done_callback(self._stop_on_failure)
         try:
             await self._feed(batches)
             await asyncio.gather(*workers)
@@ -303,7 +398,7 @@ class TaskWorker:
         await self._receipts.end((one.topic, one.partition, one.doubtful) for one in self._left if one.doubtful)
 
     async def _feed(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
-        """Take all rows that there are."""
+        """Read all rows; make calls of them until there is trouble."""
         async for rows in batches:
             await self._feeder.take(rows, send=self.trouble is None)
         if self.trouble is None:
@@ -311,7 +406,7 @@ class TaskWorker:
         self._queue.end()
 
     async def _work(self) -> None:
-        """Deliver one call after the other."""
+        """Deliver one queued call after the other, until there are none."""
         assert self._delivery is not None
         while (call := await self._queue.take()) is not None:
             self.counts["calls"] += 1
@@ -335,19 +430,19 @@ class TaskWorker:
             self._end("wrong", f"more than {self.job.dead_at_most} rows were refused, the last: {settled.reason}")
 
     def _end(self, kind: str, text: str) -> None:
-        """Let nothing more go out, for the first reason of all."""
+        """Send nothing more. The first reason given counts."""
         self.trouble = self.trouble or (kind, text)
         self._queue.end(drop=True)
         if self._delivery is not None:
             self._delivery.end()
 
-    def _look(self, task: asyncio.Task[None]) -> None:
-        """End everything when one worker fails: whoever gathers them raises what it raised."""
+    def _stop_on_failure(self, task: asyncio.Task[None]) -> None:
+        """Send nothing more when a coroutine fails; `_deliver`, which gathers them, raises its error."""
         if not task.cancelled() and task.exception() is not None:
             self._end("failed", repr(task.exception()))
 
-    def _tell(self) -> None:
-        """Report how it went."""
+    def _report_counts(self) -> None:
+        """Report the counts of rows, and why some are left."""
         counts = {**self.counts, "known": self._feeder.skipped}
         left = self._feeder.seen - sum(counts.get(name, 0) for name in ("delivered", "dead", "known"))
         reports: list[dict[str, Any]] = [

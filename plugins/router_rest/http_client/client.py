@@ -1,8 +1,8 @@
 """Send requests over kept connections, many at a time.
 
-`requests` is what others see: what is sent is a `PreparedRequest`, authorised and all, and its bytes go out as it was
-prepared. aiohttp is the way to the network: `requests` itself takes a thread and most of a millisecond for each call.
-What only `requests` can do goes its way: hooks on the response, bodies that come in pieces.
+Callers see `requests`: they give a `PreparedRequest` with its login, and its bytes are sent as they were prepared.
+aiohttp does the sending, for `requests` itself takes a thread and most of a millisecond for each call. Only what
+aiohttp cannot do goes by `requests`: hooks on the response, bodies that come in pieces.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
     from requests import PreparedRequest
 
 LONGEST_IDLE = 30.0
-"""Seconds after which an idle connection is closed: many servers, and what is between, do so after a minute."""
+"""Seconds after which an idle connection is closed: many servers and proxies do so after a minute."""
 MOST_HEAD = 64 << 10
 """Bytes of a status line or of a header."""
 TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-"""What names of methods and headers are made of (RFC 9110, 5.6.2)."""
+"""The characters of names of methods and headers (RFC 9110, 5.6.2)."""
 TEXT = re.compile(r"[\t\x20-\x7e]*")
-"""What values of headers are made of here: signs beyond ASCII mean something else to every server (RFC 9110, 5.5)."""
+"""The characters of values of headers here: others mean something else to every server (RFC 9110, 5.5)."""
 LARGE = 1 << 20
-"""Bytes of a body from which on it is written in blocks."""
+"""Bytes from which on a body is sent in blocks."""
 NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 """Headers that aiohttp would add: a request goes out as it was prepared, and signed."""
 CERTIFICATE_REFUSED = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED")
-"""What a server's TLS alert names when it does not like the client's certificate, or wants one."""
+"""Words in a server's TLS alert when it refuses the client's certificate, or wants one."""
 
 
 class HttpClient:
@@ -53,8 +53,8 @@ class HttpClient:
 
     connect: seconds for the name, the connection and TLS together. read: seconds of silence once a request is out.
     total: seconds for all of it. most: bytes of a body that are read. in_flight: requests that are sent, and
-    connections that are open, at a time; further ones wait. verify, cert, proxies: as `requests` has them, but the
-    environment has no say.
+    connections that are open, at a time; further ones wait. verify, cert, proxies: as for `requests`, but variables of
+    the environment have no effect.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class HttpClient:
         """Send a request and return the response; redirects are responses. Raises Unsent or InDoubt.
 
         A request is sent twice, with the same bytes, when a connection that served before is closed before a byte of
-        the response comes: servers close idle connections whenever they like. `again` is awaited before, for a server
-        may have counted the first; what it raises ends the request, in doubt. Whoever cancels it leaves it in doubt.
+        the response comes: servers close idle connections whenever they like. `again` is awaited before the second
+        time, for a server may have counted the first; what it raises ends the request, in doubt. So does a cancel.
         """
         async with self._places:
             if request.hooks.get("response") or not _is_whole(request):
@@ -118,7 +118,7 @@ class HttpClient:
             return await self._resent_once(_arguments(request), again)
 
     async def close(self) -> None:
-        """Close all connections; what is under way ends in doubt."""
+        """Close all connections; requests in flight end in doubt."""
         self._with_hooks.close()
         await self._session.close()
         self._connections.abort()
@@ -135,7 +135,7 @@ class HttpClient:
             await again()
         try:
             return replace(await self._exchange(request, SendAttempt(fresh=True)), resent=True)
-        except Unsent as error:  # the second time; the first time it may have arrived
+        except Unsent as error:  # of the second time; the first request may have arrived
             raise InDoubt(f"the connection was closed before an answer came, and then: {error.what}") from None
 
     async def _exchange(self, request: dict[str, Any], attempt: SendAttempt) -> Response:
@@ -149,7 +149,7 @@ class HttpClient:
                 return await self._response(response, attempt)
             finally:
                 if not response.content.is_eof() or attempt.still_sending:
-                    response.close()  # what is left of either would be taken for the next one's
+                    response.close()  # else the rest of either would be taken for the next one's
                 response.release()
         except Exception as error:
             raise _fault(error, attempt) from None
@@ -157,7 +157,7 @@ class HttpClient:
             self._connections.idle(attempt.connection)
 
     def _route(self, url: URL) -> dict[str, Any]:
-        """Return the proxy and the TLS context for a URL. Raises Unsent for a file that is of no use."""
+        """Return the proxy and the TLS context for a URL. Raises Unsent for a TLS file that cannot be used."""
         if url.scheme == "https" and self._tls is None:
             try:
                 self._tls = tls_context(self._verify, self._cert)
@@ -194,7 +194,7 @@ class HttpClient:
 
 @dataclass(eq=False)
 class SendAttempt:
-    """What is known of one attempt. `fresh`: it is to get a connection that served nobody before."""
+    """The state of one attempt. `fresh`: it has to get a new connection."""
 
     fresh: bool = False
     connection: ResponseHandler | None = None
@@ -208,13 +208,13 @@ class SendAttempt:
 
     @property
     def still_sending(self) -> bool:
-        """Say whether the answer came before the request was out."""
+        """Say whether the answer came before the whole request was sent."""
         transport = None if self.connection is None else self.connection.transport
         return isinstance(transport, asyncio.Transport) and transport.get_write_buffer_size() > 0
 
 
 ATTEMPT: ContextVar[SendAttempt] = ContextVar("ATTEMPT")
-"""The attempt that a connection is asked for: aiohttp asks in the attempt's own task."""
+"""The attempt for which aiohttp asks for a connection: it asks in the attempt's own asyncio task."""
 
 
 class Dropped(InDoubt):
@@ -224,8 +224,8 @@ class Dropped(InDoubt):
 class Connections(aiohttp.TCPConnector):
     """aiohttp's pool of connections, at most `limit` of them open at once, wherever they lead.
 
-    aiohttp bounds those that are in use only, lends one on which something came that nobody asked for, and sends
-    requests that change nothing twice, uncounted: all three are put right where it asks for a connection.
+    aiohttp bounds only those that are in use, gives out connections on which unexpected bytes have come, and sends
+    idempotent requests a second time without telling: all three are corrected where it asks for a connection.
     """
 
     def __init__(self, limit: int) -> None:
@@ -240,7 +240,7 @@ class Connections(aiohttp.TCPConnector):
         return sum(one.is_connected() for one in self._kept)
 
     async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:
-        """Return a connection, and tell the attempt which one. Raises Dropped when this is its second."""
+        """Return a connection, and note it in the attempt. Raises Dropped when this attempt has had one."""
         attempt = ATTEMPT.get()
         if attempt.connection is not None:
             raise Dropped("the connection was closed before an answer came")
@@ -254,7 +254,7 @@ class Connections(aiohttp.TCPConnector):
                 break
             connection.close()
         self.opened += not reused
-        self._kept.pop(protocol, None)  # the one used last stands last
+        self._kept.pop(protocol, None)  # the connection used last stands last
         self._kept[protocol] = req.connection_key
         self._in_use.add(protocol)
         if protocol.transport is not None:
@@ -264,7 +264,7 @@ class Connections(aiohttp.TCPConnector):
         return connection
 
     def idle(self, connection: ResponseHandler | None) -> None:
-        """Take note that nobody uses a connection any more."""
+        """Note that a connection is not in use any more."""
         if connection is not None:
             self._in_use.discard(connection)
             if not connection.is_connected():
@@ -276,7 +276,7 @@ class Connections(aiohttp.TCPConnector):
             transport.abort()
 
     def _make_room(self, key: Any) -> None:
-        """Close the connection that is idle for longest where there are too many, and no idle one leads there."""
+        """Close the connection that has been idle longest where there are too many, and no idle one leads to `key`."""
         if len(self._kept) < self.limit:
             return
         if any(self._kept[one] == key and one.is_connected() for one in self._idle()):
@@ -298,8 +298,8 @@ def _is_whole(request: PreparedRequest) -> bool:
 def _arguments(request: PreparedRequest) -> dict[str, Any]:
     """Return a request that was prepared and authorised as aiohttp takes it.
 
-    Content-Length is counted by aiohttp, for a wrong one would make the rest of the body a request of its own. Raises
-    Unsent for what is no request: authorisation writes headers past the checks of `requests`.
+    aiohttp computes Content-Length, for with a wrong one the rest of the body would be a request of its own. Raises
+    Unsent for an invalid request: a login writes headers after the checks of `requests`.
     """
     if not TOKEN.fullmatch(request.method or ""):
         raise Unsent("the method holds signs that none may hold")
@@ -315,7 +315,7 @@ def _arguments(request: PreparedRequest) -> dict[str, Any]:
 
 
 def _in_blocks(body: bytes | None) -> bytes | io.BytesIO | None:
-    """Return a body as aiohttp takes it: it warns of large ones that are to be written at once."""
+    """Return a body as aiohttp takes it: it warns of large ones that are written at once."""
     return io.BytesIO(body) if body is not None and len(body) >= LARGE else body
 
 
@@ -325,7 +325,7 @@ def _text(value: str | bytes) -> str:
 
 @lru_cache(maxsize=256)
 def _url(url: str) -> URL:
-    """Return a URL that aiohttp sends as it is; what it says is never shown. A user in it has become a header."""
+    """Return a URL that aiohttp sends unchanged; raise Unsent, which does not quote it. A user is a header already."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
@@ -341,7 +341,7 @@ def _url(url: str) -> URL:
 
 
 def _fault(error: Exception, attempt: SendAttempt) -> Exception:
-    """Say in words why no response came; never with what was sent."""
+    """Return why no response came, in words that never quote the request."""
     if isinstance(error, (Unsent, InDoubt)):
         return error
     late = isinstance(error, asyncio.TimeoutError)
@@ -361,15 +361,15 @@ def _fault(error: Exception, attempt: SendAttempt) -> Exception:
 
 
 class UnusableFile(ValueError):  # noqa: N818 - it says what is wrong
-    """A file of a TLS option that is of no use."""
+    """A file of a TLS option that cannot be used."""
 
 
 def tls_context(verify: bool | str, cert: str | tuple[str, str] | None) -> ssl.SSLContext:
     """Return the TLS context of a client, made anew when one of its files has changed.
 
-    verify: True for the authorities that `requests` trusts, the path of a file or folder of others, False for nobody's
-    word. cert: the client's certificate, with its key in the same file or in a second one. The environment has no say.
-    Raises UnusableFile when a file is missing or holds something else.
+    verify: True for the authorities that `requests` trusts, the path of a file or folder of others, False to trust any
+    server. cert: the client's certificate, with its key in the same file or in a second one. Variables of the
+    environment have no effect. Raises UnusableFile when a file is missing or holds something else.
     """
     authorities = None if verify is False else DEFAULT_CA_BUNDLE_PATH if verify is True else verify
     files = (cert,) if isinstance(cert, str) else cert or ()

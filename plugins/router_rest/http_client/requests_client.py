@@ -1,6 +1,6 @@
-"""Send requests as `requests` does, in threads: those with hooks on the response, such as a digest login's.
+"""Send requests by `requests`, in threads: those with hooks on the response, such as a digest login has.
 
-Such a hook gets a `requests.Response`, and may send the request again by the connection that this came over.
+Such a hook gets a `requests.Response`, and may send the request again over the same connection.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ TIMEOUTS = (requests.exceptions.Timeout, wrong.TimeoutError)
 
 
 class RequestsClient:
-    """Threads, up to `in_flight` of them, each with a session that is nobody else's meanwhile.
+    """A client that sends in threads, up to `in_flight` of them, each with a session of its own meanwhile.
 
-    The options are those of HttpClient. A thread cannot be stopped: one that still reads a head that trickles when
-    `total` is over keeps its place until the other side ends, and the request counts as in doubt.
+    The options are those of HttpClient. A thread cannot be stopped: where headers of an answer still arrive slowly when
+    `total` is over, the thread stays busy until the server ends, and the request counts as in doubt.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RequestsClient:
             raise InDoubt("no answer came in time", timeout=True) from None
 
     def close(self) -> None:
-        """Close what is idle; threads that are still at work end with their request."""
+        """Close idle sessions; a busy thread ends with its request."""
         self._closed = True
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -126,7 +126,7 @@ class RequestsClient:
         return session
 
     def _body(self, response: requests.Response, end: float) -> tuple[bytes, bool]:
-        """Return at most so much of a body, and whether that is all of it."""
+        """Return at most `most` bytes of a body, and whether these are all of it."""
         parts: list[bytes] = []
         size = 0
         try:
@@ -141,7 +141,7 @@ class RequestsClient:
 
 
 def _blocks(response: requests.Response) -> Iterator[bytes]:
-    """Yield the body as it arrives: `iter_content` would wait for whole blocks, and so for any drip."""
+    """Yield the body as it arrives: `iter_content` would wait for whole blocks, however slowly they come."""
     if getattr(response, "_content_consumed", False) or not hasattr(response.raw, "read1"):
         yield response.content  # a hook has read it
         return
@@ -150,7 +150,7 @@ def _blocks(response: requests.Response) -> Iterator[bytes]:
 
 
 def _fault(error: Exception) -> Unsent | InDoubt:
-    """Say in words why a request failed; `requests` wraps the reason several times."""
+    """Return why a request failed; `requests` wraps the cause several times."""
     found = list(causes(error))
     if isinstance(error, (*NO_REQUEST, UnicodeError)):
         return Unsent(f"no request can be made of it ({type(error).__name__})")

@@ -1,4 +1,4 @@
-"""What a server answered to one request, or why it did not."""
+"""The response of a server to one request, or why there is none."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Response:
     """The answer of a server.
 
     headers: names in any case; those that came several times are joined by commas, as `requests` does.
-    body: decoded where it came as gzip or deflate, at most as long as the client was told to read.
+    body: decoded where it came as gzip or deflate; at most as long as the client may read.
     seconds: from the first byte out to the last byte in.
-    whole: False when the body went on, in size or in time, or could not be decoded to its end: its connection was
-    closed. The status holds all the same.
-    resent: the request had been sent before, over a connection that was closed before a byte of an answer came: it may
-    have been processed twice.
+    whole: False when the body was too long, took too long or could not be decoded to its end; its connection was
+    closed then. The status is valid all the same.
+    resent: the request had been sent before, over a connection that was closed before a byte of an answer came, so it
+    may have been processed twice.
     """
 
     status: int
@@ -35,7 +35,7 @@ class Response:
 
 
 class ResponseHeaders(dict[str, str]):
-    """The headers of a response: names in lower case, found by names in any."""
+    """The headers of a response: names in lower case, which are found by names in any case."""
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> ResponseHeaders:
@@ -58,7 +58,7 @@ class ResponseHeaders(dict[str, str]):
 
 
 class Unsent(OSError):  # noqa: N818 - it says what happened
-    """A request that was not sent, or with which for sure nothing was done. `what` holds no secret."""
+    """A request that the server has certainly not processed. `what` holds no secret."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -78,9 +78,9 @@ class InDoubt(OSError):  # noqa: N818
 
 
 def decoded(body: bytes, encoding: str, most: int) -> tuple[bytes, bool]:
-    """Return a body without its Content-Encoding, at most so many bytes, and whether this is all of it.
+    """Return a body without its Content-Encoding, at most `most` bytes, and whether these are all of it.
 
-    What is neither gzip nor deflate stays as it is. Of a body that breaks off comes what there is.
+    Other encodings than gzip and deflate are left as they are. Of a body that breaks off its beginning is returned.
     """
     name = encoding.strip().lower()
     if name not in {"gzip", "x-gzip", "deflate"} or not body:
@@ -97,7 +97,7 @@ def decoded(body: bytes, encoding: str, most: int) -> tuple[bytes, bool]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Say in words why there is no answer; libraries wrap the cause several times, and show what was sent."""
+    """Return why there is no answer, in own words: libraries wrap the cause several times, and quote the request."""
     return next((said for cause in causes(error) if (said := _said(cause))), f"no connection ({type(error).__name__})")
 
 

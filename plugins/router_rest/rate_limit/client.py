@@ -1,6 +1,7 @@
-"""The lease of one task: wait for the moment when a call may go out, and report to the driver how calls went.
+"""The lease of one task: wait for the moment when a call may be sent, and report to the driver how calls went.
 
-Runs on executors, in the one asyncio loop of a task.
+`LeaseClient` talks to the driver, in the one asyncio loop of a task. `TaskTokens`, which is pure, counts the tokens
+that the task holds, its calls in flight and what it has to report. Runs on executors.
 """
 
 from __future__ import annotations
@@ -10,29 +11,32 @@ import json
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
+from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
-from router_rest.rate_limit.protocol import Grant, SecureChannel, nonce
-from router_rest.rate_limit.tokens import TaskTokens
+from router_rest.rate_limit.protocol import Grant, SecureChannel, TaskReport, nonce
+from router_rest.rate_limit.sliding_window import LOOSE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import NoReturn
 
     from router_rest.rate_limit.protocol import ServerAddress
-
-__all__ = ["Gone", "LeaseClient", "LeaseEnded", "Leave"]
+    from router_rest.rate_limit.sliding_window import Run
 
 TICK = 0.1
-"""Seconds between two messages when there is nothing to hurry for."""
+"""Seconds between two messages when nothing is urgent."""
 GAP = 0.01
 """Seconds between two messages at least."""
 BEATS = 10
-"""Ticks after which the driver hears something in any case."""
+"""Ticks after which the driver gets a message in any case."""
 SILENT = 100
-"""Ticks without a word, after which the driver is gone. A loop that stood still counts as one."""
+"""Ticks without a message, after which the driver counts as gone; a blocked loop is one."""
 SAMPLES = 256
-"""Messages that the clocks are compared by."""
+"""Messages by which the clocks are compared."""
+MORE = 1.25
+"""Tokens to ask for ahead, as a multiple of those expected to be used, while tokens live long."""
 
 
 class LeaseClient:
@@ -57,22 +61,22 @@ class LeaseClient:
 
     @classmethod
     async def open(cls, address: ServerAddress, sink: str) -> LeaseClient:
-        """Reach the driver and prove to be one of its tasks. Raises Gone."""
+        """Connect to the driver as one of its tasks. Raises Gone."""
         reached = await reach(address, sink)
         lease = cls(reached.reader, reached.writer, reached.channel, sized=reached.sized)
         lease.watch(reached.now)
         return lease
 
     def watch(self, now: float) -> None:
-        """Begin to listen to the driver, whose clock says `now`."""
+        """Begin to read the driver's messages and to send reports; `now` is the time by the driver's clock."""
         self._offsets.append(self._loop.time() - now)
         self._tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._tick())]
 
     async def token(self, rows: int = 1) -> None:
-        """Return when a call of so many rows may go out, at once. Raises Leave or Gone."""
+        """Wait until a call of so many rows may be sent, at once. Raises Leave or Gone."""
         if self._ended is not None:
             self._raise()
-        rows = rows if self._sized else 1  # without a limit of rows every token is for any call
+        rows = rows if self._sized else 1  # without a limit of rows a token is good for any call
         if not self._waiting and self._tokens.take(self._loop.time(), rows):
             if self._tokens.low:
                 self._say_soon()
@@ -80,7 +84,7 @@ class LeaseClient:
         await self._wait(rows)
 
     async def again(self, rows: int = 1) -> None:
-        """Change a token for the next: what went out in it goes out once more. Raises Leave or Gone, and keeps it."""
+        """Wait for another token: a call is sent once more. Raises Leave or Gone, and keeps the old token then."""
         self._tokens.out -= 1
         try:
             await self.token(rows)
@@ -100,16 +104,16 @@ class LeaseClient:
         seconds: float = 0.0,
         timeout: bool = False,
     ) -> None:
-        """Tell how the attempt that a token was for ended.
+        """Note how the attempt ended for which a token was taken.
 
         Args:
-            status: What the API answered; None: nothing.
-            ok: The API works: it took the call, or refused it for what is in it (400, 409, 413, 422).
-            throttled: It refused the call because there were too many.
+            status: The status of the answer; None: there was none.
+            ok: The API works: it took the call, or refused it for its content (400, 409, 413, 422).
+            throttled: The API refused the call because there were too many.
             pause: Seconds of a Retry-After.
             left: Calls left, and the seconds that they are for, of RateLimit headers.
             seconds: How long the attempt took.
-            timeout: It ended because it took too long.
+            timeout: The attempt ended because it took too long.
         """
         tokens = self._tokens
         tokens.out -= 1
@@ -123,7 +127,7 @@ class LeaseClient:
             tokens.note("pause", max(pause, tokens.pause or 0.0))
         if self._waiting:
             self._serve()
-        if not ok or (self._waiting and tokens.out < tokens.cap):  # whoever waits for an answer has no need of tokens
+        if not ok or (self._waiting and tokens.out < tokens.cap):  # calls that wait for an answer need no tokens
             self._say_soon()
 
     def may_retry(self) -> bool:
@@ -134,11 +138,11 @@ class LeaseClient:
         return allowed
 
     async def credentials(self, refused: str = "") -> Mapping[str, Any]:
-        """Return what the driver has for the sink; `refused` is the version that the API did not take.
+        """Return the sink's credentials from the driver; `refused` is the version that the API did not take.
 
         Raises:
             Gone: The driver is not reached.
-            LookupError: It has none; its log says why.
+            LookupError: The driver has none; its log says why.
         """
         if isinstance(self._ended, Gone):
             self._raise()
@@ -152,7 +156,7 @@ class LeaseClient:
             del self._asked[number]
 
     async def close(self) -> None:
-        """Tell what is left to tell, and end."""
+        """Send the last report, and end the lease."""
         if not isinstance(self._ended, Gone):
             self._say()
             with suppress(OSError):
@@ -179,13 +183,13 @@ class LeaseClient:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._tokens.out -= 1  # nobody sends the call that this token was for
+                self._tokens.out -= 1  # the call that this token was for is not sent
                 self._tokens.count("lapsed", 1)
             self._waiting = deque(one for one in self._waiting if one[1] is not waiter)
             raise
 
     def _serve(self) -> None:
-        """Let calls go whose time has come, and come back for the next."""
+        """Give tokens to waiting calls whose time has come, and schedule the next."""
         now = self._loop.time()
         while self._waiting and self._tokens.take(now, self._waiting[0][0]):
             waiter = self._waiting.popleft()[1]
@@ -200,7 +204,7 @@ class LeaseClient:
                 self._waking = self._loop.call_at(due, self._serve)
 
     def _say_soon(self) -> None:
-        """Tell the driver, together with what else happens in these milliseconds."""
+        """Send a report within milliseconds, together with what else happens until then."""
         if self._saying is None and self._ended is None:
             self._saying = self._loop.call_at(max(self._loop.time(), self._said + GAP), self._say)
 
@@ -217,7 +221,7 @@ class LeaseClient:
             self._writer.transport.write(self._channel.seal(message))
 
     async def _tick(self) -> None:
-        """Tell what is not urgent, and watch for a driver that is silent."""
+        """Send reports that are not urgent, and end the lease when the driver has been silent for too long."""
         beats = 0
         while self._quiet < SILENT:
             await asyncio.sleep(TICK)
@@ -229,7 +233,7 @@ class LeaseClient:
         self._end(Gone(f"the driver has been silent for {SILENT * TICK:.0f} s"))
 
     async def _listen(self) -> None:
-        """Take in what the driver says until it is gone."""
+        """Read the driver's messages until it is gone."""
         try:
             while line := await self._reader.readline():
                 self._quiet = 0
@@ -252,7 +256,7 @@ class LeaseClient:
         if grant.state == "leave":
             self._end(Leave(grant.again))
             return
-        # The message that was fastest shows best how far the clocks are apart.
+        # the message that was fastest shows best how far the clocks are apart
         tokens.give(grant.runs, min(self._offsets))
         self._serve()
         if tokens.low or (self._waiting and tokens.cap > cap):
@@ -268,7 +272,7 @@ class LeaseClient:
             answer.set_result(message["given"])
 
     def _end(self, why: LeaseEnded) -> None:
-        """Let nobody wait any longer."""
+        """End the lease, and every wait for a token with it; for credentials too when the driver is gone."""
         if self._ended is None or isinstance(why, Gone):
             self._ended = why
         self._tokens.drop()
@@ -286,8 +290,174 @@ class LeaseClient:
         self._saying = self._waking = None
 
 
+@dataclass
+class TokenRun:
+    """The rest of a run of tokens, on this machine's clock."""
+
+    first: float
+    step: float
+    calls: int
+    rows: int
+    lives: float
+
+
+class TaskTokens:
+    """The tokens of one task, dropped when they expire, and an estimate of how many more it will use.
+
+    Runs are used in order; a call of few rows may take a token that is good for more.
+    """
+
+    def __init__(self) -> None:
+        self.cap = 0
+        """Calls in flight at most."""
+        self.out = 0
+        """Calls in flight."""
+        self.low = False
+        """Few tokens are left for what is expected: ask for more."""
+        self._runs: deque[TokenRun] = deque()
+        self._held = 0
+        self._received = self._number = 0
+        self._lives = 0.0
+        self._rate = 0.0
+        """Tokens used per second."""
+        self._used = 0
+        self._ticked: float | None = None
+        self._counts: dict[str, Any] = {}
+        self._retries = 0
+
+    def take(self, now: float, rows: int = 1) -> bool:
+        """Take a token for a call of so many rows now; False where there is none, or too many calls are in flight."""
+        if self.out >= self.cap:
+            return False
+        for run in self._runs:
+            if run.first > now:
+                break
+            if now > run.first + run.lives:
+                self._lapse(now)
+                return self.take(now, rows)
+            if run.rows >= rows:
+                self._use(run)
+                return True
+        return False
+
+    def due(self, now: float) -> float | None:
+        """Return when the next token can be used; None: there is none, or no call may be in flight now."""
+        self._lapse(now)
+        if not self._runs or self.out >= self.cap:
+            return None
+        return min((run.first for run in self._runs if run.first > now), default=None)
+
+    def give(self, runs: Iterable[Run], offset: float) -> None:
+        """Add tokens; `offset` is by how much this machine's clock is ahead of the driver's."""
+        for run in runs:
+            self._runs.append(TokenRun(run.first + offset, run.step, run.calls, run.rows, run.lives))
+            self._held += run.calls
+            self._received += run.calls
+            self._lives = run.lives
+        self.low = self._held < self._expected() // 2
+
+    def may(self, number: int, cap: int, retries: int) -> None:
+        """Set how many calls may be in flight, unless a newer message has said it, and add retries."""
+        if number >= self._number:
+            self._number, self.cap = number, cap
+        self._retries += retries
+
+    def drop(self) -> None:
+        """Drop all tokens."""
+        self.count("lapsed", self._held)
+        self._runs.clear()
+        self._held = 0
+
+    def retry(self) -> bool:
+        """Take a retry, if there is one."""
+        if self._retries < 1:
+            self.count("denied", 1)
+            return False
+        self._retries -= 1
+        self.count("retried", 1)
+        return True
+
+    def count(self, name: str, many: float) -> None:
+        """Add to a count of the next report."""
+        if many:
+            self._counts[name] = self._counts.get(name, 0) + many
+
+    def note(self, name: str, value: Any) -> None:
+        """Set a value of the next report."""
+        self._counts[name] = value
+
+    @property
+    def pause(self) -> float | None:
+        """Return the pause of the next report."""
+        return self._counts.get("pause")
+
+    @property
+    def dirty(self) -> bool:
+        """Say whether there is something to report."""
+        return bool(self._counts)
+
+    def tick(self, now: float) -> None:
+        """Estimate how many tokens are used per second, from those used since the last tick."""
+        if self._ticked is not None and now > self._ticked:
+            self._rate = (self._rate + self._used / (now - self._ticked)) / 2
+        self._used, self._ticked = 0, now
+
+    def report(self, now: float, waiting: Sequence[int], *, sized: bool) -> TaskReport:
+        """Return the next report; `waiting` has the rows of each call that waits for a token."""
+        self._lapse(now)
+        counts, self._counts = self._counts, {}
+        self.low = False  # it is asked for now
+        return TaskReport(
+            **counts,
+            received=self._received,
+            number=self._number,
+            out=self.out,
+            waiting=len(waiting),
+            wants=self._wants(waiting, sized=sized),
+        )
+
+    def _wants(self, waiting: Sequence[int], *, sized: bool) -> tuple[tuple[int, int], ...]:
+        usable = max(0, min(len(waiting), self.cap - self.out))
+        if sized:  # the rows of a call that does not wait yet are not known
+            asked = [waiting[place] for place in range(self._held, usable)]
+            return tuple((rows, len(list(alike))) for rows, alike in groupby(asked))
+        many = max(usable, self._expected()) - self._held
+        return ((1, many),) if many > 0 else ()
+
+    def _expected(self) -> int:
+        """Return how many tokens will probably be used before they expire."""
+        if self.out == 0:
+            return 0
+        return ceil(self._rate * self._lives * (MORE if self._lives >= LOOSE else 1))
+
+    def _use(self, run: TokenRun) -> None:
+        run.first += run.step
+        run.calls -= 1
+        if not run.calls:
+            self._runs.remove(run)
+        self._held -= 1
+        self._used += 1
+        self.out += 1
+        self._counts["sent"] = self._counts.get("sent", 0) + 1
+        if self._rate and 2 * self._held < self._rate * self._lives:
+            self.low = True
+
+    def _lapse(self, now: float) -> None:
+        before = self._held
+        for run in self._runs:
+            late = now - run.lives - run.first
+            if late > 0:
+                gone = min(run.calls, floor(late / run.step) + 1) if run.step else run.calls
+                run.first += gone * run.step
+                run.calls -= gone
+                self._held -= gone
+        if self._held < before:
+            self.count("lapsed", before - self._held)
+            self._runs = deque(run for run in self._runs if run.calls)
+
+
 WITHIN = 10.0
-"""Seconds to reach the driver in."""
+"""Seconds within which the driver has to be reached."""
 LONGEST = 1 << 20
 """Bytes of a line."""
 
@@ -297,7 +467,7 @@ class LeaseEnded(Exception):  # noqa: N818 - the two below say what happened
 
 
 class Leave(LeaseEnded):
-    """The end of a task that waits: the API is out for longer, or the sink stops. `again`: seconds until then."""
+    """The driver's order to end the task: nothing may be sent for `again` seconds, or the sink stops."""
 
     def __init__(self, again: float) -> None:
         super().__init__(again)
@@ -308,14 +478,14 @@ class Leave(LeaseEnded):
 
 
 class Gone(LeaseEnded):
-    """A driver that is not reached. Nobody knows what others send, so nothing goes out."""
+    """A driver that is not reached. What other tasks send is not known, so this one sends nothing."""
 
 
 @dataclass(frozen=True)
 class DriverConnection:
-    """A connection to the driver, both sides of which have proved who they are.
+    """A connection to the driver on which both sides have proved that they know the secret.
 
-    `now`: the time by the driver's clock. `sized`: it limits rows, so that it must know how many a call has.
+    `now`: the time by the driver's clock. `sized`: rows are limited, so the driver needs to know how many a call has.
     """
 
     reader: asyncio.StreamReader
@@ -345,7 +515,7 @@ async def reach(address: ServerAddress, sink: str) -> DriverConnection:
 async def _introduced(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: ServerAddress, sink: str
 ) -> DriverConnection:
-    """Prove to be a task of the driver, and that it is the driver: who seals and opens messages knows the secret."""
+    """Return a connection once both sides have sealed a message, and so proved that they know the secret."""
     theirs, own = str(json.loads(await reader.readline())["nonce"]), nonce()
     channel = SecureChannel(address.secret, "task", theirs, own)
     sealed = channel.seal({"limit": address.name, "sink": sink}).decode().strip()

@@ -24,27 +24,28 @@ if TYPE_CHECKING:
     from router_rest.rate_limit.sliding_window import Run
 
 AHEAD = 0.1
-"""Seconds that tokens are dealt ahead; what is dealt to a task that dies is lost."""
+"""Seconds by which tokens are given out ahead; the tokens of a task that dies are lost."""
 QUANTUM = 16
-"""Tokens that a task gets before it is the next one's turn, more when the limit is high."""
+"""Tokens that a task gets before it is the turn of the next one; more when the limit is high."""
 LONGEST_WAIT = 2.0
-"""Seconds that a task waits before it is told to leave."""
+"""Seconds that a task waits for a token before it is sent away."""
 WORTH_WAITING = 3.0
-"""Seconds: tasks wait for what begins within them."""
+"""Seconds: a task is not sent away while the next token is no further off than this."""
 JITTER = 0.1
-"""The part of a pause that is added by chance, or drivers that were stopped together come back together."""
+"""The part of a pause that is added at random: else drivers that were paused together would resume together."""
 CREDIT = 16
-"""Retries that a task may have at a time."""
+"""Unused retries that a task may have at a time."""
 SOON = 2.0
-"""Seconds: RateLimit headers about a shorter time tell of a bucket that is refilled all the time."""
+"""Seconds: RateLimit headers about a shorter time are those of a bucket that is refilled all the time; ignore them."""
 SETTLED = 0.01
-"""Seconds between two looks at who has how many calls in flight."""
+"""Seconds between two adjustments of the tasks' calls in flight."""
 
 
 class Coordinator:
-    """The state of one limit.
+    """The state of one limit: who calls the API, how often, and how the API has responded.
 
-    Tasks take turns; a task with most of the rows gets what the others leave. `chance` gives numbers from 0 to 1.
+    Tasks take turns; a task with more rows than the others gets the tokens that they leave. `chance` returns random
+    numbers from 0 to 1.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Coordinator:
     ) -> None:
         self.pace = pace
         self.totals: dict[str, float] = dict.fromkeys(COUNTED, 0)
-        """All that tasks told so far, by name."""
+        """The sums of all reports so far, by name."""
         self.windows = SlidingWindows(pace.limits, pace.share)
         self._clock, self._chance = clock, chance
         self._adaptive_rate = AdaptiveRate(self.windows.rate)
@@ -65,9 +66,9 @@ class Coordinator:
         self._tasks: dict[str, TaskState] = {}
         self._turns: deque[str] = deque()
         self._paused = -inf
-        """Until then nothing goes out."""
+        """Nothing is sent until then."""
         self._left, self._reset = inf, -inf
-        """Calls that the API said are left, and until when."""
+        """Calls that the API still takes by its headers, and until when."""
         self._hold = False
         self._settled, self._unsettled = -inf, False
         self._drafts: dict[str, GrantDraft] = {}
@@ -81,7 +82,7 @@ class Coordinator:
         self._settled = -inf
 
     def leave(self, who: str) -> None:
-        """Forget a task. The tokens that it had lapse."""
+        """Stop serving a task. The tokens that it had expire."""
         if self._tasks.pop(who, None) is not None:
             self._turns.remove(who)
             self._concurrency.leave(who)
@@ -89,11 +90,11 @@ class Coordinator:
             self._settled, self._unsettled = -inf, True
 
     def stop(self, who: str) -> None:
-        """Let the next deal send a task away."""
+        """Send a task away with the next deal."""
         self._tasks[who].stopped = True
 
     def hear(self, who: str, report: TaskReport) -> None:
-        """Take in what a task saw and wants."""
+        """Take in a report: learn from its results, and note the tokens that the task wants."""
         now, task = self._clock(), self._tasks[who]
         for name in COUNTED:
             self.totals[name] += getattr(report, name)
@@ -109,7 +110,7 @@ class Coordinator:
         self._give_retries(who, now, report.denied)
 
     def deal(self) -> dict[str, Grant]:
-        """Return what tasks are to be told now."""
+        """Return the grants that tasks are to get now, by task."""
         now = self._clock()
         self._allow(now)
         if self._hold:
@@ -123,7 +124,7 @@ class Coordinator:
         return {who: self._grant(who, draft) for who, draft in drafts.items() if who in self._tasks}
 
     def due(self) -> float | None:
-        """Return when to deal again if nobody says anything; None: not before somebody does."""
+        """Return when to deal again if no report comes before; None: only after a report."""
         now, wanting = self._clock(), self._next_turn()
         times = [one.since + LONGEST_WAIT for one in self._tasks.values() if now < one.since + LONGEST_WAIT]
         if wanting is not None:
@@ -133,7 +134,7 @@ class Coordinator:
         return min(times, default=None) if self._tasks else None
 
     def outlook(self) -> Outlook:
-        """Say when something may go out."""
+        """Return when a call may be sent, and whether the circuit is open."""
         now = self._clock()
         again = max(self._shut(now), self.windows.next(now, 1))
         if self._circuit.since is not None:
@@ -141,7 +142,7 @@ class Coordinator:
         return Outlook(self._circuit.since is not None, again - now, len(self._tasks))
 
     def _learn(self, now: float, report: TaskReport) -> None:
-        """Learn from what came back."""
+        """Adapt the circuit breaker, the rate and the concurrency to the results of calls."""
         was_out = self._circuit.since is not None
         bad = report.failed + report.throttled
         self._hold |= self._circuit.heard(now, report.ok, bad)
@@ -152,11 +153,11 @@ class Coordinator:
             self._concurrency.restore()
 
     def _obey(self, now: float, report: TaskReport) -> None:
-        """Do as the API said: Retry-After stops all, RateLimit headers bound what goes out until their time is over.
+        """Do as the API's headers say: Retry-After pauses all tasks, RateLimit headers bound their calls for a time.
 
-        A stray call that is refused waits by itself.
+        Where so few calls are refused that the limit may be right, only these calls wait.
         """
-        if report.pause is not None and not self._adaptive_rate.stray(now):
+        if report.pause is not None and not self._adaptive_rate.tolerated(now):
             pause = min(report.pause, self.pace.longest_pause)
             until = now + pause * (1 + JITTER * self._chance())
             if until > self._paused:
@@ -177,22 +178,22 @@ class Coordinator:
     def _allow(self, now: float) -> None:
         if (self._unsettled or self._circuit.pace(now) < 1) and now >= self._settled + SETTLED:
             self._settled, self._unsettled = now, False
-            for who, told in self._concurrency.deal(self._circuit.pace(now)).items():
-                self._caps[who] = told
+            for who, cap in self._concurrency.deal(self._circuit.pace(now)).items():
+                self._caps[who] = cap
                 self._draft(who).cap = True
 
     def _shut(self, now: float) -> float:
-        """Return until when nothing goes out at all."""
+        """Return until when nothing is sent at all."""
         spent = self._reset if self._left < 1 and now < self._reset else -inf
         return max(self._paused, spent)
 
     def _opens(self, now: float, who: str) -> float:
-        """Return when a task that wants a token can get one."""
+        """Return when a task that wants a token can get one at the earliest."""
         probe = self._circuit.next_probe() if self._circuit.since is not None else -inf
         return max(self._shut(now), probe, self.windows.next(now, self._tasks[who].wants[0][0]) - AHEAD / 2)
 
     def _next_turn(self) -> str | None:
-        """Return the task whose turn it is of those that want something."""
+        """Return the next task in turn that wants tokens; None: no task does."""
         for _ in range(len(self._turns)):
             task = self._tasks[self._turns[0]]
             if task.wants and not task.away:
@@ -209,7 +210,10 @@ class Coordinator:
             self._draft(who).state = "probe"
 
     def _round(self, now: float) -> None:
-        """Deal out what is open ahead, a turn for each task that wants it; rounds are half as long as that."""
+        """Give out the tokens of the next AHEAD seconds, a turn for each task that wants some.
+
+        A turn is at most a task's part of half that time.
+        """
         who, factor = self._next_turn(), self._circuit.pace(now)
         if who is None or now < self._opens(now, who):
             return
@@ -225,7 +229,7 @@ class Coordinator:
             who = self._next_turn()
 
     def _give(self, who: str, now: float, until: float, most: int, factor: float, rate: float | None = None) -> int:
-        """Give tokens to a task, which ends its turn; return how many."""
+        """Give a task up to `most` tokens, which ends its turn; return how many."""
         task = self._tasks[who]
         bound = self._left if now < self._reset else inf
         if bound < 1:
@@ -246,7 +250,7 @@ class Coordinator:
         return given
 
     def _send_away(self, now: float) -> None:
-        """Let tasks that would wait for long end, for others need their cores."""
+        """Send away tasks that would wait for long: others need their cores."""
         circuit = self._circuit.since
         for who, task in self._tasks.items():
             waited = now - task.since >= LONGEST_WAIT
@@ -269,23 +273,23 @@ COUNTED = ("sent", "ok", "throttled", "failed", "timeouts", "lapsed", "retried",
 
 @dataclass
 class TaskState:
-    """What is known of one task."""
+    """The state of one task."""
 
     since: float
-    """Of its start, or its last token."""
+    """When it started, or got its last token."""
     wants: deque[tuple[int, int]] = field(default_factory=deque)
     granted: int = 0
     ended: int = 0
-    """Tokens that were answered for, or lapsed."""
+    """Tokens whose calls have ended, or that expired."""
     credit: int = 0
     stopped: bool = False
     away: bool = False
-    """It was told to leave."""
+    """It has been sent away."""
 
 
 @dataclass
 class GrantDraft:
-    """What a task is granted next, as it is gathered."""
+    """The next grant of a task, while it is put together."""
 
     runs: list[Run] = field(default_factory=list)
     state: State = "go"
@@ -295,7 +299,7 @@ class GrantDraft:
 
 
 def beyond(wants: tuple[tuple[int, int], ...], taken: int) -> deque[tuple[int, int]]:
-    """Return what is wanted beyond so many tokens."""
+    """Return the wants that remain after `taken` tokens."""
     rest: deque[tuple[int, int]] = deque()
     for rows, many in wants:
         more = max(0, many - taken)

@@ -1,8 +1,9 @@
-"""What a task and the driver say to each other about calls, and how nobody else sees or alters it.
+"""The messages between a task and the driver about calls, and the encryption that protects them.
 
-Reports of how calls went and grants of what may go out are plain data, with their form as JSON. They travel through a
-channel: both sides know a secret, which neither sends, and draw a random text for each connection. Keys come from all
-three: who seals a message with them knows the secret, and what was overheard on one connection is of no use on another.
+Reports of how calls went and grants of tokens are plain data, with their form as JSON. They travel through a secure
+channel: both sides know a secret, which neither sends, and each draws a random text for the connection. The keys are
+derived from all three: whoever seals a message with them knows the secret, and what somebody overheard on one
+connection is of no use on another.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ State = Literal["go", "probe", "hold", "leave"]
 class Pace:
     """The pace at which an API may be called, by all tasks of all sinks that share the limit together.
 
-    `share` is the part of each limit that is used: the rest is for what arrives sooner or later than it was sent.
+    `share` is the part of each limit that is used; the rest allows for calls that arrive earlier or later than planned.
     """
 
     limits: tuple[RateLimit, ...] = ()
     in_flight: int = 64
     share: float = 0.98
     longest_pause: float = 300.0
-    """Seconds: a longer Retry-After counts as this."""
+    """Seconds: a longer Retry-After counts as this long."""
     retry_share: float = 0.2
     """Retries per call."""
     retry_floor: float = 10.0
-    """Retries per second in any case."""
+    """Retries per second that are allowed in any case."""
 
     def __post_init__(self) -> None:
         if self.in_flight < 1 or not 0 < self.share < 1 or not 0 < self.longest_pause < inf:
@@ -52,7 +53,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class TaskReport:
-    """What a task saw since its last message, and what it wants."""
+    """The results of a task's calls since its last report, and the tokens that it asks for."""
 
     sent: int = 0
     ok: int = 0
@@ -61,35 +62,35 @@ class TaskReport:
     timeouts: int = 0
     """Of those that failed."""
     lapsed: int = 0
-    """Tokens that nobody used."""
+    """Tokens that expired unused."""
     retried: int = 0
     """Of those sent."""
     denied: int = 0
-    """Retries that the budget had nothing for."""
+    """Retries that the budget did not allow."""
     seconds: float = 0.0
-    """All attempts that ended, added up."""
+    """The time of all attempts that ended, added up."""
     pause: float | None = None
     """Retry-After, seconds."""
     left: tuple[float, float] | None = None
     """What RateLimit headers said: calls left, and the seconds that they are for."""
     received: int = 0
-    """Tokens so far, to tell those that are on their way."""
+    """All tokens so far: the driver knows from it which ones are still on their way."""
     number: int = 0
-    """Of the last cap that was read."""
+    """The number of the last grant whose `cap` was read."""
     out: int = 0
     """Calls in flight."""
     waiting: int = 0
-    """Calls that want a token."""
+    """Calls that wait for a token."""
     wants: tuple[tuple[int, int], ...] = ()
     """Tokens to ask for, in order: rows of a call, and how many such calls."""
 
     def message(self) -> dict[str, Any]:
-        """Return this as JSON can hold it, without what is as usual."""
+        """Return this as JSON can hold it, without what is zero or empty."""
         return {name: value for name, value in vars(self).items() if value}
 
     @classmethod
     def read(cls, message: Mapping[str, Any]) -> TaskReport:
-        """Read a message. What headers said was a stranger's: numbers that are none are left out."""
+        """Read a message; leave out times from the API's headers that are no finite numbers."""
         left, pause = message.get("left"), message.get("pause")
         numbers = {name: message[name] for name in COUNTS if name in message}
         return cls(
@@ -110,10 +111,11 @@ def _is_time(value: float) -> bool:
 
 @dataclass(frozen=True)
 class Grant:
-    """What one task may do.
+    """The tokens of one task, and what it has to do.
 
-    go: use the tokens. probe: the same; the API is out, and this call asks it. hold: drop all tokens. leave: end
-    the task, nothing goes out for `again` seconds or so. The times of tokens are those of the driver's clock.
+    `go`: use the tokens. `probe`: the same; the circuit is open, and this call finds out whether the API works again.
+    `hold`: drop all tokens. `leave`: end the task, for nothing may be sent for about `again` seconds. The times of
+    tokens are those of the driver's clock.
     """
 
     state: State = "go"
@@ -122,7 +124,7 @@ class Grant:
     cap: int = 0
     """Calls in flight."""
     retries: int = 0
-    """Retries that may be made, beside those that were granted before."""
+    """Further retries, beside those that were granted before."""
     again: float = 0.0
 
     def message(self) -> dict[str, Any]:
@@ -138,12 +140,12 @@ class Grant:
 
 @dataclass(frozen=True)
 class Outlook:
-    """When a job is worth its start, for the driver."""
+    """A forecast for the driver: whether it is worth starting a job now."""
 
     out: bool
-    """The API is out."""
+    """The circuit is open: the API does not work."""
     again: float
-    """Seconds until something may go out; 0: now."""
+    """Seconds until a call may be sent; 0: now."""
     tasks: int
 
 
@@ -155,7 +157,7 @@ COUNT = 12
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """The place where the coordinator of a limit is reached; travels to tasks. The secret is shown nowhere."""
+    """The address of the server of a limit; it is pickled to tasks. The secret is shown nowhere."""
 
     host: str
     port: int
@@ -169,10 +171,10 @@ def nonce() -> str:
 
 
 class SecureChannel:
-    """One side of a connection: it seals what it says, and opens what the other side said, whole and in order.
+    """One side of an encrypted connection: it seals own messages and opens those of the other side, all and in order.
 
     ChaCha20-Poly1305 with a key for each connection and direction, by HKDF (RFC 5869). The nonce of a message is its
-    number, so that one that is repeated, left out, sent back or altered is not opened.
+    number, so that a message that is repeated, left out, sent back or altered is refused.
     """
 
     def __init__(self, secret: bytes, side: Literal["driver", "task"], *texts: str) -> None:

@@ -1,4 +1,7 @@
-"""Serve the coordinators of a driver to its tasks: one thread, one asyncio loop, one port, sealed JSON by the line."""
+"""Connect the tasks of a driver with the coordinators of their limits.
+
+One thread, one asyncio loop and one port serve all tasks. A message is a line of encrypted JSON.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +29,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("router")
 TICK = 0.1
-"""Seconds between two looks at whether sinks are to stop."""
+"""Seconds between two checks of which sinks are to stop."""
 BEAT = 10
-"""Ticks after which tasks hear something in any case, to tell a driver that is silent from one that is gone."""
+"""Ticks after which tasks get a message in any case: without one they would take the driver for dead."""
 INTRODUCTION = 10.0
-"""Seconds that a stranger has to say who it is."""
-STRANGERS = 100
-"""Of so many it is told where they come from."""
+"""Seconds within which whoever connects has to prove that it is a task of this driver."""
+REFUSED_NAMED = 100
+"""Hosts whose refused connections are logged, one line each."""
+LONGEST = 1 << 16
+"""Bytes of a line."""
+UNREAD = 1 << 20
+"""Bytes that a task may leave unread."""
+SILENT = 30.0
+"""Seconds without a message, after which a task counts as gone."""
+BRIEFLY = 0.001
+"""Seconds between two deals at least."""
 
 
 class LeaseServer:
     """A server of leases, at an address of the driver that executors reach.
 
-    `host` is what executors are report, `bind` what is listened on (default: the host). One daemon thread does all.
+    `host` is the address that executors get, `bind` the one that it listens on (default: the same). One daemon thread
+    does all the work.
     """
 
     def __init__(self, host: str = "127.0.0.1", *, bind: str | None = None, port: int = 0) -> None:
@@ -53,7 +65,7 @@ class LeaseServer:
         self._failed: OSError | None = None
         self._ending = asyncio.Event()
         self._numbers = count(1)
-        self._strangers: set[str] = set()
+        self._refused: set[str] = set()
 
     def start(self) -> LeaseServer:
         """Listen. Raises OSError when the address is not one of this machine."""
@@ -83,12 +95,12 @@ class LeaseServer:
         credentials: Credentials | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> ServerAddress:
-        """Let the tasks of a sink in, and return where. Names of sinks are unique in a driver.
+        """Admit the tasks of a sink, and return the address for them. Names of sinks are unique in a driver.
 
         Args:
             credentials: Returns what `LeaseClient.credentials` returns to a task; gets the version that was refused,
                 or "". Runs on a thread of its own.
-            stop: Says that the sink's tasks are to end; asked ten times a second, on the server's thread.
+            stop: Returns whether the sink's tasks are to end; called ten times a second, on the server's thread.
 
         Raises:
             ValueError: Another sink states another pace for the same limit.
@@ -107,26 +119,29 @@ class LeaseServer:
         return ServerAddress(self._host, self._port, limit, self._secret)
 
     def dismiss(self, sink: str) -> None:
-        """Let no more tasks of a sink in. What its limit has counted is kept."""
+        """Admit no more tasks of a sink. What its limit has counted is kept."""
         with self._lock:
             self._sinks.pop(sink, None)
 
     def outlook(self, limit: str) -> Outlook:
-        """Say when calls under a limit may go out, and whether the API is out. Raises ConnectionError after the end."""
+        """Return when calls under a limit may be sent, and whether its circuit is open.
+
+        Raises ConnectionError when the server has ended.
+        """
         found: Outlook = self._ask(self._limits[limit].coordinator.outlook)
         return found
 
     def totals(self, limit: str) -> Mapping[str, float]:
-        """Return what the tasks under a limit have told so far: sent, ok, throttled, failed, timeouts, ..."""
+        """Return the sums of all reports under a limit so far: sent, ok, throttled, failed, timeouts, ..."""
         return dict(self._limits[limit].coordinator.totals)
 
     def spent(self, limit: str, ago: float, *, calls: int, rows: int = 0) -> None:
-        """Count calls that went out so many seconds ago, before this driver was started."""
+        """Count calls that were sent `ago` seconds ago, before this driver was started."""
         windows = self._limits[limit].coordinator.windows
         self._ask(lambda: windows.spent(time.monotonic() - ago, calls, rows))
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        """Return the answer to a question that only the server's thread may ask itself."""
+        """Call a function on the server's thread, which alone may use the coordinators; return its result."""
         answer: Future[Any] = Future()
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(_answer, question, answer)
@@ -138,9 +153,9 @@ class LeaseServer:
 
     @staticmethod
     def _succeed(sessions: LimitSessions, before: LimitSessions) -> None:
-        """Let a limit that is stated anew know what went out under the old one, whose tasks end."""
+        """Hand the counts of a limit on to the same limit restated; the tasks of the old one end."""
         sessions.coordinator.windows.succeed(before.coordinator.windows)
-        before.look(before.sinks)
+        before.check(before.sinks)
 
     def _run(self) -> None:
         try:
@@ -152,7 +167,7 @@ class LeaseServer:
             self._loop.close()
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._meet, self._bind, self._port, limit=LONGEST)
+        server = await asyncio.start_server(self._serve_connection, self._bind, self._port, limit=LONGEST)
         self._port = server.sockets[0].getsockname()[1]
         self._ready.set()
         watch = asyncio.ensure_future(self._watch())
@@ -165,11 +180,11 @@ class LeaseServer:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self) -> None:
-        """Look now and then at who is to stop and who is not there any more."""
+        """Check every TICK which tasks are to stop and which are gone, until cancelled."""
         for tick in count():
             stopping = frozenset(name for name, sink in list(self._sinks.items()) if self._stops(name, sink))
             for sessions in list(self._limits.values()):
-                sessions.look(stopping)
+                sessions.check(stopping)
                 if tick % BEAT == 0:
                     sessions.beat()
             await asyncio.sleep(TICK)
@@ -182,8 +197,8 @@ class LeaseServer:
             log.exception("sink %s: cannot say whether it stops", name)
             return False
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection until it ends."""
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection until it ends, if it comes from a task of this driver."""
         try:
             met = await asyncio.wait_for(self._introduce(reader, writer), INTRODUCTION)
             if met is not None:
@@ -199,7 +214,7 @@ class LeaseServer:
     async def _introduce(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[LimitSessions, TaskSession, AdmittedSink] | None:
-        """Find out who this is; None: nobody who may come in."""
+        """Find out which task of which sink has connected; None: it may not be served."""
         own = nonce()
         writer.write(json.dumps({"nonce": own}).encode() + b"\n")
         said = json.loads(await reader.readline())
@@ -218,18 +233,18 @@ class LeaseServer:
         return sessions, session, sink
 
     def _refuse(self, writer: asyncio.StreamWriter) -> None:
-        """Say nothing to a stranger, and once who it was."""
+        """Log once from where somebody connected who does not know the secret; send nothing."""
         peer = writer.get_extra_info("peername")
         where = str(peer[0]) if peer else "?"
-        if where not in self._strangers and len(self._strangers) < STRANGERS:
-            self._strangers.add(where)
+        if where not in self._refused and len(self._refused) < REFUSED_NAMED:
+            self._refused.add(where)
             log.warning("leases: refused a connection from %s that does not know this driver's secret", where)
 
 
 def _answer(question: Callable[[], Any], answer: Future[Any]) -> None:
     try:
         answer.set_result(question())
-    except BaseException as error:  # whoever asked is told
+    except BaseException as error:  # it is raised where the question was asked
         answer.set_exception(error)
 
 
@@ -246,20 +261,9 @@ def lease_server(host: str = "127.0.0.1", bind: str = "") -> LeaseServer:
         return server
 
 
-log = logging.getLogger("router")
-LONGEST = 1 << 16
-"""Bytes of a line."""
-UNREAD = 1 << 20
-"""Bytes that a task may leave unread."""
-SILENT = 30.0
-"""Seconds after which a task that says nothing is not there any more."""
-BRIEFLY = 0.001
-"""Seconds between two deals at least."""
-
-
 @dataclass(frozen=True)
 class AdmittedSink:
-    """A sink whose tasks are let in."""
+    """A sink whose tasks are admitted."""
 
     limit: str
     credentials: Credentials | None
@@ -267,7 +271,7 @@ class AdmittedSink:
 
 
 class TaskSession:
-    """One task's connection."""
+    """The connection of one task."""
 
     def __init__(self, who: str, sink: str, writer: asyncio.StreamWriter, channel: SecureChannel) -> None:
         self.who = who
@@ -277,7 +281,7 @@ class TaskSession:
         self._channel = channel
 
     def say(self, message: Mapping[str, Any]) -> None:
-        """Send a line with the time of this clock; a task that does not read is cut off."""
+        """Send a message with the time of this clock; disconnect a task that does not read."""
         transport = self._writer.transport
         if transport.get_write_buffer_size() > UNREAD:
             transport.abort()
@@ -286,15 +290,15 @@ class TaskSession:
             transport.write(self._channel.seal({**message, "now": now}))
 
     def open(self, line: bytes) -> Any:
-        """Return what a line says. Raises ValueError for a line of somebody else."""
+        """Return the message of a line. Raises ValueError for a line that this task has not sealed."""
         return self._channel.open(line)
 
     def end(self) -> None:
         """Close the connection."""
         self._writer.transport.abort()
 
-    async def hand_out(self, number: int, refused: str, credentials: Credentials | None) -> None:
-        """Answer a question for credentials. What went wrong with them is told here, not there."""
+    async def send_credentials(self, number: int, refused: str, credentials: Credentials | None) -> None:
+        """Send a task credentials. What is wrong with them is logged here, for the message may hold a secret."""
         try:
             if credentials is None:
                 raise LookupError("the sink has no credentials")
@@ -307,7 +311,7 @@ class TaskSession:
 
 
 class LimitSessions:
-    """A coordinator with the tasks that it serves."""
+    """The coordinator of a limit, and the connections of its tasks."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
@@ -315,7 +319,7 @@ class LimitSessions:
         self._timer: asyncio.TimerHandle | None = None
 
     async def serve(self, session: TaskSession, sink: AdmittedSink, reader: asyncio.StreamReader) -> None:
-        """Listen to a task until it is gone."""
+        """Read the messages of a task until it disconnects."""
         self._sessions[session.who] = session
         self.coordinator.enter(session.who)
         loop, answers = asyncio.get_running_loop(), set()
@@ -327,7 +331,7 @@ class LimitSessions:
                     self.coordinator.hear(session.who, TaskReport.read(message["report"]))
                     self._deal_at(session.heard)
                 if "credentials" in message:
-                    answer = session.hand_out(message["credentials"], message["refused"], sink.credentials)
+                    answer = session.send_credentials(message["credentials"], message["refused"], sink.credentials)
                     answers.add(task := asyncio.ensure_future(answer))
                     task.add_done_callback(answers.discard)
         finally:
@@ -337,8 +341,8 @@ class LimitSessions:
             self.coordinator.leave(session.who)
             self._deal_at(loop.time())
 
-    def look(self, stopping: frozenset[str]) -> None:
-        """Send the tasks of some sinks away, and forget those that are silent."""
+    def check(self, stopping: frozenset[str]) -> None:
+        """Send the tasks of sinks that stop away, and disconnect tasks that are silent."""
         now = asyncio.get_running_loop().time()
         for session in list(self._sessions.values()):
             if now - session.heard > SILENT:
@@ -348,7 +352,7 @@ class LimitSessions:
                 self._deal_at(now)
 
     def beat(self) -> None:
-        """Let all tasks know that the driver is there."""
+        """Send all tasks a sign of life."""
         for session in list(self._sessions.values()):
             session.say({})
 
@@ -359,7 +363,7 @@ class LimitSessions:
 
     @property
     def sinks(self) -> frozenset[str]:
-        """Return whose tasks are connected."""
+        """Return the sinks whose tasks are connected."""
         return frozenset(session.sink for session in self._sessions.values())
 
     def _deal(self) -> None:
@@ -371,7 +375,7 @@ class LimitSessions:
             self._deal_at(max(due, asyncio.get_running_loop().time() + BRIEFLY))
 
     def _deal_at(self, when: float) -> None:
-        """Deal at a moment, or before; all that has arrived until then is taken into account."""
+        """Deal at a moment, or earlier where that is due already; reports that arrive until then count."""
         if self._timer is not None:
             if self._timer.when() <= when:
                 return

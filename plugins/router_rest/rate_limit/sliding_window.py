@@ -1,6 +1,6 @@
-"""Several rate limits at once, each kept in every window of its length. Pure: whoever asks says what time it is.
+"""Several rate limits at once, each kept in every window of its length. Runs on the driver.
 
-Tokens are for moments on one line of time. Runs on the driver.
+Pure: the caller gives the time. Every token is for a moment, and tokens are given out in the order of time.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ SHORT = 5.0
 LOOSE = 0.1
 """Seconds that a token lives while less than half of every limit is used."""
 FEW = 0.005
-"""The part of a limit that lives so long at a time: what is late comes in a bunch, and APIs take only a small one."""
+"""The part of a limit whose tokens may live so long at a time: late calls come in a burst, and APIs take small ones."""
 LATE = 0.75
-"""The part of a limit's slack that a token may be late; the rest is for counting in lumps and for the network."""
+"""The part of a limit's slack by which a token may be used late; the rest is for lumps and for the network."""
 LUMPS = 0.2
-"""The part of a limit's slack that is counted as one moment."""
+"""The part of a limit's slack within which tokens count as one lump, of one moment: there are fewer to count."""
 GENTLE = 0.25
-"""Seconds: a slower pace adds at most so much to the distance of two calls, or 1 per second would wait for ten."""
+"""Seconds that a reduced pace adds between two calls at most: a tenth of 1 call per second would wait for ten."""
 
 
 @dataclass(frozen=True)
 class RateLimit:
-    """So many calls, or rows, or both, in any window of so many seconds.
+    """A number of calls, or rows, or both, that an API takes in any window of so many seconds.
 
-    A fraction above 1 counts as the whole number below it; below 1 it is one call in a longer time.
+    A number above 1 is rounded down; one below 1 counts as one call in a longer window.
     """
 
     calls: float | None
@@ -46,7 +46,7 @@ class RateLimit:
 
 @dataclass(frozen=True)
 class Run:
-    """`calls` tokens, `step` seconds apart, each for up to `rows` rows and good for `lives` seconds."""
+    """Tokens for `calls` calls, `step` seconds apart, each for up to `rows` rows and valid for `lives` seconds."""
 
     first: float
     step: float
@@ -56,10 +56,11 @@ class Run:
 
 
 class SlidingWindow:
-    """What may still be seen in a window that ends at a moment.
+    """The calls, or rows, that count in a window which ends at a given moment.
 
-    A token counts from its start until a window after its *last* use. Tokens start in order, so the latest of those
-    used in a window has counted all others: `most` holds at the receiver, however late within its life each is used.
+    A token counts from its start until one window after its *last* possible use. Tokens start in order, so when the
+    last of those used within a window was given out, all others still counted: the API sees at most `most`, however
+    late within its life each token is used.
     """
 
     def __init__(self, most: int, seconds: float, grain: float) -> None:
@@ -67,13 +68,13 @@ class SlidingWindow:
         self.seconds = seconds
         self.grain = grain
         self._lumps: list[tuple[float, int]] = []
-        """When they leave every window, and what they count; in order."""
+        """When each lump leaves every window, and how much it counts; in order of time."""
         self._sum = 0
         self._opened = -inf
         """When the first token of the last lump leaves."""
 
     def forget(self, now: float) -> None:
-        """Let go of what no window from now on can hold."""
+        """Drop what is in no window that ends now or later."""
         gone = 0
         for left, cost in self._lumps:
             if left > now:
@@ -84,7 +85,7 @@ class SlidingWindow:
             del self._lumps[:gone]
 
     def used(self, at: float) -> int:
-        """Return what counts at a moment from now on."""
+        """Return how much counts in the window that ends at a moment, now or later."""
         used = self._sum
         for left, cost in self._lumps:
             if left > at:
@@ -93,7 +94,7 @@ class SlidingWindow:
         return used
 
     def opens(self, at: float, cost: int) -> float:
-        """Return the first moment from `at` on when so much more has room; what never has is alone in its window."""
+        """Return the first moment from `at` on with room for `cost`; more than `most` gets a window of its own."""
         most, used = max(0, self.most - cost), self._sum
         for left, one in self._lumps:
             if used <= most and left > at:
@@ -103,7 +104,7 @@ class SlidingWindow:
         return at
 
     def take(self, last_use: float, cost: int) -> None:
-        """Count a token."""
+        """Count tokens, of which the last may be used at `last_use`."""
         left = last_use + self.seconds * max(1.0, cost / self.most)
         self._sum += cost
         if self._lumps and self._lumps[-1][0] <= left <= self._opened + self.grain:
@@ -114,7 +115,7 @@ class SlidingWindow:
         insort(self._lumps, (left, cost))
 
     def copy(self, other: SlidingWindow) -> None:
-        """Count what another window counts."""
+        """Take over what another window counts."""
         self._lumps, self._sum, self._opened = list(other._lumps), other._sum, other._opened
 
     def __len__(self) -> int:
@@ -122,7 +123,7 @@ class SlidingWindow:
 
 
 class Quota:
-    """One number of one limit: its window, and the pace when it is short."""
+    """One number of a limit, of calls or of rows: its window, and its pace where the window is short."""
 
     def __init__(self, most: float, seconds: float, share: float) -> None:
         if most < 1:
@@ -130,23 +131,23 @@ class Quota:
         slack = seconds / share - seconds
         self.short = seconds <= SHORT
         self.step = seconds / (most * share) if self.short else 0.0
-        """Seconds that one call or row takes."""
+        """Seconds between two calls or rows."""
         self.lives = min(LOOSE, slack * LATE) if self.short else LOOSE
-        # The pace leaves the slack to a short limit; a longer one has no pace, and is counted in longer windows.
+        # the pace of a short limit leaves its slack unused; a long limit has no pace, its window is longer by the slack
         self.window = SlidingWindow(floor(most), seconds if self.short else seconds / share, slack * LUMPS)
         self.free = -inf
         """When the pace allows the next token."""
 
     def pace(self, cost: int, factor: float) -> float:
-        """Return how long so much takes at a part of the pace."""
+        """Return the seconds that `cost` takes at a part of the pace."""
         whole = self.step * cost
         return min(whole / factor, whole + GENTLE)
 
 
 class SlidingWindows:
-    """Tokens under several limits, never two lives of one.
+    """The tokens under several limits, each given out once.
 
-    `share` of each limit is used. TokenRun start in order; those that nobody uses lapse.
+    `share` of each limit is used. Runs start in order; tokens that nobody uses expire.
     """
 
     def __init__(self, limits: Iterable[RateLimit], share: float) -> None:
@@ -155,7 +156,7 @@ class SlidingWindows:
         self._rows = [Quota(one.rows, one.seconds, share) for one in limits if one.rows is not None]
         self._quotas = self._calls + self._rows
         self._free = -inf
-        """When the pace that was asked for allows the next token."""
+        """When the `rate` that was asked for allows the next token."""
         self._last = -inf
 
     @property
@@ -165,11 +166,11 @@ class SlidingWindows:
 
     @property
     def rate(self) -> float | None:
-        """Return the calls per second of the pace; None: none is stated."""
+        """Return the calls per second that short limits allow; None: no short limit is stated."""
         return min((1 / one.step for one in self._calls if one.short), default=None)
 
     def next(self, now: float, rows: int) -> float:
-        """Return when a call of so many rows may go out at the earliest."""
+        """Return when a call of so many rows may be sent at the earliest."""
         at = max(now, self._free, self._last, *(quota.free for quota in self._quotas))
         for quota, cost in self._costs(rows):
             at = quota.window.opens(at, cost)
@@ -178,7 +179,7 @@ class SlidingWindows:
     def deal(
         self, now: float, until: float, *, calls: int, rows: int, factor: float = 1.0, rate: float | None = None
     ) -> Run | None:
-        """Take up to so many tokens that start until a moment; None: the next one is later.
+        """Give out up to `calls` tokens that start before `until`; None: the next one is later.
 
         Args:
             factor: The part of the stated pace to go at.
@@ -202,13 +203,13 @@ class SlidingWindows:
         return run
 
     def spent(self, at: float, calls: int, rows: int) -> None:
-        """Count calls of the past, those of an earlier driver for instance."""
+        """Count calls that were sent before, those of an earlier driver for instance."""
         for quotas, cost in ((self._calls, calls), (self._rows, rows)):
             for quota in quotas if cost else ():
                 quota.window.take(at, cost)
 
     def succeed(self, before: SlidingWindows) -> None:
-        """Take over what was counted under limits that are the same, or longer windows would begin anew."""
+        """Take over the counts of windows of the same length, so that a restated limit does not begin at zero."""
         for own, old in ((self._calls, before._calls), (self._rows, before._rows)):
             for quota in own:
                 same = [one.window for one in old if one.window.seconds == quota.window.seconds]
@@ -219,13 +220,16 @@ class SlidingWindows:
         return [(quota, 1) for quota in self._calls] + [(quota, rows) for quota in self._rows]
 
     def _loose(self, now: float, at: float) -> bool:
-        """Say whether there is room anyway, and nobody waits for the pace: a token may be used later than the slack."""
+        """Say whether no call waits for the pace, and at most half of every short limit is used.
+
+        Tokens may then be used later than the slack allows.
+        """
         short = [quota for quota in self._quotas if quota.short]
         return all(quota.free <= now and 2 * quota.window.used(at) <= quota.window.most for quota in short)
 
     @property
     def _lives(self) -> float:
-        """Return how late a token may be used at the pace: as late as the slack allows."""
+        """Return the seconds after which a token at the full pace expires: as many as the slack allows."""
         return min(quota.lives for quota in self._quotas if quota.short)
 
     def _take(self, run: Run, paces: list[float], own: float) -> None:

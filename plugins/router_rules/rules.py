@@ -1,4 +1,7 @@
-"""Match events by what one event holds: a SQL condition, the value of a field, the schema it was written with."""
+"""Rules of a route: a SQL condition, the value of a field, the schema of an event, and combinations of other rules.
+
+Every rule is a Spark column that is true for the events it matches; a row for which it is null does not match.
+"""
 
 from __future__ import annotations
 
@@ -140,6 +143,47 @@ class Schema(Rule):
         return reduce(operator.and_, [F.col(column) == name for column, name in given.items() if name is not None])
 
 
+class All(Rule):
+    """Match events that every one of the rules matches."""
+
+    main_option: ClassVar[str | None] = "rules"
+
+    rules: tuple[Rule, ...] = Option(min_length=1, description="rules, such as [{sql: ...}, {field: ...}]")
+
+    def matches(self) -> Column:
+        """Return the conjunction."""
+        return reduce(operator.and_, [rule.matches() for rule in self.rules])
+
+
+class Any(Rule):
+    """Match events that at least one of the rules matches, whatever the others cannot tell."""
+
+    main_option: ClassVar[str | None] = "rules"
+
+    rules: tuple[Rule, ...] = Option(min_length=1, description="rules, such as [{sql: ...}, {field: ...}]")
+
+    def matches(self) -> Column:
+        """Return the disjunction."""
+        return reduce(operator.or_, [rule.matches() for rule in self.rules])
+
+
+class Not(Rule):
+    """Match events that the rule does not match.
+
+    A rule that cannot tell (null: the field is missing) does not match, so `not` matches: `not: {sql: "event.level >
+    5"}` takes the events of level 5 and below and those without a level. `not: {not: ...}` is therefore the rule
+    itself. A record without an event matches neither.
+    """
+
+    main_option: ClassVar[str | None] = "rule"
+
+    rule: Rule = Option(description="a rule, such as {field: {column: event.game, equals: uno}}")
+
+    def matches(self) -> Column:
+        """Return the negation, in which unknown counts as no."""
+        return F.col("event").isNotNull() & ~F.coalesce(self.rule.matches(), F.lit(False))
+
+
 def one_of(text: Column, wanted: tuple[Scalar, ...] | None) -> Column:
     """Return whether a text is one of the wanted values."""
     texts = [value for value in wanted or () if isinstance(value, str)]
@@ -159,7 +203,7 @@ def equal(text: Column, wanted: bool | int | float) -> Column:
 
 
 def _fault(pattern: str) -> str:
-    """Return what Python finds wrong with a pattern."""
+    """Return what Python finds wrong with a pattern; an empty text where it finds nothing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a nested set is a union in Java
         try:
