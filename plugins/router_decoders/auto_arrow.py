@@ -13,10 +13,18 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from router import ArrowDecoding
-from router_schemas.framed_rows import ADDED, about, framed_rows, wanted, why
 from router_schemas.model import WriterSchema
-from router_schemas.protobuf.spark_types import spark_struct
-from router_schemas.wire_format import schema_bytes
+from router_schemas.wire_format import (
+    ADDED,
+    ADDED_FIELDS,
+    about,
+    at_rows,
+    framed_rows,
+    schema_bytes,
+    wanted,
+    why,
+    widened,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,7 +51,7 @@ def combined(known: Formats, made: Sequence[tuple[str, ArrowDecoding]]) -> Arrow
     fields = {field.name: field.dataType for struct in structs for field in struct}
     event = T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
     parts = {kind: replace(one, before=None) for kind, one in made}
-    adds = T.StructType([T.StructField("event", event), *spark_struct(pa.struct(list(ADDED))).fields])
+    adds = T.StructType([T.StructField("event", event), *ADDED_FIELDS])
     before = joined([one.before for _, one in made if one.before])
     return ArrowDecoding(any_format_events, AnyFormatRows(known.written, known.header, parts, event), adds, before)
 
@@ -73,38 +81,15 @@ def any_format_events(records: pa.RecordBatch, known: AnyFormatRows) -> pa.Recor
 def _read(records: pa.RecordBatch, of_row: Any, known: AnyFormatRows) -> dict[str, pa.Array]:
     """Return what the formats' decoders add, each for its rows; null for rows of none."""
     adds = pa.schema([to_arrow_schema(T.StructType([T.StructField("event", known.event)])).field("event"), *ADDED])
-    parts: list[pa.RecordBatch] = []
-    places = np.zeros(records.num_rows, np.int64)
-    count = 0
+    parts: list[pa.StructArray] = []
+    order: list[Any] = []
     for kind, made in known.parts.items():
         rows = np.flatnonzero(of_row == kind)
         if len(rows):
             part = made.function(records.take(pa.array(rows)), made.argument)
-            parts.append(_widened(part, adds))
-            places[rows] = np.arange(count, count + len(rows))
-            count += len(rows)
+            parts.append(widened(part.to_struct_array(), pa.struct(list(adds))))
+            order.append(rows)
     if not parts:
         return {field.name: pa.nulls(records.num_rows, field.type) for field in adds}
-    unread = ~np.isin(of_row, [*known.parts])
-    at = pa.array(places, mask=unread)
-    return {field.name: pa.concat_arrays([part.column(field.name) for part in parts]).take(at) for field in adds}
-
-
-def _widened(part: pa.RecordBatch, adds: pa.Schema) -> pa.RecordBatch:
-    """Return rows of one format with the event of all, and null for columns that the format does not add."""
-    event, kind = part.column("event"), adds.field("event").type
-    fields = [_field(event, field) for field in kind]
-    whole = pa.StructArray.from_arrays(fields, fields=list(kind), mask=event.is_null()) if fields else None
-    columns = [pa.nulls(part.num_rows, kind) if whole is None else whole]
-    for field in [*adds][1:]:
-        known = field.name in part.schema.names
-        columns.append(part.column(field.name) if known else pa.nulls(part.num_rows, field.type))
-    return pa.RecordBatch.from_arrays(columns, names=adds.names)
-
-
-def _field(event: pa.StructArray, field: pa.Field) -> pa.Array:
-    at = event.type.get_field_index(field.name)
-    if at < 0:
-        return pa.nulls(len(event), field.type)
-    values = pc.struct_field(event, [at])
-    return values if values.type == field.type else values.cast(field.type)
+    read = at_rows(parts, order, records.num_rows)
+    return {field.name: pc.struct_field(read, [at]) for at, field in enumerate(adds)}

@@ -103,14 +103,11 @@ class Avro(RegistryDecoder):
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode: from_avro before them, and the rest in them."""
-        import pyarrow as pa
-
         from router_decoders.avro_spark import AvroRows, avro_events, with_records
-        from router_schemas.framed_rows import ADDED
-        from router_schemas.protobuf.spark_types import spark_struct
+        from router_schemas.wire_format import ADDED_FIELDS
 
         known: Records = self.known
-        added = spark_struct(pa.struct([field for field in ADDED if not (known.only and field.name == "_wanted")]))
+        added = [field for field in ADDED_FIELDS if not (known.only and field.name == "_wanted")]
         rows = AvroRows(known.written, known.frame, known.header, known.only)
-        adds = T.StructType([T.StructField("event", known.event), *added.fields])
+        adds = T.StructType([T.StructField("event", known.event), *added])
         return ArrowDecoding(avro_events, rows, adds, before=lambda raw: with_records(raw, known))

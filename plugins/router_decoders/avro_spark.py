@@ -22,9 +22,8 @@ from pyspark.sql.avro.functions import from_avro
 
 from router_schemas.avro.library import END, FINGERPRINT
 from router_schemas.avro.model import MARKER
-from router_schemas.framed_rows import ADDED, FramedRows, about, framed_rows, wanted, why
 from router_schemas.model import SchemaInfo, WriterSchema
-from router_schemas.wire_format import schema_bytes
+from router_schemas.wire_format import ADDED, FramedRows, about, framed_rows, schema_bytes, wanted, why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

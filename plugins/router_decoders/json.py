@@ -180,18 +180,14 @@ class JsonSchema(RegistryDecoder):
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode."""
-        import pyarrow as pa
-
         from router_decoders.json_arrow import FramedObjects, JsonEvents, framed_events
         from router_decoders.json_types import nullable, shape
-        from router_schemas.framed_rows import ADDED
         from router_schemas.json_schema.merge import table_type
-        from router_schemas.protobuf.spark_types import spark_struct
+        from router_schemas.wire_format import ADDED_FIELDS
 
         known: Objects = self.known
         check_types(known.struct)
         named = table_type(known.struct)
-        event = T.StructField("event", nullable(named))
-        adds = T.StructType([event, *spark_struct(pa.struct(list(ADDED))).fields])
+        adds = T.StructType([T.StructField("event", nullable(named)), *ADDED_FIELDS])
         asked = JsonEvents(shape(known.struct, named), session_zone())
         return ArrowDecoding(framed_events, FramedObjects(asked, known.written, known.header), adds)

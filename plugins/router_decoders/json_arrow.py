@@ -38,9 +38,8 @@ from router_decoders.json_types import (
     read_time,
     struct_class,
 )
-from router_schemas.framed_rows import ADDED, about, framed_rows, wanted, why
 from router_schemas.model import WriterSchema
-from router_schemas.wire_format import schema_bytes
+from router_schemas.wire_format import ADDED, about, framed_rows, schema_bytes, wanted, why
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -17,16 +17,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router_schemas.framed_rows import ADDED, FramedRows, about, framed_rows, wanted, why
 from router_schemas.model import LARGEST_ID, VALUE_HEADER, WriterSchema
 from router_schemas.protobuf.decode import MessageReader, decode
+from router_schemas.wire_format import ADDED, FramedRows, about, at_rows, framed_rows, wanted, why, widened
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from numpy.typing import NDArray
 
-    from router_schemas.framed_rows import Frame
+    from router_schemas.wire_format import Frame
 
     Numbers = NDArray[np.int64]
 
@@ -111,30 +111,14 @@ def _read(found: FramedRows, known: Events, infos: list[MessageInfo | None]) -> 
         if done.reasons.null_count < len(rows):
             said = done.reasons.to_pylist()
             reasons |= {int(row): text for row, text in zip(rows, said, strict=True) if text is not None}
-        part = _widened(done.events, known.event)
+        part = widened(done.events, known.event)
         if whole:
             return _Read(part, reasons)
         parts.append(part)
         order.append(rows)
     if not parts:
         return _Read(pa.nulls(len(bodies), known.event), reasons)
-    taken = np.concatenate(order)
-    at = np.zeros(len(bodies), np.int64)
-    at[taken] = np.arange(len(taken))
-    return _Read(pa.concat_arrays(parts).take(pa.array(at, mask=of_row < 0)), reasons)
-
-
-def _widened(part: pa.StructArray, event: pa.StructType) -> pa.StructArray:
-    """Return the events of one message with the fields of all."""
-    if part.type == event:
-        return part
-    columns = [
-        part.field(part.type.get_field_index(one.name))
-        if part.type.get_field_index(one.name) >= 0
-        else pa.nulls(len(part), one.type)
-        for one in event
-    ]
-    return pa.StructArray.from_arrays(columns, fields=list(event), mask=part.is_null() if part.null_count else None)
+    return _Read(at_rows(parts, order, len(bodies)), reasons)
 
 
 def _reasons(found: FramedRows, known: Events, infos: list[MessageInfo | None], read: dict[int, str]) -> pa.StringArray:

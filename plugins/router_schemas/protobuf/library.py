@@ -14,7 +14,6 @@ from uuid import UUID
 import pyarrow as pa
 
 from router import StartError
-from router_schemas.framed_rows import WHOLE, at_index
 from router_schemas.library import Library, RegistryLibrary, keep, remembered
 from router_schemas.model import VALUE_HEADER, SchemaOrigin, WriterSchema, check_free, refusals
 from router_schemas.protobuf.decode import MessageReader, reader
@@ -29,15 +28,16 @@ from router_schemas.protobuf.descriptors import (
 from router_schemas.protobuf.events import ANY, WRAPPED, Events, MessageInfo, Wrapped, type_at
 from router_schemas.protobuf.merge import MessageVersion, merge
 from router_schemas.protobuf.spark_types import spark_struct
+from router_schemas.wire_format import WHOLE, at_index
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from router import Memory
-    from router_schemas.framed_rows import Frame
     from router_schemas.model import Kind, ResolvedSchema, Taken
     from router_schemas.protobuf.events import Fields
+    from router_schemas.wire_format import Frame
 
 
 @dataclass(frozen=True)
