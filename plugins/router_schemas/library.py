@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from router import Memory
     from router_schemas.model import Kind, Taken
-    from router_schemas.resolver import SchemaResolver
-    from router_schemas.schema_cache import Unknown
+    from router_schemas.resolver import SchemaResolver, Unknown
 
     Open = Callable[[Kind], "RegistryLibrary[Any, Any]"]
 
