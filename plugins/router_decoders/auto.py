@@ -122,7 +122,7 @@ def fields(kind: Kind) -> Any:
         from router_schemas.model import column_names
 
         if kind == "PROTOBUF":
-            from router_schemas.protobuf.spark_types import spark_struct
+            from router_schemas.protobuf.model import spark_struct
 
             event = spark_struct(made.event)
         else:

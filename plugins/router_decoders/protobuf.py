@@ -188,7 +188,7 @@ class Protobuf(RegistryDecoder):
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode."""
-        from router_schemas.protobuf.spark_types import spark_struct
+        from router_schemas.protobuf.model import spark_struct
         from router_schemas.wire_format import ADDED_FIELDS
 
         event = (self.known if self.wrapper is None else self.known.inner).event

@@ -12,8 +12,9 @@ The native decoder is ptars (Rust), of which three things are not left to chance
 - What it cannot read as wanted is declared to it as the bytes on the wire: see `_declare_type`.
 - One bad row fails a batch, sometimes by a panic, which is no `Exception`: see `read_natively`.
 - It orders fields by number and checks names for clashes: fields are called `f1`, `f2`, and found by that name.
-Its arrays become those of spark_types by buffers and whole columns: it starts every array at offset 0, its lists are
-never null, and a null struct has zeros below it.
+
+Its arrays become those of the model's columns by buffers and whole columns: it starts every array at offset 0, its
+lists are never null, and a null struct has zeros below it.
 """
 
 from __future__ import annotations
@@ -34,8 +35,18 @@ from ptars import PtarsConfig
 from ptars._lib import ProtoRegistry  # type: ignore[import-not-found]
 
 from router_schemas.protobuf.descriptors import message_of, well_known
-from router_schemas.protobuf.model import SPECIAL, Column, columns_of, shape_of
-from router_schemas.protobuf.spark_types import arrow_struct, arrow_type, spark_struct, value_type
+from router_schemas.protobuf.model import (
+    SPECIAL,
+    TEN_THOUSAND_YEARS,
+    YEARS_1_TO_9999,
+    Column,
+    arrow_struct,
+    arrow_type,
+    columns_of,
+    shape_of,
+    spark_struct,
+    value_type,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -286,9 +297,6 @@ def _declare_enum(file: Any, column: Column) -> str:
     return f"{scope.name}.E"
 
 
-_YEARS_1_TO_9999 = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-_TEN_THOUSAND_YEARS = (-315_576_000_000_000_000, 315_576_000_000_000_000)
-"""Microseconds; the comments of timestamp.proto and duration.proto."""
 _EXACT = 2**53
 """Below this an integral double has no digits that it does not hold."""
 
@@ -325,9 +333,9 @@ def _values(array: pa.Array, column: Column) -> tuple[pa.Array, Mask]:
             arrays, bad = _converted(array, column.columns)
             return _rebuilt(array, target, arrays), bad
         case "timestamp":
-            return array, _outside(array.view(pa.int64()), _YEARS_1_TO_9999)
+            return array, _outside(array.view(pa.int64()), YEARS_1_TO_9999)
         case "duration":
-            return array.view(pa.int64()), _outside(array.view(pa.int64()), _TEN_THOUSAND_YEARS)
+            return array.view(pa.int64()), _outside(array.view(pa.int64()), TEN_THOUSAND_YEARS)
         case "json":
             return pa.array([_json(raw, column.of) for raw in array.to_pylist()], pa.string()), None
         case "empty":

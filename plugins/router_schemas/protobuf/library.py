@@ -27,7 +27,7 @@ from router_schemas.protobuf.descriptors import (
 )
 from router_schemas.protobuf.events import ANY, WRAPPED, Events, MessageInfo, Wrapped, type_at
 from router_schemas.protobuf.merge import MessageVersion, merge
-from router_schemas.protobuf.spark_types import spark_struct
+from router_schemas.protobuf.model import spark_struct
 from router_schemas.wire_format import WHOLE, at_index
 
 if TYPE_CHECKING:
