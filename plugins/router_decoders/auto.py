@@ -118,8 +118,7 @@ def fields(kind: Kind) -> Any:
     """Return what tells the fields of a format's event with their types and what brought them."""
 
     def told(made: Any) -> Taken:
-        from router_schemas.json_schema.merge import table_type
-        from router_schemas.model import column_names
+        from router_schemas.model import column_names, table_type
 
         if kind == "PROTOBUF":
             from router_schemas.protobuf.model import spark_struct

@@ -182,7 +182,7 @@ class JsonSchema(RegistryDecoder):
         """Return how tasks decode."""
         from router_decoders.json_arrow import FramedObjects, JsonEvents, framed_events
         from router_decoders.json_types import nullable, shape
-        from router_schemas.json_schema.merge import table_type
+        from router_schemas.model import table_type
         from router_schemas.wire_format import ADDED_FIELDS
 
         known: Objects = self.known

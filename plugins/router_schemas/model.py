@@ -229,3 +229,19 @@ def column_names(fields: Iterable[str]) -> dict[str, str]:
         columns[name] = chosen
         taken.add(chosen.lower())
     return columns
+
+
+def table_type(kind: T.DataType) -> T.DataType:
+    """Return a type with the names that a Delta table can have, for a cast: fields keep their places.
+
+    Decode with the struct itself, because keys in JSON are the names of the properties, and cast the outcome to this;
+    Spark casts structs by place.
+    """
+    if isinstance(kind, T.StructType):
+        columns = column_names(kind.fieldNames())
+        return T.StructType([T.StructField(columns[field.name], table_type(field.dataType)) for field in kind])
+    if isinstance(kind, T.ArrayType):
+        return T.ArrayType(table_type(kind.elementType))
+    if isinstance(kind, T.MapType):
+        return T.MapType(kind.keyType, table_type(kind.valueType))
+    return kind

@@ -93,11 +93,9 @@ class TypeMapping:
             raise _refusal(pointer, f"{reference!r} cannot be followed; only #/... in this file can")
         if reference in ("#", *trail):
             raise _untyped(pointer, f"{reference!r} contains itself; a Spark type cannot")
-        node = self.document
-        for key in reference[2:].split("/"):
-            node = _step(node, unquote(key).replace("~1", "/").replace("~0", "~"))
-            if node is None:
-                raise _refusal(pointer, f"there is no {reference!r}")
+        node = at_pointer(self.document, reference)
+        if node is None:
+            raise _refusal(pointer, f"there is no {reference!r}")
         return self.type_at(node, reference, (*trail, reference))
 
     def united(self, union: str, members: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
@@ -191,12 +189,17 @@ def _implied(node: Mapping[str, Any]) -> list[str]:
     return sorted({NAMES.get(type(value), "object") for value in values})
 
 
-def _step(node: object, key: str) -> object:
-    if isinstance(node, Mapping):
-        return node.get(key)
-    if isinstance(node, list) and key.isdecimal() and int(key) < len(node):
-        return node[int(key)]
-    return None
+def at_pointer(document: object, pointer: str) -> object:
+    """Return what a JSON pointer within a document leads to, `#/properties/game`; None where it leads nowhere."""
+    for step in pointer.removeprefix("#").split("/")[1:]:
+        key = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(document, Mapping):
+            document = document.get(key)
+        elif isinstance(document, list) and key.isdecimal() and int(key) < len(document):
+            document = document[int(key)]
+        else:
+            return None
+    return document
 
 
 def _escaped(name: str) -> str:
