@@ -1,7 +1,8 @@
 """Collect the schemas that records were written with, from a registry or a file. For the driver.
 
-A writer's schema (with the message in it) that was seen keeps its meaning. A format says what one is used for and how
-all uses are read together. Where records of several formats come together, the registry says what an id is (AnyFormat).
+A writer's schema (with the message in it) that was seen keeps its meaning. A format says what one is used for
+(RegistryLibrary) and how all uses are read together, as one event (EventMaking). Where records of several formats come
+together, the registry says what an id is (AnyFormat).
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from router_schemas.model import VALUE_HEADER, ResolvedSchema, SchemaInfo, WriterSchema
+from router_schemas.model import VALUE_HEADER, ResolvedSchema, SchemaInfo, WriterSchema, check_free, refusals
 from router_schemas.wire_format import schema_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from uuid import UUID
 
+    from pyspark.sql import types as T
+
     from router import Memory
-    from router_schemas.model import Kind, Taken
+    from router_schemas.model import Kind, SchemaConflict, SchemaOrigin, Taken
     from router_schemas.resolver import SchemaResolver, Unknown
 
     Open = Callable[[Kind], "RegistryLibrary[Any, Any]"]
@@ -177,6 +180,74 @@ def _schema(writer: WriterSchema) -> int | UUID:
     if writer.schema is None:
         raise ValueError(f"{writer} names no schema of a registry")
     return writer.schema
+
+
+class NamedUse(Protocol):
+    """A version of a record or message with a full `name`."""
+
+    @property
+    def origin(self) -> SchemaOrigin: ...
+
+    @property
+    def name(self) -> str: ...
+
+
+K = TypeVar("K")
+N = TypeVar("N", bound=NamedUse)
+R = TypeVar("R")
+
+
+class EventMaking(ABC, Generic[K, N, R]):
+    """One event for the records of all names: a reader for each name, and one type for each field.
+
+    A reader reads all versions that fit the oldest one; those that do not are refused, as is a name with a field that
+    has another type elsewhere. `uses`, and the `reasons` why some cannot be read, are by what tells records apart: a
+    frame, or a writer's schema. `taken` are the fields of records of other formats.
+    """
+
+    def __init__(self, uses: Mapping[K, N], reasons: Mapping[K, str], taken: Taken | None = None) -> None:
+        self.readers: list[R] = []
+        self.written = {key: SchemaInfo(reason=reason) for key, reason in reasons.items()}
+        self.fields: dict[str, tuple[T.DataType, str]] = {}
+        """Field of the event -> its type, and what brought it."""
+        self._taken = taken or {}
+        names: dict[str, dict[K, N]] = {}
+        for key in sorted(uses, key=lambda key: uses[key].origin.age):
+            names.setdefault(uses[key].name, {})[key] = uses[key]
+        for name, versions in names.items():
+            self._add(name, versions)
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Return field of the event -> the name and version that brought it."""
+        return {field: label for field, (_, label) in self.fields.items()}
+
+    @abstractmethod
+    def merged(self, uses: list[N]) -> tuple[Any, Sequence[SchemaConflict]]:
+        """Return what the versions of a name become together, and which of them do not fit the oldest."""
+
+    @abstractmethod
+    def reader(self, merged: Any, fits: Mapping[K, N]) -> tuple[R, T.StructType]:
+        """Return what reads the versions that fit, and its fields; raise ValueError where nothing can."""
+
+    def _add(self, name: str, uses: dict[K, N]) -> None:
+        merged, conflicts = self.merged([*{use.origin.label: use for use in uses.values()}.values()])
+        refused = refusals(conflicts)
+        reasons = {key: self.written[key].reason for key in uses if key in self.written}
+        reasons |= {key: refused[use.origin.label] for key, use in uses.items() if use.origin.label in refused}
+        fits = {key: use for key, use in uses.items() if key not in reasons}
+        try:
+            if fits:
+                self._take(*self.reader(merged, fits), f"{name} of {[*fits.values()][-1].origin.label}")
+        except ValueError as fault:
+            reasons |= {key: f"{name} of {use.origin.label} cannot be decoded: {fault}" for key, use in fits.items()}
+        for key, use in uses.items():
+            self.written[key] = SchemaInfo.of(use.origin, name, reasons.get(key))
+
+    def _take(self, reader: R, struct: T.StructType, label: str) -> None:
+        check_free(struct, {**self._taken, **self.fields})
+        self.readers.append(reader)
+        self.fields |= {one.name: (one.dataType, label) for one in struct if one.name not in self.fields}
 
 
 KEPT = "formats.json"

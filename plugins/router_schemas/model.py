@@ -17,14 +17,18 @@ import hashlib
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 from uuid import UUID
 
 from pyspark.sql import types as T
 
+from router import StartError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
 
 Kind = Literal["AVRO", "PROTOBUF", "JSON"]
@@ -159,6 +163,18 @@ class SchemaInfo:
     def of(origin: SchemaOrigin, message: str | None, reason: str | None = None) -> SchemaInfo:
         """Return what is known of the values that a schema wrote."""
         return SchemaInfo(origin.id, origin.version, origin.subject, message, reason)
+
+
+@contextmanager
+def schema_file(path: Path) -> Iterator[None]:
+    """Raise StartError where a schema file cannot be read, or what it holds is wrong (OSError, ValueError)."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.strerror}; it is looked for in the configuration's folder"
+        raise StartError(f"schema file {path}: {what}") from error
+    except ValueError as error:  # also text that is not UTF-8
+        raise StartError(f"schema file {path}: {error}") from error
 
 
 def check_free(event: T.StructType, taken: Taken) -> None:

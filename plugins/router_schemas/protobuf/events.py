@@ -26,24 +26,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from router_schemas.model import SchemaInfo
     from router_schemas.wire_format import Frame
 
     Numbers = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class MessageInfo:
-    """What a record was written with: a schema and a message in it.
-
-    `reader` is the position of what reads it; -1 when nothing does, for the `reason`.
-    """
-
-    reader: int
-    schema_id: int | None = None
-    schema_version: int | None = None
-    subject: str | None = None
-    message: str | None = None
-    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +43,7 @@ class Events:
 
     event: pa.StructType
     readers: tuple[MessageReader, ...] = ()
-    written: dict[str, MessageInfo] = field(default_factory=dict)
+    written: dict[str, SchemaInfo] = field(default_factory=dict)
     frame: Frame = "confluent"
     header: str = VALUE_HEADER
     only: str = ""
@@ -96,9 +82,11 @@ class _Read:
     reasons: dict[int, str]
 
 
-def _read(found: FramedRows, known: Events, infos: list[MessageInfo | None]) -> _Read:
+def _read(found: FramedRows, known: Events, infos: list[SchemaInfo | None]) -> _Read:
     """Decode the rows of each reader together, and put them where they were."""
-    readers = np.array([-1 if one is None else one.reader for one in infos] + [-1], np.int64)
+    numbers: dict[str | None, int] = {reader.message: number for number, reader in enumerate(known.readers)}
+    of_writer = [numbers.get(one.message, -1) if one and one.reason is None else -1 for one in infos]
+    readers = np.array([*of_writer, -1], np.int64)
     of_row = readers[found.groups]  # a row without a schema has the group -1, which is the last of these
     bodies = found.payloads
     parts: list[pa.StructArray] = []
@@ -121,7 +109,7 @@ def _read(found: FramedRows, known: Events, infos: list[MessageInfo | None]) -> 
     return _Read(at_rows(parts, order, len(bodies)), reasons)
 
 
-def _reasons(found: FramedRows, known: Events, infos: list[MessageInfo | None], read: dict[int, str]) -> pa.StringArray:
+def _reasons(found: FramedRows, known: Events, infos: list[SchemaInfo | None], read: dict[int, str]) -> pa.StringArray:
     """Return why rows have no event: their frame, their schema, their payload."""
     reasons = why(found, infos, known.only)
     if not read:
