@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    import pyarrow as pa
     from typing_extensions import Self
 
     from router import Preparation
@@ -93,13 +92,6 @@ class Avro(RegistryDecoder):
         if self.frame == "single_object":
             return single_object_header(read) + record
         return record if self.frame == "none" else pack(number, None, record)
-
-    def wanted_by(self, records: pa.RecordBatch, known: Records) -> frozenset[str]:
-        """Return the schemas that records name by id or GUID and that are not known."""
-        from router_schemas.wire_format import parse, schema_bytes
-
-        keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
-        return frozenset(str(key.writer) for key in keys if schema_bytes(key.writer) not in known.written)
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode: from_avro before them, and the rest in them."""

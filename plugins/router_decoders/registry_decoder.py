@@ -73,12 +73,15 @@ class RegistryDecoder(ArrowDecoder):
         """Return where the schemas of this format come from."""
 
     @abstractmethod
-    def wanted_by(self, records: pa.RecordBatch, known: Any) -> frozenset[str]:
-        """Return what raw records (their values and headers) want that is not known."""
-
-    @abstractmethod
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has files of this format."""
+
+    def wanted_by(self, records: pa.RecordBatch, known: Any) -> frozenset[str]:
+        """Return what raw records (their values and headers) name and is not known: schemas, by id or GUID."""
+        from router_schemas.wire_format import parse, schema_bytes
+
+        keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
+        return frozenset(str(key.writer) for key in keys if schema_bytes(key.writer) not in known.written)
 
     def tested(self, schemas: Mapping[str, Sequence[Path]]) -> Self:
         """Return this decoder with files in place of its registry."""
