@@ -282,7 +282,7 @@ class AnyFormat(Library[Formats]):
         subjects: tuple[str, ...],
         header: str,
         opened: Open,
-        fields: Mapping[Kind, Callable[[Any], Taken]],
+        fields: Callable[[Kind, Any], Taken],
     ) -> None:
         self._schemas = schemas
         self._memory = memory
@@ -334,7 +334,7 @@ class AnyFormat(Library[Formats]):
                 library.taken, library.made = dict(taken), None
             made[kind] = library.refreshed([*share.get(kind, ()), *unknown])
             unknown = []
-            taken = {**self._fields[kind](made[kind]), **taken}
+            taken = {**self._fields(kind, made[kind]), **taken}
         return made
 
     def _kinds(self, texts: Iterable[str]) -> dict[str, Kind | None]:
@@ -356,7 +356,7 @@ class AnyFormat(Library[Formats]):
             for text, (reason, _) in library.unknown.items():
                 written[schema_bytes(WriterSchema.of(text))] = SchemaInfo(message=kind, reason=reason)
         for kind, library in self._libraries.items():
-            readable = bool(self._fields[kind](made[kind]))
+            readable = bool(self._fields(kind, made[kind]))
             for text, its_kind in self._kinds(_writers(library)).items():
                 if its_kind == kind:
                     why = None if readable else library.faults.get(text) or _why(kind, made[kind], text)
