@@ -2,7 +2,7 @@
 
 Raw records go in, an `event` or an `_error` comes out of each, in the task that lands it. A decoder (`json`, `avro`,
 `protobuf`, `auto`, `record_keys`) says on the driver how tasks decode. The function that they run is beside it, or in
-`json_arrow` and `router_schemas.protobuf`. Only Avro adds native columns before (`avro_spark`).
+`json_arrow` and `router_schemas.protobuf`. Only `avro` adds native columns before.
 `Nothing`, which keeps records as they came, is here.
 """
 

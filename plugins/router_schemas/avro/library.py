@@ -35,6 +35,8 @@ from pyspark.sql import types as T
 from router import StartError
 from router_schemas.avro.merge import RecordVersion, merge
 from router_schemas.avro.model import (
+    END,
+    FINGERPRINT,
     MARKER,
     AvroField,
     AvroRecord,
@@ -125,10 +127,6 @@ class _RecordEvent(EventMaking[bytes, RecordUse, RecordReader]):
         return RecordReader(reader_text(found.reader), texts, found.struct), found.struct
 
 
-FINGERPRINT = "fingerprint "
-"""What stands before the eight bytes of a fingerprint that is wanted, in the order of the value."""
-
-
 @dataclass
 class Writers(RegistryLibrary[RecordUse, Records]):
     """Avro schemas of a registry that records were written with, by ids and GUIDs."""
@@ -204,9 +202,6 @@ class OneSchema(Library[Records]):
 def _fingerprinted(text: str) -> bytes:
     return MARKER + bytes.fromhex(text.removeprefix(FINGERPRINT))
 
-
-END = bytes.fromhex("a7f3d1c2e4b59680")
-"""What has to follow a value: eight bytes without a meaning, none of them a small number."""
 
 NAME, MARK = "Router_envelope", "Router_end"
 
