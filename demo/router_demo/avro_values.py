@@ -7,8 +7,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from router_demo.games import GAMES, game_names, gamer_names
-from router_demo.garbage import BAD_NAMES, FRAMED_GARBAGE
-from router_demo.traffic import draw_amounts, draw_ends
+from router_demo.traffic import BAD_NAMES, FRAMED_GARBAGE, draw_amounts, draw_ends
 from router_schemas.wire_format import prefix
 
 if TYPE_CHECKING:

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from router_demo.games import game_names, gamer_names
-from router_demo.garbage import BAD_NAMES, empty, null, random_bytes
-from router_demo.traffic import draw_amounts, draw_ends
+from router_demo.traffic import BAD_NAMES, draw_amounts, draw_ends, empty, null, random_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
     from router_demo.games import Fields
-    from router_demo.garbage import Maker
-    from router_demo.traffic import Drawn, Traffic
+    from router_demo.traffic import Drawn, Maker, Traffic
 
 
 class JsonValues:

@@ -10,8 +10,7 @@ from google.protobuf.json_format import MessageToJson, ParseDict  # type: ignore
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from router_demo.games import GAMES, game_names, gamer_names
-from router_demo.garbage import BAD_NAMES, FRAMED_GARBAGE
-from router_demo.traffic import draw_amounts, draw_ends
+from router_demo.traffic import BAD_NAMES, FRAMED_GARBAGE, draw_amounts, draw_ends
 from router_schemas.model import RegisteredSchema, ResolvedSchema
 from router_schemas.protobuf.descriptors import descriptors, message_of
 from router_schemas.wire_format import prefix
