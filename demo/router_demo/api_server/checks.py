@@ -15,10 +15,10 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
-from router_demo.api_server.messages import JSON, Call, Reply, error, value
+from router_demo.api_server.calls import JSON, Call, Reply, error, value
 
 if TYPE_CHECKING:
-    from router_demo.api_server.record import Record
+    from router_demo.api_server.calls import Record
     from router_demo.api_server.script import Failure, Limit, RetryAfter, Script, Token
 
 YEAR = 365 * 24 * 3600

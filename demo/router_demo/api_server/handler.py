@@ -7,16 +7,15 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
+from router_demo.api_server.calls import JSON, UNANSWERED, Record, Reply, value
 from router_demo.api_server.checks import Failures, Keys, Largest, Limits, Poisons, Tokens, Wants
-from router_demo.api_server.messages import JSON, Reply, value
 from router_demo.api_server.page import page
-from router_demo.api_server.record import UNANSWERED, Record
 from router_demo.api_server.script import Script
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from router_demo.api_server.messages import Call
+    from router_demo.api_server.calls import Call
     from router_demo.api_server.script import Items
 
 CHECKS: dict[str, Callable[..., Callable[[Call], Reply | None]]] = {
