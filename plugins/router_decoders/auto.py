@@ -104,7 +104,7 @@ class Auto(RegistryDecoder):
         return made[0][1] if len(self.known.made) == 1 else combined(self.known, made)
 
     def _parts(self) -> list[tuple[Kind, RegistryDecoder]]:
-        """Return the decoders of the formats that can be read; of none, one that can say why."""
+        """Return the decoders of the formats that can be read; where none can, one that says why."""
         made = self.known.made
         if len(made) == 1:
             return [(kind, self._part(kind, one)) for kind, one in made.items()]
@@ -151,7 +151,7 @@ def combined(known: Formats, made: Sequence[tuple[str, ArrowDecoding]]) -> Arrow
 
 
 def joined(some: Sequence[Callable[[DataFrame], DataFrame]]) -> Callable[[DataFrame], DataFrame] | None:
-    """Return what adds the columns of all; their names differ."""
+    """Return a function that adds the columns of all; their names differ."""
     return (lambda raw: reduce(lambda frame, one: one(frame), some, raw)) if some else None
 
 

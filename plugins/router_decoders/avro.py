@@ -145,7 +145,7 @@ def with_records(raw: DataFrame, known: Records) -> DataFrame:
 
 
 class _Part:
-    """One record of an event, decoded into a column of envelopes, which is null on the rows of others."""
+    """One kind of record, decoded into a column of envelopes (`value`, `end`), which is null on rows of other kinds."""
 
     def __init__(self, column: str, record: RecordReader) -> None:
         self.is_mine = F.col(column).isNotNull()
@@ -201,7 +201,7 @@ def framed(raw: DataFrame, known: Records) -> DataFrame:
 
 
 def _header(known: Records) -> Column:
-    """Return the last header of the name; one without a value is there, too."""
+    """Return the last header of that name, no bytes where it has no value; null where there is none."""
     at = F.array_position(F.reverse("headers.key"), known.header).cast("int")
     return F.when(at > 0, F.coalesce(F.get(F.reverse("headers.value"), at - 1), _binary(b"")))
 
@@ -222,7 +222,7 @@ def _key_and_body(known: Records) -> tuple[Column, Column]:
 
 
 def _writer(numbers: dict[bytes, int]) -> Column:
-    """Return the number of a key, by a literal: a loop over its keys, and no code for each of them."""
+    """Return the number of a key, looked up in a literal map: a branch for every key would be code for every key."""
     pairs = [column for key, number in numbers.items() for column in (_binary(key), F.lit(number))]
     return F.try_element_at(F.create_map(*pairs), F.col("_key")) if pairs else F.lit(None).cast("int")
 
@@ -247,8 +247,8 @@ def _binary(value: bytes) -> Column:
 def are_utf8(value: Column, kind: T.StructType) -> Column:
     """Return whether every string in a struct, however deep, is UTF-8; never null.
 
-    They are looked at one behind the other, with blanks between: a lambda for arrays and maps would take the projection
-    out of whole-stage code generation.
+    They are joined, with blanks between them, and checked at once: a lambda for arrays and maps would take the
+    projection out of whole-stage code generation.
     """
     texts = list(_texts(value, kind))
     return F.coalesce(F.is_valid_utf8(F.concat_ws(" ", *texts)), F.lit(True)) if texts else F.lit(True)
@@ -275,7 +275,7 @@ def _elements(values: Column, kind: T.DataType) -> Iterator[Column]:
     elif isinstance(kind, T.StructType):
         for field in kind:
             yield from _elements(values.getField(field.name), field.dataType)
-    elif isinstance(kind, T.ArrayType):  # flatten is null where one of them is
+    elif isinstance(kind, T.ArrayType):  # flatten is null where one of the arrays is
         yield from _elements(F.flatten(F.array_compact(values)), kind.elementType)
     elif isinstance(kind, T.MapType):
         yield F.flatten(F.transform(F.array_compact(values), F.map_keys))

@@ -47,7 +47,7 @@ INFERENCE = {
 
 
 class Infer(BaseModel):
-    """Say where an inferred schema is kept, and how many records it is inferred from."""
+    """Where an inferred schema is kept, and how many records it is inferred from."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -113,7 +113,7 @@ class Json(ArrowDecoder):
         return self
 
     def prepare(self, preparation: Preparation) -> Self:
-        """Return this decoder with its schema in hand; may read a sample of the source and write the cached file."""
+        """Return this decoder with its schema; may read a sample of the source and write an inferred one."""
         if self.infer is not None:
             struct = inferred(self.infer, preparation)
         elif self.schema_file is not None:
@@ -180,7 +180,7 @@ def read_schema(file: Path) -> T.StructType:
 
 
 def inferred(options: Infer, preparation: Preparation) -> T.StructType:
-    """Return the schema that the file holds, made from a sample of the source first where that is to be done.
+    """Return the schema in the file; infer it from a sample of the source first where the file is missing or refreshed.
 
     What was written is read back, so that the first run has the types of every later one.
     """
@@ -203,7 +203,7 @@ def infer(sample: DataFrame) -> T.StructType:
     """
     text = F.col("value").cast("string")
     objects = sample.select(text).where(F.is_valid_utf8(text) & F.ltrim(text).startswith("{"))
-    # itemgetter: executors know it without the plugin
+    # itemgetter, because executors have it without this plugin
     struct = sample.sparkSession.read.options(**INFERENCE).json(objects.rdd.map(itemgetter(0))).schema
     if not struct.fields:
         raise StartError(
@@ -289,7 +289,7 @@ class JsonSchema(RegistryDecoder):
         return OfflineRegistry("JSON", schemas)
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
-        """Return an event as an object in its frame. It is not held against the schema."""
+        """Return an event as an object in its frame. It is not checked against the schema."""
         from router_schemas.wire_format import pack
 
         return pack(self.chosen(schema)[0], None, json.dumps(event, ensure_ascii=False).encode())

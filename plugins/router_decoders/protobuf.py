@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Wrapper(BaseModel):
-    """Say where an outer message holds the message that is the event. Paths are fields with dots between them."""
+    """Where an outer message holds the message that is the event. Paths are fields with dots between them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

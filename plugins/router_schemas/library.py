@@ -39,7 +39,7 @@ class Library(ABC, Generic[M]):
     """A source of the schemas of records. `M` says how records are read; it travels to the tasks."""
 
     settled: ClassVar[bool] = False
-    """Whether it will never know more than it does."""
+    """Whether everything is known from the start."""
 
     @property
     def advice(self) -> str:
@@ -49,7 +49,7 @@ class Library(ABC, Generic[M]):
     @property
     @abstractmethod
     def empty(self) -> bool:
-        """Return whether nothing can be read yet, so that there is no telling what events look like."""
+        """Return whether nothing can be read yet, so that nobody knows what events look like."""
 
     @property
     def announced(self) -> bool:
@@ -66,7 +66,7 @@ class Library(ABC, Generic[M]):
 
 @dataclass
 class RegistryLibrary(Library[M], Generic[U, M]):
-    """What was learnt of a registry. `U` is what one writer's schema is used for. `clock` is in seconds.
+    """The schemas of a registry that are known. `U` is what one writer's schema is used for. `clock` is in seconds.
 
     New versions of `subjects`, and of the subjects of schemas that were used, are looked for at every refresh.
     """
@@ -77,7 +77,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
     memory: Memory
     subjects: tuple[str, ...] = ()
     keep: str = "places"
-    """The name under which the memory has what was used."""
+    """Part of the name under which the memory has the writers' schemas that were used."""
     clock: Callable[[], float] = time.monotonic
     uses: dict[str, U] = field(default_factory=dict)
     resolved: dict[str, ResolvedSchema] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
     unknown: dict[str, tuple[str, float]] = field(default_factory=dict)
     made: M | None = None
     taken: Taken = field(default_factory=dict)
-    """What fields have other formats brought, where records of several formats are one event."""
+    """The fields that other formats brought, where records of several formats become one event."""
 
     @abstractmethod
     def use(self, writer: WriterSchema, resolved: ResolvedSchema) -> U:
@@ -269,10 +269,10 @@ class Formats:
 
 
 class AnyFormat(Library[Formats]):
-    """The libraries of all formats: each is asked for schemas of its own, the first one for those that nobody knows.
+    """The libraries of all formats: each is asked for the schemas of its format, the first also for unknown ones.
 
-    `opened` makes the library of a format, `fields` tells what the event of a format has. A field has the type of the
-    format that was there first: its library is asked first, and the others keep to what it says.
+    `opened` makes the library of a format, `fields` returns the fields of a format's event. A field has the type of the
+    format that came first: its library is asked first, and the others keep to that type.
     """
 
     def __init__(
@@ -308,9 +308,9 @@ class AnyFormat(Library[Formats]):
         """Return how to read all that is known and what is wanted."""
         polled = [str(WriterSchema(number)) for number in sorted(self._schemas.poll(self._subjects))]
         made = self._learnt([*wanted, *polled])
-        strays = [text for library in self._libraries.values() for text in library.faults]
-        if not self._known(strays):  # a subject of one format has a version of another
-            made = self._learnt(strays)
+        refused = [text for library in self._libraries.values() for text in library.faults]
+        if not self._known(refused):  # a subject of one format has a version of another
+            made = self._learnt(refused)
         before = self._made
         if before is None or [*before.made] != [*made] or any(before.made[kind] is not made[kind] for kind in made):
             self._made = Formats(made, self._written(made), self._header)

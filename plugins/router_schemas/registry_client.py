@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from router_schemas.registry_options import RegistryOptions
 
 
-# confluent-kafka's client does not serve: its cache by id grows without end and ignores the format asked for, its
+# confluent-kafka's client is of no use here: its cache by id grows without end and ignores the format asked for, its
 # latest version is cached for ever, it asks without a time-out, it refuses bearer tokens without a logical cluster,
 # and its extras (httpx2, Authlib, certifi) do not always resolve. These are six requests.
 
@@ -284,7 +284,7 @@ def _files(registry: RegistryOptions) -> dict[str, Any]:
 
 
 def login(registry: RegistryOptions) -> AuthBase:
-    """Return how requests to a registry are authorised; raise RegistryRefuses when its secrets were lost on a way."""
+    """Return how requests to a registry are authorised; raise RegistryRefuses where it has lost its secrets."""
     if not all(registry.secrets):
         raise RegistryRefuses(registry.url[0], "secrets do not travel to other processes: ask it on the driver")
     if registry.basic is not None:

@@ -87,9 +87,9 @@ class SchemaResolver:
     def resolved(self, names: Iterable[int | UUID]) -> dict[int | UUID, ResolvedSchema | Unknown]:
         """Return what each id or GUID means, in the order given.
 
-        One that the registry has not is asked again a few times, about a second for all of them together, and then
-        Unknown for 30 s. Raises RegistryAway when one was never seen and the registry cannot be asked: wait and call
-        again, for the rows may be good. Raises RegistryRefuses when the configuration must change.
+        One that the registry does not have is asked for a few times, within about a second for all together, and is
+        then Unknown for 30 s. Raises RegistryAway when one was never seen and the registry cannot be asked: wait and
+        call again, for the rows may be good. Raises RegistryRefuses when the configuration must change.
         """
         wanted = list(dict.fromkeys(names))
         found: dict[int | UUID, ResolvedSchema | Unknown] = {}
@@ -103,9 +103,9 @@ class SchemaResolver:
     def poll(self, subjects: Iterable[str], *, wait: bool = False) -> frozenset[int]:
         """Return the ids of all versions of subjects; only versions not seen yet are fetched.
 
-        A registry that is away leaves what was known, and is not polled again for 30 s; with `wait` that raises
-        RegistryAway. A subject that does not exist (yet) has no ids. Raises RegistryRefuses when the configuration
-        must change.
+        While the registry is away, the versions known so far are returned, and it is not asked again for 30 s; with
+        `wait` that raises RegistryAway. A subject that does not exist (yet) has no ids. Raises RegistryRefuses when the
+        configuration must change.
         """
         ids: set[int] = set()
         with self._lock:
@@ -201,9 +201,9 @@ class References:
         self._locks: dict[tuple[str, int], Lock] = {}
 
     def imports(self, schema: RegisteredSchema) -> dict[str, str]:
-        """Return name -> text of all that a schema refers to, dependencies first; raise Unusable.
+        """Return name -> text of all that a schema refers to, dependencies first; raise UnusableSchema.
 
-        What is imported without a reference (`google/protobuf/timestamp.proto`) is absent: readers have it.
+        What is imported without a reference (`google/protobuf/timestamp.proto`) is absent: readers have their own.
         """
         chosen: dict[str, tuple[Reference, RegisteredSchema]] = {}
         seen: set[Reference] = set()
@@ -265,8 +265,8 @@ _ID: TypeAdapter[int] = TypeAdapter(int)
 class SchemaCache:
     """The schemas of one registry that were fetched, a file for each id, GUID and subject.
 
-    `registry` is the name of the registry, its first URL. A write of the memory that returned is there after a
-    crash; one that did not left the old content or the new one, whole. Names are `[a-z0-9.-]+` and hold hashes:
+    `registry` is the name of the registry, its first URL. A write that has returned survives a crash; one
+    that has not leaves the old content or the new one, never a part. Names are `[a-z0-9.-]+` and hold hashes:
     nothing from the registry or from the data becomes part of a path. A file that cannot be read counts as missing.
     """
 
@@ -322,9 +322,8 @@ class Unknown:
 class CachedLookup(Generic[K, V]):
     """A lookup of what ids or GUIDs stand for: in the cache, then in the registry.
 
-    `recall` returns what is known without asking, `fetch` asks; it raises NotFound or Unusable, and what else it
-    raises says nothing about the key; several threads call it. `clock` and `sleep` are in seconds. The caller holds a
-    lock.
+    `recall` returns what is known without asking, `fetch` asks. It raises NotFound or UnusableSchema; any other error
+    says nothing about the key. Several threads call it. `clock` and `sleep` are in seconds. The caller holds a lock.
     """
 
     def __init__(
@@ -377,7 +376,7 @@ class CachedLookup(Generic[K, V]):
 def together(ask: Callable[[A], B], keys: Iterable[A]) -> dict[A, B | NotFound | UnusableSchema]:
     """Return what is answered for each key, in the order of the keys, AT_ONCE asked at a time.
 
-    Raises what says nothing about a key, such as RegistryAway, and then asks for no more.
+    An error that says nothing about a key, such as RegistryAway, is raised, and no more keys are asked for.
     """
 
     over = Event()

@@ -2,10 +2,9 @@
 
 They are read together: one reader's schema per record, one event for all.
 
-`from_avro` does not tell a decoded record from a broken one:
-Spark's `from_avro` reads a value and stops: bytes after it go unnoticed, and in PERMISSIVE mode a value that cannot be
-read becomes a struct whose fields are all null, which a good record may be as well. So the value is read as the first
-of two fields, `value` and `end`, from the payload with END behind it:
+Spark's `from_avro` does not tell a good record from a broken one. It reads a value and stops, so bytes after it go
+unnoticed; and in PERMISSIVE mode a value that cannot be read becomes a struct whose fields are all null, as a good
+record may be. So the value is read as the first of two fields, `value` and `end`, from the payload with END behind it:
 
     from_avro(concat(payload, END), writer_text(...), {"avroSchema": reader_text(...), "mode": "PERMISSIVE"})
 
@@ -20,7 +19,7 @@ needs no required field in the schema, and decodes once. Only a producer that wr
 make Spark overlook what follows.
 
 Spark allocates what a length in the payload claims, before it reads. A record of a few bytes can claim a text of 2 GiB,
-and a JVM out of memory ends whatever the mode is (run: the driver was gone). The JVMs that decode have to be started
+and a JVM out of memory ends whatever the mode is (tried: the driver died). The JVMs that decode have to be started
 with `-Dorg.apache.avro.limits.string.maxLength=N`, `...limits.bytes.maxLength=N` and
 `...limits.collectionItems.maxLength=N` (Apache Avro, SystemLimitException): beyond these a record is a broken one.
 """
@@ -207,7 +206,7 @@ NAME, MARK = "Router_envelope", "Router_end"
 
 
 def reader_text(reader: AvroSchema) -> str:
-    """Return the JSON of a reader's schema with END behind its values; raise ValueError when it has these names."""
+    """Return the JSON of a reader's schema with END behind its values; raise ValueError when it has NAME or MARK."""
     for name in (NAME, MARK):
         if name in reader.types:
             raise ValueError(f"the schema has a type {name}, which is needed to find broken records; rename it")

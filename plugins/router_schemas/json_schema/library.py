@@ -15,7 +15,7 @@ else's, and a refusal would make dead letters of all its records. So to the tabl
 |---|---|---|
 | several objects in oneOf, anyOf or allOf, or beside properties | one struct with the fields of all | core, 10.2.1 |
 | integer in one of them and number in another | double | validation, 6.1.1 |
-| members that only restrict: required, if, not, ... | are left aside | validation, 6.5.3 |
+| members that only restrict: required, if, not, ... | are ignored | validation, 6.5.3 |
 | other types beside each other; none; true | string: the JSON text | core, 4.3.2 |
 | object without properties and without a schema of its values | string: the JSON text | core, 10.3.2 |
 | array without one schema of its items | string: the JSON text | core, 10.3.1 |
@@ -242,7 +242,7 @@ TELLING = {"type", "properties", "additionalProperties", "items", "prefixItems",
 
 
 class ColumnMapping(TypeMapping):
-    """The mapping of the places of one document to types of columns."""
+    """The mapping of a registered document, which has a type for every place: a string where no other one fits."""
 
     def __init__(self, document: object) -> None:
         super().__init__(document)

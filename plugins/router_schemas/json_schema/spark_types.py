@@ -45,7 +45,7 @@ NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", type(N
 
 
 class Untyped(ValueError):  # noqa: N818 - it says what a schema is
-    """Say that a schema is a good one, and that no column type holds what it allows."""
+    """A good schema, but one that allows values which no column type can hold."""
 
 
 def struct_of(document: object) -> T.StructType:
@@ -54,7 +54,7 @@ def struct_of(document: object) -> T.StructType:
 
 
 class TypeMapping:
-    """Map the places of one document; `trail` holds the references that led to a place."""
+    """The mapping of one document's places to types; `trail` holds the references that led to a place."""
 
     def __init__(self, document: object) -> None:
         self.document = document
@@ -99,7 +99,7 @@ class TypeMapping:
         return self.type_at(node, reference, (*trail, reference))
 
     def united(self, union: str, members: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
-        """Return the one type that the members share, null aside."""
+        """Return the one type that the members share, apart from null."""
         if not isinstance(members, Sequence) or not members:
             raise _refusal(f"{pointer}/{union}", "a list of schemas is needed")
         found: list[T.DataType] = []
@@ -139,7 +139,7 @@ class TypeMapping:
 
 
 def type_name(node: Mapping[str, Any], pointer: str) -> str:
-    """Return the one type of a schema, null aside."""
+    """Return the one type of a schema, apart from null."""
     given = node.get("type", _implied(node))
     names = {str(name) for name in ([given] if isinstance(given, str) else given)} - {"null"}
     if names == {"integer", "number"}:

@@ -6,7 +6,7 @@ members of a oneof, map entries without a value or unsorted) go to the native de
 reads what google reads. Source of the rules: protobuf.dev, "Encoding", last one wins.
 
 Left to differ, in bytes that no encoder writes: an entry of a map with fields of its own, which google's Python parser
-sets aside as unknown and which is an entry here as it is in Java.
+treats as unknown, and which is an entry here as it is in Java.
 The native decoder is ptars (Rust), of which three things are not left to chance.
 
 - What it cannot read as wanted is declared to it as the bytes on the wire: see `_declare_type`.
@@ -221,8 +221,8 @@ def handler_of(columns: tuple[Column, ...]) -> Any:
 def read_natively(handler: Any, payloads: pa.BinaryArray) -> tuple[pa.StructArray, list[int]]:
     """Return the messages of an array, and the rows that cannot be read, which hold zeros.
 
-    A batch that fails is read by halves, so a row's verdict does not depend on its neighbours; n rows take at most 2n
-    attempts. A null row reads as an empty message.
+    A batch that fails is read by halves, so that no row is refused because of its neighbours; n rows take at
+    most 2n attempts. A null row reads as an empty message.
     """
     try:
         return handler.array_to_record_batch(payloads).to_struct_array(), []
@@ -242,7 +242,7 @@ def _field_name(column: Column) -> str:
 
 
 def _let_pass(error: BaseException) -> None:
-    """Raise again what is no fault of a row: an end asked for, and want of memory."""
+    """Raise again what no row has caused: a requested end, and lack of memory."""
     panic = type(error).__name__ == "PanicException"
     if isinstance(error, MemoryError) or not (isinstance(error, Exception) or panic):
         raise error

@@ -5,7 +5,7 @@ which every message and enum stands at the top: `optional` keeps presence, enums
 
 - `required` is forgotten (a version that makes a field required would refuse all older records), and so are defaults:
   an absent field of proto2 is null;
-- a number that a closed enum of proto2 does not have is not set aside but kept;
+- a number that a closed enum of proto2 does not have is kept as it is, not treated as unknown;
 - extensions that the files declare become fields of the message they extend.
 
 As columns a message is a tree, cut off where a table cannot follow. Every path of fields is a column of its own, so a
