@@ -173,8 +173,9 @@ def schema_file(path: Path) -> Iterator[None]:
     except OSError as error:
         what = f"{error.strerror}; it is looked for in the configuration's folder"
         raise StartError(f"schema file {path}: {what}") from error
-    except ValueError as error:  # also text that is not UTF-8
-        raise StartError(f"schema file {path}: {error}") from error
+    except ValueError as error:
+        what = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise StartError(f"schema file {path}: {what}") from error
 
 
 def check_free(event: T.StructType, taken: Taken) -> None:

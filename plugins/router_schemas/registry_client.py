@@ -21,7 +21,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from router import StartError
 from router_http.client import Away, BearerAuth, ClientCredentialsAuth, NoAuth, Refuses, Tokens, basic_auth, busy, send
-from router_schemas.model import LARGEST_ID, Kind, Reference, RegisteredSchema
+from router_schemas.model import LARGEST_ID, Kind, Reference, RegisteredSchema, schema_file
 from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryRefuses
 
 if TYPE_CHECKING:
@@ -438,8 +438,5 @@ def kind_of(path: Path) -> Kind:
 
 
 def _read(path: Path) -> str:
-    try:
+    with schema_file(path):
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise StartError(f"schema file {path}: {why}; it is looked for in the configuration's folder") from error
