@@ -125,7 +125,7 @@ PYTHON
         fail "Spark could not fetch its jars; the end of .venv/spark-jars.log:"$'\n'"$(tail -n 15 .venv/spark-jars.log)"
 }
 
-fetch_kafka_jars() { .venv/bin/python -c 'from router_demo.jars import kafka_jars; kafka_jars()'; }
+fetch_kafka_jars() { .venv/bin/python -c 'from router_demo.kafka import kafka_jars; kafka_jars()'; }
 
 fetch_registry() { .venv/bin/python -c 'from router_demo.registry import registry_jar; registry_jar()'; }
 

@@ -7,8 +7,8 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from router_demo.games import GAMES, game_names, gamer_names
-from router_demo.garbage import BAD_NAMES, FRAMED_GARBAGE
-from router_demo.traffic import draw_amounts, draw_ends
+from router_demo.traffic import BAD_NAMES, FRAMED_GARBAGE, draw_amounts, draw_ends
+from router_schemas.byte_columns import varint
 from router_schemas.wire_format import prefix
 
 if TYPE_CHECKING:
@@ -166,10 +166,4 @@ def _primitive(form: str, value: Any) -> bytes:
 
 def _long(number: int) -> bytes:
     """Encode a whole number, seven bits a byte, the sign in the lowest."""
-    left = number << 1 if number >= 0 else ~(number << 1)
-    encoded = bytearray()
-    while left > 0x7F:
-        encoded.append(left & 0x7F | 0x80)
-        left >>= 7
-    encoded.append(left)
-    return bytes(encoded)
+    return varint(number << 1 if number >= 0 else ~(number << 1))

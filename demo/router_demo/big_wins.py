@@ -144,7 +144,7 @@ class Crm:
         return Posted.read(self.lake, self.api, self.wins, course, self.router.ended, LIMIT)
 
     def _course(self) -> Course | None:
-        """Return when it was; None where the router did not bring all."""
+        """Let the games play on through an outage; return its times, None where the router did not deliver all."""
         if not self._until(lambda: self.settled == self.wins.sent.total()):
             return None
         wins, began = self.demo.options.wins, time.monotonic()

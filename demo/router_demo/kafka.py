@@ -13,13 +13,19 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from router import StartError
-from router_demo.embedded import HOST, Embedded, free_ports, is_open, tail
-from router_demo.jars import find_java, kafka_jars
+from router_demo.embedded import HOST, Embedded, fetched_once, find_java, free_ports, is_open, resolve, tail
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+KAFKA = "4.1.1"
+_KAFKA_MODULES = (
+    ("org.apache.kafka", "kafka_2.13", KAFKA),
+    # Kafka's own jars bring no backend for its logging: without one a failed start would say nothing.
+    ("org.slf4j", "slf4j-simple", "1.7.36"),
+)
+_DEPENDENCY = '    <dependency org="{}" name="{}" rev="{}" conf="default->default"/>'
 LARGEST_MESSAGE = 16 * 1024 * 1024
 """Bytes of one record the broker takes; tests send values of 5 MB and more."""
 STOP_SECONDS = 20
@@ -112,6 +118,19 @@ class EmbeddedKafka(Embedded):
             return bool(admin.list_topics(timeout=10).brokers)
         except KafkaException:
             return False
+
+
+def kafka_jars() -> Path:
+    """Return the folder of Kafka's jars; fetch them first (43 MB, about half a minute) when they are missing."""
+    return fetched_once(f"kafka-{KAFKA}", f"Kafka {KAFKA} (43 MB, about half a minute, once)", _fetch_kafka)
+
+
+def _fetch_kafka(part: Path) -> Path:
+    dependencies = "\n".join(_DEPENDENCY.format(*module) for module in _KAFKA_MODULES)
+    names = ", ".join(":".join(module) for module in _KAFKA_MODULES)
+    pattern = "jars/[artifact]-[revision](-[classifier]).[ext]"
+    resolve(names, dependencies, part, "-retrieve", f"{part}/{pattern}", "-types", "jar", "bundle")
+    return part / "jars"
 
 
 def _java(*options: str) -> list[str]:

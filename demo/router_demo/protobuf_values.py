@@ -10,8 +10,8 @@ from google.protobuf.json_format import MessageToJson, ParseDict  # type: ignore
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from router_demo.games import GAMES, game_names, gamer_names
-from router_demo.garbage import BAD_NAMES, FRAMED_GARBAGE
-from router_demo.traffic import draw_amounts, draw_ends
+from router_demo.traffic import BAD_NAMES, FRAMED_GARBAGE, draw_amounts, draw_ends
+from router_schemas.byte_columns import varint
 from router_schemas.model import RegisteredSchema, ResolvedSchema
 from router_schemas.protobuf.descriptors import descriptors, message_of
 from router_schemas.wire_format import prefix
@@ -213,13 +213,7 @@ def _key(number: int, wire_type: int) -> bytes:
 
 def _varint(number: int) -> bytes:
     """Encode a whole number, negative ones in ten bytes: protobuf.dev, "Encoding"."""
-    left = number % 2**64
-    encoded = bytearray()
-    while left > 0x7F:
-        encoded.append(left & 0x7F | 0x80)
-        left >>= 7
-    encoded.append(left)
-    return bytes(encoded)
+    return varint(number % 2**64)
 
 
 def _truncated(event: bytes, random: Random, message: Any) -> bytes:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import requests
 
 from router import StartError
-from router_demo.embedded import HOST, Embedded, free_ports
-from router_demo.jars import fetched_once, find_java, resolve
+from router_demo.embedded import HOST, Embedded, fetched_once, find_java, free_ports, resolve
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions
 

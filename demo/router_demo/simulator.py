@@ -12,9 +12,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from router import StartError
-from router_demo.json_values import JsonValues
 from router_demo.kafka import await_topic
-from router_demo.records import chunks
+from router_demo.records import JsonValues, chunks
 
 if TYPE_CHECKING:
     import threading

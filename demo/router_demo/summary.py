@@ -14,8 +14,8 @@ from rich.table import Table
 
 from router_demo import landed
 from router_demo.big_wins import PAUSE
-from router_demo.garbage import stage_of
 from router_demo.landed import BRONZE, DEAD, HISTORY, PROFILE_BRONZE
+from router_demo.traffic import stage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,26 +1,52 @@
-"""Decode Avro records whose schemas are in a registry or in a file."""
+"""Decode Avro records whose schemas are in a registry or in a file.
+
+Spark's from_avro reads the values before the tasks, and tasks decide what each value is. from_avro adds native columns
+that read each row once. What starts where is what `router_schemas.wire_format` says, to which tests hold these columns;
+tasks say why a row has no frame. The expressions are small on purpose: a method of more than 8000 bytes is not compiled
+by the JVM, and all of a plan's stage is one method. For the same reason nothing here uses a lambda where there is
+another way: it would take the projection out of whole-stage code generation.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
+from pyspark.sql import Column
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from pyspark.sql.avro.functions import from_avro
 
 from router import ArrowDecoding
 from router_decoders.registry_decoder import RegistryDecoder
+from router_schemas.avro.model import END, FINGERPRINT, MARKER
+from router_schemas.model import SchemaInfo, WriterSchema
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
+    from pyspark.sql import DataFrame
     from typing_extensions import Self
 
     from router import Preparation
-    from router_schemas.avro.library import Records
+    from router_schemas.avro.library import Frame, RecordReader, Records
     from router_schemas.library import Library
     from router_schemas.registry_client import OfflineRegistry
+    from router_schemas.wire_format import FramedRows
+
+READ = "_avro"
+"""The column with a row's `event`, or the `reason` why its value could not be read; null where nothing reads it."""
+OBJECT_KEY = 10
+"""Bytes before the value of a single object: C3 01 and the fingerprint."""
+NO_OBJECT = "frame: the value does not start with C3 01 and the 8 bytes of a fingerprint"
+TEMPORARY = ("_header", "_key", "_body", "_writer")
+TO_THE_END = 2**31 - 1
+ID_KEY, GUID_KEY = 5, 17
+"""Bytes of a key: a zero and the id; a one and the GUID."""
 
 
 class Avro(RegistryDecoder):
@@ -94,23 +120,234 @@ class Avro(RegistryDecoder):
             return single_object_header(read) + record
         return record if self.frame == "none" else pack(number, None, record)
 
-    def wanted_by(self, records: pa.RecordBatch, known: Records) -> frozenset[str]:
-        """Return the schemas that records name by id or GUID and that are not known."""
-        from router_schemas.wire_format import parse, schema_bytes
-
-        keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
-        return frozenset(str(key.writer) for key in keys if schema_bytes(key.writer) not in known.written)
-
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode: from_avro before them, and the rest in them."""
-        import pyarrow as pa
-
-        from router_decoders.avro_spark import AvroRows, avro_events, with_records
-        from router_schemas.framed_rows import ADDED
-        from router_schemas.protobuf.spark_types import spark_struct
+        from router_schemas.wire_format import ADDED_FIELDS
 
         known: Records = self.known
-        added = spark_struct(pa.struct([field for field in ADDED if not (known.only and field.name == "_wanted")]))
+        added = [field for field in ADDED_FIELDS if not (known.only and field.name == "_wanted")]
         rows = AvroRows(known.written, known.frame, known.header, known.only)
-        adds = T.StructType([T.StructField("event", known.event), *added.fields])
+        adds = T.StructType([T.StructField("event", known.event), *added])
         return ArrowDecoding(avro_events, rows, adds, before=lambda raw: with_records(raw, known))
+
+
+# Before the tasks: each value read by from_avro
+
+
+def with_records(raw: DataFrame, known: Records) -> DataFrame:
+    """Return raw records with the column READ."""
+    numbers = {key: number for number, key in enumerate(known.written)}
+    read = {f"_r{k}": _read(record, numbers) for k, record in enumerate(known.records)}
+    frame = framed(raw, known).withColumns({"_writer": _writer(numbers)}).withColumns(read)
+    parts = [_Part(f"_r{k}", record) for k, record in enumerate(known.records)]
+    found = F.struct(_event(known, parts).alias("event"), _reason(parts).alias("reason"))
+    return frame.withColumn(READ, found).drop(*TEMPORARY, *read)
+
+
+class _Part:
+    """One kind of record, decoded into a column of envelopes (`value`, `end`), which is null on rows of other kinds."""
+
+    def __init__(self, column: str, record: RecordReader) -> None:
+        self.is_mine = F.col(column).isNotNull()
+        self.end = F.col(f"{column}.end")
+        self.whole = F.coalesce(self.end == _binary(END), F.lit(False))
+        self.value = F.col(f"{column}.value")
+        self.good = self.whole & are_utf8(self.value, record.struct)
+        self.names = set(record.struct.fieldNames())
+
+
+def _read(record: RecordReader, numbers: dict[bytes, int]) -> Column:
+    """Return the envelope of one record's values, null on other rows: a CASE, so that each row is decoded once."""
+    options = {"avroSchema": record.reader, "mode": "PERMISSIVE"}
+    body = F.concat("_body", _binary(END))
+    cases = [(F.col("_writer") == numbers[key], from_avro(body, text, options)) for key, text in record.writers.items()]
+    return reduce(lambda case, one: case.when(*one), cases[1:], F.when(*cases[0]))
+
+
+def _reason(parts: list[_Part]) -> Column:
+    """Return why a value could not be read; null where it could, and where nothing reads it."""
+    case = F.when(F.lit(False), F.lit(None).cast("string"))
+    for part in parts:
+        case = case.when(part.good, F.lit(None).cast("string"))
+        case = case.when(part.is_mine & part.end.isNull(), "avro: the value is broken or cut off")
+        case = case.when(part.whole, "avro: a string is not UTF-8")
+        case = case.when(part.is_mine, "avro: there are more bytes behind the value")
+    return case
+
+
+def _event(known: Records, parts: list[_Part]) -> Column:
+    """Return the event: the fields of the row's record, the others null."""
+    cases = [(part.good, F.struct(*_fields(known, part))) for part in parts]
+    none = F.lit(None).cast(known.event)
+    return reduce(lambda case, one: case.when(*one), cases[1:], F.when(*cases[0])) if cases else none
+
+
+def _fields(known: Records, part: _Part) -> list[Column]:
+    found = {
+        one: part.value.getField(one.name) if one.name in part.names else F.lit(None).cast(one.dataType)
+        for one in known.event
+    }
+    return [column.alias(one.name) for one, column in found.items()]
+
+
+# Keys: what names the schema of a row, as the bytes of its frame
+
+
+def framed(raw: DataFrame, known: Records) -> DataFrame:
+    """Return raw records with `_header` (that may hold a GUID), `_key` and `_body`, null where there is none."""
+    key, body = _key_and_body(known)
+    frame = raw.withColumn("_header", _header(known) if known.frame == "confluent" else F.lit(None).cast("binary"))
+    return frame.withColumns({"_key": key, "_body": body})
+
+
+def _header(known: Records) -> Column:
+    """Return the last header of that name, no bytes where it has no value; null where there is none."""
+    at = F.array_position(F.reverse("headers.key"), known.header).cast("int")
+    return F.when(at > 0, F.coalesce(F.get(F.reverse("headers.value"), at - 1), _binary(b"")))
+
+
+def _key_and_body(known: Records) -> tuple[Column, Column]:
+    value, header = F.col("value"), F.col("_header")
+    if known.frame == "none":
+        return F.when(value.isNotNull(), _binary(b"")), value
+    if known.frame == "single_object":
+        good = _begins(value, MARKER) & (F.length(value) >= OBJECT_KEY)
+        return F.when(good, F.substring(value, 1, OBJECT_KEY)), F.substring(value, OBJECT_KEY + 1, TO_THE_END)
+    good = _begins(header, b"\1") & (F.length(header) >= GUID_KEY)
+    key = F.when(header.isNotNull(), F.when(good & value.isNotNull(), F.substring(header, 1, GUID_KEY)))
+    key = key.when(_prefixed(value), F.substring(value, 1, ID_KEY))
+    if known.only:
+        key = F.when(key.isNotNull(), _binary(b""))
+    return key, F.when(header.isNotNull(), value).otherwise(F.substring(value, ID_KEY + 1, TO_THE_END))
+
+
+def _writer(numbers: dict[bytes, int]) -> Column:
+    """Return the number of a key, looked up in a literal map: a branch for every key would be code for every key."""
+    pairs = [column for key, number in numbers.items() for column in (_binary(key), F.lit(number))]
+    return F.try_element_at(F.create_map(*pairs), F.col("_key")) if pairs else F.lit(None).cast("int")
+
+
+def _prefixed(value: Column) -> Column:
+    whole = _begins(value, b"\0") & (F.length(value) >= ID_KEY)
+    return whole & (F.substring(value, 2, 1) < _binary(b"\x80"))
+
+
+def _begins(value: Column, beginning: bytes) -> Column:
+    return F.substring(value, 1, len(beginning)) == _binary(beginning)
+
+
+def _binary(value: bytes) -> Column:
+    """Return bytes as a literal."""
+    return F.lit(bytearray(value))
+
+
+# Strings: Spark takes their bytes as they are, and a table with one that is not UTF-8 cannot be read
+
+
+def are_utf8(value: Column, kind: T.StructType) -> Column:
+    """Return whether every string in a struct, however deep, is UTF-8; never null.
+
+    They are joined, with blanks between them, and checked at once: a lambda for arrays and maps would take the
+    projection out of whole-stage code generation.
+    """
+    texts = list(_texts(value, kind))
+    return F.coalesce(F.is_valid_utf8(F.concat_ws(" ", *texts)), F.lit(True)) if texts else F.lit(True)
+
+
+def _texts(value: Column, kind: T.DataType) -> Iterator[Column]:
+    """Yield columns of string or array<string>."""
+    if isinstance(kind, T.StringType):
+        yield value
+    elif isinstance(kind, T.StructType):
+        for field in kind:
+            yield from _texts(value.getField(field.name), field.dataType)
+    elif isinstance(kind, T.MapType):
+        yield F.map_keys(value)
+        yield from _elements(F.map_values(value), kind.valueType)
+    elif isinstance(kind, T.ArrayType):
+        yield from _elements(value, kind.elementType)
+
+
+def _elements(values: Column, kind: T.DataType) -> Iterator[Column]:
+    """Yield the strings in the elements of an array."""
+    if isinstance(kind, T.StringType):
+        yield values
+    elif isinstance(kind, T.StructType):
+        for field in kind:
+            yield from _elements(values.getField(field.name), field.dataType)
+    elif isinstance(kind, T.ArrayType):  # flatten is null where one of the arrays is
+        yield from _elements(F.flatten(F.array_compact(values)), kind.elementType)
+    elif isinstance(kind, T.MapType):
+        yield F.flatten(F.transform(F.array_compact(values), F.map_keys))
+        yield from _elements(F.flatten(F.transform(F.array_compact(values), F.map_values)), kind.valueType)
+
+
+# In the tasks: what each value is
+
+
+@dataclass(frozen=True)
+class AvroRows:
+    """How rows are told apart. `written` is by frame: the bytes before a value, or those in its `header`.
+
+    `only` names the file whose schema reads all values, whatever their ids and GUIDs; empty where these count.
+    """
+
+    written: dict[bytes, SchemaInfo]
+    frame: Frame
+    header: str
+    only: str
+
+
+def avro_events(records: pa.RecordBatch, known: AvroRows) -> pa.RecordBatch:
+    """Return `event` and the columns of ADDED, of which `_wanted` is left out where one file reads everything.
+
+    Needs the columns `value`, `headers` and READ. Runs on executors; never raises for what a row holds.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from router_schemas.wire_format import ADDED, about, wanted, why
+
+    found = _framed(records, known)
+    written = [_info(writer, known) for writer in found.writers]
+    read = records.column(READ)
+    reasons = pc.coalesce(why(found, written), pc.struct_field(read, "reason"))
+    columns = dict(zip(ADDED.names, [reasons, wanted(found, written), *about(found, written)], strict=True))
+    if known.only:
+        del columns["_wanted"]
+    names = ["event", *columns]
+    return pa.RecordBatch.from_arrays([pc.struct_field(read, "event"), *columns.values()], names=names)
+
+
+def _framed(records: pa.RecordBatch, known: AvroRows) -> FramedRows:
+    """Return what records were written with."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from router_schemas.wire_format import FramedRows, framed_rows
+
+    if known.frame != "single_object":
+        return framed_rows(records, known.frame, known.header, indexed=False)
+    values = records.column("value")
+    heads = pc.binary_slice(values, 0, OBJECT_KEY)
+    good = pc.and_(pc.starts_with(heads, MARKER), pc.equal(pc.binary_length(heads), OBJECT_KEY)).fill_null(False)
+    coded = pc.if_else(good, heads, pa.scalar(None, heads.type)).dictionary_encode()
+    groups = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    writers = tuple(f"{FINGERPRINT}{head[len(MARKER) :].hex()}" for head in coded.dictionary.to_pylist())
+    unread = pc.if_else(values.is_null(), "value is null", NO_OBJECT)
+    reasons = pc.if_else(good, pa.scalar(None, pa.string()), unread)
+    return FramedRows(values, groups, writers, reasons, pa.nulls(len(values), pa.int32()))
+
+
+def _info(writer: str, known: AvroRows) -> SchemaInfo | None:
+    """Return what is known of a writer's schema; None where that is to be fetched."""
+    from router_schemas.wire_format import schema_bytes
+
+    if known.frame == "single_object":
+        found = known.written.get(MARKER + bytes.fromhex(writer.removeprefix(FINGERPRINT)))
+    elif known.only:
+        found = known.written[b""]
+    else:
+        found = known.written.get(schema_bytes(WriterSchema.of(writer)))
+    return SchemaInfo(reason=f"{writer} is not that of {known.only}") if found is None and known.only else found

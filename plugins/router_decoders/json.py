@@ -1,30 +1,61 @@
-"""Decode JSON objects: those with a schema of the configuration, and framed ones with schemas of a registry."""  # noqa: A005 - nobody imports it by this name alone
+"""Decode JSON objects: those with a schema of the configuration, and framed ones with schemas of a registry.
+
+A schema of the configuration is read from Spark DDL or a file, or inferred from the source and kept in a file.
+"""  # noqa: A005 - nobody imports it by this name alone
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 from functools import lru_cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pyspark.errors import ParseException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from router import ArrowDecoder, ArrowDecoding, Preparation, StartError
 from router_decoders.registry_decoder import RegistryDecoder
-from router_decoders.schema_files import Infer, inferred, read_schema, struct_of_ddl
-from router_schemas.json_schema.spark_types import check_types
+from router_schemas.json_schema.spark_types import check_types, json_schema_of, struct_of
+from router_schemas.model import schema_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    import pyarrow as pa
+    from pyspark.sql import DataFrame
     from typing_extensions import Self
 
     from router_schemas.json_schema.library import Objects
     from router_schemas.library import Library
     from router_schemas.registry_client import OfflineRegistry
+
+logger = logging.getLogger(__name__)
+
+INFERENCE = {
+    "mode": "DROPMALFORMED",
+    "allowSingleQuotes": "false",
+    "allowNonNumericNumbers": "false",
+    "inferTimestamp": "true",
+    # a year alone would make a timestamp of every text of four digits
+    "timestampFormat": "yyyy-MM-dd['T'][ ]HH:mm[:ss[.SSSSSSSSS]][XXX]",
+}
+
+
+class Infer(BaseModel):
+    """Where an inferred schema is kept, and how many records it is inferred from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    file: str = Field(
+        pattern=r".\.(schema\.json|ddl)$",
+        description="file beside the configuration: NAME.schema.json (JSON Schema) or NAME.ddl (Spark DDL)",
+    )
+    rows: int = Field(default=10_000, ge=1, description="records to read from the source")
 
 
 class Json(ArrowDecoder):
@@ -82,7 +113,7 @@ class Json(ArrowDecoder):
         return self
 
     def prepare(self, preparation: Preparation) -> Self:
-        """Return this decoder with its schema in hand; may read a sample of the source and write the cached file."""
+        """Return this decoder with its schema; may read a sample of the source and write an inferred one."""
         if self.infer is not None:
             struct = inferred(self.infer, preparation)
         elif self.schema_file is not None:
@@ -129,6 +160,118 @@ def session_zone() -> str:
     return zone
 
 
+def struct_of_ddl(ddl: str) -> T.StructType:
+    """Return the struct that a Spark DDL text describes; raise ValueError where it does not. Needs a Spark session."""
+    try:
+        struct = T.StructType.fromDDL(ddl)
+    except ParseException as error:
+        reason = (error.getMessage() or str(error)).strip().splitlines()[0]
+        raise ValueError(f"not a schema in Spark DDL such as `game string, amount double`: {reason}") from None
+    if not isinstance(struct, T.StructType) or not struct.fields:
+        raise ValueError("not a schema in Spark DDL such as `game string, amount double`: it has no fields")
+    return struct
+
+
+def read_schema(file: Path) -> T.StructType:
+    """Return the struct that a file describes: Spark DDL in a `.ddl`, else JSON Schema; raise StartError."""
+    with schema_file(file):
+        text = file.read_text(encoding="utf-8")
+        return struct_of_ddl(text) if file.suffix == ".ddl" else struct_of(json.loads(text))
+
+
+def inferred(options: Infer, preparation: Preparation) -> T.StructType:
+    """Return the schema in the file; infer it from a sample of the source first where the file is missing or refreshed.
+
+    What was written is read back, so that the first run has the types of every later one.
+    """
+    file = preparation.folder / options.file
+    if file.exists() and not preparation.refresh:
+        return read_schema(file)
+    known = read_schema(file) if file.exists() else None
+    struct = infer(preparation.sample(options.rows))
+    struct = merged(known, struct) if known else struct
+    text = struct.toDDL() if file.suffix == ".ddl" else json.dumps(json_schema_of(struct), indent=2)
+    _replace(file, f"{text}\n")
+    found = read_schema(file)
+    _report(file, known, found)
+    return found
+
+
+def infer(sample: DataFrame) -> T.StructType:
+    """Return the schema of the JSON objects in a sample of raw records; raise StartError when it has none.
+
+    Runs one Spark job over the sample; other records are passed over.
+    """
+    text = F.col("value").cast("string")
+    objects = sample.select(text).where(F.is_valid_utf8(text) & F.ltrim(text).startswith("{"))
+    # itemgetter, because executors have it without this plugin
+    struct = sample.sparkSession.read.options(**INFERENCE).json(objects.rdd.map(itemgetter(0))).schema
+    if not struct.fields:
+        raise StartError(
+            "no schema can be inferred: the source has no JSON object yet; write some, or write the schema yourself"
+        )
+    return struct
+
+
+def merged(known: T.StructType, found: T.StructType) -> T.StructType:
+    """Return the schema found with what was known before: a sample lacks what records have that it has not seen.
+
+    A field has the type that was found, but a number does not become narrower.
+    """
+    names = {field.name: field.dataType for field in found}
+    fields = [T.StructField(f.name, _merged(f.dataType, names.get(f.name, f.dataType))) for f in known]
+    return T.StructType([*fields, *(field for field in found if field.name not in known.names)])
+
+
+def _merged(known: T.DataType, found: T.DataType) -> T.DataType:
+    if isinstance(known, T.StructType) and isinstance(found, T.StructType):
+        return merged(known, found)
+    if isinstance(known, T.ArrayType) and isinstance(found, T.ArrayType):
+        return T.ArrayType(_merged(known.elementType, found.elementType))
+    wider = isinstance(known, (T.DoubleType, T.DecimalType)) and isinstance(found, T.IntegralType)
+    return known if wider else found
+
+
+def differences(known: T.StructType, found: T.StructType) -> list[str]:
+    """Return what differs between two schemas, a line for each field that was added, removed or changed."""
+    before, after = dict(leaves(known)), dict(leaves(found))
+    lines = [f"added {path}: {kind}" for path, kind in after.items() if path not in before]
+    lines += [f"removed {path}: {kind}" for path, kind in before.items() if path not in after]
+    common = [path for path in before if path in after and before[path] != after[path]]
+    return lines + [f"changed {path}: {before[path]} -> {after[path]}" for path in common]
+
+
+def leaves(kind: T.DataType, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path and type of every field: `player.level`, `tags[]` for elements, `scores{}` for map values."""
+    if isinstance(kind, T.StructType):
+        for field in kind:
+            yield from leaves(field.dataType, f"{path}.{field.name}" if path else field.name)
+    elif isinstance(kind, T.ArrayType):
+        yield from leaves(kind.elementType, f"{path}[]")
+    elif isinstance(kind, T.MapType):
+        yield from leaves(kind.valueType, f"{path}{{}}")
+    else:
+        yield path, kind.simpleString()
+
+
+def _report(file: Path, known: T.StructType | None, found: T.StructType) -> None:
+    if known is None:
+        logger.info("schema inferred into %s: %s", file, found.simpleString())
+        return
+    changes = differences(known, found)
+    for change in changes:
+        logger.info("schema %s: %s", file, change)
+    if not changes:
+        logger.info("schema %s: no differences", file)
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file so that a crash leaves the old one or the new one."""
+    fresh = file.with_name(f".{file.name}.{os.getpid()}")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(file)
+
+
 class JsonSchema(RegistryDecoder):
     """Decode a record whose value is a JSON object with a JSON Schema in a registry.
 
@@ -166,32 +309,21 @@ class JsonSchema(RegistryDecoder):
         return OfflineRegistry("JSON", schemas)
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
-        """Return an event as an object in its frame. It is not held against the schema."""
+        """Return an event as an object in its frame. It is not checked against the schema."""
         from router_schemas.wire_format import pack
 
         return pack(self.chosen(schema)[0], None, json.dumps(event, ensure_ascii=False).encode())
 
-    def wanted_by(self, records: pa.RecordBatch, known: Objects) -> frozenset[str]:
-        """Return the schemas that records name by id or GUID and that are not known."""
-        from router_schemas.wire_format import parse, schema_bytes
-
-        keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
-        return frozenset(str(key.writer) for key in keys if schema_bytes(key.writer) not in known.written)
-
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode."""
-        import pyarrow as pa
-
         from router_decoders.json_arrow import FramedObjects, JsonEvents, framed_events
         from router_decoders.json_types import nullable, shape
-        from router_schemas.framed_rows import ADDED
-        from router_schemas.json_schema.merge import table_type
-        from router_schemas.protobuf.spark_types import spark_struct
+        from router_schemas.model import table_type
+        from router_schemas.wire_format import ADDED_FIELDS
 
         known: Objects = self.known
         check_types(known.struct)
         named = table_type(known.struct)
-        event = T.StructField("event", nullable(named))
-        adds = T.StructType([event, *spark_struct(pa.struct(list(ADDED))).fields])
+        adds = T.StructType([T.StructField("event", nullable(named)), *ADDED_FIELDS])
         asked = JsonEvents(shape(known.struct, named), session_zone())
         return ArrowDecoding(framed_events, FramedObjects(asked, known.written, known.header), adds)

@@ -38,9 +38,8 @@ from router_decoders.json_types import (
     read_time,
     struct_class,
 )
-from router_schemas.framed_rows import ADDED, about, framed_rows, wanted, why
 from router_schemas.model import WriterSchema
-from router_schemas.wire_format import schema_bytes
+from router_schemas.wire_format import ADDED, about, framed_rows, schema_bytes, wanted, why
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,7 +62,7 @@ DEEP = 900
 DIGITS = 900
 """Characters of a number in a longer text, less than that."""
 STRIDE = 17
-"""Bytes from one that is looked at to the next; a prime, so that the commas between numbers are met soon."""
+"""Only every so many bytes are looked at; a prime, so that the commas between numbers are met soon."""
 SEEN_OF_DIGITS = re.compile(rb"[-+.0-9eE]{%d}" % (DIGITS // STRIDE))
 NO_DIGITS_TO_BLANKS = bytes(byte if byte in b"-+.0123456789eE" else 0x20 for byte in range(256))
 
@@ -186,7 +185,7 @@ def _are_utf8(values: pa.Array) -> bool:
 
 
 def _is_plain(text: bytes) -> bool:
-    """Say whether a text is UTF-8 and keeps clear of the limits."""
+    """Say whether a text is UTF-8 and stays below the limits."""
     if len(text) > SHORT and (len(text) > LONG or _may_be_deep(text) or _has_long_number(text)):
         return False
     return text.isascii() or _is_utf8(text)
@@ -205,7 +204,7 @@ def _may_be_deep(text: bytes) -> bool:
 
 
 def _has_long_number(text: bytes) -> bool:
-    """Say whether too many characters of numbers follow each other; some of the bytes tell for nearly all texts."""
+    """Say whether a text has too long a run of digits; for nearly all texts, some of the bytes are enough to tell."""
     if not SEEN_OF_DIGITS.search(text[::STRIDE]):
         return False
     return max(map(len, text.translate(NO_DIGITS_TO_BLANKS).split())) >= DIGITS
@@ -368,7 +367,7 @@ def _in_range(times: pa.Array) -> pa.Array:
 
 
 def _with_zone(texts: pa.Array) -> pa.Array:
-    """Return texts that have no zone with that of UTC, so that they are in the form that is cast at once."""
+    """Return texts with Z added where they have no zone, so that whole columns can be cast."""
     if pc.all(pc.ends_with(texts, "Z")).as_py() is not False:
         return texts
     return pc.if_else(pc.match_substring_regex(texts, ZONELESS), pc.binary_join_element_wise(texts, "Z", ""), texts)
@@ -384,7 +383,7 @@ def _is_formed(texts: pa.Array, shape: Shape) -> pa.Array:
 
 
 def _cast(texts: pa.Array, shape: Shape, zone: str) -> pa.Array:
-    """Return texts as times, null for those that are none; for one of them Arrow refuses all."""
+    """Return texts as times, null for those that are none: Arrow refuses a whole column for one of them."""
     try:
         return texts.cast(arrow_type(shape))
     except pa.ArrowInvalid:

@@ -126,11 +126,11 @@ class FieldPath:
 
 
 Read = Callable[[Any, Misfits], Any]
-"""Return a JSON value that is not null as the columns take it; raises MistypedError."""
+"""A function that returns a JSON value, not null, in the form that columns take; it raises MistypedError."""
 
 
 class RowDecoder:
-    """What decodes any text to the objects of one shape. `zone` is the session's time zone."""
+    """A decoder of any text to the objects of one shape. `zone` is the session's time zone."""
 
     def __init__(self, shape: Shape, zone: str, rescue: bool = False) -> None:
         self._read = _reader(shape, zone, FieldPath())
@@ -237,7 +237,7 @@ def json_text(value: Any) -> str | None:
 
 
 def json_text_of(text: bytes) -> str | None:
-    """Return what a string field holds of a value that is given as JSON, at the cost that it needs."""
+    """Return what a string field holds of a value that is given as JSON; simple texts are not parsed."""
     chars = text.decode()
     escaped = "\\" in chars
     if chars[0] not in '"[{' or (chars[0] == '"' and not escaped):
@@ -360,7 +360,7 @@ def _beyond(place: FieldPath, misfits: Misfits) -> None:
 
 
 def _fitting(read: Callable[[str], Any], place: FieldPath | None, value: Any, misfits: Misfits) -> str:
-    """Return the text of a time, which is read again with its column. Without a place a wrong one is mistyped."""
+    """Return the text of a time, which is read again with its column; without a place, a wrong one is mistyped."""
     text = _clean(value) if type(value) is str else _written(value)
     if read(text) is None:
         if place is None:

@@ -8,8 +8,9 @@ A schema as plain data, to Arrow and to msgspec; and what fits a type, said once
 | shorter: `2026-11-21T10:00`, `2026-11-21 10`, `2026-11-21` | zero for what is missing |
 | behind the seconds `Z`, `+02:00`, `+0200`, `+2`, `UTC+2`, `Europe/Berlin`, `PST` | the zone; else the session's |
 
-In the hour that a zone leaves out the clock has gone on already; in the hour that comes twice it is the first one.
-These are the forms of Spark's cast from a text to a timestamp, but those that begin with a time or a year alone.
+A time in the hour that a zone skips, when summer time begins, is one hour later; a time in the hour that comes twice,
+when summer time ends, is the first of the two. These are the forms of Spark's cast from a text to a timestamp, without
+those that begin with a time or are a year alone.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ SCALARS: dict[str, pa.DataType] = {
     "void": pa.null(),
     "variant": pa.struct([pa.field("value", pa.binary(), False), pa.field("metadata", pa.binary(), False)]),
 }
-"""The scalar types by Spark's names for them; a decimal has its digits besides."""
+"""The scalar types by Spark's names for them; a decimal has its digits as well."""
 INTEGERS = ("bigint", "int", "smallint")
 TIMES = ("timestamp", "timestamp_ntz", "date")
 COLLECTIONS = ("struct", "array", "map")
@@ -112,8 +113,8 @@ def arrow_type(shape: Shape) -> pa.DataType:
 def parsers(shape: Shape) -> tuple[tuple[Shape, msgspec.json.Decoder[Any]], ...]:
     """Return the parsers of a struct, to be tried in turn, and the shapes that they parse to; a task makes them once.
 
-    The second one takes any value for a string, as `Raw` (the kind `any`). There is none where msgspec cannot have the
-    name of a field.
+    The second one takes any value for a string, as `Raw` (the kind `any`). There are none where msgspec cannot take
+    the name of a field.
     """
     loose = _loose(shape)
     kinds = [shape] if loose == shape else [shape, loose]
@@ -182,7 +183,7 @@ ABBREVIATIONS = {
     "PST": "America/Los_Angeles", "SST": "Pacific/Guadalcanal", "VST": "Asia/Ho_Chi_Minh",
     "EST": "-05:00", "MST": "-07:00", "HST": "-10:00",
 }  # fmt: skip
-"""What Java's ZoneId.SHORT_IDS says that abbreviations mean, and with it Spark."""
+"""What abbreviations mean to Java (ZoneId.SHORT_IDS), and so to Spark."""
 
 DECIMALS = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,9})?")
 EXACT = Context(prec=38, rounding=ROUND_HALF_UP)
@@ -240,7 +241,7 @@ def _fixed(sign: str, parts: list[int]) -> dt.tzinfo | None:
 
 
 def _region(name: str) -> dt.tzinfo | None:
-    # what a machine calls its own zone is another one elsewhere
+    # `localtime` is the zone of this machine, and another one elsewhere
     return ZoneInfo(name) if name in _regions() and name not in ("localtime", "Factory") else None
 
 

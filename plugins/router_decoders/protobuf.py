@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pyspark.sql import types as T
 from typing_extensions import override
 
 from router import ArrowDecoding, Preparation
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Wrapper(BaseModel):
-    """Say where an outer message holds the message that is the event. Paths are fields with dots between them."""
+    """Where an outer message holds the message that is the event. Paths are fields with dots between them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -187,10 +188,9 @@ class Protobuf(RegistryDecoder):
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode."""
-        import pyarrow as pa
-
-        from router_schemas.framed_rows import ADDED
-        from router_schemas.protobuf.spark_types import spark_struct
+        from router_schemas.protobuf.model import spark_struct
+        from router_schemas.wire_format import ADDED_FIELDS
 
         event = (self.known if self.wrapper is None else self.known.inner).event
-        return ArrowDecoding(self._function, self.known, spark_struct(pa.struct([("event", event), *ADDED])))
+        adds = T.StructType([T.StructField("event", spark_struct(event)), *ADDED_FIELDS])
+        return ArrowDecoding(self._function, self.known, adds)

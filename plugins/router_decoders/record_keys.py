@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from router import Memory
 
 OF_A_KEY = "key "
-"""What the wants and the reasons of the key's decoder begin with."""
+"""The beginning of texts in `_wanted` and `_error` that are about a key."""
 OF_KEY = "_key"
-"""What the names of native columns begin with that the key's decoder reads."""
+"""The beginning of the names of native columns that the key's decoder reads."""
 SCHEMA = ("schema_id", "schema_version", "subject", "message")
 KEY_NAMES = {"event": "event_key", **{name: f"key_{name}" for name in SCHEMA}}
-"""What is decoded of a key is called so beside what is decoded of a value."""
+"""The names of a key's columns, which stand beside those of a value."""
 
 
 class RecordKeys(Decoder):
     """Decode the value of a record by one decoder and its key by another: `decode: {value: ..., key: ...}`.
 
-    The value becomes `event` as always, the key becomes `event_key`, a struct that rules and `select` may use; what a
-    decoder tells of a schema is told of the key as `key_schema_id`, `key_subject` and so on. A record without a key
-    has a null `event_key`. A record whose key cannot be decoded is a dead letter, as one whose value cannot. Where a
+    The value becomes `event` as always, the key becomes `event_key`, a struct that rules and `select` may use; the
+    columns about a schema are `key_schema_id`, `key_subject` and so on for the key. A record without a key has a null
+    `event_key`. A record whose key cannot be decoded is a dead letter, as one whose value cannot. Where a
     record header may hold a schema's GUID, that of the key is `__key_schema_id` unless `header` says otherwise.
     """
 
@@ -50,7 +50,7 @@ class RecordKeys(Decoder):
     @field_validator("key")
     @classmethod
     def _of_a_key(cls, key: Decoder) -> Decoder:
-        """Let a GUID be looked for where clients put that of a key: the value's would be taken for it."""
+        """Look for the GUID in the header that clients use for keys: in the other one the value's would be found."""
         if isinstance(key, RegistryDecoder) and "header" not in key.model_fields_set:
             return key.model_copy(update={"header": KEY_HEADER})
         return key
@@ -78,7 +78,7 @@ class RecordKeys(Decoder):
         return self.value.encode(event, schema, message)
 
     def refresh(self, wanted: frozenset[str]) -> Self:
-        """Return this decoder with what either wants."""
+        """Return this decoder with the schemas that values and keys want."""
         of_key = frozenset(want for want in wanted if want.startswith(OF_A_KEY))
         key = self.key.refresh(frozenset(want.removeprefix(OF_A_KEY) for want in of_key))
         return self._with(self.value.refresh(wanted - of_key), key)
@@ -89,7 +89,7 @@ class RecordKeys(Decoder):
         return self.model_copy(update={"value": value, "key": key})
 
     def decoding(self) -> ArrowDecoding | None:
-        """Return how tasks decode both; None where native columns do all of one."""
+        """Return how tasks decode both; None where one of them is decoded by native columns alone."""
         value, key = self.value.decoding(), self.key.decoding()
         if value is None or key is None:
             return None
@@ -119,7 +119,7 @@ class RecordKeys(Decoder):
 
 
 def _before(value: ArrowDecoding, key: ArrowDecoding) -> Callable[[DataFrame], DataFrame]:
-    """Return what adds the native columns of both; those of the key with a name of their own."""
+    """Return a function that adds the native columns of both; those of the key get names of their own."""
 
     def before(raw: DataFrame) -> DataFrame:
         frame = raw
@@ -133,7 +133,7 @@ def _before(value: ArrowDecoding, key: ArrowDecoding) -> Callable[[DataFrame], D
 
 
 def _either(name: str, kept: list[str], frame: DataFrame, has_key: Column) -> Column:
-    """Return what is said of the value, or else of the key."""
+    """Return the text about the value; where there is none, the text about the key."""
     of_key = F.when(has_key, F.concat(F.lit(OF_A_KEY), F.col(name)))
     return F.coalesce(F.col(f"_kept_{name}"), of_key) if name in kept else of_key
 

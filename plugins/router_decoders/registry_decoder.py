@@ -1,4 +1,4 @@
-"""Decode what was written with schemas: open where these come from, look for new ones, fetch the wanted."""
+"""The base of decoders of records that name their schema: open a registry or files, look for new ones."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from router_schemas.resolver import SchemaResolver
 
 SAMPLE = 1000
-"""Records that are looked at where nothing else says which schemas there are."""
+"""Records of the source that are looked at where the configuration names no schema."""
 ROUNDS = 3
-"""Times that they are looked at: what a schema wraps is seen when that schema is known."""
+"""How often they are looked at: the schema of a wrapped message is found only when that of the outer one is known."""
 
 
 class RegistryDecoder(ArrowDecoder):
-    """Decode values by the schemas that they were written with. A format opens a library and reads with what it makes.
+    """A decoder of values by the schemas that they were written with.
 
-    `sources` are the options that say where schemas come from, of which one is given.
+    A format opens a library of its schemas, and reads with what that makes of them. `sources` are the options that say
+    where schemas come from; a configuration gives one of them.
     """
 
     main_option: ClassVar[str | None] = "registry"
@@ -73,12 +74,15 @@ class RegistryDecoder(ArrowDecoder):
         """Return where the schemas of this format come from."""
 
     @abstractmethod
-    def wanted_by(self, records: pa.RecordBatch, known: Any) -> frozenset[str]:
-        """Return what raw records (their values and headers) want that is not known."""
-
-    @abstractmethod
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has files of this format."""
+
+    def wanted_by(self, records: pa.RecordBatch, known: Any) -> frozenset[str]:
+        """Return what raw records (their values and headers) name and is not known: schemas, by id or GUID."""
+        from router_schemas.wire_format import parse, schema_bytes
+
+        keys = parse(records.column("value"), False, records.column("headers"), self.header).keys
+        return frozenset(str(key.writer) for key in keys if schema_bytes(key.writer) not in known.written)
 
     def tested(self, schemas: Mapping[str, Sequence[Path]]) -> Self:
         """Return this decoder with files in place of its registry."""
@@ -112,7 +116,7 @@ class RegistryDecoder(ArrowDecoder):
         return 1, only
 
     def prepare(self, preparation: Preparation) -> Self:
-        """Return this decoder with what former runs learnt; where that is nothing, with a sample to learn from."""
+        """Return this decoder with the schemas that former runs found; without any, with a sample of the source."""
         prepared = self.model_copy()
         prepared._folder = preparation.folder
         prepared._library = self.library(preparation)
@@ -122,9 +126,9 @@ class RegistryDecoder(ArrowDecoder):
         return prepared
 
     def refresh(self, wanted: frozenset[str]) -> Self:
-        """Return this decoder with new versions of known subjects and with what is wanted."""
+        """Return this decoder with new versions of known subjects, and with the schemas that records want."""
         if self._library is None:
-            raise StartError("where the schemas are is not open: call prepare() before refresh()")
+            raise StartError("the registry or the file is not open: call prepare() before refresh()")
         try:
             known = self._learnt(self._library.refreshed(wanted))
         except RegistryAway as away:
@@ -151,7 +155,7 @@ class RegistryDecoder(ArrowDecoder):
         return self._known
 
     def _learnt(self, known: Any) -> Any:
-        """Return what is known after a look at the sample, where there is one."""
+        """Return what is known after a look at the sample, if there is one."""
         for _ in range(ROUNDS):
             wanted: frozenset[str] = frozenset()
             for records in self._sample or ():

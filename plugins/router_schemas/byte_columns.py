@@ -2,7 +2,7 @@
 
 Avro and Protobuf both put the fields of a record one behind the other, so a record is the concatenation of what its
 columns write. Every function takes an array without nulls unless it says otherwise, and raises ValueError with the
-field where a value cannot be written: whoever calls finds the row by halves (router_encoders.registry_encoder).
+field where a value cannot be written: the caller finds the row by halving (router_encoders.registry_encoder).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def booleans(array: pa.Array) -> ByteRows:
 
 
 def texts(array: pa.Array, path: str) -> ByteRows:
-    """Return the bytes of texts; they have to be UTF-8, which Spark does not see to."""
+    """Return the bytes of texts; they have to be UTF-8, which Spark does not check."""
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:

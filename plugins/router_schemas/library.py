@@ -1,7 +1,8 @@
 """Collect the schemas that records were written with, from a registry or a file. For the driver.
 
-A writer's schema (with the message in it) that was seen keeps its meaning. A format says what one is used for and how
-all uses are read together. Where records of several formats come together, the registry says what an id is (AnyFormat).
+A writer's schema (with the message in it) that was seen keeps its meaning. A format says what one is used for
+(RegistryLibrary) and how all uses are read together, as one event (EventMaking). Where records of several formats come
+together, the registry says what an id is (AnyFormat).
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from router_schemas.model import VALUE_HEADER, ResolvedSchema, SchemaInfo, WriterSchema
+from router_schemas.model import VALUE_HEADER, ResolvedSchema, SchemaInfo, WriterSchema, check_free, refusals
 from router_schemas.wire_format import schema_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from uuid import UUID
 
+    from pyspark.sql import types as T
+
     from router import Memory
-    from router_schemas.model import Kind, Taken
-    from router_schemas.resolver import SchemaResolver
-    from router_schemas.schema_cache import Unknown
+    from router_schemas.model import Kind, SchemaConflict, SchemaOrigin, Taken
+    from router_schemas.resolver import SchemaResolver, Unknown
 
     Open = Callable[[Kind], "RegistryLibrary[Any, Any]"]
 
@@ -37,7 +39,7 @@ class Library(ABC, Generic[M]):
     """A source of the schemas of records. `M` says how records are read; it travels to the tasks."""
 
     settled: ClassVar[bool] = False
-    """Whether it will never know more than it does."""
+    """Whether everything is known from the start."""
 
     @property
     def advice(self) -> str:
@@ -47,7 +49,7 @@ class Library(ABC, Generic[M]):
     @property
     @abstractmethod
     def empty(self) -> bool:
-        """Return whether nothing can be read yet, so that there is no telling what events look like."""
+        """Return whether nothing can be read yet, so that nobody knows what events look like."""
 
     @property
     def announced(self) -> bool:
@@ -64,7 +66,7 @@ class Library(ABC, Generic[M]):
 
 @dataclass
 class RegistryLibrary(Library[M], Generic[U, M]):
-    """What was learnt of a registry. `U` is what one writer's schema is used for. `clock` is in seconds.
+    """The schemas of a registry that are known. `U` is what one writer's schema is used for. `clock` is in seconds.
 
     New versions of `subjects`, and of the subjects of schemas that were used, are looked for at every refresh.
     """
@@ -75,7 +77,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
     memory: Memory
     subjects: tuple[str, ...] = ()
     keep: str = "places"
-    """The name under which the memory has what was used."""
+    """Part of the name under which the memory has the writers' schemas that were used."""
     clock: Callable[[], float] = time.monotonic
     uses: dict[str, U] = field(default_factory=dict)
     resolved: dict[str, ResolvedSchema] = field(default_factory=dict)
@@ -83,7 +85,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
     unknown: dict[str, tuple[str, float]] = field(default_factory=dict)
     made: M | None = None
     taken: Taken = field(default_factory=dict)
-    """What fields have other formats brought, where records of several formats are one event."""
+    """The fields that other formats brought, where records of several formats become one event."""
 
     @abstractmethod
     def use(self, writer: WriterSchema, resolved: ResolvedSchema) -> U:
@@ -180,6 +182,74 @@ def _schema(writer: WriterSchema) -> int | UUID:
     return writer.schema
 
 
+class NamedUse(Protocol):
+    """A version of a record or message with a full `name`."""
+
+    @property
+    def origin(self) -> SchemaOrigin: ...
+
+    @property
+    def name(self) -> str: ...
+
+
+K = TypeVar("K")
+N = TypeVar("N", bound=NamedUse)
+R = TypeVar("R")
+
+
+class EventMaking(ABC, Generic[K, N, R]):
+    """One event for the records of all names: a reader for each name, and one type for each field.
+
+    A reader reads all versions that fit the oldest one; those that do not are refused, as is a name with a field that
+    has another type elsewhere. `uses`, and the `reasons` why some cannot be read, are by what tells records apart: a
+    frame, or a writer's schema. `taken` are the fields of records of other formats.
+    """
+
+    def __init__(self, uses: Mapping[K, N], reasons: Mapping[K, str], taken: Taken | None = None) -> None:
+        self.readers: list[R] = []
+        self.written = {key: SchemaInfo(reason=reason) for key, reason in reasons.items()}
+        self.fields: dict[str, tuple[T.DataType, str]] = {}
+        """Field of the event -> its type, and what brought it."""
+        self._taken = taken or {}
+        names: dict[str, dict[K, N]] = {}
+        for key in sorted(uses, key=lambda key: uses[key].origin.age):
+            names.setdefault(uses[key].name, {})[key] = uses[key]
+        for name, versions in names.items():
+            self._add(name, versions)
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Return field of the event -> the name and version that brought it."""
+        return {field: label for field, (_, label) in self.fields.items()}
+
+    @abstractmethod
+    def merged(self, uses: list[N]) -> tuple[Any, Sequence[SchemaConflict]]:
+        """Return what the versions of a name become together, and which of them do not fit the oldest."""
+
+    @abstractmethod
+    def reader(self, merged: Any, fits: Mapping[K, N]) -> tuple[R, T.StructType]:
+        """Return what reads the versions that fit, and its fields; raise ValueError where nothing can."""
+
+    def _add(self, name: str, uses: dict[K, N]) -> None:
+        merged, conflicts = self.merged([*{use.origin.label: use for use in uses.values()}.values()])
+        refused = refusals(conflicts)
+        reasons = {key: self.written[key].reason for key in uses if key in self.written}
+        reasons |= {key: refused[use.origin.label] for key, use in uses.items() if use.origin.label in refused}
+        fits = {key: use for key, use in uses.items() if key not in reasons}
+        try:
+            if fits:
+                self._take(*self.reader(merged, fits), f"{name} of {[*fits.values()][-1].origin.label}")
+        except ValueError as fault:
+            reasons |= {key: f"{name} of {use.origin.label} cannot be decoded: {fault}" for key, use in fits.items()}
+        for key, use in uses.items():
+            self.written[key] = SchemaInfo.of(use.origin, name, reasons.get(key))
+
+    def _take(self, reader: R, struct: T.StructType, label: str) -> None:
+        check_free(struct, {**self._taken, **self.fields})
+        self.readers.append(reader)
+        self.fields |= {one.name: (one.dataType, label) for one in struct if one.name not in self.fields}
+
+
 KEPT = "formats.json"
 """The name under which the memory has the formats in the order in which they came."""
 
@@ -199,10 +269,10 @@ class Formats:
 
 
 class AnyFormat(Library[Formats]):
-    """The libraries of all formats: each is asked for schemas of its own, the first one for those that nobody knows.
+    """The libraries of all formats: each is asked for the schemas of its format, the first also for unknown ones.
 
-    `opened` makes the library of a format, `fields` tells what the event of a format has. A field has the type of the
-    format that was there first: its library is asked first, and the others keep to what it says.
+    `opened` makes the library of a format, `fields` returns the fields of a format's event. A field has the type of the
+    format that came first: its library is asked first, and the others keep to that type.
     """
 
     def __init__(
@@ -212,7 +282,7 @@ class AnyFormat(Library[Formats]):
         subjects: tuple[str, ...],
         header: str,
         opened: Open,
-        fields: Mapping[Kind, Callable[[Any], Taken]],
+        fields: Callable[[Kind, Any], Taken],
     ) -> None:
         self._schemas = schemas
         self._memory = memory
@@ -238,9 +308,9 @@ class AnyFormat(Library[Formats]):
         """Return how to read all that is known and what is wanted."""
         polled = [str(WriterSchema(number)) for number in sorted(self._schemas.poll(self._subjects))]
         made = self._learnt([*wanted, *polled])
-        strays = [text for library in self._libraries.values() for text in library.faults]
-        if not self._known(strays):  # a subject of one format has a version of another
-            made = self._learnt(strays)
+        refused = [text for library in self._libraries.values() for text in library.faults]
+        if not self._known(refused):  # a subject of one format has a version of another
+            made = self._learnt(refused)
         before = self._made
         if before is None or [*before.made] != [*made] or any(before.made[kind] is not made[kind] for kind in made):
             self._made = Formats(made, self._written(made), self._header)
@@ -264,7 +334,7 @@ class AnyFormat(Library[Formats]):
                 library.taken, library.made = dict(taken), None
             made[kind] = library.refreshed([*share.get(kind, ()), *unknown])
             unknown = []
-            taken = {**self._fields[kind](made[kind]), **taken}
+            taken = {**self._fields(kind, made[kind]), **taken}
         return made
 
     def _kinds(self, texts: Iterable[str]) -> dict[str, Kind | None]:
@@ -286,7 +356,7 @@ class AnyFormat(Library[Formats]):
             for text, (reason, _) in library.unknown.items():
                 written[schema_bytes(WriterSchema.of(text))] = SchemaInfo(message=kind, reason=reason)
         for kind, library in self._libraries.items():
-            readable = bool(self._fields[kind](made[kind]))
+            readable = bool(self._fields(kind, made[kind]))
             for text, its_kind in self._kinds(_writers(library)).items():
                 if its_kind == kind:
                     why = None if readable else library.faults.get(text) or _why(kind, made[kind], text)

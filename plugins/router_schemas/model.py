@@ -17,14 +17,18 @@ import hashlib
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 from uuid import UUID
 
 from pyspark.sql import types as T
 
+from router import StartError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
 
 Kind = Literal["AVRO", "PROTOBUF", "JSON"]
@@ -161,6 +165,19 @@ class SchemaInfo:
         return SchemaInfo(origin.id, origin.version, origin.subject, message, reason)
 
 
+@contextmanager
+def schema_file(path: Path) -> Iterator[None]:
+    """Raise StartError where a schema file cannot be read, or what it holds is wrong (OSError, ValueError)."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.strerror}; it is looked for in the configuration's folder"
+        raise StartError(f"schema file {path}: {what}") from error
+    except ValueError as error:
+        what = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise StartError(f"schema file {path}: {what}") from error
+
+
 def check_free(event: T.StructType, taken: Taken) -> None:
     """Raise ValueError for a field that has another type in records of another format."""
     for one in event:
@@ -229,3 +246,19 @@ def column_names(fields: Iterable[str]) -> dict[str, str]:
         columns[name] = chosen
         taken.add(chosen.lower())
     return columns
+
+
+def table_type(kind: T.DataType) -> T.DataType:
+    """Return a type with the names that a Delta table can have, for a cast: fields keep their places.
+
+    Decode with the struct itself, because keys in JSON are the names of the properties, and cast the outcome to this;
+    Spark casts structs by place.
+    """
+    if isinstance(kind, T.StructType):
+        columns = column_names(kind.fieldNames())
+        return T.StructType([T.StructField(columns[field.name], table_type(field.dataType)) for field in kind])
+    if isinstance(kind, T.ArrayType):
+        return T.ArrayType(table_type(kind.elementType))
+    if isinstance(kind, T.MapType):
+        return T.MapType(kind.keyType, table_type(kind.valueType))
+    return kind

@@ -21,7 +21,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from router import StartError
 from router_http.client import Away, BearerAuth, ClientCredentialsAuth, NoAuth, Refuses, Tokens, basic_auth, busy, send
-from router_schemas.model import LARGEST_ID, Kind, Reference, RegisteredSchema
+from router_schemas.model import LARGEST_ID, Kind, Reference, RegisteredSchema, schema_file
 from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryRefuses
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from router_schemas.registry_options import RegistryOptions
 
 
-# confluent-kafka's client does not serve: its cache by id grows without end and ignores the format asked for, its
+# confluent-kafka's client is of no use here: its cache by id grows without end and ignores the format asked for, its
 # latest version is cached for ever, it asks without a time-out, it refuses bearer tokens without a logical cluster,
 # and its extras (httpx2, Authlib, certifi) do not always resolve. These are six requests.
 
@@ -284,7 +284,7 @@ def _files(registry: RegistryOptions) -> dict[str, Any]:
 
 
 def login(registry: RegistryOptions) -> AuthBase:
-    """Return how requests to a registry are authorised; raise RegistryRefuses when its secrets were lost on a way."""
+    """Return how requests to a registry are authorised; raise RegistryRefuses where it has lost its secrets."""
     if not all(registry.secrets):
         raise RegistryRefuses(registry.url[0], "secrets do not travel to other processes: ask it on the driver")
     if registry.basic is not None:
@@ -438,8 +438,5 @@ def kind_of(path: Path) -> Kind:
 
 
 def _read(path: Path) -> str:
-    try:
+    with schema_file(path):
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise StartError(f"schema file {path}: {why}; it is looked for in the configuration's folder") from error

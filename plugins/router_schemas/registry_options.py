@@ -100,7 +100,7 @@ class RegistryOptions(Tls):
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Return every secret text, to keep it out of messages; empty ones come of a copy that travelled."""
+        """Return every secret text, to keep it out of messages; empty ones are of a copy in another process."""
         found = [self.bearer, *self.headers.values()]
         found += [self.basic.password] if self.basic else []
         found += [self.oauth.client_secret] if self.oauth else []

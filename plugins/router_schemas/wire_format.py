@@ -1,4 +1,4 @@
-"""Read and write the wire format of a schema registry: magic byte, schema id, message index, payload.
+"""Read and write the wire format of a schema registry, and say what each record was written with. Runs on executors.
 
 | form | where | layout |
 |---|---|---|
@@ -8,18 +8,23 @@
 Only Protobuf has the message index, which names a message of a .proto file: a count and as many positions, from the
 file's root down the nesting, each a zigzag varint; `00` is short for the first message. With the header form the value
 is the bare payload. Source: docs.confluent.io, Schema Registry, "Formats, Serializers, Deserializers".
+
+`framed_rows` finds the schema and the payload of every record. Beside an event stand columns (ADDED) that say what it
+was written with, or why there is no event. In the functions that make these, `written` has what is known of the schema
+of each of the `writers`, None where nothing is known; it has the attributes of ABOUT and `reason`.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from router_schemas.byte_columns import varint
 from router_schemas.model import FIRST, VALUE_HEADER, WriterSchema, dotted
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
+    from pyspark.sql import types as T
 
     Rows = NDArray[np.int64]
 
@@ -173,9 +179,7 @@ def payloads(values: pa.BinaryArray, parsed: ParsedValues) -> pa.BinaryArray:
         pc.binary_slice(values.take(pa.array(some)), int(start), _TO_THE_END)
         for some, start in zip(rows, starts, strict=True)
     ]
-    positions = np.zeros(len(values), np.int64)
-    positions[np.concatenate(rows)] = np.arange(int(framed.sum()))
-    return pa.concat_arrays(parts).take(pa.array(positions, mask=~framed))
+    return at_rows(parts, rows, len(values))
 
 
 def prefix(schema_id: int, path: Sequence[int] | None = None) -> bytes:
@@ -366,3 +370,130 @@ def _number(raw: bytes, at: int) -> tuple[int, int, int]:
             odd = value & 1 or value >= 2**32
             return (RANGE, 0, 0) if odd else (FINE, value >> 1, at + size + 1)
     return RANGE, 0, 0
+
+
+# Records: what each of them was written with
+
+
+Frame = Literal["confluent", "none"]
+WHOLE = ""
+"""The name of the writer where values name no schema: one schema wrote them all."""
+_UNFRAMED = pa.array([*REASONS[:NULL], "value is null", *REASONS[NULL + 1 :]], pa.string())
+"""REASONS for rows that must have an event: a tombstone has none either."""
+
+
+@dataclass(frozen=True)
+class FramedRows:
+    """Payloads and what they were written with, row by row.
+
+    `groups`: the position in `writers`, -1 where a row has none for the reason in `reasons`. `ids`: the schema id that
+    the row names, null where it names none.
+    """
+
+    payloads: pa.BinaryArray
+    groups: NDArray[np.int64]
+    writers: tuple[str, ...]
+    reasons: pa.StringArray
+    ids: pa.Int32Array
+
+
+def framed_rows(
+    records: pa.RecordBatch,
+    frame: Frame,
+    header: str,
+    numbered: bool = True,
+    indexed: bool | Collection[int | bytes] = True,
+) -> FramedRows:
+    """Return what records were written with. Needs the columns `value` and `headers`; never raises for a row.
+
+    `header` is the name of the one that may hold a GUID. `numbered`: ids and GUIDs name schemas; otherwise these are
+    ignored, and only the message index counts. `indexed`: which schemas have message indexes, as for `parse`.
+    """
+    values = records.column("value")
+    if frame == "none":
+        known = np.asarray(values.is_valid())
+        groups = np.where(known, 0, -1).astype(np.int64)
+        reasons = pa.array(["value is null"], pa.string()).take(pa.array(np.zeros(len(values), np.int8), mask=known))
+        return FramedRows(values, groups, (WHOLE,), reasons, pa.nulls(len(values), pa.int32()))
+    parsed = parse(values, indexed, headers=records.column("headers"), header=header)
+    writers = tuple(str(key.writer) if numbered else at_index(key.path or FIRST) for key in parsed.keys)
+    ids = pa.array(parsed.ids.astype(np.int32), mask=parsed.ids < 0)
+    framed = (parsed.groups >= 0).all()
+    reasons = pa.nulls(len(values), pa.string()) if framed else _UNFRAMED.take(pa.array(parsed.status))
+    return FramedRows(payloads(values, parsed), parsed.groups, writers, reasons, ids)
+
+
+def at_index(path: tuple[int, ...]) -> str:
+    """Return what a message is called by its index, in a schema without an id."""
+    return f"message {'.'.join(map(str, path))}"
+
+
+ABOUT = pa.schema(
+    [("schema_id", pa.int32()), ("schema_version", pa.int32()), ("subject", pa.string()), ("message", pa.string())]
+)
+"""What is known of an event's schema."""
+ADDED = pa.schema([("_error", pa.string()), ("_wanted", pa.string()), *ABOUT])
+"""The columns beside an event."""
+ADDED_FIELDS: tuple[T.StructField, ...] = tuple(from_arrow_schema(ADDED))
+"""The same as Spark's fields."""
+
+
+def why(found: FramedRows, written: Sequence[Any], only: str = "") -> pa.StringArray:
+    """Return why rows have no event, as far as their prefixes and schemas say; null for the others.
+
+    `only` names the message that is read where ids do not count.
+    """
+    missing = f"is not {only}, the only message that is read here" if only else "is not known yet"
+    texts = [f"{writer} {missing}" if one is None else one.reason for writer, one in _pairs(found, written)]
+    return pc.coalesce(found.reasons, _by_group(found, texts, pa.string()))
+
+
+def wanted(found: FramedRows, written: Sequence[Any], only: str = "") -> pa.StringArray:
+    """Return the writers' schemas that are to be fetched, by row."""
+    writers = [writer if one is None and not only else None for writer, one in _pairs(found, written)]
+    return _by_group(found, writers, pa.string())
+
+
+def about(found: FramedRows, written: Sequence[Any]) -> list[pa.Array]:
+    """Return the columns of ABOUT. The id is there wherever a record names one."""
+    ids, *columns = [
+        _by_group(found, [getattr(one, field.name, None) for one in written], field.type) for field in ABOUT
+    ]
+    return [pc.coalesce(found.ids, ids), *columns]
+
+
+def _pairs(found: FramedRows, written: Sequence[Any]) -> list[tuple[str, Any]]:
+    return list(zip(found.writers, written, strict=True))
+
+
+def _by_group(found: FramedRows, values: Sequence[str | int | None], kind: pa.DataType) -> pa.Array:
+    if all(value is None for value in values):
+        return pa.nulls(len(found.groups), kind)
+    at = np.where(found.groups >= 0, found.groups, len(values))
+    return pa.array([*values, None], kind).take(pa.array(at))
+
+
+def at_rows(parts: Sequence[pa.Array], rows: Sequence[Rows], count: int) -> pa.Array:
+    """Return an array of `count` rows: each part at its `rows`, null at rows of no part."""
+    positions, absent = np.zeros(count, np.int64), np.ones(count, bool)
+    taken = np.concatenate(rows)
+    positions[taken], absent[taken] = np.arange(len(taken)), False
+    return pa.concat_arrays(parts).take(pa.array(positions, mask=absent))
+
+
+def widened(structs: pa.StructArray, kind: pa.StructType) -> pa.StructArray:
+    """Return structs with the fields of `kind`, in its types; null in fields that they do not have."""
+    if structs.type == kind:
+        return structs
+    columns = [_field(structs, one) for one in kind]
+    return pa.StructArray.from_arrays(columns, fields=list(kind), mask=structs.is_null())
+
+
+def _field(structs: pa.StructArray, field: pa.Field) -> pa.Array:
+    at = structs.type.get_field_index(field.name)
+    if at < 0:
+        return pa.nulls(len(structs), field.type)
+    values = pc.struct_field(structs, [at])
+    if pa.types.is_struct(field.type):
+        return widened(values, field.type)
+    return values if values.type == field.type else values.cast(field.type)

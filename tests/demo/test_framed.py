@@ -24,11 +24,10 @@ from router_demo import avro_values, protobuf_values
 from router_demo.avro_values import AVRO_GARBAGE, AvroValues
 from router_demo.cli import simulate as command
 from router_demo.games import game_names
-from router_demo.garbage import NO_SCHEMA, stage_of
 from router_demo.protobuf_values import PROTOBUF_GARBAGE, ProtobufValues
 from router_demo.records import chunks, opened, records
 from router_demo.simulator import simulate
-from router_demo.traffic import Traffic
+from router_demo.traffic import NO_SCHEMA, Traffic, stage_of
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions
 from router_schemas.wire_format import FRAMED, parse, prefix

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from router import StartError
-from router_demo.jars import find_java, java_version, kafka_jars
+from router_demo.embedded import find_java, java_version
+from router_demo.kafka import kafka_jars
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +82,7 @@ def test_two_processes_at_once_fetch_once(cache: Path, java: FakeJava) -> None:
     command = [
         sys.executable,
         "-c",
-        "from router_demo.jars import kafka_jars; print(len(list(kafka_jars().iterdir())))",
+        "from router_demo.kafka import kafka_jars; print(len(list(kafka_jars().iterdir())))",
     ]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate()[0].strip() for process in both] == ["2", "2"]

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_demo.games import GAMES
-from router_demo.json_values import JSON_GARBAGE
-from router_demo.records import chunks, records
+from router_demo.records import JSON_GARBAGE, chunks, records
 from router_demo.traffic import Traffic
 
 START = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)

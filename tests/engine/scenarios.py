@@ -1,4 +1,4 @@
-"""Histories of queries that several tests look at: each is played once per engine."""
+"""Histories of queries that several tests look at: each is played once per committer."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from router_rules import Field, Sql
 from router_sinks import Delta, Tables
 from tests.engine.parts import Copy, Events, Fixed, Named, Where
 from tests.engine.query import Query, records
+from tests.expectations import inputs
+from tests.expectations.inputs import EVERY_TYPE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,51 +26,9 @@ if TYPE_CHECKING:
 MakeQuery = Callable[..., Query]
 Scenario = Callable[[MakeQuery, Path, str], Query]
 
-EVERY_TYPE = (
-    "game string, gamer string, at timestamp, local timestamp_ntz, day date, amount bigint, price double, ratio float, "
-    "cost decimal(20,6), flag boolean, blob binary, small smallint, tags array<string>, "
-    "inner struct<x: int, deep: struct<y: string, at: timestamp>>, scores map<string, int>, "
-    "rounds array<struct<n: int, cards: array<string>>>"
-)
-GARBAGE: list[bytes | None] = [
-    *[
-        None,
-        b"",
-        b" ",
-        b"\n",
-        b"\0",
-        b"\xff\xfe\xfd",
-        b'{"game": "\xff\xfe"}',
-        b"\xef\xbb\xbf{}",
-        b"null",
-        b"true",
-        b"[]",
-    ],
-    *[b'"text"', b"17", b"{", b'{"game": "poker"', b'{"game": "poker"}}', b'{"game": "poker"} trailing', b"{}"],
-    *[b'{"game": 5}', b'{"game": {"a": 1}}', b'{"amount": "many"}', b'{"amount": 1e400}', b'{"inner": []}'],
-    *[b'{"amount": 9223372036854775808}', b'{"small": 32768}', b'{"cost": 123456789012345.1234567}'],
-    *[b'{"day": "2026-02-30"}', b'{"at": "yesterday"}', b'{"tags": {"a": 1}}', b'{"scores": [1]}'],
-    *[b'{"game": "poker", "game": "uno"}', b'{"gamer": "' + b"x" * 100_000 + b'"}'],
-    b'{"inner":' * 1000 + b"1" + b"}" * 1000,
-    b"[" * 5000,
-]
-NAMES = [
-    "../../x",
-    "con",
-    "\U0001f600",
-    "x" * 300,
-    "po\nker",
-    "poker\n",
-    "po\u212aer",
-    "",
-    " ",
-    "a.b",
-    "_hidden",
-    "9",
-    "Uno",
-    "uNO",
-    "\0",
-]
+GARBAGE = (*inputs.GARBAGE, b'{"day": "2026-02-30"}', b'{"at": "yesterday"}')
+NAMES = inputs.NAMES[:16]
+"""Enough to have each kind of name: every table costs a commit."""
 
 
 def event(i: int) -> dict[str, Any]:

@@ -12,12 +12,12 @@ EVERY_TYPE = (
     "inner struct<x: int, deep: struct<y: string, at: timestamp>>, scores map<string, int>, "
     "rounds array<struct<n: int, cards: array<string>>>"
 )
-"""Of these, tasks leave map, decimal, float, binary and timestamp_ntz to Spark."""
+"""Every type that JSON is decoded to but variant and void."""
 PLAIN = (
     "game string, gamer string, at timestamp, day date, amount bigint, price double, flag boolean, small smallint, "
     "tags array<string>, inner struct<x: int, deep: struct<y: string, at: timestamp>>, rounds array<struct<n: int>>"
 )
-"""What tasks decode on record batches."""
+"""Those without maps, decimals, floats, binary and times without a zone."""
 GARBAGE: tuple[bytes | None, ...] = (
     *[None, b"", b" ", b" \r\n\t", b"\n", b"\0", b"\xff\xfe\xfd", b"\xc3(", b"\xed\xa0\x80", b"\xef\xbb\xbf{}"],
     *[b'{"game": "\xff\xfe"}', "{}".encode("utf-16"), b"null", b"true", b"-", b"[]", b'"text"', b"17", b'"', b"["],

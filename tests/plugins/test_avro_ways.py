@@ -302,7 +302,7 @@ def test_more_versions_than_a_list_of_conditions_takes_are_one_event(open_, faul
 
 def test_native_frames_are_those_of_the_parser(spark: SparkSession) -> None:
     """Both say where a value starts and what wrote it: one topic may be read by either."""
-    from router_decoders.avro_spark import framed
+    from router_decoders.avro import framed
 
     draw = random.Random(8)
     starts = [b"", b"\0", prefix(7), prefix(2**31 - 1), b"\0\x80\0\0\0", b"\0\xff\xff\xff\xff", b"\1", b"{}{}{}"]

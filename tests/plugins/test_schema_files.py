@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 from router import Preparation, StartError
 from router.engine.checkpoint_store import LearntSchemas
 from router_decoders import Json
-from router_decoders.schema_files import differences, leaves
+from router_decoders.json import differences, leaves
 from router_schemas.json_schema.spark_types import struct_of
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router_demo.api import Api, Failure, Items, Limit, Poison, Script, Token
-from router_demo.api_server.checks import Bucket
-from router_demo.api_server.messages import rows
-from router_demo.api_server.record import highest, used
+from router_demo.api_server.calls import highest, rows, used
+from router_demo.api_server.handler import Bucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router_schemas.avro.library import END, reader_text, writer_text
+from router_schemas.avro.library import reader_text, writer_text
 from router_schemas.avro.merge import MergedRecord, RecordVersion, merge
-from router_schemas.avro.model import text_of
+from router_schemas.avro.model import END, text_of
 from router_schemas.avro.parser import parse_text
 from tests.schemas import avro_strategies as avro
 

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from router_schemas.model import RegisteredSchema, ResolvedSchema
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryAway, RegistryOptions, RegistryRefuses
-from router_schemas.resolver import DEEPEST, MOST_IMPORTS, SchemaResolver
-from router_schemas.schema_cache import AT_ONCE, HOLD, PAUSES, Unknown
+from router_schemas.resolver import AT_ONCE, DEEPEST, HOLD, MOST_IMPORTS, PAUSES, SchemaResolver, Unknown
 from tests.schemas.faulty import FaultyRegistry
 from tests.schemas.folder_memory import FolderMemory
 

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from aiohttp import HttpVersion11, web
 
-from router_demo.api_server.messages import Call
+from router_demo.api_server.calls import Call
 
 if TYPE_CHECKING:
     from aiohttp import StreamReader
     from aiohttp.abc import AbstractStreamWriter
     from aiohttp.http_parser import RawRequestMessage
 
-    from router_demo.api_server.messages import Reply
-    from router_demo.api_server.record import Record
+    from router_demo.api_server.calls import Record, Reply
     from router_demo.api_server.script import Script
 
 LONGEST_HEADER = 1 << 20

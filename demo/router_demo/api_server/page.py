@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from router_demo.api_server.messages import Reply
-from router_demo.api_server.record import THROTTLED, highest, used
+from router_demo.api_server.calls import THROTTLED, Reply, highest, used
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from router_demo.api_server.record import Record
+    from router_demo.api_server.calls import Record
     from router_demo.api_server.script import Failure, Limit, Script
 
 PHRASES = {status.value: status.phrase for status in HTTPStatus}

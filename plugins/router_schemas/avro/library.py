@@ -2,10 +2,9 @@
 
 They are read together: one reader's schema per record, one event for all.
 
-`from_avro` does not tell a decoded record from a broken one:
-Spark's `from_avro` reads a value and stops: bytes after it go unnoticed, and in PERMISSIVE mode a value that cannot be
-read becomes a struct whose fields are all null, which a good record may be as well. So the value is read as the first
-of two fields, `value` and `end`, from the payload with END behind it:
+Spark's `from_avro` does not tell a good record from a broken one. It reads a value and stops, so bytes after it go
+unnoticed; and in PERMISSIVE mode a value that cannot be read becomes a struct whose fields are all null, as a good
+record may be. So the value is read as the first of two fields, `value` and `end`, from the payload with END behind it:
 
     from_avro(concat(payload, END), writer_text(...), {"avroSchema": reader_text(...), "mode": "PERMISSIVE"})
 
@@ -20,7 +19,7 @@ needs no required field in the schema, and decodes once. Only a producer that wr
 make Spark overlook what follows.
 
 Spark allocates what a length in the payload claims, before it reads. A record of a few bytes can claim a text of 2 GiB,
-and a JVM out of memory ends whatever the mode is (run: the driver was gone). The JVMs that decode have to be started
+and a JVM out of memory ends whatever the mode is (tried: the driver died). The JVMs that decode have to be started
 with `-Dorg.apache.avro.limits.string.maxLength=N`, `...limits.bytes.maxLength=N` and
 `...limits.collectionItems.maxLength=N` (Apache Avro, SystemLimitException): beyond these a record is a broken one.
 """
@@ -35,6 +34,8 @@ from pyspark.sql import types as T
 from router import StartError
 from router_schemas.avro.merge import RecordVersion, merge
 from router_schemas.avro.model import (
+    END,
+    FINGERPRINT,
     MARKER,
     AvroField,
     AvroRecord,
@@ -48,16 +49,15 @@ from router_schemas.avro.model import (
 )
 from router_schemas.avro.parser import parse, parse_text
 from router_schemas.avro.spark_types import mapped
-from router_schemas.library import HOLD, Library, RegistryLibrary
-from router_schemas.model import VALUE_HEADER, SchemaInfo, SchemaOrigin, WriterSchema, check_free, refusals
+from router_schemas.library import HOLD, EventMaking, Library, RegistryLibrary
+from router_schemas.model import VALUE_HEADER, SchemaInfo, SchemaOrigin, WriterSchema, schema_file
 from router_schemas.wire_format import schema_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from router_schemas.avro.merge import MergedRecord
-    from router_schemas.model import Kind, ResolvedSchema, Taken
+    from router_schemas.model import Kind, ResolvedSchema, SchemaConflict, Taken
 
 
 Frame = Literal["confluent", "none", "single_object"]
@@ -108,59 +108,22 @@ class Records:
 
 def records_of(uses: Mapping[bytes, RecordUse], reasons: Mapping[bytes, str], taken: Taken | None = None) -> Records:
     """Return one reader's schema per record; versions that do not fit the oldest, or what is `taken`, are refused."""
-    made = _Making({frame: SchemaInfo(reason=reason) for frame, reason in reasons.items()}, taken or {})
-    names: dict[str, dict[bytes, RecordUse]] = {}
-    for frame in sorted(uses, key=lambda frame: uses[frame].origin.age):
-        names.setdefault(uses[frame].name, {})[frame] = uses[frame]
-    for name, found in names.items():
-        made.add(name, found)
-    event = T.StructType([T.StructField(one, kind) for one, (kind, _) in made.types.items()])
-    origins = {one: label for one, (_, label) in made.types.items()}
-    return Records(event, tuple(made.records), made.written, origins=origins)
+    made = _RecordEvent(uses, reasons, taken)
+    event = T.StructType([T.StructField(name, kind) for name, (kind, _) in made.fields.items()])
+    return Records(event, tuple(made.readers), made.written, origins=made.origins)
 
 
-@dataclass
-class _Making:
-    """Records in the making. `types`: field -> its type and what brought it; `taken` are those of other formats."""
+class _RecordEvent(EventMaking[bytes, RecordUse, RecordReader]):
+    """The event of Avro records, by their frames."""
 
-    written: dict[bytes, SchemaInfo]
-    taken: Taken
-    records: list[RecordReader] = field(default_factory=list)
-    types: dict[str, tuple[T.DataType, str]] = field(default_factory=dict)
+    def merged(self, uses: list[RecordUse]) -> tuple[AvroSchema, Sequence[SchemaConflict]]:
+        found = merge([RecordVersion(use.origin.label, use.schema) for use in uses])
+        return found.reader, found.conflicts
 
-    def add(self, name: str, uses: dict[bytes, RecordUse]) -> None:
-        """Add the versions of a record."""
-        versions = {use.origin.label: use.schema for use in uses.values()}
-        merged = merge([RecordVersion(label, schema) for label, schema in versions.items()])
-        refused = refusals(merged.conflicts)
-        reasons = {frame: self.written[frame].reason for frame in uses if frame in self.written}
-        reasons |= {frame: refused[use.origin.label] for frame, use in uses.items() if use.origin.label in refused}
-        fits = {frame: use.schema for frame, use in uses.items() if frame not in reasons}
-        try:
-            if fits:
-                self.take(name, merged, fits, [uses[frame].origin.label for frame in fits][-1])
-        except ValueError as fault:
-            reasons |= {frame: f"{name} of {uses[frame].origin.label} cannot be decoded: {fault}" for frame in fits}
-        for frame, use in uses.items():
-            self.written[frame] = SchemaInfo.of(use.origin, name, reasons.get(frame))
-
-    def take(self, name: str, merged: MergedRecord, writers: dict[bytes, AvroSchema], newest: str) -> None:
-        """Add a record; raise ValueError where Spark cannot read it, or a field has another type in another record."""
-        found = mapped(merged.reader)
-        for one in found.struct:
-            kind, other = self.types.get(one.name, (one.dataType, name))
-            if kind != one.dataType:
-                types = f"{one.dataType.simpleString()}, and {kind.simpleString()} in {other}"
-                raise ValueError(f"its field {one.name} is {types}; no column holds both")
-        check_free(found.struct, self.taken)
-        texts = {frame: writer_text(schema, found.reader) for frame, schema in writers.items()}
-        self.records.append(RecordReader(reader_text(found.reader), texts, found.struct))
-        label = f"{name} of {newest}"
-        self.types.update({one.name: (one.dataType, label) for one in found.struct if one.name not in self.types})
-
-
-FINGERPRINT = "fingerprint "
-"""What stands before the eight bytes of a fingerprint that is wanted, in the order of the value."""
+    def reader(self, merged: AvroSchema, fits: Mapping[bytes, RecordUse]) -> tuple[RecordReader, T.StructType]:
+        found = mapped(merged)
+        texts = {frame: writer_text(use.schema, found.reader) for frame, use in fits.items()}
+        return RecordReader(reader_text(found.reader), texts, found.struct), found.struct
 
 
 @dataclass
@@ -217,13 +180,8 @@ class OneSchema(Library[Records]):
     """The schema of a file, which reads all values, whatever schema a value names."""
 
     def __init__(self, path: Path, frame: Frame, header: str = VALUE_HEADER) -> None:
-        try:
+        with schema_file(path):
             use = RecordUse.of(SchemaOrigin(path.name), parse_text(path.read_text(encoding="utf-8")))
-        except OSError as error:
-            what = f"{error.strerror}; it is looked for in the configuration's folder"
-            raise StartError(f"schema file {path}: {what}") from error
-        except ValueError as error:  # also text that is not UTF-8
-            raise StartError(f"schema file {path}: {error}") from error
         key = single_object_header(use.schema) if frame == "single_object" else b""
         made = records_of({key: use}, {})
         if not made.records:
@@ -244,14 +202,11 @@ def _fingerprinted(text: str) -> bytes:
     return MARKER + bytes.fromhex(text.removeprefix(FINGERPRINT))
 
 
-END = bytes.fromhex("a7f3d1c2e4b59680")
-"""What has to follow a value: eight bytes without a meaning, none of them a small number."""
-
 NAME, MARK = "Router_envelope", "Router_end"
 
 
 def reader_text(reader: AvroSchema) -> str:
-    """Return the JSON of a reader's schema with END behind its values; raise ValueError when it has these names."""
+    """Return the JSON of a reader's schema with END behind its values; raise ValueError when it has NAME or MARK."""
     for name in (NAME, MARK):
         if name in reader.types:
             raise ValueError(f"the schema has a type {name}, which is needed to find broken records; rename it")

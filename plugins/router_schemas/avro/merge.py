@@ -179,7 +179,7 @@ class _Fold:
         return have
 
     def attempt(self, join: Callable[[S, S], S], have: S, come: S, at: _Place) -> S:
-        """Return what a join of two makes, the first where it refuses; that is noted."""
+        """Return what `join` makes of two types; where it refuses, note that and return the first."""
         try:
             return join(have, come)
         except ValueError as error:
@@ -257,7 +257,7 @@ class _Fold:
         return Ref(key)
 
     def definition(self, key: str, have: Definition, come: Definition, at: _Place) -> Definition:
-        """Return what two versions of a named type have in common and apart."""
+        """Return a named type with what both versions of it have."""
         if isinstance(have, AvroRecord) and isinstance(come, AvroRecord):
             return replace(have, fields=self.fields(key, have, come, at))
         if isinstance(have, Enum) and isinstance(come, Enum):

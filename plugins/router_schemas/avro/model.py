@@ -308,7 +308,12 @@ def renamed(kind: Type, names: dict[str, str]) -> Type:
     return kind
 
 
+END = bytes.fromhex("a7f3d1c2e4b59680")
+"""What has to follow a value for from_avro: eight bytes without a meaning, none of them a small number (library)."""
+FINGERPRINT = "fingerprint "
+"""What stands before the eight bytes of a fingerprint that is wanted, in the order of the value."""
 MARKER = b"\xc3\x01"
+"""What a single object begins with."""
 EMPTY = 0xC15D213AA4D7A795
 
 

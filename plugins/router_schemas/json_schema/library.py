@@ -1,4 +1,4 @@
-"""Collect the JSON Schemas of a registry that records were written with, and read each as a Spark struct.
+"""Collect the JSON Schemas of a registry that records were written with, read each as a Spark struct, and merge these.
 
 For the driver. A schema is read with what it refers to; nothing is ever fetched.
 The references stand in one document with the schema, under `$references`, and every `$ref` to one of them becomes a
@@ -15,34 +15,46 @@ else's, and a refusal would make dead letters of all its records. So to the tabl
 |---|---|---|
 | several objects in oneOf, anyOf or allOf, or beside properties | one struct with the fields of all | core, 10.2.1 |
 | integer in one of them and number in another | double | validation, 6.1.1 |
-| members that only restrict: required, if, not, ... | are left aside | validation, 6.5.3 |
+| members that only restrict: required, if, not, ... | are ignored | validation, 6.5.3 |
 | other types beside each other; none; true | string: the JSON text | core, 4.3.2 |
 | object without properties and without a schema of its values | string: the JSON text | core, 10.3.2 |
 | array without one schema of its items | string: the JSON text | core, 10.3.1 |
 | a schema within itself | string: the JSON text, where it comes again | core, 8.2.3.1 |
 
 A text is text as it is, and everything else is JSON: `5`, `{"a":1}`.
+
+The structs of several versions are merged into one that reads what each of them allows:
+
+| versions differ in | the merged column |
+|---|---|
+| a property is missing in some | that property: null where a version has none. `required` has no influence |
+| integer, number | double: JSON knows one kind of number; beyond 2**53 it is rounded |
+| objects, arrays, maps | merged inside |
+| names that differ by case only | refused: the columns of a table cannot |
+| the rest: string and integer, date and date-time, object and array, ... | refused |
+
+JSON has no promotions beyond the one for numbers: a text that one version calls a date-time and another a string
+would change the type of a column that there is.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
-from urllib.parse import unquote, urldefrag, urljoin
+from urllib.parse import urldefrag, urljoin
 
 from pyspark.sql import types as T
 
-from router_schemas.json_schema.merge import ObjectVersion, merge
-from router_schemas.json_schema.spark_types import UNIONS, TypeMapping, Untyped, check_types, is_null
+from router_schemas.json_schema.spark_types import UNIONS, TypeMapping, Untyped, at_pointer, check_types, is_null
 from router_schemas.library import RegistryLibrary
-from router_schemas.model import VALUE_HEADER, SchemaInfo, SchemaOrigin, WriterSchema, refusals
+from router_schemas.model import REFUSED, VALUE_HEADER, SchemaConflict, SchemaInfo, SchemaOrigin, WriterSchema, refusals
 from router_schemas.wire_format import schema_bytes
 
 if TYPE_CHECKING:
-    from router_schemas.model import Kind, ResolvedSchema
+    from router_schemas.model import Kind, ResolvedSchema, Taken
 
 
 @dataclass(frozen=True)
@@ -205,25 +217,8 @@ class _Size:
         """Return the size of what a reference stands for; a circle counts once, for the mapping ends it."""
         if reference not in self.known:
             self.known[reference] = 0
-            self.known[reference] = self.size(_at(self.document, reference), depth + 1)
+            self.known[reference] = self.size(at_pointer(self.document, reference), depth + 1)
         return self.known[reference]
-
-
-def _at(document: object, pointer: str) -> object:
-    """Return what a pointer of this document leads to, None for nothing."""
-    for key in _keys(pointer):
-        if isinstance(document, Mapping):
-            document = document.get(key)
-        elif isinstance(document, list) and key.isdecimal() and int(key) < len(document):
-            document = document[int(key)]
-        else:
-            return None
-    return document
-
-
-def _keys(pointer: str) -> Iterator[str]:
-    for key in pointer.removeprefix("#").split("/")[1:]:
-        yield unquote(key).replace("~1", "/").replace("~0", "~")
 
 
 def _loaded(where: str, text: str) -> object:
@@ -247,7 +242,7 @@ TELLING = {"type", "properties", "additionalProperties", "items", "prefixItems",
 
 
 class ColumnMapping(TypeMapping):
-    """The mapping of the places of one document to types of columns."""
+    """The mapping of a registered document, which has a type for every place: a string where no other one fits."""
 
     def __init__(self, document: object) -> None:
         super().__init__(document)
@@ -298,3 +293,127 @@ def _one(kinds: list[T.DataType], pointer: str) -> T.DataType:
     if not kinds:
         raise Untyped(f"{pointer}: it does not say what the value is")
     return merged.struct["it"].dataType
+
+
+NUMBERS = {T.LongType(), T.DoubleType()}
+
+
+@dataclass(frozen=True)
+class ObjectVersion:
+    """A version: its struct, and the label that conflicts call it by, such as "id 7 version 2"."""
+
+    label: str
+    struct: T.StructType
+
+
+@dataclass(frozen=True)
+class MergedObject:
+    """The struct of the versions in `labels`; `conflicts` say why the other versions are not among them."""
+
+    struct: T.StructType
+    labels: tuple[str, ...]
+    conflicts: tuple[SchemaConflict, ...] = ()
+    origins: dict[str, str] = field(default_factory=dict)
+
+
+def merge(versions: Sequence[ObjectVersion], taken: Taken | None = None) -> MergedObject:
+    """Merge the versions of one event, oldest first; raise ValueError when there is none.
+
+    A version that does not go with those before it is left out with all its conflicts. The versions left out can be
+    merged with each other. Fields that are `taken` by records of another format keep their types, and are in the struct
+    where a version has them; integers are read as the numbers they have there.
+    """
+    if not versions:
+        raise ValueError("there is no schema to merge; give at least one version")
+    taken, labels, conflicts = taken or {}, list[str](), list[SchemaConflict]()
+    struct = T.StructType([T.StructField(name, kind) for name, (kind, _) in taken.items()])
+    origins = {name: label for name, (_, label) in taken.items()}
+    for version in versions:
+        fold = _Fold(version.label, origins)
+        merged = fold.struct(struct, version.struct, "")
+        fold.keep(taken, version.struct, merged)
+        if fold.conflicts:
+            conflicts += fold.conflicts
+        else:
+            struct, origins = merged, fold.origins
+            labels.append(version.label)
+    own = {name for version in versions if version.label in labels for name in version.struct.fieldNames()}
+    return MergedObject(
+        T.StructType([one for one in struct if one.name in own]), tuple(labels), tuple(conflicts), origins
+    )
+
+
+class _Fold:
+    """The merge of one version into a struct; `origins` names the version that last shaped a path."""
+
+    def __init__(self, label: str, origins: dict[str, str]) -> None:
+        self.label = label
+        self.origins = dict(origins)
+        self.conflicts: list[SchemaConflict] = []
+
+    def struct(self, have: T.StructType, come: T.StructType, path: str) -> T.StructType:
+        """Return a struct with the fields of both, those there were first."""
+        fields = {one.name: one.dataType for one in have}
+        folded = {name.lower(): name for name in fields}
+        for one in come:
+            at = f"{path}.{one.name}" if path else one.name
+            known = folded.setdefault(one.name.lower(), one.name)
+            if known != one.name:
+                other = f"{path}.{known}" if path else known
+                self.refuse(at, f"it differs from {known!r} by case only, and columns cannot", other)
+            elif known in fields:
+                fields[known] = self.merged(fields[known], one.dataType, at)
+            else:
+                fields[known] = self.adopted(one.dataType, at)
+                self.origins[at] = self.label
+        return T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
+
+    def keep(self, taken: Taken, come: T.StructType, merged: T.StructType) -> None:
+        """Refuse to change what another format brought."""
+        for one in come:
+            if one.name in taken and merged[one.name].dataType != taken[one.name][0]:
+                self.origins[one.name] = taken[one.name][1]
+                was, now = _shown(taken[one.name][0]), _shown(one.dataType)
+                self.refuse(one.name, f"{was} became {now if now != was else f'another {now}'}")
+            elif one.name not in taken and (column := REFUSED.sub("_", one.name)) in taken:
+                self.refuse(one.name, f"its column would be {column!r}, which there is", column)
+
+    def adopted(self, come: T.DataType, path: str) -> T.DataType:
+        """Return a type for a place that had none."""
+        if isinstance(come, T.StructType):
+            return self.struct(T.StructType(), come, path)
+        if isinstance(come, T.ArrayType):
+            return T.ArrayType(self.adopted(come.elementType, f"{path}[]"))
+        if isinstance(come, T.MapType):
+            return T.MapType(T.StringType(), self.adopted(come.valueType, f"{path}{{}}"))
+        return come
+
+    def merged(self, have: T.DataType, come: T.DataType, path: str) -> T.DataType:
+        """Return the type that holds the values of both."""
+        if isinstance(have, T.StructType) and isinstance(come, T.StructType):
+            return self.struct(have, come, path)
+        if isinstance(have, T.ArrayType) and isinstance(come, T.ArrayType):
+            return T.ArrayType(self.merged(have.elementType, come.elementType, f"{path}[]"))
+        if isinstance(have, T.MapType) and isinstance(come, T.MapType):
+            return T.MapType(T.StringType(), self.merged(have.valueType, come.valueType, f"{path}{{}}"))
+        narrower = come == T.LongType() and isinstance(have, (T.IntegerType, T.DecimalType))  # of another format
+        if have == come or narrower:
+            return have
+        if {have, come} == NUMBERS:
+            self.origins[path] = self.label
+            return T.DoubleType()
+        self.refuse(path, f"{_shown(have)} became {_shown(come)}")
+        return have
+
+    def refuse(self, path: str, what: str, beside: str = "") -> None:
+        """Note what keeps this version from being merged, and which version shaped the nearest place, or another."""
+        place = beside or path
+        while place and place not in self.origins:
+            place = place[:-2] if place.endswith(("[]", "{}")) else place.rpartition(".")[0]
+        self.conflicts.append(SchemaConflict(path, self.origins.get(place, self.label), self.label, what))
+
+
+def _shown(kind: T.DataType) -> str:
+    """Return a type in the words of JSON Schema."""
+    words = {"bigint": "integer", "double": "number", "struct": "object", "map": "object with any keys"}
+    return words.get(name := kind.simpleString().partition("<")[0], name)

@@ -45,7 +45,7 @@ NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", type(N
 
 
 class Untyped(ValueError):  # noqa: N818 - it says what a schema is
-    """Say that a schema is a good one, and that no column type holds what it allows."""
+    """A good schema, but one that allows values which no column type can hold."""
 
 
 def struct_of(document: object) -> T.StructType:
@@ -54,7 +54,7 @@ def struct_of(document: object) -> T.StructType:
 
 
 class TypeMapping:
-    """Map the places of one document; `trail` holds the references that led to a place."""
+    """The mapping of one document's places to types; `trail` holds the references that led to a place."""
 
     def __init__(self, document: object) -> None:
         self.document = document
@@ -93,15 +93,13 @@ class TypeMapping:
             raise _refusal(pointer, f"{reference!r} cannot be followed; only #/... in this file can")
         if reference in ("#", *trail):
             raise _untyped(pointer, f"{reference!r} contains itself; a Spark type cannot")
-        node = self.document
-        for key in reference[2:].split("/"):
-            node = _step(node, unquote(key).replace("~1", "/").replace("~0", "~"))
-            if node is None:
-                raise _refusal(pointer, f"there is no {reference!r}")
+        node = at_pointer(self.document, reference)
+        if node is None:
+            raise _refusal(pointer, f"there is no {reference!r}")
         return self.type_at(node, reference, (*trail, reference))
 
     def united(self, union: str, members: object, pointer: str, trail: tuple[str, ...]) -> T.DataType:
-        """Return the one type that the members share, null aside."""
+        """Return the one type that the members share, apart from null."""
         if not isinstance(members, Sequence) or not members:
             raise _refusal(f"{pointer}/{union}", "a list of schemas is needed")
         found: list[T.DataType] = []
@@ -141,7 +139,7 @@ class TypeMapping:
 
 
 def type_name(node: Mapping[str, Any], pointer: str) -> str:
-    """Return the one type of a schema, null aside."""
+    """Return the one type of a schema, apart from null."""
     given = node.get("type", _implied(node))
     names = {str(name) for name in ([given] if isinstance(given, str) else given)} - {"null"}
     if names == {"integer", "number"}:
@@ -191,12 +189,17 @@ def _implied(node: Mapping[str, Any]) -> list[str]:
     return sorted({NAMES.get(type(value), "object") for value in values})
 
 
-def _step(node: object, key: str) -> object:
-    if isinstance(node, Mapping):
-        return node.get(key)
-    if isinstance(node, list) and key.isdecimal() and int(key) < len(node):
-        return node[int(key)]
-    return None
+def at_pointer(document: object, pointer: str) -> object:
+    """Return what a JSON pointer within a document leads to, `#/properties/game`; None where it leads nowhere."""
+    for step in pointer.removeprefix("#").split("/")[1:]:
+        key = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(document, Mapping):
+            document = document.get(key)
+        elif isinstance(document, list) and key.isdecimal() and int(key) < len(document):
+            document = document[int(key)]
+        else:
+            return None
+    return document
 
 
 def _escaped(name: str) -> str:

@@ -1,9 +1,8 @@
 """Protobuf: descriptors on the driver, bytes to and from Arrow on the executors. Needs the extra `protobuf` (`needed`).
 
 In come registered texts or files: `descriptors` compiles and links them, the model says what a message looks like on
-the wire, merge makes one message of all versions, and the library keeps what records were written with. Out go events
-(events, decode; spark_types are their columns), and, for writing, a schema made for columns (derive) and messages
-(encode).
+the wire and as columns, merge makes one message of all versions, and the library keeps what records were written with.
+Out go events (events, decode), and, for writing, a schema made for columns (derive) and messages (encode).
 """
 
 from __future__ import annotations

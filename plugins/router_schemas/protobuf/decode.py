@@ -6,14 +6,15 @@ members of a oneof, map entries without a value or unsorted) go to the native de
 reads what google reads. Source of the rules: protobuf.dev, "Encoding", last one wins.
 
 Left to differ, in bytes that no encoder writes: an entry of a map with fields of its own, which google's Python parser
-sets aside as unknown and which is an entry here as it is in Java.
+treats as unknown, and which is an entry here as it is in Java.
 The native decoder is ptars (Rust), of which three things are not left to chance.
 
 - What it cannot read as wanted is declared to it as the bytes on the wire: see `_declare_type`.
 - One bad row fails a batch, sometimes by a panic, which is no `Exception`: see `read_natively`.
 - It orders fields by number and checks names for clashes: fields are called `f1`, `f2`, and found by that name.
-Its arrays become those of spark_types by buffers and whole columns: it starts every array at offset 0, its lists are
-never null, and a null struct has zeros below it.
+
+Its arrays become those of the model's columns by buffers and whole columns: it starts every array at offset 0, its
+lists are never null, and a null struct has zeros below it.
 """
 
 from __future__ import annotations
@@ -34,8 +35,18 @@ from ptars import PtarsConfig
 from ptars._lib import ProtoRegistry  # type: ignore[import-not-found]
 
 from router_schemas.protobuf.descriptors import message_of, well_known
-from router_schemas.protobuf.model import SPECIAL, Column, columns_of, shape_of
-from router_schemas.protobuf.spark_types import arrow_struct, arrow_type, spark_struct, value_type
+from router_schemas.protobuf.model import (
+    SPECIAL,
+    TEN_THOUSAND_YEARS,
+    YEARS_1_TO_9999,
+    Column,
+    arrow_struct,
+    arrow_type,
+    columns_of,
+    shape_of,
+    spark_struct,
+    value_type,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -210,8 +221,8 @@ def handler_of(columns: tuple[Column, ...]) -> Any:
 def read_natively(handler: Any, payloads: pa.BinaryArray) -> tuple[pa.StructArray, list[int]]:
     """Return the messages of an array, and the rows that cannot be read, which hold zeros.
 
-    A batch that fails is read by halves, so a row's verdict does not depend on its neighbours; n rows take at most 2n
-    attempts. A null row reads as an empty message.
+    A batch that fails is read by halves, so that no row is refused because of its neighbours; n rows take at
+    most 2n attempts. A null row reads as an empty message.
     """
     try:
         return handler.array_to_record_batch(payloads).to_struct_array(), []
@@ -231,7 +242,7 @@ def _field_name(column: Column) -> str:
 
 
 def _let_pass(error: BaseException) -> None:
-    """Raise again what is no fault of a row: an end asked for, and want of memory."""
+    """Raise again what no row has caused: a requested end, and lack of memory."""
     panic = type(error).__name__ == "PanicException"
     if isinstance(error, MemoryError) or not (isinstance(error, Exception) or panic):
         raise error
@@ -286,9 +297,6 @@ def _declare_enum(file: Any, column: Column) -> str:
     return f"{scope.name}.E"
 
 
-_YEARS_1_TO_9999 = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-_TEN_THOUSAND_YEARS = (-315_576_000_000_000_000, 315_576_000_000_000_000)
-"""Microseconds; the comments of timestamp.proto and duration.proto."""
 _EXACT = 2**53
 """Below this an integral double has no digits that it does not hold."""
 
@@ -325,9 +333,9 @@ def _values(array: pa.Array, column: Column) -> tuple[pa.Array, Mask]:
             arrays, bad = _converted(array, column.columns)
             return _rebuilt(array, target, arrays), bad
         case "timestamp":
-            return array, _outside(array.view(pa.int64()), _YEARS_1_TO_9999)
+            return array, _outside(array.view(pa.int64()), YEARS_1_TO_9999)
         case "duration":
-            return array.view(pa.int64()), _outside(array.view(pa.int64()), _TEN_THOUSAND_YEARS)
+            return array.view(pa.int64()), _outside(array.view(pa.int64()), TEN_THOUSAND_YEARS)
         case "json":
             return pa.array([_json(raw, column.of) for raw in array.to_pylist()], pa.string()), None
         case "empty":

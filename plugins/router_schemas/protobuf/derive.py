@@ -1,4 +1,4 @@
-"""Make a .proto text for columns: one message that is read back as these columns (spark_types).
+"""Make a .proto text for columns: one message that is read back as these columns (model).
 
 | column | Protobuf |
 |---|---|

@@ -1,4 +1,4 @@
-"""Encode columns as Protobuf: the inverse of spark_types.
+"""Encode columns as Protobuf: the inverse of decode.
 
 A column is written to the field that is read as it (model.column_names). Every column has one; a field without a column
 is absent. Null is absent: where the field does not tell absent from zero it is read as zero, a null array or map as an
@@ -23,8 +23,16 @@ from pyspark.sql import types as T
 
 from router_schemas import byte_columns
 from router_schemas.protobuf.descriptors import message_of
-from router_schemas.protobuf.model import DEEPEST, SPECIAL, MessageField, column_names, shape_of
-from router_schemas.protobuf.spark_types import PRESENT
+from router_schemas.protobuf.model import (
+    DEEPEST,
+    PRESENT,
+    SPECIAL,
+    TEN_THOUSAND_YEARS,
+    YEARS_1_TO_9999,
+    MessageField,
+    column_names,
+    shape_of,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -292,9 +300,6 @@ def _number(name: bytes, names: dict[bytes, int], path: str) -> int:
     return found
 
 
-_YEARS_1_TO_9999 = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-_TEN_THOUSAND_YEARS = (-315_576_000_000_000_000, 315_576_000_000_000_000)
-"""Microseconds; the comments of timestamp.proto and duration.proto."""
 _SECOND = 1_000_000
 _DEEPEST = 90
 """Values within values; google's parsers end at 100 messages, of which a value takes one and an object two."""
@@ -318,12 +323,12 @@ def _special(kind: str, of: str, column: T.DataType, path: str) -> Write | None:
 
 
 def _timestamps(micros: NDArray[np.int64], path: str) -> ByteRows:
-    byte_columns.within(micros, *_YEARS_1_TO_9999, path, "the time is outside the years 1 to 9999")
+    byte_columns.within(micros, *YEARS_1_TO_9999, path, "the time is outside the years 1 to 9999")
     return _seconds(micros // _SECOND, micros % _SECOND)
 
 
 def _durations(micros: NDArray[np.int64], path: str) -> ByteRows:
-    byte_columns.within(micros, *_TEN_THOUSAND_YEARS, path, "the duration is longer than 10 000 years")
+    byte_columns.within(micros, *TEN_THOUSAND_YEARS, path, "the duration is longer than 10 000 years")
     seconds = np.where(micros < 0, -(-micros // _SECOND), micros // _SECOND)  # both parts have the sign
     return _seconds(seconds, micros - seconds * _SECOND)
 

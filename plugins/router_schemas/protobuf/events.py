@@ -17,33 +17,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router_schemas.framed_rows import ADDED, FramedRows, about, framed_rows, wanted, why
 from router_schemas.model import LARGEST_ID, VALUE_HEADER, WriterSchema
 from router_schemas.protobuf.decode import MessageReader, decode
+from router_schemas.wire_format import ADDED, FramedRows, about, at_rows, framed_rows, wanted, why, widened
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from numpy.typing import NDArray
 
-    from router_schemas.framed_rows import Frame
+    from router_schemas.model import SchemaInfo
+    from router_schemas.wire_format import Frame
 
     Numbers = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class MessageInfo:
-    """What a record was written with: a schema and a message in it.
-
-    `reader` is the position of what reads it; -1 when nothing does, for the `reason`.
-    """
-
-    reader: int
-    schema_id: int | None = None
-    schema_version: int | None = None
-    subject: str | None = None
-    message: str | None = None
-    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +43,7 @@ class Events:
 
     event: pa.StructType
     readers: tuple[MessageReader, ...] = ()
-    written: dict[str, MessageInfo] = field(default_factory=dict)
+    written: dict[str, SchemaInfo] = field(default_factory=dict)
     frame: Frame = "confluent"
     header: str = VALUE_HEADER
     only: str = ""
@@ -96,9 +82,11 @@ class _Read:
     reasons: dict[int, str]
 
 
-def _read(found: FramedRows, known: Events, infos: list[MessageInfo | None]) -> _Read:
+def _read(found: FramedRows, known: Events, infos: list[SchemaInfo | None]) -> _Read:
     """Decode the rows of each reader together, and put them where they were."""
-    readers = np.array([-1 if one is None else one.reader for one in infos] + [-1], np.int64)
+    numbers: dict[str | None, int] = {reader.message: number for number, reader in enumerate(known.readers)}
+    of_writer = [numbers.get(one.message, -1) if one and one.reason is None else -1 for one in infos]
+    readers = np.array([*of_writer, -1], np.int64)
     of_row = readers[found.groups]  # a row without a schema has the group -1, which is the last of these
     bodies = found.payloads
     parts: list[pa.StructArray] = []
@@ -111,33 +99,17 @@ def _read(found: FramedRows, known: Events, infos: list[MessageInfo | None]) -> 
         if done.reasons.null_count < len(rows):
             said = done.reasons.to_pylist()
             reasons |= {int(row): text for row, text in zip(rows, said, strict=True) if text is not None}
-        part = _widened(done.events, known.event)
+        part = widened(done.events, known.event)
         if whole:
             return _Read(part, reasons)
         parts.append(part)
         order.append(rows)
     if not parts:
         return _Read(pa.nulls(len(bodies), known.event), reasons)
-    taken = np.concatenate(order)
-    at = np.zeros(len(bodies), np.int64)
-    at[taken] = np.arange(len(taken))
-    return _Read(pa.concat_arrays(parts).take(pa.array(at, mask=of_row < 0)), reasons)
+    return _Read(at_rows(parts, order, len(bodies)), reasons)
 
 
-def _widened(part: pa.StructArray, event: pa.StructType) -> pa.StructArray:
-    """Return the events of one message with the fields of all."""
-    if part.type == event:
-        return part
-    columns = [
-        part.field(part.type.get_field_index(one.name))
-        if part.type.get_field_index(one.name) >= 0
-        else pa.nulls(len(part), one.type)
-        for one in event
-    ]
-    return pa.StructArray.from_arrays(columns, fields=list(event), mask=part.is_null() if part.null_count else None)
-
-
-def _reasons(found: FramedRows, known: Events, infos: list[MessageInfo | None], read: dict[int, str]) -> pa.StringArray:
+def _reasons(found: FramedRows, known: Events, infos: list[SchemaInfo | None], read: dict[int, str]) -> pa.StringArray:
     """Return why rows have no event: their frame, their schema, their payload."""
     reasons = why(found, infos, known.only)
     if not read:

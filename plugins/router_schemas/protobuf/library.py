@@ -14,9 +14,8 @@ from uuid import UUID
 import pyarrow as pa
 
 from router import StartError
-from router_schemas.framed_rows import WHOLE, at_index
-from router_schemas.library import Library, RegistryLibrary, keep, remembered
-from router_schemas.model import VALUE_HEADER, SchemaOrigin, WriterSchema, check_free, refusals
+from router_schemas.library import EventMaking, Library, RegistryLibrary, keep, remembered
+from router_schemas.model import VALUE_HEADER, SchemaOrigin, WriterSchema, schema_file
 from router_schemas.protobuf.decode import MessageReader, reader
 from router_schemas.protobuf.descriptors import (
     CompilerError,
@@ -26,90 +25,55 @@ from router_schemas.protobuf.descriptors import (
     message_indexes_of,
     name_at,
 )
-from router_schemas.protobuf.events import ANY, WRAPPED, Events, MessageInfo, Wrapped, type_at
+from router_schemas.protobuf.events import ANY, WRAPPED, Events, Wrapped, type_at
 from router_schemas.protobuf.merge import MessageVersion, merge
-from router_schemas.protobuf.spark_types import spark_struct
+from router_schemas.wire_format import WHOLE, at_index
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from pyspark.sql import types as T
+
     from router import Memory
-    from router_schemas.framed_rows import Frame
-    from router_schemas.model import Kind, ResolvedSchema, Taken
+    from router_schemas.model import Kind, ResolvedSchema, SchemaConflict, Taken
     from router_schemas.protobuf.events import Fields
+    from router_schemas.protobuf.merge import MergedMessage
+    from router_schemas.wire_format import Frame
 
 
 @dataclass(frozen=True)
 class MessageUse:
-    """A message of one schema; `files` is a FileDescriptorSet of the schema with all that it imports."""
+    """A message of one schema, by its full name; `files` is a FileDescriptorSet of the schema with all its imports."""
 
     origin: SchemaOrigin
     files: bytes
-    message: str
+    name: str
     version: MessageVersion
 
     @staticmethod
-    def of(origin: SchemaOrigin, files: bytes, message: str) -> MessageUse:
+    def of(origin: SchemaOrigin, files: bytes, name: str) -> MessageUse:
         """Return a message by its full name; raise ValueError for one that is not there or cannot be decoded."""
-        return MessageUse(origin, files, message, MessageVersion.of(origin.label, files, message))
-
-    def written(self, reader: int, reason: str | None = None) -> MessageInfo:
-        """Return what is known of the records of this use."""
-        return MessageInfo(reader, self.origin.id, self.origin.version, self.origin.subject, self.message, reason)
+        return MessageUse(origin, files, name, MessageVersion.of(origin.label, files, name))
 
 
 def events_of(uses: Mapping[str, MessageUse], reasons: Mapping[str, str], taken: Taken | None = None) -> Events:
     """Return how the records of these schemas are read, and why those of others are not; `taken`: by other formats."""
-    made = _Making({writer: MessageInfo(-1, reason=reason) for writer, reason in reasons.items()}, taken or {})
-    messages: dict[str, list[str]] = {}
-    for writer in sorted(uses, key=lambda writer: uses[writer].origin.age):
-        messages.setdefault(uses[writer].message, []).append(writer)
-    for message, writers in messages.items():
-        made.add(message, {writer: uses[writer] for writer in writers})
-    event = pa.struct([pa.field(name, kind) for name, (kind, _) in made.types.items()])
-    origins = {name: label for name, (_, label) in made.types.items()}
-    return Events(event, tuple(made.readers), made.written, origins=origins)
+    made = _MessageEvent(uses, reasons, taken)
+    event = pa.struct({one.name: one.type for reader in made.readers for one in reader.type})
+    return Events(event, tuple(made.readers), made.written, origins=made.origins)
 
 
-@dataclass
-class _Making:
-    """Readers in the making. `types`: field -> its type and what brought it; `taken` are those of other formats."""
+class _MessageEvent(EventMaking[str, MessageUse, MessageReader]):
+    """The event of Protobuf messages, by their writers' schemas."""
 
-    written: dict[str, MessageInfo]
-    taken: Taken
-    readers: list[MessageReader] = field(default_factory=list)
-    types: dict[str, tuple[pa.DataType, str]] = field(default_factory=dict)
+    def merged(self, uses: list[MessageUse]) -> tuple[MergedMessage, Sequence[SchemaConflict]]:
+        first, *_ = merge([use.version for use in uses])
+        return first, first.refused
 
-    def add(self, message: str, uses: dict[str, MessageUse]) -> None:
-        """Merge the versions of a message; those that do not fit the oldest are refused."""
-        versions = {use.version.label: use.version for use in uses.values()}
-        first, *_ = merge([*versions.values()])
-        try:
-            self.take(message, reader(first), first.labels[-1])
-        except ValueError as fault:
-            self.written |= {
-                writer: use.written(-1, f"{message} of {use.origin.label} cannot be decoded: {fault}")
-                for writer, use in uses.items()
-            }
-            return
-        refused = refusals(first.refused)
-        for writer, use in uses.items():
-            label = use.version.label
-            fits = label in first.labels
-            why = None if fits else refused.get(label, f"{label} does not fit")
-            self.written[writer] = use.written(len(self.readers) - 1 if fits else -1, why)
-
-    def take(self, message: str, made: MessageReader, newest: str) -> None:
-        """Add a reader; raise ValueError where a field of it has another type in another message."""
-        for one in made.type:
-            kind, other = self.types.get(one.name, (one.type, message))
-            if kind != one.type:
-                raise ValueError(f"its field {one.name} is {one.type}, and {kind} in {other}; no column holds both")
-        check_free(spark_struct(made.type), self.taken)
-        label = f"{message} of {newest}"
-        self.types.update({one.name: (one.type, label) for one in made.type if one.name not in self.types})
-        self.readers.append(made)
+    def reader(self, merged: MergedMessage, fits: Mapping[str, MessageUse]) -> tuple[MessageReader, T.StructType]:
+        made = reader(merged)
+        return made, made.spark_type
 
 
 @dataclass
@@ -152,11 +116,9 @@ class Files:
     def read(path: Path) -> Files:
         """Return the messages of a .proto file, or of a file that holds a FileDescriptorSet; raise StartError."""
         try:
-            return Files(path.name, from_file(path))
-        except OSError as error:
-            what = f"{error.strerror}; it is looked for in the configuration's folder"
-            raise StartError(f"schema file {path}: {what}") from error
-        except (ValueError, CompilerError) as error:
+            with schema_file(path):
+                return Files(path.name, from_file(path))
+        except CompilerError as error:
             raise StartError(f"schema file {path}: {error}") from error
 
     def use(self, message: str) -> MessageUse:

@@ -1,16 +1,41 @@
-"""Model what a message looks like on the wire, whichever syntax its .proto has: the form that is merged and decoded.
+"""Model what a message looks like on the wire, whichever syntax its .proto has, and as columns of Arrow and Spark.
 
 proto2, proto3 and editions come down to the same few facts per field. As descriptors a shape is one proto3 file in
 which every message and enum stands at the top: `optional` keeps presence, enums are open, strings are UTF-8. Thereby
 
 - `required` is forgotten (a version that makes a field required would refuse all older records), and so are defaults:
   an absent field of proto2 is null;
-- a number that a closed enum of proto2 does not have is not set aside but kept;
+- a number that a closed enum of proto2 does not have is kept as it is, not treated as unknown;
 - extensions that the files declare become fields of the message they extend.
 
 As columns a message is a tree, cut off where a table cannot follow. Every path of fields is a column of its own, so a
 message that contains itself has no end: the field by which a path comes back to a message that it went through holds
 the raw bytes, as does everything below `DEEPEST` messages.
+
+| Protobuf | Spark | notes |
+|---|---|---|
+| double, float, bool, string, bytes | double, float, boolean, string, binary | |
+| int32, sint32, sfixed32 | int | |
+| int64, sint64, sfixed64 | bigint | |
+| uint32, fixed32 | bigint | Spark has no unsigned types |
+| uint64, fixed64 | decimal(20,0) | |
+| enum | string | its name; the digits of a number that has none |
+| message | struct | null where absent |
+| message without fields | struct<_present boolean> | `_present` is true; no table can have a struct of nothing |
+| message that a path already went through; more than 16 levels | binary | its bytes |
+| repeated, map | array, map | empty where absent, never null; maps are sorted by key |
+| oneof | its members side by side | all but one are null |
+| google.protobuf.Timestamp | timestamp | microseconds, rounded down; outside the years 1 to 9999: a dead letter |
+| google.protobuf.Duration | bigint | microseconds, rounded to zero: Delta has no durations; 10 000 years at most |
+| wrappers, such as google.protobuf.Int32Value | what they wrap | null where absent |
+| google.protobuf.Struct, Value, ListValue | string | JSON, keys sorted; NaN and the infinities as strings |
+| google.protobuf.Any | struct<type_url string, value binary> | |
+
+A value is null where the field tells absent from zero (`optional`, messages, oneofs, all of proto2), else zero. Names
+that differ in case only are one name to Delta: the field that came first keeps it, the others get `_` and their
+number. An enum of proto2 without a zero shows one as `_0`. Field names have letters, digits and underscores only,
+because google's descriptor pool refuses any other, so none is a name that Delta refuses. Source of the JSON and of the
+ranges: protobuf.dev, "ProtoJSON" and the comments of timestamp.proto and duration.proto.
 """
 
 from __future__ import annotations
@@ -18,13 +43,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from google.protobuf import descriptor_pb2  # type: ignore[import-untyped]
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from router_schemas.protobuf.descriptors import well_known
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from pyspark.sql import types as T
 
 _PROTO = descriptor_pb2.FieldDescriptorProto
 _FILE = "merged"
@@ -296,3 +324,45 @@ class _Layout:
         if of in above or len(above) >= DEEPEST:
             return "raw"
         return "struct" if self.shape.messages[of] else "empty"
+
+
+PRESENT = "_present"
+"""The one field of the struct that stands for a message without fields."""
+
+_ARROW: dict[str, pa.DataType] = {
+    "double": pa.float64(),
+    "float": pa.float32(),
+    **dict.fromkeys(("int32", "sint32", "sfixed32"), pa.int32()),
+    **dict.fromkeys(("int64", "sint64", "sfixed64", "uint32", "fixed32", "duration"), pa.int64()),
+    **dict.fromkeys(("uint64", "fixed64"), pa.decimal128(20, 0)),
+    "bool": pa.bool_(),
+    **dict.fromkeys(("string", "enum", "json"), pa.string()),
+    **dict.fromkeys(("bytes", "raw"), pa.binary()),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "empty": pa.struct([pa.field(PRESENT, pa.bool_())]),
+}
+YEARS_1_TO_9999 = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+TEN_THOUSAND_YEARS = (-315_576_000_000_000_000, 315_576_000_000_000_000)
+"""What a Timestamp and a Duration may be, in microseconds; the comments of timestamp.proto and duration.proto."""
+
+
+def arrow_struct(columns: Iterable[Column]) -> pa.StructType:
+    """Return the Arrow type of an event; every field may be null."""
+    return pa.struct([pa.field(column.name, arrow_type(column)) for column in columns])
+
+
+def arrow_type(column: Column) -> pa.DataType:
+    """Return the Arrow type of a column."""
+    if column.key:
+        return pa.map_(_ARROW[column.key], pa.field("value", value_type(column)))
+    return pa.list_(pa.field("element", value_type(column))) if column.repeated else value_type(column)
+
+
+def value_type(column: Column) -> pa.DataType:
+    """Return the Arrow type of a column's values: of itself, an array's elements or a map's values."""
+    return arrow_struct(column.columns) if column.kind == "struct" else _ARROW[column.kind]
+
+
+def spark_struct(struct: pa.StructType) -> T.StructType:
+    """Return the Spark type of an event's Arrow type. Needs no session."""
+    return from_arrow_schema(pa.schema(list(struct)))
