@@ -38,6 +38,8 @@ def main() -> None:
     loaded = load(asked.config, registry)
     # one commit after another, so that a kill comes between two of them
     committers.THREADS = delta_rs.THREADS = delta_spark.THREADS = 1
+    if asked.by_tasks:
+        delta_rs.SMALL_ROWS = -1
     if asked.kill in IN_MERGES:
         _die_in_merges(asked.kill, asked.batch)
     session_ = session.build_session(loaded.config, "local[2,4]")
@@ -59,6 +61,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--plugin", type=Path, action="append", default=[])
     parser.add_argument("--kill", choices=POINTS)
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--by-tasks", action="store_true", help="let tasks merge small outboxes, too")
     parser.add_argument("--hold", type=Path, help="file that keeps a task of the decoder `troubled` waiting")
     return parser.parse_args()
 

@@ -81,16 +81,18 @@ def _deleted(lake: Path) -> dict[str, list[Any]]:
 
 
 def _cases() -> list[Any]:
-    cases = [(commit, point) for point in ("merges", "deletions", "merged") for commit in ("auto", "spark")]
+    cases = [(how, point) for point in ("merges", "deletions") for how in ("auto", "tasks", "spark")]
+    cases += [("auto", "merged"), ("spark", "merged")]
     small = ("auto", "merges")
     return [pytest.param(*case, id="-".join(case), marks=() if case == small else pytest.mark.slow) for case in cases]
 
 
-@pytest.mark.parametrize(("commit", "point"), _cases())
-def test_a_killed_merge_is_finished_once(undisturbed, start, drain, tmp_path, commit, point):
+@pytest.mark.parametrize(("how", "point"), _cases())
+def test_a_killed_merge_is_finished_once(undisturbed, start, drain, tmp_path, how, point):
     lake = tmp_path / "lake"
-    config = _configuration(tmp_path, undisturbed.topic, commit)
-    killed = start(config, "--kill", point, "--batch", str(KILLED))
+    config = _configuration(tmp_path, undisturbed.topic, "spark" if how == "spark" else "auto")
+    by_tasks = ("--by-tasks",) if how == "tasks" else ()  # in workers, as where an outbox is large
+    killed = start(config, "--kill", point, "--batch", str(KILLED), *by_tasks)
     assert killed.ended() == -signal.SIGKILL, killed.said
     merged = _merged(lake, KILLED)
     assert merged == _latest(lake) if point == "merged" else set() < merged < _latest(lake), "killed at another point"

@@ -425,7 +425,7 @@ def test_tables_have_names_in_the_catalog(make_query: Any, tmp_path: Path) -> No
     try:
         assert session.sql("SELECT level FROM catalogued.uno").collect() == [(2,)]
         assert session.table("catalogued.all").count() == 2
-        assert not session.catalog.databaseExists("lanes")
+        assert not session.catalog.databaseExists("outbox")
     finally:
         session.sql("DROP SCHEMA catalogued CASCADE")
 

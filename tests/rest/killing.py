@@ -61,7 +61,7 @@ class TaskWorker:
 
     @property
     def events(self) -> DataFrame:
-        """Return the events, as a lane has them."""
+        """Return the events, as an outbox has them."""
         place = ["'events' AS _topic", "CAST(id % 3 AS INT) AS _partition", "id DIV 3 AS _offset"]
         more = ["current_timestamp() AS _timestamp", "CAST(CAST(id AS STRING) AS BINARY) AS _key"]
         return self.spark.range(0, self.rows, 1, 3).selectExpr("id", *place, *more)

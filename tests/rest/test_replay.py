@@ -246,15 +246,15 @@ def test_a_replay_that_ends_early_keeps_what_it_did(games: Games) -> None:
 
 
 @pytest.mark.slow
-def test_rows_that_left_the_lane_are_counted(games: Games) -> None:
+def test_rows_that_left_the_outbox_are_counted(games: Games) -> None:
     """Without it rows that can never be sent are forgotten without a word."""
     games.api.play(outage="refused")
     games.takes(*range(4))
     games.takes(*range(4, 10))
     games.api.play()
-    lane = games.lake.open("outbox.games__wins__rest")
-    assert lane is not None
-    lane.delete("n < 3")
+    outbox = games.lake.open("outbox.games__wins__rest")
+    assert outbox is not None
+    outbox.delete("n < 3")
 
     result = games.replay()
 
