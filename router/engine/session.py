@@ -177,23 +177,32 @@ def quiet_failures(session: SparkSession) -> Iterator[None]:
     """Keep Spark and py4j from printing the stack of a query that fails: the router logs the reason in one line."""
     assert session.sparkContext._jvm is not None
     log4j = session.sparkContext._jvm.org.apache.logging.log4j
-    gateway = logging.getLogger("py4j.clientserver")
+    with _quiet_gateway():
+        log4j.core.config.Configurator.setLevel(QUERY_LOGGER, log4j.Level.OFF)
+        try:
+            yield
+        finally:
+            log4j.core.config.Configurator.setLevel(QUERY_LOGGER, log4j.Level.ERROR)
+
+
+@contextmanager
+def _quiet_gateway() -> Iterator[None]:
+    gateway = logging.getLogger("py4j")
     former = gateway.level
     gateway.setLevel(logging.CRITICAL)
-    log4j.core.config.Configurator.setLevel(QUERY_LOGGER, log4j.Level.OFF)
     try:
         yield
     finally:
         gateway.setLevel(former)
-        log4j.core.config.Configurator.setLevel(QUERY_LOGGER, log4j.Level.ERROR)
 
 
 def alive(session: SparkSession) -> bool:
     """Say whether Spark runs: its JVM may be killed, or end itself for want of memory."""
-    try:
-        return not session.sparkContext._jsc.sc().isStopped()
-    except (Py4JError, OSError, AttributeError):  # nobody listens, or PySpark has let go of it
-        return False
+    with _quiet_gateway():
+        try:
+            return not session.sparkContext._jsc.sc().isStopped()
+        except (Py4JError, OSError, AttributeError):  # nobody listens, or PySpark has let go of it
+            return False
 
 
 def stop_session(session: SparkSession) -> None:
