@@ -58,7 +58,7 @@ class Tasks:
         """Tell what one saw, and hand out what all are to be told."""
         asked = ((1, wants),) if wants else ()
         told = TaskReport(received=self.received[who], number=self.numbers[who], out=out, wants=asked, **seen)  # type: ignore[arg-type]
-        self.coordinator.hear(who, told)
+        self.coordinator.receive(who, told)
         self.deal()
 
     def deal(self) -> None:

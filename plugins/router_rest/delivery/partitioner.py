@@ -83,11 +83,11 @@ def _size(said: dict[str, int]) -> CallSize:
 def plan(
     extents: Iterable[Extent], cut: CallSize, tasks: int, *, said: bool = True, whole: bool = False
 ) -> PartitionPlan:
-    """Return how rows are dealt to tasks: whole source partitions where they fit, the largest first.
+    """Return how rows are assigned to tasks: whole source partitions where they fit, the largest first.
 
-    There are as many tasks as are `said`; fewer where that is only the most that there may be, and for few calls.
-    Partitions are cut by offsets where tasks would be uneven without it, but for an order (`cut.orders`), or to keep
-    them `whole`.
+    `tasks` is how many tasks there are where the configuration has `said` so, else how many there may be; for few calls
+    there are fewer. Partitions are divided by offsets where tasks would be uneven without it; not where rows keep an
+    order (`cut.orders`), and not with `whole`.
     """
     extents = sorted(extents, key=lambda one: (one.topic or "", one.partition))
     rows = sum(one.rows for one in extents)
@@ -99,14 +99,14 @@ def plan(
     tasks = min(tasks, len(extents)) if together else tasks
     if tasks == 1:
         return PartitionPlan(cut, 1, rows)
-    pieces, heaviest = _dealt(extents, tasks)
+    pieces, heaviest = _whole_partitions(extents, tasks)
     if heaviest > EVEN * rows / tasks and not together:
         pieces = _cut(extents, rows, tasks)
     return PartitionPlan(cut, tasks, rows, tuple(sorted(pieces, key=lambda one: (one.topic or "", *one[1:]))))
 
 
-def _dealt(extents: Sequence[Extent], tasks: int) -> tuple[list[Piece], int]:
-    """Return whole partitions as they are dealt, the largest first; and the rows of the task that has most."""
+def _whole_partitions(extents: Sequence[Extent], tasks: int) -> tuple[list[Piece], int]:
+    """Return a task for each whole partition, the largest first; and the rows of the task that has most."""
     load, pieces = [0] * tasks, []
     for one in sorted(extents, key=lambda one: (-one.rows, one.topic or "", one.partition)):
         task = load.index(min(load))
@@ -116,9 +116,9 @@ def _dealt(extents: Sequence[Extent], tasks: int) -> tuple[list[Piece], int]:
 
 
 def _cut(extents: Iterable[Extent], rows: int, tasks: int) -> list[Piece]:
-    """Return partitions, one after the other, cut into as many parts with as many rows each.
+    """Return source partitions, one after the other, divided into as many parts of equal size as there are tasks.
 
-    How many rows a range of offsets has is not known, and taken as even within a partition.
+    The number of rows in a range of offsets is not known; they count as evenly spread within a partition.
     """
     pieces, task, dealt = [], 0, 0.0
     for topic, partition, first, last, many in extents:

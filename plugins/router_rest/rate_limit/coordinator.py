@@ -93,7 +93,7 @@ class Coordinator:
         """Send a task away with the next deal."""
         self._tasks[who].stopped = True
 
-    def hear(self, who: str, report: TaskReport) -> None:
+    def receive(self, who: str, report: TaskReport) -> None:
         """Take in a report: learn from its results, and note the tokens that the task wants."""
         now, task = self._clock(), self._tasks[who]
         for name in COUNTED:

@@ -328,7 +328,7 @@ class LimitSessions:
                 session.heard = loop.time()
                 message = session.open(line)
                 if "report" in message:
-                    self.coordinator.hear(session.who, TaskReport.read(message["report"]))
+                    self.coordinator.receive(session.who, TaskReport.read(message["report"]))
                     self._deal_at(session.heard)
                 if "credentials" in message:
                     answer = session.send_credentials(message["credentials"], message["refused"], sink.credentials)
