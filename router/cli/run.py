@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from router.cli.invocation import config_argument, plugin_option, stopped_by_signals
-from router.config.loader import load
-from router.config.models import Trigger, interval
-from router.registry import load_registry
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from router.config.models import Trigger
 
 
 @click.command(short_help="Run a configuration.")
@@ -52,12 +51,14 @@ def run(
     A signal ends the run after the current batch. Exit code 1: it could not start or a batch could not be finished;
     the next start goes on where this one ended.
     """
-    registry = load_registry(plugin_files)
-    loaded = load(file, registry)
+    session = import_module("router.engine.session")
+    session.start_jvm(file, master)  # ahead of all other imports: the JVM takes as long as they do
+    registry = import_module("router.registry").load_registry(plugin_files)
+    loaded = import_module("router.config.loader").load(file, registry)
     overrides: dict[str, Any] = {"commit": commit} if commit else {}
     loaded = loaded.changed(**overrides)
     loaded = loaded.debugged() if debug else loaded
-    session, watching = import_module("router.engine.session"), import_module("router.cli.watching")
+    watching = import_module("router.cli.watching")
     # What a batch needs is imported while the JVM starts.
     threading.Thread(target=import_module, args=("router.engine.stream",), daemon=True).start()
     stop = threading.Event()
@@ -81,12 +82,13 @@ def run(
 def _trigger(once: bool, every: str | None, continuous: bool) -> Trigger | None:
     if sum((once, every is not None, continuous)) > 1:
         raise click.UsageError("give one of --once, --every and --continuous")
+    models = import_module("router.config.models")
     if every is not None:
         try:
-            interval(every)
+            models.interval(every)
         except ValueError as error:
             raise click.BadParameter(f"{every!r} {error}", param_hint="--every") from None
-    return Trigger(once=once, every=every, continuous=continuous) if once or every or continuous else None
+    return models.Trigger(once=once, every=every, continuous=continuous) if once or every or continuous else None
 
 
 @click.command(short_help="Make every later start some seconds shorter.")
@@ -96,4 +98,4 @@ def warm_up() -> None:
     Runs a small configuration once, which takes half a minute. Sessions that `router` starts by itself then map the
     archive instead of loading some ten thousand classes from jars; under spark-submit nothing changes.
     """
-    click.echo(import_module("router.engine.session").make_class_archive())
+    click.echo(import_module("router.engine.class_archive").make_class_archive())

@@ -61,7 +61,7 @@ class Batches:
     """The batches of one query.
 
     `fingerprint` is the configuration's. What the object keeps between batches (demands, known names, the size of
-    files) only saves work: a new process starts without it.
+    files) only saves work: a new process starts without it. `prepared` is a planner that may have begun already.
     """
 
     config: Config
@@ -72,13 +72,14 @@ class Batches:
     watch: Watch | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     demands: Demands = field(default_factory=Demands)
+    prepared: Planner | None = None
 
     def __post_init__(self) -> None:
         config, only_spark = self.config, self.config.commit == "spark"
         self.query = f"{config.name}:{self.store.run}"
         staging = f"{STAGING}/{config.name}" if only_spark else None
         self.tables: Any = SparkTables(self.spark, self.lake) if only_spark else TableCache(self.lake)
-        self.planner = Planner(config, config.decode)
+        self.planner = self.prepared or Planner(config, config.decode)
         self.landing = LandingJob(self.spark, self.lake, config.landing, self.query, staging)
         self.evolution = SchemaEvolution(self.lake, self.tables, self.query)
         self.committers = Committers(self.lake, self.spark, only_spark)

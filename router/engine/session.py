@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pyspark
 from delta.pip_utils import configure_spark_with_delta_pip
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from router.errors import StartError
+from router.config.variables import substitute
+from router.config.yaml_tree import Keys, Scalar, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,7 +30,6 @@ BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 UNBOUNDED = str(2**31 - 1)
 """Whether an Arrow batch is bounded in bytes; see router.engine.land.job for why it is not."""
 QUERY_LOGGER = "org.apache.spark.sql.execution.streaming.MicroBatchExecution"
-EVENTS = 1000
 CLASS_PATH = "spark.driver.extraClassPath"
 AVRO_LIMITS = (
     f"-Dorg.apache.avro.limits.string.maxLength={64 << 20}",
@@ -39,6 +37,8 @@ AVRO_LIMITS = (
     "-Dorg.apache.avro.limits.collectionItems.maxLength=1000000",
 )
 """Spark makes room for what a length in an Avro record claims: without limits, ten bytes can end the JVM."""
+LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+"""Options of the JVM that makes the command line of the JVM proper: it lives for half a second."""
 SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -70,21 +70,12 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
 
     `spark:` of the configuration overrides the router's settings.
     """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(f"router {config.name}")
-    submitted = "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
+    submitted = _submitted()
     if not submitted:
-        cores = str(_cores())
-        builder = builder.master(master or local_master(config))
-        builder = builder.config("spark.default.parallelism", cores)
-        builder = builder.config("spark.sql.shuffle.partitions", cores).config("spark.ui.enabled", "false")
-        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
-        builder = builder.config("spark.driver.defaultJavaOptions", java_options(config.spark))
-        builder = builder.config("spark.python.daemon.module", "router.engine.land.worker_daemon")
-        local = config.spark.get("spark.master", master or "local").startswith("local")
-        builder = _with_jars(builder, on_class_path=local and CLASS_PATH not in config.spark)
-    for key, value in {**SETTINGS, **config.spark}.items():
-        builder = builder.config(key, value)
+        _stop_other_jvm(config.spark)
+    builder = _builder(config.spark, None if submitted else master or local_master(config)).appName(
+        f"router {config.name}"
+    )
     interrupt = signal.getsignal(signal.SIGINT)
     session = builder.getOrCreate()
     if interrupt is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
@@ -93,6 +84,80 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
     if not submitted:
         _remember_jars(session)
     return session
+
+
+def _submitted() -> bool:
+    return "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _builder(asked: Mapping[str, str], master: str | None) -> SparkSession.Builder:
+    """Return what a session is built from, and its JVM started with; no master where somebody else has chosen one."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.Builder()
+    if master is not None:
+        os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))  # or a script asks a Python of its own
+        os.environ.setdefault("SPARK_LAUNCHER_OPTS", LAUNCHER)
+        cores = str(_cores())
+        builder = builder.master(master)
+        builder = builder.config("spark.default.parallelism", cores)
+        builder = builder.config("spark.sql.shuffle.partitions", cores).config("spark.ui.enabled", "false")
+        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+        builder = builder.config("spark.driver.defaultJavaOptions", java_options(asked))
+        builder = builder.config("spark.python.daemon.module", "router.engine.land.worker_daemon")
+        local = asked.get("spark.master", master).startswith("local")
+        builder = _with_jars(builder, on_class_path=local and CLASS_PATH not in asked)
+    for key, value in {**SETTINGS, **asked}.items():
+        builder = builder.config(key, value)
+    return builder
+
+
+def start_jvm(path: Path, master: str | None) -> None:
+    """Start the JVM of a local run, while Python imports plugins and reads the configuration in `path`.
+
+    Takes a second off a cold start. The JVM gets the settings that stand under `spark:`; where these cannot be read,
+    `build_session` starts it and the loader says why. Comes back at once: a session waits for the JVM by itself.
+    """
+    asked = _asked(path)
+    local = asked is not None and asked.get("spark.master", master or "local").startswith("local")
+    if asked is None or not local or _submitted() or SparkContext._gateway:
+        return
+    conf = SparkConf(loadDefaults=False)
+    conf.setAll(list(_builder(asked, master or "local")._options.items()))
+    started.append(asked)
+    threading.Thread(target=_start_jvm, args=(conf,)).start()
+
+
+started: list[dict[str, str]] = []
+"""The settings under `spark:` with which `start_jvm` has started the JVM of this process, if it has."""
+
+
+def _start_jvm(conf: SparkConf) -> None:
+    with suppress(Exception):  # the session tries it again, and says what is wrong
+        SparkContext._ensure_initialized(conf=conf)
+
+
+def _stop_other_jvm(asked: Mapping[str, str]) -> None:
+    """Stop a JVM that was started with other settings than the configuration turns out to have."""
+    with SparkContext._lock:
+        if started and started.pop() != asked and SparkContext._gateway:
+            SparkContext._gateway.shutdown()
+            SparkContext._gateway = SparkContext._jvm = None
+
+
+def _asked(path: Path) -> dict[str, str] | None:
+    """Return what stands under `spark:` in a configuration file; None where it cannot be read."""
+    try:
+        root, problems = parse(path.read_text("utf-8-sig"), str(path))
+    except (OSError, ValueError):
+        return None
+    if problems or not isinstance(root, Keys):
+        return None
+    if "spark" not in root.entries:
+        return {}
+    settings, unset = substitute(root.entries["spark"].value, os.environ, path.parent, str(path))
+    if unset or not isinstance(settings, Keys):
+        return None
+    return {key: entry.value.text for key, entry in settings.entries.items() if isinstance(entry.value, Scalar)}
 
 
 def local_master(config: Config) -> str:
@@ -138,13 +203,19 @@ def _with_jars(builder: SparkSession.Builder, *, on_class_path: bool) -> SparkSe
     Resolving takes 2 to 3 s even when nothing is fetched, and a cold start is what people wait for. With everything in
     one process the class path is enough: Spark would copy the jars at every start, and no archive holds their classes.
     """
-    known = _memory()
-    jars = known.read_text().split("\n") if known.exists() else []
-    if not jars or not all(Path(jar).is_file() for jar in jars):
+    jars = connector_jars()
+    if not jars:
         return configure_spark_with_delta_pip(builder, extra_packages=packages())
     if on_class_path:
         return builder.config(CLASS_PATH, os.pathsep.join(jars))
     return builder.config("spark.jars", ",".join(jars))
+
+
+def connector_jars() -> list[str]:
+    """Return the jars that an earlier session resolved; none where they are not known or not there any more."""
+    known = _memory()
+    jars = known.read_text().split("\n") if known.exists() else []
+    return jars if all(Path(jar).is_file() for jar in jars) else []
 
 
 def _remember_jars(session: SparkSession) -> None:
@@ -208,50 +279,3 @@ def packages() -> list[str]:
 def versions() -> dict[str, str]:
     """Return the versions that decide how a batch is written."""
     return {name: importlib.metadata.version(name) for name in ("pyspark", "delta-spark", "deltalake", "pyarrow")}
-
-
-def make_class_archive() -> Path:
-    """Run a small configuration in a process of its own, keep the archive of its classes, and return where it is.
-
-    Class data sharing of the JVM (JEP 350, dynamic archives): a JVM that was started so writes the archive at its end.
-    It holds what one small run loads: reading files, decoding, landing, committing.
-
-    Raises StartError when the run fails or leaves no archive. Needs the connectors' jars: the first run resolves them.
-    """
-    target = class_archive()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=target.parent) as folder:
-        archive = Path(folder, "classes.jsa")
-        command = [sys.executable, "-m", "router", "run", str(_small_configuration(Path(folder), archive)), "--once"]
-        # The pipe ends when the JVM has ended too, which writes the archive after Python is gone.
-        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder)  # noqa: PLW1510 - read below
-        if ended.returncode or not archive.is_file():
-            raise StartError(f"the run for the archive of classes failed:\n{ended.stdout[-2000:]}")
-        os.replace(archive, target)  # noqa: PTH105 - a start at this moment sees the old archive or the new one
-    return target
-
-
-def _small_configuration(folder: Path, archive: Path) -> Path:
-    events = Path(folder, "events")
-    events.mkdir()
-    lines = (json.dumps({"game": f"game_{i % 3}", "at": "2026-01-01T00:00:00Z", "amount": i}) for i in range(EVENTS))
-    Path(events, "events.jsonl").write_text("\n".join(lines) + "\nnot JSON\n")
-    configuration = {
-        "name": "warm_up",
-        "lake": str(folder / "lake"),
-        "source": {"files": {"path": str(events)}},
-        "decode": {"json": {"schema": "game string, at timestamp, amount double"}},
-        "bronze": "bronze.events",
-        "routes": [
-            {
-                "name": "games",
-                "match": {"sql": "event.game IS NOT NULL"},
-                "sinks": [{"tables": {"table": "silver.{event.game}"}}],
-            }
-        ],
-        "dead_letters": "ops.dead_letters",
-        "spark": {"spark.driver.extraJavaOptions": f"-XX:ArchiveClassesAtExit={archive} -XX:+UseParallelGC"},
-    }
-    path = Path(folder, "warm_up.yaml")
-    path.write_text(json.dumps(configuration))  # JSON is YAML
-    return path

@@ -21,6 +21,7 @@ from router.engine import source
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
 from router.engine.commit.committers import Committers
+from router.engine.label.planner import Planner
 from router.engine.outbox.apply import opened
 from router.engine.outbox.detached import DetachedSinks
 from router.engine.quarantine import Release
@@ -116,6 +117,7 @@ class _Run:
     looked: float = 0.0
     unreported: deque[BatchReport] = field(default_factory=deque)
     reports: deque[BatchReport] = field(default_factory=lambda: deque(maxlen=KEPT_REPORTS))
+    planner: Planner | None = None
     batches: Batches | None = None
     open: bool = False
     detached: DetachedSinks | None = None
@@ -178,9 +180,11 @@ class _Run:
             writer = writer.trigger(availableNow=True)
         elif trigger.every:
             writer = writer.trigger(processingTime=trigger.every)
+        self.planner = self.planner or Planner(self.config, self.config.decode)
         query = writer.start()
         log.info("%s: reading %s", self.config.name, source.named(self.config))
         try:
+            self.planner.prepare(self.spark)  # while Spark starts the query and asks for offsets
             self.probe.result()
             self._follow(query)
         except Exception:
@@ -261,6 +265,7 @@ class _Run:
             CheckpointStore(self.checkpoint, run),
             self.options.watch,
             self.options.stop,
+            prepared=self.planner,
         )
 
     def _tell(self, query: StreamingQuery, *, last: bool = False) -> None:
