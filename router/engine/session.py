@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -37,6 +38,19 @@ AVRO_LIMITS = (
     "-Dorg.apache.avro.limits.collectionItems.maxLength=1000000",
 )
 """Spark makes room for what a length in an Avro record claims: without limits, ten bytes can end the JVM."""
+COMPILER = (
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=6000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=400000",
+)
+"""Ten times the JVM's own: its second compiler takes a quarter of a cold run's CPU where it compiles all that is called
+5 000 times, and most of that is never called again. What a batch calls for every record comes to it all the same."""
+SLOWEST_CLASS = "org.apache.spark.sql.ml.InternalFunctionRegistration$"
+"""MLlib's functions, which Spark registers in every session: a second, since Scala's reflection finds their types."""
+YOUNG = 96
+"""Megabytes of the heap for new objects, for each core, at most. Nearly all that a task makes is garbage a moment later,
+and with a third of the heap, as is the JVM's way, a gigabyte of it lies there."""
 LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 """Options of the JVM that makes the command line of the JVM proper: it lives for half a second."""
 SETTINGS = {
@@ -48,6 +62,9 @@ SETTINGS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     BATCH_BYTES: UNBOUNDED,
     "spark.python.worker.reuse": "true",
+    # Spark gives every session files of its own, and every session with such files a Python daemon and workers of its
+    # own. A query runs in a copy of the session: what was started and imported before would be started again.
+    "spark.sql.artifact.isolation.enabled": "false",
     # The labels of many columns make one generated method larger than the JVM ever compiles (8000 bytes of code): it
     # would be interpreted, which took a third of the time. Above this size Spark generates smaller methods instead.
     "spark.sql.codegen.hugeMethodLimit": "8000",
@@ -77,6 +94,8 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
         f"router {config.name}"
     )
     interrupt = signal.getsignal(signal.SIGINT)
+    SparkContext.getOrCreate(_conf(builder))
+    starting.join()  # only now may this thread load classes of SQL: two that load them wait for each other
     session = builder.getOrCreate()
     if interrupt is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, interrupt)  # Spark's own handler would cancel the jobs of the current batch
@@ -121,26 +140,48 @@ def start_jvm(path: Path, master: str | None) -> None:
     local = asked is not None and asked.get("spark.master", master or "local").startswith("local")
     if asked is None or not local or _submitted() or SparkContext._gateway:
         return
-    conf = SparkConf(loadDefaults=False)
-    conf.setAll(list(_builder(asked, master or "local")._options.items()))
-    started.append(asked)
-    threading.Thread(target=_start_jvm, args=(conf,)).start()
+    starting.begin(asked, _conf(_builder(asked, master or "local")))
 
 
-started: list[dict[str, str]] = []
-"""The settings under `spark:` with which `start_jvm` has started the JVM of this process, if it has."""
+class _Starting:
+    """The thread that starts the JVM of this process, and the settings under `spark:` that it has taken."""
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+        self.asked: Mapping[str, str] = {}
+
+    def begin(self, asked: Mapping[str, str], conf: SparkConf) -> None:
+        """Start the JVM, and load the slowest of a session's classes while Spark's context comes into being."""
+        self.asked, self.thread = asked, threading.Thread(target=self._start, args=(conf,))
+        self.thread.start()
+
+    def join(self) -> None:
+        """Wait until it has done all."""
+        if self.thread:
+            self.thread.join()
+            self.thread = None
+
+    def _start(self, conf: SparkConf) -> None:
+        with suppress(Exception):  # the session tries it again, and says what is wrong
+            SparkContext._ensure_initialized(conf=conf)
+            assert SparkContext._jvm is not None
+            SparkContext._jvm.java.lang.Class.forName(SLOWEST_CLASS)
 
 
-def _start_jvm(conf: SparkConf) -> None:
-    with suppress(Exception):  # the session tries it again, and says what is wrong
-        SparkContext._ensure_initialized(conf=conf)
+starting = _Starting()
+
+
+def _conf(builder: SparkSession.Builder) -> SparkConf:
+    return SparkConf(loadDefaults=False).setAll(list(builder._options.items()))
 
 
 def _stop_other_jvm(asked: Mapping[str, str]) -> None:
     """Stop a JVM that was started with other settings than the configuration turns out to have."""
-    with SparkContext._lock:
-        if started and started.pop() != asked and SparkContext._gateway:
-            SparkContext._gateway.shutdown()
+    if starting.thread and starting.asked != asked:
+        starting.join()
+        with SparkContext._lock:
+            if SparkContext._gateway:
+                SparkContext._gateway.shutdown()
             SparkContext._gateway = SparkContext._jvm = None
 
 
@@ -180,12 +221,20 @@ def java_options(asked: Mapping[str, str]) -> str:
     takes a sixth off a cold run. The JVM refuses two collectors, so one that is asked for stands alone. The archive of
     classes takes seconds off a start; a JVM that it was not made by goes without it, and says nothing.
     """
-    options, given = [*AVRO_LIMITS], asked.get("spark.driver.extraJavaOptions", "")
+    options, given = [*AVRO_LIMITS, *COMPILER], asked.get("spark.driver.extraJavaOptions", "")
     if "GC" not in given:
         options.append("-XX:+UseParallelGC")
+    if "NewSize" not in given and "Xmn" not in given and 3 * (young := YOUNG * _cores()) < _megabytes(asked):
+        options.append(f"-XX:MaxNewSize={young}m")
     if "Archive" not in given and class_archive().is_file():
         options += [f"-XX:SharedArchiveFile={class_archive()}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
     return " ".join(options)
+
+
+def _megabytes(asked: Mapping[str, str]) -> int:
+    """Return the size of the heap; 0 where it is written in another way."""
+    written = re.fullmatch(r"(\d+)([mgt])b?", asked.get("spark.driver.memory", "1g").lower())
+    return int(written[1]) << {"m": 0, "g": 10, "t": 20}[written[2]] if written else 0
 
 
 def class_archive() -> Path:
