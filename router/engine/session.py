@@ -49,7 +49,7 @@ COMPILER = (
 SLOWEST_CLASS = "org.apache.spark.sql.ml.InternalFunctionRegistration$"
 """MLlib's functions, which Spark registers in every session: a second, since Scala's reflection finds their types."""
 YOUNG = 96
-"""Megabytes of the heap for new objects, for each core, at most. Nearly all that a task makes is garbage a moment later,
+"""Megabytes of the heap for new objects, for each core, at most. Nearly all that a task makes is garbage soon,
 and with a third of the heap, as is the JVM's way, a gigabyte of it lies there."""
 LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 """Options of the JVM that makes the command line of the JVM proper: it lives for half a second."""
@@ -136,7 +136,7 @@ def start_jvm(path: Path, master: str | None) -> None:
     Takes a second off a cold start. The JVM gets the settings that stand under `spark:`; where these cannot be read,
     `build_session` starts it and the loader says why. Comes back at once: a session waits for the JVM by itself.
     """
-    asked = _asked(path)
+    asked = settings_in(path)
     local = asked is not None and asked.get("spark.master", master or "local").startswith("local")
     if asked is None or not local or _submitted() or SparkContext._gateway:
         return
@@ -185,7 +185,7 @@ def _stop_other_jvm(asked: Mapping[str, str]) -> None:
             SparkContext._gateway = SparkContext._jvm = None
 
 
-def _asked(path: Path) -> dict[str, str] | None:
+def settings_in(path: Path) -> dict[str, str] | None:
     """Return what stands under `spark:` in a configuration file; None where it cannot be read."""
     try:
         root, problems = parse(path.read_text("utf-8-sig"), str(path))

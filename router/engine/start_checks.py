@@ -23,7 +23,7 @@ from router.errors import StartError
 from router.registry import parts_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
@@ -225,7 +225,7 @@ def try_parts_on_executors(spark: SparkSession, registry: Registry, config: Conf
     modules = ["router.engine.land.task", *registry.modules(config)]
     modules += dict.fromkeys(module for part in parts_in(config) for module in part.needs)
 
-    def tried(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def tried(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         for _ in batches:
             pass  # a worker that was not read to the end is not used again
         failed = []
