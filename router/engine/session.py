@@ -90,9 +90,8 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
     submitted = _submitted()
     if not submitted:
         _stop_other_jvm(config.spark)
-    builder = _builder(config.spark, None if submitted else master or local_master(config)).appName(
-        f"router {config.name}"
-    )
+    builder = session_builder(config.spark, None if submitted else master or local_master(config))
+    builder = builder.appName(f"router {config.name}")
     interrupt = signal.getsignal(signal.SIGINT)
     SparkContext.getOrCreate(_conf(builder))
     starting.join()  # only now may this thread load classes of SQL: two that load them wait for each other
@@ -109,7 +108,7 @@ def _submitted() -> bool:
     return "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def _builder(asked: Mapping[str, str], master: str | None) -> SparkSession.Builder:
+def session_builder(asked: Mapping[str, str], master: str | None) -> SparkSession.Builder:
     """Return what a session is built from, and its JVM started with; no master where somebody else has chosen one."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.Builder()
@@ -140,7 +139,7 @@ def start_jvm(path: Path, master: str | None) -> None:
     local = asked is not None and asked.get("spark.master", master or "local").startswith("local")
     if asked is None or not local or _submitted() or SparkContext._gateway:
         return
-    starting.begin(asked, _conf(_builder(asked, master or "local")))
+    starting.begin(asked, _conf(session_builder(asked, master or "local")))
 
 
 class _Starting:
