@@ -51,7 +51,11 @@ COLD = Measurement("cold", "Cold: a fresh process", 20, _cold_cells, _cold_table
 
 TURNS = 5
 """Processes of each, in turns."""
-START = {"router": "router run --once", "bare": "PySpark, to nowhere"}
+START = {
+    "router": "router run --once",
+    "bare": "PySpark, to nowhere, in the router's JVM",
+    "plain": "PySpark, to nowhere, in a plain JVM",
+}
 
 
 def start_cell(scale: Scale, subject: str) -> Cell:
@@ -67,18 +71,23 @@ def _start_cells(scale: Scale) -> list[Cell]:
 def _start_table(results: Results, scale: Scale) -> Table:
     found = {subject: results.of(start_cell(scale, subject)) for subject in START}
     whole = {subject: median(result, "process_seconds") for subject, result in found.items()}
-    longer = ratio(whole["router"], whole["bare"])
+    longer = {f"router_over_{name}": ratio(whole["router"], whole[name]) for name in ("bare", "plain")}
     rows = tuple(
-        (label, figure(found[name], "process_seconds"), figure(found[name]), times(ratio(whole[name], whole["bare"])))
+        (
+            label,
+            figure(found[name], "process_seconds"),
+            figure(found[name]),
+            *(times(ratio(whole[name], whole[other])) for other in ("bare", "plain")),
+        )
         for name, label in START.items()
     )
     notes = (
         f"{scale.events:,} events into bronze + 7 tables, against a process that reads the same topic and drops it, "
-        "with the same session and consumer options; "
+        "with the same session and consumer options, and with the JVM's own collector, compiler and classes; "
         f"{start_cell(scale, 'bare').repeat} processes of each in turns, the median.",
     )
-    columns = ("process", "its whole life", "query", "over PySpark")
-    return Table(columns, rows, {"router_over_bare": longer}, notes)
+    columns = ("process", "its whole life", "query", "over PySpark", "over PySpark in a plain JVM")
+    return Table(columns, rows, longer, notes)
 
 
 PROFILES = 10_000

@@ -1,8 +1,8 @@
 """The router: a configuration file, run by its command line when cold and by its engine in one session when warm.
 
 `profiles` is the same with upserts. `bare` is a process that only reads the topic, with the router's session and
-consumer: what no start can be faster than. `decoding` decodes alone, on one core: what a value costs before it is
-labelled and landed.
+consumer, `plain` the same in a JVM as Spark starts it. `decoding` decodes alone, on one core: what a value costs before
+it is labelled and landed.
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import yaml
-from pyspark.sql import SparkSession
 
 from benchmarks.runs import Run
 from benchmarks.subjects import Subject, bare
@@ -26,7 +23,7 @@ from router import Preparation
 from router.config.loader import load
 from router.config.models import Trigger
 from router.engine.checkpoint_store import LearntSchemas
-from router.engine.session import build_session
+from router.engine.session import build_session, local_master, session_builder
 from router.engine.source import CONSUMER, sample
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
@@ -34,7 +31,7 @@ from router.registry import load_registry
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from benchmarks.runs import Task
     from router import ArrowDecoding, BatchReport, Decoder
@@ -130,20 +127,23 @@ def _bare_command(task: Task) -> list[str]:
     return bare.command(task, session_settings(task), CONSUMER)
 
 
+def _plain_command(task: Task) -> list[str]:
+    """Return `bare` in a JVM as Spark starts it: without the router's collector, compiler's thresholds and archive."""
+    settings = session_settings(task)
+    del settings["spark.driver.defaultJavaOptions"]
+    return bare.command(task, settings, CONSUMER)
+
+
 def session_settings(task: Task) -> dict[str, str]:
-    """Return what the router would start its session with on this machine, without starting one."""
+    """Return what the router would start its session with on this machine."""
     config = load(write_configuration(task), load_registry()).config
-    with patch.object(SparkSession.Builder, "getOrCreate", autospec=True, side_effect=_Recorded) as made:
-        with suppress(_Recorded):
-            build_session(config)
-    return dict(made.call_args.args[0]._options)
-
-
-class _Recorded(Exception):  # noqa: N818
-    """The settings are known; no session is wanted."""
+    return {"spark.app.name": "benchmark", **session_builder(config.spark, local_master(config))._options}
 
 
 BARE = Subject("bare", "bare PySpark, to nowhere", start_session, _drain_topic, offsets_read, _bare_command)
+PLAIN = Subject(
+    "plain", "bare PySpark in a plain JVM, to nowhere", start_session, _drain_topic, offsets_read, _plain_command
+)
 
 
 ROWS = 10_000

@@ -61,7 +61,7 @@ class Batches:
     """The batches of one query.
 
     `fingerprint` is the configuration's. What the object keeps between batches (demands, known names, the size of
-    files) only saves work: a new process starts without it.
+    files) only saves work: a new process starts without it. `prepared` is a planner that may have begun already.
     """
 
     config: Config
@@ -72,6 +72,7 @@ class Batches:
     watch: Watch | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     demands: Demands = field(default_factory=Demands)
+    prepared: Planner | None = None
 
     def __post_init__(self) -> None:
         config = self.config
@@ -80,7 +81,7 @@ class Batches:
         only_spark = self.committers.only_spark
         staging = f"{STAGING}/{config.name}" if only_spark else None
         self.tables: Any = SparkTables(self.spark, self.lake) if only_spark else TableCache(self.lake)
-        self.planner = Planner(config, config.decode)
+        self.planner = self.prepared or Planner(config, config.decode)
         self.landing = LandingJob(self.spark, self.lake, config.landing, self.query, staging)
         self.evolution = SchemaEvolution(self.lake, self.tables, self.query, self.spark)
         self.outboxes = Outboxes(config, self.spark, self.lake, self.store, self.query, self.committers, self.stop)

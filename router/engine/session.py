@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
 import logging
 import os
+import re
 import signal
-import subprocess
 import sys
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pyspark
 from delta.pip_utils import configure_spark_with_delta_pip
 from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from router.errors import StartError
+from router.config.variables import substitute
+from router.config.yaml_tree import Keys, Scalar, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,7 +32,6 @@ BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 UNBOUNDED = str(2**31 - 1)
 """Whether an Arrow batch is bounded in bytes; see router.engine.land.job for why it is not."""
 QUERY_LOGGER = "org.apache.spark.sql.execution.streaming.MicroBatchExecution"
-EVENTS = 1000
 CLASS_PATH = "spark.driver.extraClassPath"
 AVRO_LIMITS = (
     f"-Dorg.apache.avro.limits.string.maxLength={64 << 20}",
@@ -40,6 +39,21 @@ AVRO_LIMITS = (
     "-Dorg.apache.avro.limits.collectionItems.maxLength=1000000",
 )
 """Spark makes room for what a length in an Avro record claims: without limits, ten bytes can end the JVM."""
+COMPILER = (
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=6000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=400000",
+)
+"""Ten times the JVM's own: its second compiler takes a quarter of a cold run's CPU where it compiles all that is called
+5 000 times, and most of that is never called again. What a batch calls for every record comes to it all the same."""
+SLOWEST_CLASS = "org.apache.spark.sql.ml.InternalFunctionRegistration$"
+"""MLlib's functions, which Spark registers in every session: a second, since Scala's reflection finds their types."""
+YOUNG = 96
+"""Megabytes of the heap for new objects, for each core, at most. Nearly all that a task makes is garbage soon,
+and with a third of the heap, as is the JVM's way, a gigabyte of it lies there."""
+LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+"""Options of the JVM that makes the command line of the JVM proper: it lives for half a second."""
 SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -49,6 +63,9 @@ SETTINGS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     BATCH_BYTES: UNBOUNDED,
     "spark.python.worker.reuse": "true",
+    # Spark gives every session files of its own, and every session with such files a Python daemon and workers of its
+    # own. A query runs in a copy of the session: what was started and imported before would be started again.
+    "spark.sql.artifact.isolation.enabled": "false",
     # The labels of many columns make one generated method larger than the JVM ever compiles (8000 bytes of code): it
     # would be interpreted, which took a third of the time. Above this size Spark generates smaller methods instead.
     "spark.sql.codegen.hugeMethodLimit": "8000",
@@ -71,22 +88,14 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
 
     `spark:` of the configuration overrides the router's settings.
     """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(f"router {config.name}")
-    submitted = "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
+    submitted = _submitted()
     if not submitted:
-        cores = str(_cores())
-        builder = builder.master(master or local_master(config))
-        builder = builder.config("spark.default.parallelism", cores)
-        builder = builder.config("spark.sql.shuffle.partitions", cores).config("spark.ui.enabled", "false")
-        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
-        builder = builder.config("spark.driver.defaultJavaOptions", java_options(config.spark))
-        builder = builder.config("spark.python.daemon.module", "router.engine.land.worker_daemon")
-        local = config.spark.get("spark.master", master or "local").startswith("local")
-        builder = _with_jars(builder, on_class_path=local and CLASS_PATH not in config.spark)
-    for key, value in {**SETTINGS, **config.spark}.items():
-        builder = builder.config(key, value)
+        _stop_other_jvm(config.spark)
+    builder = session_builder(config.spark, None if submitted else master or local_master(config))
+    builder = builder.appName(f"router {config.name}")
     interrupt = signal.getsignal(signal.SIGINT)
+    SparkContext.getOrCreate(_conf(builder))
+    starting.join()  # only now may this thread load classes of SQL: two that load them wait for each other
     session = builder.getOrCreate()
     if interrupt is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, interrupt)  # Spark's own handler would cancel the jobs of the current batch
@@ -96,6 +105,102 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
     if not submitted:
         _remember_jars(session)
     return session
+
+
+def _submitted() -> bool:
+    return "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def session_builder(asked: Mapping[str, str], master: str | None) -> SparkSession.Builder:
+    """Return what a session is built from, and its JVM started with; no master where somebody else has chosen one."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.Builder()
+    if master is not None:
+        os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))  # or a script asks a Python of its own
+        os.environ.setdefault("SPARK_LAUNCHER_OPTS", LAUNCHER)
+        cores = str(_cores())
+        builder = builder.master(master)
+        builder = builder.config("spark.default.parallelism", cores)
+        builder = builder.config("spark.sql.shuffle.partitions", cores).config("spark.ui.enabled", "false")
+        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+        builder = builder.config("spark.driver.defaultJavaOptions", java_options(asked))
+        builder = builder.config("spark.python.daemon.module", "router.engine.land.worker_daemon")
+        local = asked.get("spark.master", master).startswith("local")
+        builder = _with_jars(builder, on_class_path=local and CLASS_PATH not in asked)
+    for key, value in {**SETTINGS, **asked}.items():
+        builder = builder.config(key, value)
+    return builder
+
+
+def start_jvm(path: Path, master: str | None) -> None:
+    """Start the JVM of a local run, while Python imports plugins and reads the configuration in `path`.
+
+    Takes a second off a cold start. The JVM gets the settings that stand under `spark:`; where these cannot be read,
+    `build_session` starts it and the loader says why. Comes back at once: a session waits for the JVM by itself.
+    """
+    asked = settings_in(path)
+    local = asked is not None and asked.get("spark.master", master or "local").startswith("local")
+    if asked is None or not local or _submitted() or SparkContext._gateway:
+        return
+    starting.begin(asked, _conf(session_builder(asked, master or "local")))
+
+
+class _Starting:
+    """The thread that starts the JVM of this process, and the settings under `spark:` that it has taken."""
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+        self.asked: Mapping[str, str] = {}
+
+    def begin(self, asked: Mapping[str, str], conf: SparkConf) -> None:
+        """Start the JVM, and load the slowest of a session's classes while Spark's context comes into being."""
+        self.asked, self.thread = asked, threading.Thread(target=self._start, args=(conf,))
+        self.thread.start()
+
+    def join(self) -> None:
+        """Wait until it has done all."""
+        if self.thread:
+            self.thread.join()
+            self.thread = None
+
+    def _start(self, conf: SparkConf) -> None:
+        with suppress(Exception):  # the session tries it again, and says what is wrong
+            SparkContext._ensure_initialized(conf=conf)
+            assert SparkContext._jvm is not None
+            SparkContext._jvm.java.lang.Class.forName(SLOWEST_CLASS)
+
+
+starting = _Starting()
+
+
+def _conf(builder: SparkSession.Builder) -> SparkConf:
+    return SparkConf(loadDefaults=False).setAll(list(builder._options.items()))
+
+
+def _stop_other_jvm(asked: Mapping[str, str]) -> None:
+    """Stop a JVM that was started with other settings than the configuration turns out to have."""
+    if starting.thread and starting.asked != asked:
+        starting.join()
+        with SparkContext._lock:
+            if SparkContext._gateway:
+                SparkContext._gateway.shutdown()
+            SparkContext._gateway = SparkContext._jvm = None
+
+
+def settings_in(path: Path) -> dict[str, str] | None:
+    """Return what stands under `spark:` in a configuration file; None where it cannot be read."""
+    try:
+        root, problems = parse(path.read_text("utf-8-sig"), str(path))
+    except (OSError, ValueError):
+        return None
+    if problems or not isinstance(root, Keys):
+        return None
+    if "spark" not in root.entries:
+        return {}
+    settings, unset = substitute(root.entries["spark"].value, os.environ, path.parent, str(path))
+    if unset or not isinstance(settings, Keys):
+        return None
+    return {key: entry.value.text for key, entry in settings.entries.items() if isinstance(entry.value, Scalar)}
 
 
 def local_master(config: Config) -> str:
@@ -118,12 +223,20 @@ def java_options(asked: Mapping[str, str]) -> str:
     takes a sixth off a cold run. The JVM refuses two collectors, so one that is asked for stands alone. The archive of
     classes takes seconds off a start; a JVM that it was not made by goes without it, and says nothing.
     """
-    options, given = [*AVRO_LIMITS], asked.get("spark.driver.extraJavaOptions", "")
+    options, given = [*AVRO_LIMITS, *COMPILER], asked.get("spark.driver.extraJavaOptions", "")
     if "GC" not in given:
         options.append("-XX:+UseParallelGC")
+    if "NewSize" not in given and "Xmn" not in given and 3 * (young := YOUNG * _cores()) < _megabytes(asked):
+        options.append(f"-XX:MaxNewSize={young}m")
     if "Archive" not in given and class_archive().is_file():
         options += [f"-XX:SharedArchiveFile={class_archive()}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
     return " ".join(options)
+
+
+def _megabytes(asked: Mapping[str, str]) -> int:
+    """Return the size of the heap; 0 where it is written in another way."""
+    written = re.fullmatch(r"(\d+)([mgt])b?", asked.get("spark.driver.memory", "1g").lower())
+    return int(written[1]) << {"m": 0, "g": 10, "t": 20}[written[2]] if written else 0
 
 
 def class_archive() -> Path:
@@ -141,13 +254,19 @@ def _with_jars(builder: SparkSession.Builder, *, on_class_path: bool) -> SparkSe
     Resolving takes 2 to 3 s even when nothing is fetched, and a cold start is what people wait for. With everything in
     one process the class path is enough: Spark would copy the jars at every start, and no archive holds their classes.
     """
-    known = _memory()
-    jars = known.read_text().split("\n") if known.exists() else []
-    if not jars or not all(Path(jar).is_file() for jar in jars):
+    jars = connector_jars()
+    if not jars:
         return configure_spark_with_delta_pip(builder, extra_packages=packages())
     if on_class_path:
         return builder.config(CLASS_PATH, os.pathsep.join(jars))
     return builder.config("spark.jars", ",".join(jars))
+
+
+def connector_jars() -> list[str]:
+    """Return the jars that an earlier session resolved; none where they are not known or not there any more."""
+    known = _memory()
+    jars = known.read_text().split("\n") if known.exists() else []
+    return jars if all(Path(jar).is_file() for jar in jars) else []
 
 
 def _remember_jars(session: SparkSession) -> None:
@@ -229,50 +348,3 @@ def packages() -> list[str]:
 def versions() -> dict[str, str]:
     """Return the versions that decide how a batch is written."""
     return {name: importlib.metadata.version(name) for name in ("pyspark", "delta-spark", "deltalake", "pyarrow")}
-
-
-def make_class_archive() -> Path:
-    """Run a small configuration in a process of its own, keep the archive of its classes, and return where it is.
-
-    Class data sharing of the JVM (JEP 350, dynamic archives): a JVM that was started so writes the archive at its end.
-    It holds what one small run loads: reading files, decoding, landing, committing.
-
-    Raises StartError when the run fails or leaves no archive. Needs the connectors' jars: the first run resolves them.
-    """
-    target = class_archive()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=target.parent) as folder:
-        archive = Path(folder, "classes.jsa")
-        command = [sys.executable, "-m", "router", "run", str(_small_configuration(Path(folder), archive)), "--once"]
-        # The pipe ends when the JVM has ended too, which writes the archive after Python is gone.
-        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder)  # noqa: PLW1510 - read below
-        if ended.returncode or not archive.is_file():
-            raise StartError(f"the run for the archive of classes failed:\n{ended.stdout[-2000:]}")
-        os.replace(archive, target)  # noqa: PTH105 - a start at this moment sees the old archive or the new one
-    return target
-
-
-def _small_configuration(folder: Path, archive: Path) -> Path:
-    events = Path(folder, "events")
-    events.mkdir()
-    lines = (json.dumps({"game": f"game_{i % 3}", "at": "2026-01-01T00:00:00Z", "amount": i}) for i in range(EVENTS))
-    Path(events, "events.jsonl").write_text("\n".join(lines) + "\nnot JSON\n")
-    configuration = {
-        "name": "warm_up",
-        "lake": str(folder / "lake"),
-        "source": {"files": {"path": str(events)}},
-        "decode": {"json": {"schema": "game string, at timestamp, amount double"}},
-        "bronze": "bronze.events",
-        "routes": [
-            {
-                "name": "games",
-                "match": {"sql": "event.game IS NOT NULL"},
-                "sinks": [{"tables": {"table": "silver.{event.game}"}}],
-            }
-        ],
-        "dead_letters": "ops.dead_letters",
-        "spark": {"spark.driver.extraJavaOptions": f"-XX:ArchiveClassesAtExit={archive} -XX:+UseParallelGC"},
-    }
-    path = Path(folder, "warm_up.yaml")
-    path.write_text(json.dumps(configuration))  # JSON is YAML
-    return path

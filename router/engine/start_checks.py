@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs
 
@@ -22,7 +23,7 @@ from router.errors import RunningError, StartError
 from router.registry import parts_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
@@ -224,17 +225,22 @@ def try_parts_on_executors(spark: SparkSession, registry: Registry, config: Conf
     modules = ["router.engine.land.task", *registry.modules(config)]
     modules += dict.fromkeys(module for part in parts_in(config) for module in part.needs)
 
-    def tried(_: Any) -> list[str]:
+    def tried(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        for _ in batches:
+            pass  # a worker that was not read to the end is not used again
         failed = []
         for name in modules:
             try:
                 importlib.import_module(name)
             except ImportError as error:
                 failed.append(f"{name}: {error}")
-        return failed
+        yield pa.RecordBatch.from_arrays([pa.array(failed, pa.string())], names=["failed"])
 
     tasks = min(spark.sparkContext.defaultParallelism, PROBES)
-    failed = spark.sparkContext.parallelize(range(tasks), tasks).flatMap(tried).collect()
+    # As landing tasks are, by mapInArrow: workers of another kind of task are not taken for them.
+    failed = [
+        row["failed"] for row in spark.range(tasks, numPartitions=tasks).mapInArrow(tried, "failed string").collect()
+    ]
     if failed:
         raise StartError(
             f"executors cannot import {'; '.join(sorted(set(failed)))}. Ship the package with --py-files (a wheel "

@@ -21,6 +21,7 @@ from router.engine import source
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
 from router.engine.commit.committers import Committers
+from router.engine.label.planner import Planner
 from router.engine.lost_records import LostRecords
 from router.engine.outbox.apply import opened
 from router.engine.outbox.detached import DetachedSinks
@@ -130,6 +131,7 @@ class _StreamRun:
     looked: float = 0.0
     unreported: deque[BatchReport] = field(default_factory=deque)
     reports: deque[BatchReport] = field(default_factory=lambda: deque(maxlen=KEPT_REPORTS))
+    planner: Planner | None = None
     batches: Batches | None = None
     open: bool = False
     stopped: bool = False
@@ -186,17 +188,11 @@ class _StreamRun:
             if not self._once:
                 self.detached.start()
         self._release()
-        frame = source.stream(self.spark, self.config, begin)
-        trigger = self._trigger
-        writer = frame.writeStream.queryName(self.config.name).foreachBatch(self._handle)
-        writer = writer.option("checkpointLocation", f"{self.config.checkpoint_path()}/spark")
-        if trigger.once:
-            writer = writer.trigger(availableNow=True)
-        elif trigger.every:
-            writer = writer.trigger(processingTime=trigger.every)
-        query = writer.start()
+        self.planner = self.planner or Planner(self.config, self.config.decode)
+        query = self._started(begin)
         log.info("%s: reading %s", self.config.name, source.named(self.config))
         try:
+            self.planner.prepare(self.spark)  # while Spark starts the query and asks for offsets
             self.probe.result()
             self._follow(query)
         except Exception as error:
@@ -207,6 +203,16 @@ class _StreamRun:
             self._query(begin)
             return
         self._end(query)  # not after a KeyboardInterrupt: it does not wait for the current batch
+
+    def _started(self, begin: source.Offsets | None) -> StreamingQuery:
+        frame, trigger = source.stream(self.spark, self.config, begin), self._trigger
+        writer = frame.writeStream.queryName(self.config.name).foreachBatch(self._handle)
+        writer = writer.option("checkpointLocation", f"{self.config.checkpoint_path()}/spark")
+        if trigger.once:
+            writer = writer.trigger(availableNow=True)
+        elif trigger.every:
+            writer = writer.trigger(processingTime=trigger.every)
+        return writer.start()
 
     def _pass_over(self, error: Exception) -> None:
         """Go on after records that are gone from Kafka, or raise StartError where that was not accepted."""
@@ -292,6 +298,7 @@ class _StreamRun:
             CheckpointStore(self.checkpoint, run),
             self.options.watch,
             self.options.stop,
+            prepared=self.planner,
         )
 
     def _tell(self, query: StreamingQuery, *, last: bool = False) -> None:

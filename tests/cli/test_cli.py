@@ -21,7 +21,7 @@ import router.cli
 import router.registry
 from router import BatchReport, ConfigError, Problem, StartError
 from router.cli import tables
-from router.cli.run import Watcher, line
+from router.cli.watching import Watcher, line
 from router.engine.ledger import SCHEMA
 from router.errors import RunningError, SessionLost
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
-from router.engine.session import class_archive, java_options
+from router.engine import session
+from router.engine.session import class_archive, java_options, settings_in, start_jvm
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 
@@ -48,3 +54,98 @@ def test_no_archive_is_used_while_another_one_is_asked_for_or_made() -> None:
 def test_avro_is_kept_from_making_room_for_what_a_record_claims() -> None:
     """Without it one record of ten bytes ends the JVM."""
     assert sum("avro.limits" in one for one in asked("-Dx=1")) == 3
+
+
+def young(settings: dict[str, str], monkeypatch: pytest.MonkeyPatch, cores: int = 2) -> list[str]:
+    monkeypatch.setattr(session, "_cores", lambda: cores)
+    return [one for one in java_options(settings).split() if "NewSize" in one]
+
+
+def test_the_young_part_of_the_heap_grows_with_the_cores_and_not_with_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a heap of 4 GB holds a gigabyte of garbage at any time."""
+    assert young({"spark.driver.memory": "4g"}, monkeypatch) == ["-XX:MaxNewSize=192m"]
+    assert young({"spark.driver.memory": "4g"}, monkeypatch, cores=8) == ["-XX:MaxNewSize=768m"]
+
+
+@pytest.mark.parametrize("memory", ["512m", "2000000k", "half of it"])
+def test_the_young_part_of_a_heap_that_is_small_or_unknown_is_left_to_the_jvm(
+    memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the JVM warns at every start, or old objects have no place."""
+    assert young({"spark.driver.memory": memory}, monkeypatch) == []
+
+
+def test_a_young_part_that_was_asked_for_stands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the router would overrule what somebody has measured."""
+    assert young({"spark.driver.extraJavaOptions": "-Xmn512m"}, monkeypatch) == []
+    assert java_options({"spark.driver.extraJavaOptions": "-XX:NewSize=1m"}).count("NewSize") == 0
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "router.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_jvm_gets_the_settings_as_the_configuration_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the JVM would start with another heap than was asked for."""
+    monkeypatch.setenv("HEAP", "3g")
+    text = "name: x\nspark: {spark.driver.memory: '${HEAP}', spark.ui.enabled: false, spark.x: 010}\n"
+    found = {"spark.driver.memory": "3g", "spark.ui.enabled": "false", "spark.x": "010"}
+    assert settings_in(written(tmp_path, text)) == found
+    assert settings_in(written(tmp_path, "name: x\n")) == {}
+
+
+@pytest.mark.parametrize("text", ["", "a: [", "spark: 3", "spark: {a: '${NOWHERE_SET}'}", "- a"])
+def test_the_jvm_is_not_started_ahead_for_what_cannot_be_read(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a wrong file would leave a process behind, in place of a sentence."""
+    begun: list[object] = []
+    monkeypatch.setattr(session.starting, "begin", lambda *about: begun.append(about))
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+    start_jvm(written(tmp_path, text), None)
+    start_jvm(tmp_path / "absent.yaml", None)
+    start_jvm(written(tmp_path, "name: x"), "spark://elsewhere:7077")
+    assert begun == []
+    start_jvm(written(tmp_path, "name: x"), None)
+    assert len(begun) == 1
+
+
+def test_a_jvm_with_other_settings_than_the_configuration_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a session would run in a JVM that is not what was asked for."""
+    ended: list[bool] = []
+
+    class Gateway:
+        def shutdown(self) -> None:
+            ended.append(True)
+
+    class Thread:
+        def join(self) -> None:
+            monkeypatch.setattr(SparkContext, "_gateway", Gateway())
+
+    for asked in ({"a": "1"}, {"a": "2"}):
+        monkeypatch.setattr(session.starting, "asked", {"a": "1"})
+        monkeypatch.setattr(session.starting, "thread", Thread())
+        session._stop_other_jvm(asked)
+    assert ended == [True]
+    assert SparkContext._gateway is None
+
+
+def daemons(session: SparkSession) -> set[int]:
+    """Return the processes that the workers of a session's tasks were forked from."""
+
+    def parent(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        for _ in batches:
+            pass
+        yield pa.RecordBatch.from_pydict({"pid": pa.array([os.getppid()], pa.int64())})
+
+    return {row["pid"] for row in session.range(2, numPartitions=2).mapInArrow(parent, "pid long").collect()}
+
+
+def test_the_tasks_of_a_query_run_in_the_workers_that_the_start_has_tried(spark: SparkSession) -> None:
+    """Without it a query, which has a copy of the session, would start a second daemon and import everything again."""
+    copy = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+    assert len(daemons(spark) | daemons(copy)) == 1

@@ -8,6 +8,8 @@ of no other. Where the decoder works in the task, that task is then cut in two: 
 from __future__ import annotations
 
 import logging
+import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -113,6 +115,12 @@ class Planner:
         self.routes = [RoutePlanner(index, route) for index, route in enumerate(config.routes)]
         self.stages: Stages | None = None
         self.logged: str | None = None
+        self.preparing = threading.Lock()
+
+    def prepare(self, spark: SparkSession) -> None:
+        """Make what all plans have in common, ahead of the first batch; a batch that comes meanwhile waits for it."""
+        with self.preparing, suppress(Exception):  # the batch runs into the same, and reports it
+            self._prepared(spark)
 
     def refresh(self, wanted: frozenset[str] = frozenset()) -> None:
         """Let the decoder fetch what the next batch, or rows of this one, need. Raises OSError where it cannot now."""
@@ -120,11 +128,16 @@ class Planner:
 
     def plan(self, raw: DataFrame) -> Plan:
         """Return the plan of one batch. Needs the columns of `RAW_SCHEMA`. Lazy."""
+        with self.preparing:
+            stages = self._prepared(raw.sparkSession)
+        self._tell(stages)
+        return Plan(raw, stages)
+
+    def _prepared(self, spark: SparkSession) -> Stages:
         # a decoder that has learnt something is another object
         if self.stages is None or self.stages.decoder is not self.decoder:
-            self.stages = self._stages(raw.sparkSession)
-            self._tell(self.stages)
-        return Plan(raw, self.stages)
+            self.stages = self._stages(spark)
+        return self.stages
 
     def _tell(self, stages: Stages) -> None:
         stages_text = stages_in_words(stages)

@@ -1,0 +1,98 @@
+"""Show a run: one log line per batch, and a live line on a terminal."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import asdict
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.status import Status
+
+from router.errors import printable
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from router.parts import BatchReport
+
+STEPS = ("plan", "land", "decide", "manifest", "commit", "apply", "ledger", "release")
+
+
+class Watcher:
+    """The log of batches on standard error; on a terminal also the current step."""
+
+    def __init__(self, name: str, *, json_lines: bool = False) -> None:
+        self.name = name
+        self.log = logging.getLogger("router")
+        self.handler = logging.StreamHandler(sys.stderr)
+        self.handler.setFormatter(_JsonLines() if json_lines else _TextLines("%(asctime)s %(levelname)s %(message)s"))
+        terminal = Console(stderr=True)
+        self.status = Status(f"{name}: starting", console=terminal) if terminal.is_terminal and not json_lines else None
+
+    def __enter__(self) -> Watcher:
+        self.log.addHandler(self.handler)
+        self.log.setLevel(logging.INFO)
+        self.log.propagate = False
+        if self.status:
+            self.status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.status:
+            self.status.stop()
+        self.log.removeHandler(self.handler)
+        self.log.propagate = True
+
+    def step(self, batch: int, step: str, done: int, of: int) -> None:
+        """Show the step of a batch."""
+        if self.status:
+            share = f" {done} of {of}" if of > 1 else ""
+            self.status.update(f"{self.name}: batch {batch}, {step}{share}")
+
+    def finished(self, report: BatchReport, behind: int | None) -> None:
+        """Log a finished batch; `behind` is in records, None where the source does not say."""
+        self.log.info(line(report, behind), extra={"batch": {**asdict(report), "behind": behind}})
+
+
+def line(report: BatchReport, behind: int | None) -> str:
+    """Return a batch as one line: rows, tables, dead letters, seconds by step, lag."""
+    total = sum(report.seconds.values())
+    steps = " ".join(f"{name} {report.seconds[name]:.2f}" for name in STEPS if report.seconds.get(name, 0) >= 0.005)
+    kinds = ("frozen", "quarantined")
+    kept = {kind: sum(route.get(kind, 0) for route in report.routes.values()) for kind in kinds}
+    odd = "".join(f", {count:,} {kind}" for kind, count in kept.items() if count)
+    lag = "" if behind is None else f", {behind:,} behind"
+    return (
+        f"{report.query} batch {report.batch}: {report.read:,} rows into {report.tables} tables "
+        f"({report.files} files), {report.dead_letters:,} dead letters{odd}, {total:.2f} s ({steps}){lag}"
+    )
+
+
+class _TextLines(logging.Formatter):
+    """Log records as lines of text: whatever a message quotes, it stays on its line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+
+class _JsonLines(logging.Formatter):
+    """Log records as JSON lines; that of a batch has its whole report."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        found: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "message": record.getMessage(),
+        }
+        if batch := getattr(record, "batch", None):
+            found["batch"] = batch
+        if record.exc_info:
+            found["error"] = self.formatException(record.exc_info)
+        return json.dumps(found)

@@ -1,0 +1,122 @@
+"""Make the archive of the JVM's classes that sessions start with: `router warm-up`, in a process of its own.
+
+Class data sharing of the JVM (JEP 350, dynamic archives): a JVM that was started so writes at its end which classes it
+has loaded, and later ones map them. The process runs a small configuration, which loads what a batch needs (reading,
+decoding, landing, committing), and then the classes of the Kafka source by name: there is no broker to read from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JJavaError
+
+from router.config.loader import load
+from router.config.models import Trigger
+from router.engine.session import build_session, class_archive, connector_jars, stop_session
+from router.engine.stream import RunOptions, run
+from router.errors import StartError
+from router.registry import load_registry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+EVENTS = 1000
+KAFKA = (
+    "org/apache/kafka/clients/",
+    "org/apache/kafka/common/",
+    "org/apache/spark/sql/kafka010/",
+    "org/apache/spark/kafka010/",
+)
+
+
+def make_class_archive() -> Path:
+    """Run a small configuration in a process of its own, keep the archive of its classes, and return where it is.
+
+    Raises StartError when the run fails or leaves no archive.
+    """
+    target = class_archive()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent) as folder:
+        archive = Path(folder, "classes.jsa")
+        if not connector_jars():  # an archive holds classes of the class path, where jars are once they are known
+            _run_alone(Path(folder, "first"), {})
+        ended = _run_alone(
+            Path(folder, "second"), {"spark.driver.extraJavaOptions": f"-XX:ArchiveClassesAtExit={archive}"}
+        )
+        if ended.returncode or not archive.is_file():
+            raise StartError(f"the run for the archive of classes failed:\n{ended.stdout[-2000:]}")
+        os.replace(archive, target)  # noqa: PTH105 - a start at this moment sees the old archive or the new one
+    return target
+
+
+def _run_alone(folder: Path, settings: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    folder.mkdir()
+    command = [sys.executable, "-m", __name__, str(_small_configuration(folder, settings))]
+    # The pipe ends when the JVM has ended too, which writes the archive after Python is gone.
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder)  # noqa: PLW1510 - the caller looks
+
+
+def _small_configuration(folder: Path, settings: dict[str, str]) -> Path:
+    events = Path(folder, "events")
+    events.mkdir()
+    lines = (json.dumps({"game": f"game_{i % 3}", "at": "2026-01-01T00:00:00Z", "amount": i}) for i in range(EVENTS))
+    Path(events, "events.jsonl").write_text("\n".join(lines) + "\nnot JSON\n")
+    configuration = {
+        "name": "warm_up",
+        "lake": str(folder / "lake"),
+        "source": {"files": {"path": str(events)}},
+        "decode": {"json": {"schema": "game string, at timestamp, amount double"}},
+        "bronze": "bronze.events",
+        "routes": [
+            {
+                "name": "games",
+                "match": {"sql": "event.game IS NOT NULL"},
+                "sinks": [{"tables": {"table": "silver.{event.game}"}}],
+            }
+        ],
+        "dead_letters": "ops.dead_letters",
+        "spark": settings,
+    }
+    path = Path(folder, "warm_up.yaml")
+    path.write_text(json.dumps(configuration))  # JSON is YAML
+    return path
+
+
+def _run(path: Path) -> None:
+    """Run a configuration in this process, then load the classes of the Kafka source."""
+    registry = load_registry()
+    loaded = load(path, registry)
+    session = build_session(loaded.config)
+    run(loaded, registry, session, RunOptions(trigger=Trigger(once=True)))
+    _load_kafka(session)
+    stop_session(session)
+
+
+def _load_kafka(session: SparkSession) -> None:
+    java = session.sparkContext._jvm.java.lang  # type: ignore[union-attr]  # no other door to the JVM
+    loader = java.ClassLoader.getSystemClassLoader()
+    for name in _kafka_classes():
+        with suppress(Py4JJavaError):  # it needs a library that is optional
+            java.Class.forName(name, False, loader)
+
+
+def _kafka_classes() -> Iterator[str]:
+    for jar in connector_jars():
+        with zipfile.ZipFile(jar) as content:
+            names = [name for name in content.namelist() if name.startswith(KAFKA) and name.endswith(".class")]
+        yield from (name.removesuffix(".class").replace("/", ".") for name in names)
+
+
+if __name__ == "__main__":
+    _run(Path(sys.argv[1]))
