@@ -17,8 +17,6 @@ from router_sinks.kafka_topics import CreateTopics
 from tests.sinks.topic import read_topic, topics_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from router_sinks.kafka_producer import Record
 
 NOBODY = "127.0.0.1:1"
@@ -142,14 +140,6 @@ def test_a_login_that_is_refused_is_not_waited_for() -> None:
     assert isinstance(sender.away(""), Denied)
 
 
-@pytest.fixture
-def own_broker() -> Iterator[EmbeddedKafka]:
-    """Run a broker that may be taken away, and would create topics by itself."""
-    with EmbeddedKafka({"auto.create.topics.enable": "true"}) as kafka:
-        yield kafka
-
-
-@pytest.mark.spark
 @pytest.mark.timeout(180)
 def test_what_is_there_when_a_broker_goes_is_a_beginning(own_broker: EmbeddedKafka) -> None:
     """Without it a record is overtaken by those behind it, and who skips repetitions ends with the old one."""
@@ -175,7 +165,6 @@ def test_what_is_there_when_a_broker_goes_is_a_beginning(own_broker: EmbeddedKaf
     assert after == {key: before.get(key, []) + every for key, every in wanted(20_000).items()}
 
 
-@pytest.mark.spark
 @pytest.mark.timeout(180)
 def test_a_short_absence_costs_nothing(own_broker: EmbeddedKafka) -> None:
     """Without it every election of a leader sends a batch twice."""
@@ -192,7 +181,6 @@ def test_a_short_absence_costs_nothing(own_broker: EmbeddedKafka) -> None:
     assert numbers(own_broker.servers, "blink") == wanted(200)
 
 
-@pytest.mark.spark
 def test_no_topic_is_created_by_accident(own_broker: EmbeddedKafka) -> None:
     """Without it every typing mistake, and every name in the data, makes a topic with the broker's defaults."""
     cluster = Cluster({"bootstrap.servers": own_broker.servers})
@@ -230,7 +218,8 @@ def test_topics_are_created_as_said(broker: EmbeddedKafka) -> None:
         cluster.create(["made-odd"], CreateTopics(partitions=1, replication=3))
 
 
-def test_a_cluster_that_does_not_answer_is_away() -> None:
+def test_a_cluster_that_does_not_answer_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a router that starts together with its broker ends."""
+    monkeypatch.setattr("router_sinks.kafka_client.SECONDS", 1)
     with pytest.raises(ConnectionError, match=f"Kafka does not answer at {NOBODY}"):
         Cluster({"bootstrap.servers": NOBODY}).matching("a-{x}")
