@@ -60,6 +60,8 @@ class Query:
     reports: list[BatchReport] = field(default_factory=list)
     taken: dict[int, pa.Table] = field(default_factory=dict)
     steps: list[tuple[int, str, int, int]] = field(default_factory=list)
+    contents: dict[tuple[str, str, int], pa.Table] = field(default_factory=dict)
+    """What was read, by table, its id and version: a version does not change."""
 
     def __post_init__(self) -> None:
         self.lake = Lake.at(self.config.lake)
@@ -79,7 +81,8 @@ class Query:
 
     def restarted(self, **changes: Any) -> Query:
         """Return the query as a new process would have it, with a changed configuration if need be."""
-        return Query(self.config.model_copy(update=changes), self.spark, reports=self.reports, taken=self.taken)
+        known = {"reports": self.reports, "taken": self.taken, "contents": self.contents}
+        return Query(self.config.model_copy(update=changes), self.spark, **known)
 
     @property
     def folder(self) -> Path:
@@ -96,6 +99,12 @@ class Query:
         handle = self.lake.open(table)
         if handle is None:
             return pa.table({})
+        version = (table, handle.metadata().id, handle.version())
+        if version not in self.contents:
+            self.contents[version] = self._read(handle, table)
+        return self.contents[version]
+
+    def _read(self, handle: DeltaTable, table: str) -> pa.Table:
         try:
             return handle.to_pyarrow_table()
         except DeltaProtocolError:  # a widened table: only Spark reads it
