@@ -31,6 +31,8 @@ RAW = BRONZE_SCHEMA.remove(BRONZE_SCHEMA.get_field_index("batch_id"))
 SOURCE = Source(format=FormatSource(name="rate"))
 RUN = "run-1"
 BEGIN = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=timezone.utc)
+TIMES = {"finished"}
+"""Columns that say when something was done."""
 
 
 def records(values: Iterable[dict[str, Any] | bytes | None], first: int = 0, partitions: int = 1) -> pa.Table:
@@ -125,3 +127,14 @@ class Query:
         """Return the dead letters that have given values, counted by some columns."""
         found = [row for row in self.rows(self.config.dead_letters) if having.items() <= row.items()]
         return Counter(row[columns[0]] if len(columns) == 1 else tuple(row[c] for c in columns) for row in found)
+
+
+def shape(query: Query, table: str) -> list[tuple[str, pa.DataType]]:
+    """Return the columns of a table with their types."""
+    return [(column.name, column.type) for column in query.content(table).schema]
+
+
+def multiset(query: Query, table: str) -> Counter[str]:
+    """Return the rows of a table, each as text and as often as it is there."""
+    rows = [{name: value for name, value in row.items() if name not in TIMES} for row in query.rows(table)]
+    return Counter(repr(row) for row in rows)

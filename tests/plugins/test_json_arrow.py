@@ -26,7 +26,18 @@ from router_decoders.json_arrow import JsonEvents, events
 from router_decoders.json_types import arrow_type, shape
 from tests.plugins.from_json import decoded as decoded_natively
 from tests.plugins.from_json import differences
-from tests.plugins.test_json_properties import bigs, damaged, examples, is_object, strange, texts, written
+from tests.plugins.json_documents import (
+    UTC,
+    bigs,
+    damaged,
+    days,
+    examples,
+    is_object,
+    strange,
+    texts,
+    times,
+    written,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,16 +74,8 @@ STRUCT = T.StructType(
     ]
 )
 SHAPE = shape(STRUCT)
-UTC = pa.scalar(0, pa.timestamp("us", "UTC")).as_py().tzinfo
 
 reals = st.floats(allow_nan=False, allow_infinity=False)
-days = st.dates().map(dt.date.isoformat)
-times = st.builds(
-    lambda time, places, blank: time.isoformat(blank, "microseconds")[: 20 + places].rstrip(".") + "Z",
-    st.datetimes(),
-    st.integers(0, 6),
-    st.sampled_from("T "),
-)
 players = st.fixed_dictionaries(
     {}, optional={"level": st.integers(-9, 9), "name": texts, "since": days, "x": st.booleans()}
 )

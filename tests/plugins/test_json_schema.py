@@ -22,8 +22,7 @@ from router_schemas.model import KEY_HEADER, VALUE_HEADER, SchemaInfo
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions
 from router_schemas.wire_format import guid_header, pack
-from tests.plugins.test_json_arrow import UTC, days, times
-from tests.plugins.test_json_properties import bigs, damaged, examples, texts, written
+from tests.plugins.json_documents import UTC, bigs, damaged, days, examples, texts, times, written
 from tests.schemas.raw import raw
 
 if TYPE_CHECKING:
