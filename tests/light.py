@@ -1,4 +1,6 @@
-"""Settings of a Spark that runs little and ends soon."""
+"""Settings of a Spark that runs little and ends soon, and how much is drawn by property tests."""
+
+from hypothesis import settings
 
 LIGHT = {
     "spark.sql.shuffle.partitions": "2",
@@ -9,3 +11,8 @@ LIGHT = {
     # With one compiler the JVM reserves 48 MB for compiled code, and stops compiling after some minutes of tests.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m",
 }
+
+
+def drawn(count: int) -> int:
+    """Return how many examples a test draws: all of them in `make test-all`, in other runs a third."""
+    return max(1, count * settings.default.max_examples // 100)

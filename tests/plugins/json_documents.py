@@ -10,6 +10,8 @@ import pyarrow as pa
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.light import drawn
+
 T = TypeVar("T")
 UTC = pa.scalar(0, pa.timestamp("us", "UTC")).as_py().tzinfo
 SCHEMA = (
@@ -52,7 +54,7 @@ def examples(strategy: st.SearchStrategy[T], count: int) -> list[T]:
     """Draw up to so many examples of a strategy."""
     found: list[T] = []
 
-    @settings(max_examples=count, database=None, phases=[Phase.generate])
+    @settings(max_examples=drawn(count), database=None, phases=[Phase.generate])
     @given(strategy)
     def draw(example: T) -> None:
         found.append(example)

@@ -24,6 +24,7 @@ from pyspark.sql import types as T
 from router_decoders import Json, json_arrow
 from router_decoders.json_arrow import JsonEvents, events
 from router_decoders.json_types import arrow_type, shape
+from tests.light import drawn
 from tests.plugins.from_json import decoded as decoded_natively
 from tests.plugins.from_json import differences
 from tests.plugins.json_documents import (
@@ -284,7 +285,7 @@ BAD: list[bytes | None] = [
 ]  # fmt: skip
 
 
-@settings(max_examples=200)
+@settings(max_examples=drawn(200))
 @given(
     reals.map(repr)
     | st.from_regex(r"-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,30})?([eE][-+]?[0-9]{1,3})?", fullmatch=True)
@@ -303,7 +304,7 @@ def test_a_number_is_the_nearest_double(text: str) -> None:
         assert repr(event["real"]) == repr(expected)
 
 
-@settings(max_examples=200)
+@settings(max_examples=drawn(200))
 @given(st.data())
 def test_a_time_is_decided_alike_beside_a_bad_one(data: st.DataObject) -> None:
     """Arrow refuses a whole column for one bad text; that must not show."""
