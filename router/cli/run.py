@@ -58,6 +58,8 @@ def run(
     loaded = loaded.changed(**overrides)
     loaded = loaded.debugged() if debug else loaded
     session, watching = import_module("router.engine.session"), import_module("router.cli.watching")
+    # It hooks into forks: imported while the JVM is forked off, it says with a traceback that its lock was not held.
+    import_module("concurrent.futures.thread")
     # What a batch needs is imported while the JVM starts.
     threading.Thread(target=import_module, args=("router.engine.stream",), daemon=True).start()
     stop = threading.Event()
