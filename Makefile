@@ -22,8 +22,8 @@ test: setup ## Run the tests, all but the slow ones
 test-fast: setup ## Run the tests that need no Java: seconds
 	@$(BIN)/pytest -m "not spark and not slow"
 
-test-all: setup ## Run all tests, the slow ones too
-	@$(BIN)/pytest $(IN_TWO)
+test-all: setup ## Run all tests, the slow ones too, and property tests with all of their examples
+	@$(BIN)/pytest $(IN_TWO) --hypothesis-profile=thorough
 
 check: setup ## Check style, formatting, types and the direction of imports
 	@$(BIN)/ruff check

@@ -6,8 +6,7 @@ import fcntl
 import os
 import time
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -21,6 +20,7 @@ from tests.schemas.faulty import FaultyRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
     from xdist.remote import Producer
@@ -30,11 +30,23 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound="Embedded")
 
 # An example that takes long says something about the machine, not about the code.
-settings.register_profile("router", deadline=None)
+settings.register_profile("router", deadline=None, max_examples=33)
+settings.register_profile("thorough", deadline=None, max_examples=100)
 settings.load_profile("router")
 
-PLAYING = {"test_committers", "test_evolution", "test_ledger", "test_replay"}
-NEED_JAVA = {"spark", "broker", "schema_registry"}
+ENGINE = "tests/engine"
+PLAYING = {f"{ENGINE}/test_{name}.py" for name in ("committers", "evolution", "ledger", "replay")}
+NEED_JAVA = {"spark", "broker", "own_kafka", "schema_registry"}
+
+
+class LightKafka(EmbeddedKafka):
+    """A broker for little traffic: its code is compiled once and lightly, and one thread looks for garbage."""
+
+    java_options: ClassVar[tuple[str, ...]] = (
+        *EmbeddedKafka.java_options,
+        "-XX:TieredStopAtLevel=1",
+        "-XX:+UseSerialGC",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,10 +56,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs Java by the fixtures it asks for, before `-m` chooses."""
+    """Mark what needs Java by the fixtures it asks for, before `-m` chooses; modules that need none come last.
+
+    They are short. A module of a minute at the end would leave the other process of a run with nothing to do.
+    """
     for item in items:
         if NEED_JAVA.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("spark")
+    long = {item.path for item in items if item.get_closest_marker("spark")}
+    items.sort(key=lambda item: item.path not in long)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
@@ -60,7 +77,7 @@ class Together(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.split("::", maxsplit=1)[0]
-        return "scenarios" if Path(module).stem in PLAYING else module
+        return "scenarios" if module in PLAYING else module
 
 
 @pytest.fixture(scope="session")
@@ -73,8 +90,22 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path
 @pytest.fixture(scope="session")
 def broker(run_folder: Path) -> Iterator[EmbeddedKafka]:
     """Run one Kafka for the whole run; each test uses topics of its own, and leaves it running."""
-    with shared(EmbeddedKafka, run_folder / "broker") as kafka:
+    with shared(LightKafka, run_folder / "broker") as kafka:
         yield kafka
+
+
+@pytest.fixture(scope="session")
+def own_kafka() -> Iterator[EmbeddedKafka]:
+    """Run one Kafka for each process that nobody else uses, and that would create topics by itself."""
+    with LightKafka({"auto.create.topics.enable": "true"}) as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def own_broker(own_kafka: EmbeddedKafka) -> EmbeddedKafka:
+    """Return a broker that a test may take away; its data stays. Each test uses topics of its own."""
+    own_kafka.start()  # where the test before left it stopped
+    return own_kafka
 
 
 @pytest.fixture(scope="session")

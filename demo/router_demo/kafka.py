@@ -63,6 +63,7 @@ class EmbeddedKafka(Embedded):
 
     what: ClassVar[str] = "Kafka"
     start_seconds: ClassVar[int] = 90
+    java_options: ClassVar[tuple[str, ...]] = ("-Xmx512m",)
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         super().__init__()
@@ -107,7 +108,7 @@ class EmbeddedKafka(Embedded):
                 raise StartError(f"the embedded Kafka could not format its storage:\n{tail(folder)}")
 
     def _command(self, folder: Path) -> list[str]:
-        return [*_java("-Xmx512m"), "kafka.Kafka", str(folder / "server.properties")]
+        return [*_java(*self.java_options), "kafka.Kafka", str(folder / "server.properties")]
 
     def _answers(self) -> bool:
         """Say whether the port is open and the metadata names a live broker."""

@@ -53,7 +53,8 @@ class EmbeddedRegistry(Embedded):
         (self._port,) = free_ports(1)
 
     def _command(self, folder: Path) -> list[str]:
-        command = [str(find_java()), "-Xmx512m", f"-Djava.io.tmpdir={folder}"]
+        # Compiled lightly, for a quick start: it answers a few calls.
+        command = [str(find_java()), "-Xmx512m", "-XX:TieredStopAtLevel=1", f"-Djava.io.tmpdir={folder}"]
         # By default the database is in memory, and one in a file writes half a second after it has answered.
         command += [f"-Dapicurio.datasource.url=jdbc:h2:file:{folder}/schemas;WRITE_DELAY=0"]
         command += [f"-Dquarkus.http.host={HOST}", f"-Dquarkus.http.port={self._port}"]

@@ -51,6 +51,8 @@ def run(
     A signal ends the run after the current batch. Exit code 1: it ended before its time, and a later start may
     succeed and goes on where this one ended; 2: somebody has to act first, as the last line says.
     """
+    # It hooks into forks: imported while the JVM is forked off, it says with a traceback that its lock was not held.
+    import_module("concurrent.futures.thread")
     session = import_module("router.engine.session")
     session.start_jvm(file, master)  # ahead of all other imports: the JVM takes as long as they do
     registry = import_module("router.registry").load_registry(plugin_files)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from router.delta.lake import usable
 from tests.chaos import lakes
 from tests.chaos.conftest import configuration
+from tests.light import drawn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +87,7 @@ def examples(strategy: st.SearchStrategy[T], count: int) -> list[T]:
     """Return so many examples that hypothesis thinks up."""
     found: list[T] = []
 
-    @settings(max_examples=count, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=drawn(count), database=None, suppress_health_check=list(HealthCheck))
     @given(strategy)
     def think_up(value: T) -> None:
         found.append(value)

@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from router_demo.kafka import EmbeddedKafka
 from tests.chaos import lakes
 from tests.chaos.conftest import PARTITIONS, Topic, configuration
 from tests.chaos.processes import until
@@ -21,11 +20,10 @@ IMPATIENT = {"kafka.default.api.timeout.ms": "2000", "kafka.request.timeout.ms":
 
 
 @pytest.fixture
-def own_topic():
+def own_topic(own_broker, tmp_path):
     """Make a topic of a broker that nobody else uses; return both."""
-    with EmbeddedKafka() as broker:
-        broker.create_topic("events", PARTITIONS)
-        yield broker, Topic(broker.servers, "events")
+    own_broker.create_topic(tmp_path.name, PARTITIONS)
+    return own_broker, Topic(own_broker.servers, tmp_path.name)
 
 
 @pytest.mark.parametrize(

@@ -13,26 +13,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tests.chaos import lakes
 from tests.chaos.conftest import SCHEMA, configuration
 from tests.chaos.processes import until
+from tests.light import LIGHT
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
-
-
-def test_a_second_run_is_refused_and_the_first_goes_on(new_topic, router_run, tmp_path):
-    topic = new_topic()
-    topic.simulate(300)
-    config, lake = configuration(tmp_path, topic), tmp_path / "lake"
-    first = router_run(config, "--continuous")
-    first.says("games batch 0:")
-
-    second = router_run(config, "--once")
-    assert second.ended() == 1
-    assert "games is running already" in second.said
-    assert "Traceback" not in second.said
-
-    topic.simulate(300, seed=1)
-    until(lambda: lakes.places(lake).total() == 600, "the events after the second start are in the lake")
-    first.send(signal.SIGTERM)
-    assert first.ended() == 0, first.said
 
 
 def test_a_batch_that_begins_while_the_query_is_stopped_does_not_block_it(drain, new_topic, tmp_path, monkeypatch):
@@ -41,7 +24,7 @@ def test_a_batch_that_begins_while_the_query_is_stopped_does_not_block_it(drain,
     config = configuration(tmp_path, topic, rows=40)
 
     def stop_late(query):
-        time.sleep(3)  # enough for the next batch to begin
+        until(lambda: _begun(lake) > _done(lake), "the next batch has begun")
         original(query)
 
     monkeypatch.setattr(StreamingQuery, "stop", stop_late)
@@ -53,17 +36,44 @@ def test_a_batch_that_begins_while_the_query_is_stopped_does_not_block_it(drain,
     assert len(lakes.places(lake)) == lakes.places(lake).total() == 400
 
 
+def _begun(lake):
+    """Return the batches that Spark has offsets of."""
+    return _numbers(lake, "offsets")
+
+
+def _done(lake):
+    """Return the batches that Spark has committed."""
+    return _numbers(lake, "commits")
+
+
+def _numbers(lake, folder):
+    return {int(path.name) for path in (lake / "_router/games/spark" / folder).glob("[0-9]*")}
+
+
 @pytest.mark.parametrize(
-    "number",
-    [pytest.param(signal.SIGTERM, id="SIGTERM"), pytest.param(signal.SIGINT, id="Ctrl-C", marks=pytest.mark.slow)],
+    ("number", "settings"),
+    [
+        pytest.param(signal.SIGTERM, LIGHT, id="SIGTERM"),
+        # as users run it, everything compiled
+        pytest.param(signal.SIGINT, {}, id="Ctrl-C", marks=pytest.mark.slow),
+    ],
 )
-def test_a_signal_ends_a_run_after_the_batch_at_hand(new_topic, router_run, drain, tmp_path, number):
+def test_a_second_run_is_refused_and_a_signal_ends_the_first_after_the_batch_at_hand(
+    new_topic, router_run, drain, tmp_path, number, settings
+):
     topic, lake = new_topic(), tmp_path / "lake"
-    games = topic.simulate(1_000)
-    config = configuration(tmp_path, topic, rows=100, spark={})  # as users run it, everything compiled
+    games = topic.simulate(300)
+    config = configuration(tmp_path, topic, rows=100, spark=settings)
     router = router_run(config, "--continuous")
     router.says("games batch 1:")
 
+    second = router_run(config, "--once")
+    assert second.ended() == 1
+    assert "games is running already" in second.said
+    assert "Traceback" not in second.said
+
+    games += topic.simulate(3_000, seed=1)
+    router.says("games batch 5:")
     if number is signal.SIGINT:
         os.killpg(router.process.pid, number)  # as a terminal does: the JVM gets it too
     else:
@@ -71,15 +81,15 @@ def test_a_signal_ends_a_run_after_the_batch_at_hand(new_topic, router_run, drai
 
     assert router.ended() == 0, router.said
     assert "Traceback" not in router.said
+    assert lakes.places(lake).total() > 300, "nothing came in after the second start"
     assert lakes.places(lake).total() < sum(games.values()), "it ended because nothing was left"
-    offsets = lake / "_router/games/spark"
-    done = {path.name for path in (offsets / "commits").glob("[0-9]*")}
-    assert {f"{int(name):010d}.json" for name in done} == {
+    done = _done(lake)
+    assert {f"{name:010d}.json" for name in done} == {
         path.name for path in lake.glob("_router/games/store/manifests/*/*")
     }
-    assert {int(name) for name in done} == lakes.batches(lake, "ops.ledger") == lakes.batches(lake, "bronze.events")
+    assert done == lakes.batches(lake, "ops.ledger") == lakes.batches(lake, "bronze.events")
 
-    drain(config)
+    drain(configuration(tmp_path, topic, rows=5_000, spark=settings))
     assert len(lakes.places(lake)) == lakes.places(lake).total() == sum(games.values())
     assert {game: lakes.rows(lake, f"silver.{game}").total() for game in games} == games
 

@@ -19,6 +19,7 @@ from router.bench.worker import BenchRun, Job, bound, quiet_routes
 from router.config.loader import load
 from router.errors import StartError
 from router.registry import load_registry
+from tests.light import LIGHT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -226,7 +227,8 @@ def test_a_configuration_is_measured_from_end_to_end(
     broker: EmbeddedKafka, file: Path, tmp_path: Path, mode: str
 ) -> None:
     """What is measured is what `router run` does: every record read, and a table per game."""
-    file.write_text(CONFIGURATION.replace("kafka.security.protocol: SASL_SSL, ", ""))
+    text = CONFIGURATION.replace("kafka.security.protocol: SASL_SSL, ", "")
+    file.write_text(f"{text}spark: {json.dumps(LIGHT)}\n")
     sample = tmp_path / "orders.jsonl"
     sample.write_text("".join(f'{{"game": "game_{number % 3}", "amount": {number}}}\n' for number in range(30)))
     command = [sys.executable, "-m", "router", "bench", str(file), "--servers", broker.servers, "--sample", str(sample)]

@@ -287,6 +287,21 @@ def test_check_starts_no_spark(tmp_path):
     assert done.stdout.splitlines()[1:] == ["[]", "None"]
 
 
+def test_what_hooks_into_forks_is_imported_before_the_jvm_is_forked_off(tmp_path):
+    """Without it a start now and then writes a traceback about a lock that nobody holds."""
+    (tmp_path / "good.yaml").write_text(GOOD)
+    code = (
+        "import sys, threading; from router.cli import commands\n"
+        "def start(thread): print('concurrent.futures.thread' in sys.modules); sys.exit()\n"
+        "threading.Thread.start = start\n"
+        f"commands(['run', 'good.yaml', '--plugin', {str(PARTS)!r}], standalone_mode=False)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+
+    assert done.stdout == "True\n"
+
+
 def test_ledger_shows_columns_that_a_ledger_has():
     """`router ledger` is what somebody calls when rows seem to be missing."""
     shown = {*tables.SOURCE_COLUMNS, *tables.SINK_COLUMNS} - {"batch", "source", "offsets"}

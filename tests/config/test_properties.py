@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from router import ConfigError
 from router.config.loader import load
+from tests.light import drawn
 
 if TYPE_CHECKING:
     from router import Problem
@@ -128,7 +129,7 @@ def test_any_damage_gives_problems_inside_the_file(registry, data):
     assert_inside(problems_of(text, registry), text)
 
 
-@settings(max_examples=200)
+@settings(max_examples=drawn(200))
 @given(
     secret=SECRETS, place=st.integers(0, FULL.count("${S}") - 1), mistake=st.sampled_from(["[${S}]", "{a: ${S}}", "x"])
 )

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from router.delta.file_statistics import INDEXED_COLUMNS, LONGEST
 from router.delta.lake import Lake
 from router.engine.land.parquet_writer import Staging
+from tests.light import drawn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,7 +164,7 @@ def test_bounds_of_decimals_bound(landed: Any, groups: list[list[Decimal | None]
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.float32()], ids=str)
 @given(groups=in_groups(FLOATS))
-@settings(max_examples=60)
+@settings(max_examples=drawn(60))
 def test_bounds_of_floats_bound(files: Any, kind: pa.DataType, groups: list[list[float | None]]) -> None:
     """Without it `price > 5` misses NaN, which Spark sorts above every number and Parquet leaves out of its bounds."""
     if kind == pa.float32():

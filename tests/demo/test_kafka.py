@@ -17,7 +17,7 @@ from router import StartError
 from router_demo.kafka import EmbeddedKafka
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 LARGE = 20_000_000
@@ -31,11 +31,10 @@ with EmbeddedKafka() as kafka:
 """
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedKafka]:
-    """Run one of its own: these tests take it away."""
-    with EmbeddedKafka() as kafka:
-        yield kafka
+@pytest.fixture
+def broker(own_broker: EmbeddedKafka) -> EmbeddedKafka:
+    """Return one that no other process uses: these tests take it away."""
+    return own_broker
 
 
 def produce(servers: str, topic: str, *values: bytes) -> None:

@@ -15,24 +15,22 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from router import StartError
 from router_demo.cli import simulate as command
-from router_demo.kafka import EmbeddedKafka
 from router_demo.simulator import simulate
 from router_demo.traffic import Traffic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from confluent_kafka import Message
+
+    from router_demo.kafka import EmbeddedKafka
 
 NOBODY = "127.0.0.1:9"
 """A port where no Kafka is."""
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedKafka]:
-    """Run one of its own: these tests take it away."""
-    with EmbeddedKafka() as kafka:
-        yield kafka
+@pytest.fixture
+def broker(own_broker: EmbeddedKafka) -> EmbeddedKafka:
+    """Return one that no other process uses: these tests take it away."""
+    return own_broker
 
 
 def read(servers: str, topic: str, count: int) -> list[Message]:

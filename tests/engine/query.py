@@ -31,6 +31,8 @@ RAW = BRONZE_SCHEMA.remove(BRONZE_SCHEMA.get_field_index("batch_id"))
 SOURCE = Source(format=FormatSource(name="rate"))
 RUN = "run-1"
 BEGIN = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=timezone.utc)
+TIMES = {"finished"}
+"""Columns that say when something was done."""
 
 
 def records(values: Iterable[dict[str, Any] | bytes | None], first: int = 0, partitions: int = 1) -> pa.Table:
@@ -60,6 +62,8 @@ class Query:
     reports: list[BatchReport] = field(default_factory=list)
     taken: dict[int, pa.Table] = field(default_factory=dict)
     steps: list[tuple[int, str, int, int]] = field(default_factory=list)
+    contents: dict[tuple[str, str, int], pa.Table] = field(default_factory=dict)
+    """What was read, by table, its id and version: a version does not change."""
 
     def __post_init__(self) -> None:
         self.lake = Lake.at(self.config.lake)
@@ -79,7 +83,8 @@ class Query:
 
     def restarted(self, **changes: Any) -> Query:
         """Return the query as a new process would have it, with a changed configuration if need be."""
-        return Query(self.config.model_copy(update=changes), self.spark, reports=self.reports, taken=self.taken)
+        known = {"reports": self.reports, "taken": self.taken, "contents": self.contents}
+        return Query(self.config.model_copy(update=changes), self.spark, **known)
 
     @property
     def folder(self) -> Path:
@@ -96,6 +101,12 @@ class Query:
         handle = self.lake.open(table)
         if handle is None:
             return pa.table({})
+        version = (table, handle.metadata().id, handle.version())
+        if version not in self.contents:
+            self.contents[version] = self._read(handle, table)
+        return self.contents[version]
+
+    def _read(self, handle: DeltaTable, table: str) -> pa.Table:
         try:
             return handle.to_pyarrow_table()
         except DeltaProtocolError:  # a widened table: only Spark reads it
@@ -116,3 +127,14 @@ class Query:
         """Return the dead letters that have given values, counted by some columns."""
         found = [row for row in self.rows(self.config.dead_letters) if having.items() <= row.items()]
         return Counter(row[columns[0]] if len(columns) == 1 else tuple(row[c] for c in columns) for row in found)
+
+
+def shape(query: Query, table: str) -> list[tuple[str, pa.DataType]]:
+    """Return the columns of a table with their types."""
+    return [(column.name, column.type) for column in query.content(table).schema]
+
+
+def multiset(query: Query, table: str) -> Counter[str]:
+    """Return the rows of a table, each as text and as often as it is there."""
+    rows = [{name: value for name, value in row.items() if name not in TIMES} for row in query.rows(table)]
+    return Counter(repr(row) for row in rows)

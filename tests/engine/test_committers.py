@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections import Counter
 from datetime import date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -16,26 +15,13 @@ from router.delta import commit, lake
 from tests.engine import scenarios
 from tests.engine.conftest import COMMITS
 from tests.engine.parts import Copy, Events, Fixed, Named, Where, copied
-from tests.engine.query import records
+from tests.engine.query import multiset, records, shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    import pyarrow as pa
-
     from tests.engine.query import Query
-
-TIMES = {"finished"}
-
-
-def shape(query: Query, table: str) -> list[tuple[str, pa.DataType]]:
-    return [(column.name, column.type) for column in query.content(table).schema]
-
-
-def multiset(query: Query, table: str) -> Counter[str]:
-    rows = [{name: value for name, value in row.items() if name not in TIMES} for row in query.rows(table)]
-    return Counter(repr(row) for row in rows)
 
 
 def named(scenario: scenarios.Scenario) -> str:

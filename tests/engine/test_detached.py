@@ -19,10 +19,12 @@ from router.delta.lake import Lake
 from router.delta.maintenance import delete_older
 from router.engine.ledger import last
 from router.engine.maintenance import TableMaintenance
+from router.engine.outbox import detached
 from router.engine.outbox.detached import detached_outboxes
 from router.engine.stream import RunOptions, run
 from router.registry import Registry, load_registry
 from router_demo.api import Api, Failure
+from tests.rest.tasks import hurry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,6 +53,13 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.05)
+
+
+@pytest.fixture(autouse=True)
+def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nobody pause for longer than a second: how often a sink is tried in an outage changes nothing else."""
+    monkeypatch.setattr(detached, "LONGEST_PAUSE", 1.0)
+    hurry(monkeypatch)
 
 
 @pytest.fixture(scope="module")

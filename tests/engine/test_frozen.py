@@ -17,6 +17,7 @@ from router.delta.schema_diff import common_type
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Delta, Tables
+from tests.engine.growing import EACH, HUGE, NARROW, OLD, WAYS, WIDE
 from tests.engine.query import Query, records
 
 if TYPE_CHECKING:
@@ -24,18 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.engine.conftest import MakeQuery
-
-WAYS = {
-    "auto": {"commit": "auto"},
-    "spark": {"commit": "spark"},
-}
-EACH = [pytest.param(way, marks=[] if way == "auto" else [pytest.mark.slow]) for way in WAYS]
-NARROW = "game string, id int, inner struct<x: int>, rounds array<struct<n: int>>"
-WIDE = (
-    "game string, id bigint, bonus double, inner struct<x: int, z: string>, rounds array<struct<n: int, card: string>>"
-)
-OLD = {"game": "old", "id": 1, "inner": {"x": 1}, "rounds": [{"n": 1}]}
-HUGE = 2**40
 
 
 def query(make_query: MakeQuery, folder: Path, way: str, **sink: Any) -> Query:

@@ -21,7 +21,6 @@ from router.engine.outbox.apply import opened
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 from router.testing import check_applying_sink
-from router_demo.kafka import EmbeddedKafka
 from router_schemas.model import ResolvedSchema
 from router_schemas.protobuf.descriptors import descriptors, message_of
 from router_schemas.registry_client import RegistryClient
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from router_demo.kafka import EmbeddedKafka
     from router_demo.registry import EmbeddedRegistry
     from tests.engine.query import Query
 
@@ -334,31 +334,30 @@ def once() -> Any:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_stream_waits_for_the_broker_it_sends_to(
-    spark: SparkSession, tmp_path: Path, topic: str, caplog: pytest.LogCaptureFixture
+    spark: SparkSession, own_broker: EmbeddedKafka, tmp_path: Path, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without it a router ends when the broker behind it is started again, or the events of an outage are lost."""
     events, stop, done = tmp_path / "events", threading.Event(), []
     events.mkdir()
     (events / "a.jsonl").write_text('{"n": 1}\n{"n": 2}')
-    with EmbeddedKafka() as own:
-        own.create_topic(topic)
-        sinks = [{"kafka": {"servers": own.servers, "topic": topic, "patience": 2}}]
-        loaded = configured(tmp_path / "w", "waits", {"files": {"path": str(events)}}, {"json": "n int"}, sinks)
-        options = RunOptions(stop=stop, finished=lambda report, behind: done.append(report))
-        thread = threading.Thread(target=run, args=(loaded, load_registry(), spark, options))
-        thread.start()
-        try:
-            until(lambda: len(read_topic(own.servers, topic)) == 2)
-            own.stop()
-            (events / "b.jsonl").write_text('{"n": 3}')
-            until(lambda: "trying again" in caplog.text or not thread.is_alive())
-            own.start()
-            until(lambda: len(read_topic(own.servers, topic)) >= 3)
-        finally:
-            stop.set()
-            thread.join(60)
-        sent = [json.loads(one.value or b"")["n"] for one in read_topic(own.servers, topic)]
-        assert list(dict.fromkeys(sent)) == [1, 2, 3]
+    own_broker.create_topic(topic)
+    sinks = [{"kafka": {"servers": own_broker.servers, "topic": topic, "patience": 2}}]
+    loaded = configured(tmp_path / "w", "waits", {"files": {"path": str(events)}}, {"json": "n int"}, sinks)
+    options = RunOptions(stop=stop, finished=lambda report, behind: done.append(report))
+    thread = threading.Thread(target=run, args=(loaded, load_registry(), spark, options))
+    thread.start()
+    try:
+        until(lambda: len(read_topic(own_broker.servers, topic)) == 2)
+        own_broker.stop()
+        (events / "b.jsonl").write_text('{"n": 3}')
+        until(lambda: "trying again" in caplog.text or not thread.is_alive())
+        own_broker.start()
+        until(lambda: len(read_topic(own_broker.servers, topic)) >= 3)
+    finally:
+        stop.set()
+        thread.join(60)
+    sent = [json.loads(one.value or b"")["n"] for one in read_topic(own_broker.servers, topic)]
+    assert list(dict.fromkeys(sent)) == [1, 2, 3]
     assert sum(report.dead_letters for report in done) == 0
 
 

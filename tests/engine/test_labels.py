@@ -15,9 +15,8 @@ from router_rules import All, Field, Not, Sql
 from router_rules import Any as AnyOf
 from router_sinks import Delta, Tables
 from tests.engine.parts import Copy, Shouted, shouted
-from tests.engine.query import Query, records
+from tests.engine.query import Query, multiset, records, shape
 from tests.engine.scenarios import GARBAGE, NAMES, any_bytes
-from tests.engine.test_committers import multiset, shape
 
 if TYPE_CHECKING:
     from pathlib import Path

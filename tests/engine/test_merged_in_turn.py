@@ -14,7 +14,7 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 from router.engine.land.parquet_writer import Staging
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes
 from router.engine.merge.delta_spark import SparkMerger, TableMerge
-from tests.delta.test_keyed_tables import APP, KINDS, TABLE, Histories, Killed, killed
+from tests.delta.histories import APP, KINDS, TABLE, Histories, Killed, killed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,9 +19,8 @@ from router.registry import load_registry
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Delta, Tables
-from tests.engine.query import Query, records
-from tests.engine.test_committers import multiset
-from tests.engine.test_frozen import EACH, HUGE, NARROW, OLD, WAYS, WIDE
+from tests.engine.growing import EACH, HUGE, NARROW, OLD, WAYS, WIDE
+from tests.engine.query import Query, multiset, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from router.engine.explain import explain
 from router.engine.maintenance import TableMaintenance
 from router_decoders import Json
 from router_sinks import Upsert
-from tests.engine.test_upserts import event, raw, route
+from tests.engine.profiles import event, raw, route
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,7 +24,8 @@ from router_decoders.record_keys import RecordKeys
 from router_sinks import Delta, Upsert
 from tests.engine.conftest import COMMITS, EITHER
 from tests.engine.parts import Where
-from tests.engine.query import BEGIN, RAW
+from tests.engine.profiles import event, raw, route
+from tests.engine.query import RAW
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,34 +36,6 @@ MakeQuery = "Callable[..., Query]"
 DDL = "game string, gamer string, level int, at bigint, gone boolean"
 DECODE = RecordKeys(value=Json(schema=DDL), key=Json(schema="game string, gamer string"))
 LATEST = Upsert(table="silver.{event.game}", keys=["event.gamer"], tombstones=True)
-
-
-def raw(*values: dict[str, Any] | bytes | None, first: int = 0, keys: bool = True) -> pa.Table:
-    """Return records whose keys are those of their values; `{"dead": ...}` is a tombstone."""
-    rows = []
-    for offset, value in enumerate(values, first):
-        dead = value.get("dead") if isinstance(value, dict) else None
-        of = dead or value
-        key = {name: of[name] for name in ("game", "gamer") if name in of} if isinstance(of, dict) else None
-        rows.append({
-            "key": json.dumps(key).encode() if key is not None and keys else None,
-            "value": None if dead else json.dumps(value).encode() if isinstance(value, dict) else value,
-            "topic": "events", "partition": 0, "offset": offset, "timestamp": BEGIN, "timestamp_type": 0,
-            "headers": None,
-        })  # fmt: skip
-    return pa.Table.from_pylist(rows, RAW)
-
-
-def event(game: str | None, gamer: str | None, level: int | None, **more: Any) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in {"game": game, "gamer": gamer, "level": level, **more}.items()
-        if value is not None
-    }
-
-
-def route(*sinks: Any, sql: str = "event.game IS NOT NULL") -> tuple[Route, ...]:
-    return (Route(name="profiles", match=Where(sql=sql), sinks=sinks),)
 
 
 def latest(make_query: Any, folder: Path, commit: str) -> Query:

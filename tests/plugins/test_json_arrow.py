@@ -24,9 +24,21 @@ from pyspark.sql import types as T
 from router_decoders import Json, json_arrow
 from router_decoders.json_arrow import JsonEvents, events
 from router_decoders.json_types import arrow_type, shape
+from tests.light import drawn
 from tests.plugins.from_json import decoded as decoded_natively
 from tests.plugins.from_json import differences
-from tests.plugins.test_json_properties import bigs, damaged, examples, is_object, strange, texts, written
+from tests.plugins.json_documents import (
+    UTC,
+    bigs,
+    damaged,
+    days,
+    examples,
+    is_object,
+    strange,
+    texts,
+    times,
+    written,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,16 +75,8 @@ STRUCT = T.StructType(
     ]
 )
 SHAPE = shape(STRUCT)
-UTC = pa.scalar(0, pa.timestamp("us", "UTC")).as_py().tzinfo
 
 reals = st.floats(allow_nan=False, allow_infinity=False)
-days = st.dates().map(dt.date.isoformat)
-times = st.builds(
-    lambda time, places, blank: time.isoformat(blank, "microseconds")[: 20 + places].rstrip(".") + "Z",
-    st.datetimes(),
-    st.integers(0, 6),
-    st.sampled_from("T "),
-)
 players = st.fixed_dictionaries(
     {}, optional={"level": st.integers(-9, 9), "name": texts, "since": days, "x": st.booleans()}
 )
@@ -281,7 +285,7 @@ BAD: list[bytes | None] = [
 ]  # fmt: skip
 
 
-@settings(max_examples=200)
+@settings(max_examples=drawn(200))
 @given(
     reals.map(repr)
     | st.from_regex(r"-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,30})?([eE][-+]?[0-9]{1,3})?", fullmatch=True)
@@ -300,7 +304,7 @@ def test_a_number_is_the_nearest_double(text: str) -> None:
         assert repr(event["real"]) == repr(expected)
 
 
-@settings(max_examples=200)
+@settings(max_examples=drawn(200))
 @given(st.data())
 def test_a_time_is_decided_alike_beside_a_bad_one(data: st.DataObject) -> None:
     """Arrow refuses a whole column for one bad text; that must not show."""

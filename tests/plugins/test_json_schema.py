@@ -22,8 +22,8 @@ from router_schemas.model import KEY_HEADER, VALUE_HEADER, SchemaInfo
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions
 from router_schemas.wire_format import guid_header, pack
-from tests.plugins.test_json_arrow import UTC, days, times
-from tests.plugins.test_json_properties import bigs, damaged, examples, texts, written
+from tests.light import drawn
+from tests.plugins.json_documents import UTC, bigs, damaged, days, examples, texts, times, written
 from tests.schemas.raw import raw
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def _six(value: str) -> str:
     return f"{head}.{decimals:0<6}+00:00"
 
 
-@settings(max_examples=150)
+@settings(max_examples=drawn(150))
 @given(st.data())
 def test_documents_that_a_schema_allows_have_the_values_that_python_reads(data: st.DataObject) -> None:
     """A value must be the one that the producer wrote, whatever the schema says."""

@@ -21,6 +21,7 @@ from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions
 from router_schemas.resolver import SchemaResolver
 from router_schemas.wire_format import guid_header, pack
+from tests.light import drawn
 from tests.plugins.protos import GAMES, Proto
 from tests.schemas.faulty import GUIDS, FaultyRegistry
 from tests.schemas.folder_memory import FolderMemory
@@ -401,7 +402,7 @@ def test_a_message_of_other_files_may_be_in_an_any(games: Proto, open_) -> None:
 VALUES = st.none() | st.binary(max_size=30)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=drawn(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 7), st.binary(max_size=9), st.integers(0, 60)), max_size=12))
 def test_a_wrapped_row_has_one_verdict_whatever_is_around_it(games: Proto, open_, drawn) -> None:
     """A replay in other batches must say the same, of damaged bytes too, and never raise."""

@@ -106,7 +106,7 @@ def test_nothing_more_is_sent_without_the_driver(sending: Tasks) -> None:
 def test_all_of_the_limit_is_used_again_soon_after_an_outage(api: Api, lake: Lake) -> None:
     """Eight seconds of 503 at 64 in flight must not cost minutes at a tenth of the limit.
 
-    As it is, in real time; in virtual time: test_lease.
+    As it is, in real time; in virtual time: test_lease_client.
     """
     four = [rows(range(1250), partition=partition) for partition in range(4)]
     with tasks(api, lake) as sending, ThreadPoolExecutor(1) as thread:

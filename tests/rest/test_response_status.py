@@ -1,10 +1,27 @@
-"""What the status of an answer says is to be done."""
+"""What an answer says is to be done: its status, what its headers tell of limits, what its body says of each row."""
 
 from __future__ import annotations
 
-import pytest
+import json
+from typing import Any
 
-from router_rest.delivery.response_status import Action, action_for, doubtful, throttles
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from requests.structures import CaseInsensitiveDict
+
+from router_rest.delivery.response_status import (
+    LONGEST_PAUSE,
+    Action,
+    BulkResults,
+    Remaining,
+    Unreadable,
+    action_for,
+    doubtful,
+    left,
+    pause,
+    throttles,
+)
 
 MEANT = {
     Action.DONE: {200, 201, 202, 204, 207, 299},
@@ -56,3 +73,220 @@ def test_only_too_many_calls_slow_them_down() -> None:
 def test_a_failure_that_may_have_been_processed_is_told_apart() -> None:
     """Without it duplicates are not reported, or every refusal by a busy server is one."""
     assert {status for status in range(100, 600) if doubtful(status)} == {*range(500, 600)} - {501, 503}
+
+
+NOW = 784111777.0  # Sun, 06 Nov 1994 08:49:37 GMT
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        pytest.param({"Retry-After": "7"}, 7, id="seconds"),
+        pytest.param({"retry-after": " 7 "}, 7, id="in small letters, with blanks"),
+        pytest.param({"Retry-After": "0"}, 0, id="at once"),
+        pytest.param({"Retry-After": "1.5"}, 1.5, id="a fraction"),
+        pytest.param({"Retry-After": "Sun, 06 Nov 1994 08:49:47 GMT"}, 10, id="a date"),
+        pytest.param({"Retry-After": "Sunday, 06-Nov-94 08:49:47 GMT"}, 10, id="a date of RFC 850"),
+        pytest.param({"Retry-After": "Sun Nov  6 08:49:47 1994"}, 10, id="a date of asctime"),
+        pytest.param(
+            {"Retry-After": "Sun, 06 Nov 1994 09:00:10 GMT", "Date": "Sun, 06 Nov 1994 09:00:00 GMT"},
+            10,
+            id="a date by the server's own clock",
+        ),
+        pytest.param({"Retry-After": "Sun, 06 Nov 1994 08:00:00 GMT"}, 0, id="a date in the past"),
+        pytest.param({"retry-after-ms": "250"}, 0.25, id="milliseconds"),
+        pytest.param({"Retry-After": "3599"}, 3599, id="nearly an hour"),
+        pytest.param({"Retry-After": "99999999999"}, 3600, id="absurd"),
+        pytest.param({"Retry-After": "9" * 29}, 3600, id="more than absurd"),
+        pytest.param({"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}, LONGEST_PAUSE, id="an absurd date"),
+        pytest.param({"Retry-After": "-5"}, None, id="negative"),
+        pytest.param({"Retry-After": "soon"}, None, id="a word"),
+        pytest.param({"Retry-After": ""}, None, id="nothing"),
+        pytest.param({"Retry-After": "nan"}, None, id="not a number"),
+        pytest.param({"Retry-After": "1e9"}, None, id="an exponent"),
+        pytest.param({"Retry-After": "Sun, 99 Nov 1994 08:49:47 GMT"}, None, id="a day that is none"),
+        pytest.param({"Retry-After": "9" * 5000}, None, id="endless"),
+        pytest.param({}, None, id="not said"),
+    ],
+)
+def test_an_api_is_left_alone_for_as_long_as_it_says(headers: dict[str, str], seconds: float | None) -> None:
+    """Without it calls go on against a limit, or one header stops them for ever."""
+    assert pause(CaseInsensitiveDict(headers), NOW) == seconds
+
+
+@pytest.mark.parametrize(
+    ("headers", "found"),
+    [
+        pytest.param({"RateLimit": '"default";r=50;t=30'}, Remaining(50, 30), id="draft 11"),
+        pytest.param({"ratelimit": '"a";r=50;t=30,"b";r=1;t=60'}, Remaining(1, 60), id="the tightest of several"),
+        pytest.param(
+            {"RateLimit": '"day";r=5', "RateLimit-Policy": '"hour";q=9;w=3600, "day";q=10;w=60'},
+            Remaining(5, 60),
+            id="the window of the policy, where it does not say when",
+        ),
+        pytest.param(
+            {
+                "RateLimit": '"bytes";r=1;t=1, "calls";r=9;t=3',
+                "RateLimit-Policy": '"bytes";q=5;w=1;qu="content-bytes", "calls";q=9;w=1;qu="requests"',
+            },
+            Remaining(9, 3),
+            id="bytes are no calls",
+        ),
+        pytest.param({"RateLimit": '"a;r=1";r=7;t=2;pk=:c2VjcmV0:'}, Remaining(7, 2), id="a name like parameters"),
+        pytest.param({"RateLimit": "limit=100, remaining=4, reset=50"}, Remaining(4, 50), id="draft 7"),
+        pytest.param({"RateLimit-Remaining": "3", "RateLimit-Reset": "9"}, Remaining(3, 9), id="three headers"),
+        pytest.param({"X-RateLimit-Remaining": "3", "X-RateLimit-Reset": "9"}, Remaining(3, 9), id="X, seconds"),
+        pytest.param(
+            {"X-RateLimit-Remaining": "3", "X-RateLimit-Reset": f"{NOW + 3e8 + 9:.0f}"}, Remaining(3, 9), id="X, a time"
+        ),
+        pytest.param(
+            {"X-RateLimit-Remaining": "3", "X-RateLimit-Reset": f"{(NOW + 3e8 + 9) * 1000:.0f}"},
+            Remaining(3, 9),
+            id="X, a time in milliseconds",
+        ),
+        pytest.param(
+            {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset-After": "0.5"}, Remaining(0, 0.5), id="X, after"
+        ),
+        pytest.param({"X-Rate-Limit-Remaining": "3", "X-Rate-Limit-Reset": "9"}, Remaining(3, 9), id="X, three words"),
+        pytest.param({"RateLimit": '"a";r=5;t=3599'}, Remaining(5, 3599), id="a limit of an hour"),
+        pytest.param({"RateLimit": '"a";r=5;t=99999999'}, Remaining(5, 3600), id="absurd"),
+        pytest.param({"RateLimit": '"default";r=-1;t=30'}, None, id="negative"),
+        pytest.param({"RateLimit": '"default;r=50;t=30'}, None, id="no closing quote"),
+        pytest.param({"RateLimit": '"a";r=5;t=3 "b";r=1;t=3'}, None, id="no comma"),
+        pytest.param({"RateLimit": '"a";r=5'}, None, id="no time"),
+        pytest.param({"X-RateLimit-Remaining": "3"}, None, id="no reset"),
+        pytest.param({"X-RateLimit-Remaining": "many", "X-RateLimit-Reset": "9"}, None, id="a word"),
+        pytest.param({}, None, id="not said"),
+    ],
+)
+def test_what_an_api_still_takes_is_read(headers: dict[str, str], found: Remaining | None) -> None:
+    """Without it an API has to refuse calls before they become fewer."""
+    now = NOW + 3e8  # past 1e9 seconds, as any time is by now
+
+    assert left(CaseInsensitiveDict(headers), now) == found
+
+
+@given(st.text(max_size=200), st.text(max_size=200))
+def test_no_header_of_a_stranger_raises(one: str, other: str) -> None:
+    """Without it a server stops the stream with a header."""
+    names = ("Retry-After", "Date", "RateLimit", "X-RateLimit-Remaining", "retry-after-ms")
+    headers = CaseInsensitiveDict(
+        {**dict.fromkeys(names, one), "RateLimit-Policy": other, "X-RateLimit-Reset": other, "Date": other}
+    )
+
+    seconds = pause(headers, NOW)
+    still = left(headers, NOW)
+
+    assert seconds is None or 0 <= seconds <= LONGEST_PAUSE
+    assert still is None or (still.calls >= 0 and 0 <= still.seconds <= LONGEST_PAUSE)
+
+
+ROWS = [b'{"id":"a","n":1}', b'{"id":"b","n":2}', b'{"id":"c","n":3}']
+
+
+@pytest.mark.parametrize(
+    ("results", "answer", "statuses"),
+    [
+        pytest.param(
+            BulkResults("", "status"),
+            [{"status": 201}, {"status": 429}, {"status": "400"}],
+            [201, 429, 400],
+            id="in order",
+        ),
+        pytest.param(
+            BulkResults("items", "*.status"),
+            {"errors": True, "items": [{"index": {"status": 201}}, {"create": {"status": 409}}, {"index": {}}]},
+            [201, 409, 200],
+            id="below a field of any name",
+        ),
+        pytest.param(
+            BulkResults("data.rows", "ok"),
+            {"data": {"rows": [{"ok": True}, {"ok": False}, {}]}},
+            [200, 400, 200],
+            id="yes or no",
+        ),
+        pytest.param(
+            BulkResults("Records", "ErrorCode"),
+            {"Records": [{"Id": "1"}, {"ErrorCode": "TooFast"}, {"ErrorCode": None}]},
+            [200, 400, 200],
+            id="an error, or none",
+        ),
+        pytest.param(
+            BulkResults("", "state"),
+            [{"state": "created"}, {"state": "OK"}, {"state": "?"}],
+            [200, 200, 400],
+            id="words",
+        ),
+        pytest.param(
+            BulkResults("", "state", ok=("in", 0)),
+            [{"state": 0}, {"state": "created"}, {"state": 429}],
+            [200, 400, 429],
+            id="as said",
+        ),
+        pytest.param(
+            BulkResults("", "state", ok=(1,)), [{"state": 1}, {"state": True}, {}], [200, 400, 400], id="a number"
+        ),
+        pytest.param(
+            BulkResults("failed", "code", id="id"),
+            {"failed": [{"id": "b", "code": 422}]},
+            [200, 422, 200],
+            id="only failures",
+        ),
+        pytest.param(
+            BulkResults("failed", "code", id="number", row_id="n"),
+            {"failed": [{"number": 3, "code": 500}]},
+            [200, 200, 500],
+            id="by a number",
+        ),
+        pytest.param(
+            BulkResults("failed", "code", id="index"),
+            {"failed": [{"index": 0, "code": 500}]},
+            [500, 200, 200],
+            id="by position",
+        ),
+    ],
+)
+def test_every_row_gets_what_was_said_of_it(results: BulkResults, answer: Any, statuses: list[int]) -> None:
+    """Without it a row that was refused counts as delivered, or one that was taken is sent again."""
+    found = results.by_row(json.dumps(answer).encode(), ROWS)
+
+    assert [one.status for one in found] == statuses
+
+
+def test_a_failure_keeps_its_own_text() -> None:
+    """Without it a dead letter does not say why it is one."""
+    answer = {"failed": [{"id": "b", "code": 422, "why": "too old"}]}
+
+    found = BulkResults("failed", "code", id="id").by_row(json.dumps(answer).encode(), ROWS)
+
+    assert [json.loads(one.text or b"null") for one in found] == [None, answer["failed"][0], None]
+
+    said = BulkResults("failed", "code", id="id", reason="why").by_row(json.dumps(answer).encode(), ROWS)
+    assert [one.text for one in said] == [b"", b"too old", b""]
+
+
+@pytest.mark.parametrize(
+    ("results", "body"),
+    [
+        pytest.param(BulkResults("", "status"), b"<html>", id="no JSON"),
+        pytest.param(BulkResults("items", "status"), b"{}", id="no list"),
+        pytest.param(BulkResults("items", "status"), b'{"items": {}}', id="an object"),
+        pytest.param(BulkResults("", "status"), b"[{}, {}]", id="too few"),
+        pytest.param(BulkResults("", "status", id="id"), b'[{"id": "z", "status": 400}]', id="a row that was not sent"),
+        pytest.param(BulkResults("", "status"), b"[" * 100_000, id="deep"),
+    ],
+)
+def test_an_answer_that_is_not_as_configured_is_told(results: BulkResults, body: bytes) -> None:
+    """Without it rows that were refused count as delivered, all of them."""
+    with pytest.raises(Unreadable):
+        results.by_row(body, ROWS)
+
+
+@given(st.binary(max_size=50), st.lists(st.binary(max_size=10), max_size=4), st.sampled_from([None, "id"]))
+def test_no_answer_breaks_a_task(body: bytes, rows: list[bytes], named: str | None) -> None:
+    """Without it one answer of an API stops the stream."""
+    try:
+        found = BulkResults("", "a.*.b", id=named).by_row(body, rows)
+    except Unreadable:
+        return
+    assert len(found) == len(rows)

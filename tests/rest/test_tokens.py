@@ -1,4 +1,4 @@
-"""The tokens that a task has in tokens: used at their time, dropped after it, never beyond what may be in flight."""
+"""The tokens that a task holds: used at their time, dropped after it, never beyond what may be in flight."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from router_schemas.avro.library import reader_text, writer_text
 from router_schemas.avro.merge import MergedRecord, RecordVersion, merge
 from router_schemas.avro.model import END, text_of
 from router_schemas.avro.parser import parse_text
+from tests.light import drawn
 from tests.schemas import avro_strategies as avro
 
 Json = Any
@@ -42,7 +43,7 @@ def one_type(*types: Json) -> Json:
     return field["type"]
 
 
-@settings(max_examples=250)
+@settings(max_examples=drawn(250))
 @given(avro.lineages())
 def test_every_version_reads_as_it_was_written(lineage: tuple[avro.Struct, avro.History, list[avro.Version]]) -> None:
     """A wrong value in a column would never be noticed; a missing one has to be null, and not another's default."""
@@ -56,7 +57,7 @@ def test_every_version_reads_as_it_was_written(lineage: tuple[avro.Struct, avro.
             assert avro.same(expected, avro.by_number(template, history, found))
 
 
-@settings(max_examples=250)
+@settings(max_examples=drawn(250))
 @given(st.data())
 def test_strangers_are_refused_or_read_right(data: st.DataObject) -> None:
     """Somebody may register anything under a subject without a compatibility rule."""
@@ -72,7 +73,7 @@ def test_strangers_are_refused_or_read_right(data: st.DataObject) -> None:
             assert avro.same(value, avro.read(avro.written(schema, value), schema, text_of(found.reader)))
 
 
-@settings(max_examples=100)
+@settings(max_examples=drawn(100))
 @given(avro.lineages())
 def test_the_same_versions_again_change_nothing(lineage: Any) -> None:
     """A schema registered under two ids must not widen anything, or columns would come and go."""
@@ -81,7 +82,7 @@ def test_the_same_versions_again_change_nothing(lineage: Any) -> None:
     assert reader(*schemas, schemas[-1]) == reader(*schemas)
 
 
-@settings(max_examples=100)
+@settings(max_examples=drawn(100))
 @given(avro.lineages(), st.binary(min_size=1, max_size=12))
 def test_a_record_that_is_cut_or_followed_by_bytes_is_found(lineage: Any, tail: bytes) -> None:
     """Spark reads both without a word, the one as nulls, the other as a good record."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from router_schemas.avro.model import MAX_DEPTH, canonical_form, rabin, recursive, single_object_header, text_of
 from router_schemas.avro.parser import MAX_FIXED, parse, parse_text
 from router_schemas.model import RegisteredSchema, ResolvedSchema
+from tests.light import drawn
 from tests.schemas import avro_strategies as avro
 
 Json = Any
@@ -65,7 +66,7 @@ def test_a_fingerprint_is_the_one_that_every_library_makes(text: str, fingerprin
     assert single_object_header(parse_text(text)) == b"\xc3\x01" + expected
 
 
-@settings(max_examples=100)
+@settings(max_examples=drawn(100))
 @given(avro.lineages())
 def test_schemas_are_read_as_fastavro_reads_them(lineage: Any) -> None:
     """A type read differently would take the bytes of its neighbour."""
@@ -87,7 +88,7 @@ scalars = st.none() | st.booleans() | st.integers(-3, 30) | texts
 anything = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=5))
 
 
-@settings(max_examples=300)
+@settings(max_examples=drawn(300))
 @given(anything)
 def test_anything_is_a_schema_or_refused(schema: Json) -> None:
     """Whoever can register must not be able to stop the stream."""

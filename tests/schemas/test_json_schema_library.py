@@ -20,6 +20,7 @@ from router_schemas.json_schema.library import (
 )
 from router_schemas.json_schema.spark_types import json_schema_of, struct_of
 from router_schemas.model import RegisteredSchema, ResolvedSchema, table_type
+from tests.light import drawn
 
 Json = Any
 
@@ -351,7 +352,7 @@ def holds(wide: T.DataType, narrow: T.DataType) -> bool:
     return wide == narrow or (wide, narrow) == (T.DoubleType(), T.LongType())
 
 
-@settings(max_examples=300)
+@settings(max_examples=drawn(300))
 @given(st.lists(any_struct, min_size=1, max_size=4))
 def test_a_merged_struct_holds_every_version_in_it(found: list[T.StructType]) -> None:
     """A version that is said to be in it and is not would lose its rows."""

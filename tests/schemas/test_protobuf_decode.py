@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from router_schemas.protobuf.decode import MessageReader, decode, handler_of, read_natively, reader
 from router_schemas.protobuf.merge import MessageVersion, merge
 from router_schemas.protobuf.model import Column
+from tests.light import drawn
 from tests.schemas.proto_strategies import Schema, Spec, class_of, descriptors_of, messages, row_of, same, schemas
 
 EVENT = "game.v1.Event"
@@ -42,7 +43,7 @@ def one(payload: bytes, read: MessageReader) -> Any:
 
 
 @pytest.mark.parametrize("syntax", ["proto3", "proto2"])
-@settings(max_examples=60)
+@settings(max_examples=drawn(60))
 @given(data=st.data(), schema=schemas())
 def test_every_value_is_what_google_reads(syntax: str, data: st.DataObject, schema: Schema) -> None:
     """A wrong value in a table is worse than a dead letter."""
@@ -94,7 +95,7 @@ def mutated(data: st.DataObject, kind: Any) -> bytes:
     return bytes(raw)
 
 
-@settings(max_examples=60)
+@settings(max_examples=drawn(60))
 @given(data=st.data())
 def test_hostile_bytes_have_one_verdict_whatever_their_neighbours(data: st.DataObject) -> None:
     """A batch that one row can fail is lost; a verdict that depends on neighbours makes replays differ."""
@@ -111,7 +112,7 @@ def test_hostile_bytes_have_one_verdict_whatever_their_neighbours(data: st.DataO
         assert alone.events[0].is_valid == (alone.reasons[0].as_py() is None)
 
 
-@settings(max_examples=60)
+@settings(max_examples=drawn(60))
 @given(data=st.data())
 def test_bytes_of_unusual_encoders_are_read_as_google_reads_them(data: st.DataObject) -> None:
     """Values twice, two members of a oneof, entries without a value: legal, and easily read otherwise."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from router_schemas.model import SchemaConflict
 from router_schemas.protobuf.decode import decode, reader
 from router_schemas.protobuf.merge import MergedMessage, MessageVersion, merge
+from tests.light import drawn
 from tests.schemas.proto_strategies import (
     EVENT,
     KEYS,
@@ -74,7 +75,7 @@ def histories(draw: st.DrawFn) -> list[Schema]:
     return history
 
 
-@settings(max_examples=25)
+@settings(max_examples=drawn(25))
 @given(data=st.data(), history=histories())
 def test_ten_versions_in_one_batch_are_each_read_right(data: st.DataObject, history: list[Schema]) -> None:
     """Producers are upgraded one by one: all versions are in a topic at once."""
@@ -88,7 +89,7 @@ def test_ten_versions_in_one_batch_are_each_read_right(data: st.DataObject, hist
         assert same(row_of(row, *sets), event)
 
 
-@settings(max_examples=25)
+@settings(max_examples=drawn(25))
 @given(history=histories())
 def test_a_further_version_only_adds_columns_at_the_end(history: list[Schema]) -> None:
     """Delta adds columns at the end; any other order is another table."""

@@ -24,6 +24,7 @@ from router_schemas.model import Reference, RegisteredSchema, ResolvedSchema
 from router_schemas.registry_client import FIRST_PAUSE, LONGEST_PAUSE, RegistryClient, _context
 from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryOptions, RegistryRefuses
 from router_schemas.resolver import SchemaResolver
+from tests.light import drawn
 from tests.schemas.faulty import GUIDS, ID, VERSIONS_OF_ID, FaultyRegistry
 from tests.schemas.folder_memory import FolderMemory
 
@@ -290,7 +291,7 @@ def test_a_redirect_on_the_same_server_is_followed_but_not_in_circles(faulty: Fa
         ask().by_id(number)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=drawn(50))
 @given(subject=st.text(min_size=1, max_size=30) | st.sampled_from([".", "..", "../../x", "a/b?c#d%2e", ":.ctx:a b"]))
 def test_a_subject_is_never_a_path(faulty: FaultyRegistry, ask: Ask, subject: str) -> None:
     """A subject from the data must not lead to another route of the registry."""

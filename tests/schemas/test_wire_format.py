@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from router_schemas.model import KEY_HEADER, VALUE_HEADER
 from router_schemas.wire_format import DEEPEST, FRAMED, NULL, ParsedValues, SchemaKey, pack, parse, payloads, prefix
+from tests.light import drawn
 
 GUID = uuid.UUID("f3a1b8de-0f2a-4b8e-9d0b-7d5d7a1d7b11").bytes
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -170,7 +171,7 @@ ROWS = (
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=drawn(200))
 @given(rows=st.lists(ROWS, max_size=12), cut=st.integers(0, 3), wide=st.booleans())
 @example(rows=[], cut=0, wide=False)
 @example(rows=[None], cut=0, wide=False)

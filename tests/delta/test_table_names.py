@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.delta.lake import SHOWN, Lake, folded, refused, usable
+from tests.light import drawn
 
 ACCEPTED = {
     "plain": "silver.poker",
@@ -93,7 +94,7 @@ def test_a_bad_name_is_refused(name: str) -> None:
     assert not usable(name)
 
 
-@settings(max_examples=500)
+@settings(max_examples=drawn(500))
 @given(NAMES)
 def test_no_accepted_name_leaves_the_lake(name: str) -> None:
     """Without it a record names any file of the machine."""

@@ -7,17 +7,26 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
-from router import StartError
+from router import Encoded, Encoding, StartError
 from router_demo.kafka import EmbeddedKafka, await_topic
-from router_sinks.kafka_client import BrokerAway, Cluster, Denied, Sender, Trouble
-from router_sinks.kafka_topics import CreateTopics
+from router_sinks import kafka_client
+from router_sinks.kafka_client import (
+    BrokerAway,
+    Cluster,
+    Denied,
+    PublishJob,
+    Sender,
+    Trouble,
+    outgoing_records,
+    task,
+)
+from router_sinks.kafka_topics import CreateTopics, Topics
 from tests.sinks.topic import read_topic, topics_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from router_sinks.kafka_client import Record
 
 NOBODY = "127.0.0.1:1"
@@ -141,14 +150,6 @@ def test_a_login_that_is_refused_is_not_waited_for() -> None:
     assert isinstance(sender.away(""), Denied)
 
 
-@pytest.fixture
-def own_broker() -> Iterator[EmbeddedKafka]:
-    """Run a broker that may be taken away, and would create topics by itself."""
-    with EmbeddedKafka({"auto.create.topics.enable": "true"}) as kafka:
-        yield kafka
-
-
-@pytest.mark.spark
 @pytest.mark.timeout(180)
 def test_what_is_there_when_a_broker_goes_is_a_beginning(own_broker: EmbeddedKafka) -> None:
     """Without it a record is overtaken by those behind it, and who skips repetitions ends with the old one."""
@@ -174,7 +175,6 @@ def test_what_is_there_when_a_broker_goes_is_a_beginning(own_broker: EmbeddedKaf
     assert after == {key: before.get(key, []) + every for key, every in wanted(20_000).items()}
 
 
-@pytest.mark.spark
 @pytest.mark.timeout(180)
 def test_a_short_absence_costs_nothing(own_broker: EmbeddedKafka) -> None:
     """Without it every election of a leader sends a batch twice."""
@@ -191,7 +191,6 @@ def test_a_short_absence_costs_nothing(own_broker: EmbeddedKafka) -> None:
     assert numbers(own_broker.servers, "blink") == wanted(200)
 
 
-@pytest.mark.spark
 def test_no_topic_is_created_by_accident(own_broker: EmbeddedKafka) -> None:
     """Without it every typing mistake, and every name in the data, makes a topic with the broker's defaults."""
     cluster = Cluster({"bootstrap.servers": own_broker.servers})
@@ -229,7 +228,73 @@ def test_topics_are_created_as_said(broker: EmbeddedKafka) -> None:
         cluster.create(["made-odd"], CreateTopics(partitions=1, replication=3))
 
 
-def test_a_cluster_that_does_not_answer_is_away() -> None:
+def test_a_cluster_that_does_not_answer_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a router that starts together with its broker ends."""
+    monkeypatch.setattr("router_sinks.kafka_client.SECONDS", 1)
     with pytest.raises(ConnectionError, match=f"Kafka does not answer at {NOBODY}"):
         Cluster({"bootstrap.servers": NOBODY}).matching("a-{x}")
+
+
+def encode(array: pa.Array, argument: None) -> Encoded:
+    """Take values as they are; a null cannot be encoded."""
+    values = array.to_pylist()
+    return Encoded(values, {at: "it is null" for at, value in enumerate(values) if value is None})
+
+
+@pytest.fixture
+def rows() -> pa.RecordBatch:
+    """Return rows for topics that are there or not, with values or without."""
+    names = ["games-uno", "games-x", None, "games-uno", "games-uno", "games-uno"]
+    keys, headers = [b"k", None, b"a", b"z", None, b"y"], [b"h", None, None, b"q", None, None]
+    parts = [pa.array(names), pa.array(keys, pa.binary()), pa.array(headers, pa.binary())]
+    to = pa.StructArray.from_arrays(parts, ["topic", "c0", "c1"], mask=pa.array([False] * 3 + [True] + [False] * 2))
+    columns = [pa.array(["events"] * 6), pa.array([3] * 6, pa.int32()), pa.array(range(5, 11)), to]
+    values = pa.array([b"v0", b"v1", b"v2", b"v3", b"v4", None])
+    return pa.RecordBatch.from_arrays([*columns, values], ["_topic", "_partition", "_offset", "_to", "_row"])
+
+
+@pytest.fixture
+def job() -> PublishJob:
+    topics = Topics(frozenset({"games-uno"}), {}, fixed=False)
+    return PublishJob({}, Encoding(encode, None, ""), topics, ("h",), (("router.query", b"q"),), 1)
+
+
+@pytest.mark.parametrize(("trouble", "kind"), [(BrokerAway("it is down"), "away"), (Denied("no such user"), "denied")])
+def test_a_task_that_cannot_send_says_why(
+    rows: pa.RecordBatch, job: PublishJob, monkeypatch: pytest.MonkeyPatch, trouble: Exception, kind: str
+) -> None:
+    """Without it a batch counts as sent while Kafka is away, and its rows are lost."""
+
+    def fails(sender: Sender, records: object) -> dict[int, str]:
+        raise trouble
+
+    monkeypatch.setattr(kafka_client.Sender, "send", fails)
+
+    reports = [row for batch in task(job)(iter([rows, rows])) for row in batch.to_pylist()]
+
+    assert [(row["kind"], row["text"]) for row in reports if row["kind"] != "alone"] == [(kind, str(trouble))]
+
+
+def test_every_row_is_a_record_or_has_a_reason(rows: pa.RecordBatch, job: PublishJob) -> None:
+    """Without it a row vanishes, or takes the key, headers or place of its neighbour."""
+    records, at, refused = outgoing_records(rows, job)
+
+    def marks(offset: bytes) -> list[tuple[str, bytes]]:
+        return [
+            ("router.query", b"q"),
+            ("router.topic", b"events"),
+            ("router.partition", b"3"),
+            ("router.offset", offset),
+        ]
+
+    assert records == [
+        ("games-uno", b"k", b"v0", [("h", b"h"), *marks(b"5")]),
+        ("games-uno", None, b"v4", marks(b"9")),
+    ]
+    assert at == [0, 4]
+    assert {row: reason.split(";")[0] for row, reason in refused.items()} == {
+        1: "there is no topic games-x",
+        2: "the topic's name is null",
+        3: "its topic, key or headers cannot be evaluated",
+        5: "it is null",
+    }
