@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from router.cli import config_argument, plugin_option, stopped_by_signals
-from router.cli.run import Watcher
+from router.cli.watching import Watcher
 from router.config.loader import load
 from router.config.models import interval, moment
 from router.config.yaml_tree import printable

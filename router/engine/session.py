@@ -101,7 +101,7 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
         signal.signal(signal.SIGINT, interrupt)  # Spark's own handler would cancel the jobs of the current batch
     session.sparkContext.setLogLevel("ERROR")
     # its thread prints a stack when the JVM is gone, which is said in a sentence
-    session.sparkContext._accumulatorServer.handle_error = lambda request, address: None  # type: ignore[attr-defined]
+    vars(session.sparkContext._accumulatorServer)["handle_error"] = lambda request, address: None
     if not submitted:
         _remember_jars(session)
     return session
