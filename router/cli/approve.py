@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from router.cli import config_argument, plugin_option
 from router.config.loader import load
+from router.errors import printable
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ def _show(found: list[Quarantined], approved: set[Any]) -> None:
         table.add_column(name, overflow="fold", justify="right" if name == "rows" else "left")
     for one in found:
         place, since = one.place, one.since
-        versions = ", ".join(one.versions)
+        versions = escape(printable(", ".join(one.versions)))
         state = "\n(approved)" if place in approved else ""
         oldest = f"{since:%Y-%m-%d %H:%M:%S}" if since else ""
         cells = (place.table, place.route, place.sink, f"{one.rows:,}", oldest, versions, _change(one) + state)
@@ -87,4 +89,4 @@ def _change(one: Quarantined) -> str:
     lines = [f"{column.name} {shape(column.type)}" for column in change.added]
     lines += [f"{column.name}, wider: {shape(column.type)}" for column in change.widened]
     lines += [f"cannot: {why}" for why in change.conflicts.values()]
-    return "\n".join(lines or ["nothing: it has all of it now"])
+    return "\n".join(escape(printable(line)) for line in lines or ["nothing: it has all of it now"])

@@ -17,9 +17,8 @@ from router.cli import config_argument, plugin_option, stopped_by_signals
 from router.cli.watching import Watcher
 from router.config.loader import load
 from router.config.models import interval, moment
-from router.config.yaml_tree import printable
 from router.delta.lake import Lake
-from router.errors import StartError
+from router.errors import StartError, printable
 from router.registry import load_registry
 
 if TYPE_CHECKING:

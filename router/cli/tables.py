@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from router.cli import config_argument, plugin_option
 from router.config.loader import load
-from router.errors import TableError
+from router.errors import TableError, printable
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -73,8 +74,13 @@ def _print(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) ->
             name, overflow="fold", justify="left" if name in ("source", "offsets", "route", "sink") else "right"
         )
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(_cell, row))
     Console().print(table)
+
+
+def _cell(text: str) -> str:
+    """Return text that rich shows as it is: the name of a file may look like its markup."""
+    return escape(printable(text))
 
 
 COLUMNS = ("table", "files", "into", "statistics", "deleted", "MB freed", "")
@@ -129,7 +135,8 @@ def _show(rows: list[tuple[str, ...]], *, dry: bool) -> None:
     for name in COLUMNS:
         shown.add_column(name, overflow="fold", justify="left" if name in ("table", "") else "right")
     for row in rows:
-        shown.add_row(*(row if len(row) == len(COLUMNS) else (row[0], *[""] * (len(COLUMNS) - 2), row[1])))
+        whole = row if len(row) == len(COLUMNS) else (row[0], *[""] * (len(COLUMNS) - 2), row[1])
+        shown.add_row(*map(_cell, whole))
     Console().print(shown)
 
 
@@ -146,4 +153,4 @@ def explain_table(file: Path, table: str, plugin_files: tuple[Path, ...]) -> Non
     lines = import_module("router.engine.explain").explain(config, table)
     width = max(len(name) for name, _ in lines)
     for name, text in lines:
-        click.echo(f"{name:<{width}}  {text}")
+        click.echo(f"{name:<{width}}  {printable(text)}")

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
 from router.config.models import NAME_PATTERN, TABLE_PATTERN, Config
-from router.config.yaml_tree import Items, Keys, MappingEntry, Node, Scalar, children, printable
-from router.errors import Problem
+from router.config.yaml_tree import Items, Keys, MappingEntry, Node, Scalar, children
+from router.errors import Problem, printable
 from router.parts import Part
 from router.registry import TRUSTED, options_of, suggestion
 

@@ -12,8 +12,8 @@ import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from router.config.yaml_tree import Items, Keys, MappingEntry, Node, Scalar, printable, typed
-from router.errors import Problem
+from router.config.yaml_tree import Items, Keys, MappingEntry, Node, Scalar, typed
+from router.errors import Problem, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

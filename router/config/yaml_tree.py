@@ -17,7 +17,7 @@ from yaml.reader import Reader, ReaderError
 from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 
-from router.errors import Problem
+from router.errors import Problem, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -129,11 +129,6 @@ def converted(convert: Callable[[str], Value], text: str) -> Value:
         return convert(text)
     except ValueError:  # Python refuses to convert numbers of thousands of digits
         return text
-
-
-def printable(text: str) -> str:
-    """Return text fit for one line of a terminal: whatever is not printable as an escape."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 MAX_DEPTH = 50
