@@ -81,8 +81,8 @@ def _deleted(lake: Path) -> dict[str, list[Any]]:
 
 
 def _cases() -> list[Any]:
-    cases = [(how, point) for point in ("merges", "deletions") for how in ("auto", "tasks", "spark")]
-    cases += [("auto", "merged"), ("spark", "merged")]
+    cases = [(how, point) for point in ("merges", "deletions", "merged") for how in ("auto", "spark")]
+    cases.append(("tasks", "merges"))
     small = ("auto", "merges")
     return [pytest.param(*case, id="-".join(case), marks=() if case == small else pytest.mark.slow) for case in cases]
 
