@@ -50,6 +50,8 @@ def test_the_stream_goes_on_when_the_broker_is_back(own_topic, router_run, tmp_p
     games = topic.simulate(EVENTS, seed=1)
 
     until(lambda: lakes.places(lake).total() >= 2 * EVENTS, "the events after the outage are in the lake")
+    if not options:
+        router.says("the source answers again")
     router.send(signal.SIGTERM)
     assert router.ended() == 0, router.said
     assert len(lakes.places(lake)) == lakes.places(lake).total() == 2 * EVENTS

@@ -126,6 +126,7 @@ def test_a_jvm_with_other_settings_than_the_configuration_is_stopped(monkeypatch
         def join(self) -> None:
             monkeypatch.setattr(SparkContext, "_gateway", Gateway())
 
+    monkeypatch.setattr(SparkContext, "_jvm", SparkContext._jvm)  # other tests want it back
     for asked in ({"a": "1"}, {"a": "2"}):
         monkeypatch.setattr(session.starting, "asked", {"a": "1"})
         monkeypatch.setattr(session.starting, "thread", Thread())
