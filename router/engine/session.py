@@ -60,6 +60,8 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # one small state job per table and snapshot instead of 50 tasks
     "spark.databricks.delta.snapshotPartitions": "2",
+    # Spark's default is a type that Arrow, and so delta-rs, reads as nanoseconds: no year before 1677 or after 2262
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     BATCH_BYTES: UNBOUNDED,
     "spark.python.worker.reuse": "true",

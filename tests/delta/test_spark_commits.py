@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -124,6 +125,20 @@ def test_a_broken_promise_keeps_other_tables_from_nothing(
     assert caught.value.table == f"silver.{name}"
     assert len(tables.rows(name)) == 2
     assert len(tables.rows(f"fresh_{name}")) == 2
+
+
+def test_what_spark_commits_is_read_by_others_too(
+    spark: SparkSession, land: Callable[..., TableCommit], tmp_path: Path
+) -> None:
+    """Without it a table with a time of long ago is read by Spark only."""
+    lake, long_ago = Lake.at(str(tmp_path)), datetime(1, 1, 1, tzinfo=timezone.utc)
+    rows = pa.table({"at": pa.array([long_ago], pa.timestamp("us", "UTC"))})
+    for version in (0, 1):
+        Committers(lake, spark, only_spark=True).commit((land(lake, "silver.old", rows, version),), {}, {})
+
+    handle = lake.open("silver.old")
+    assert handle is not None
+    assert handle.to_pyarrow_table().column("at").to_pylist() == [long_ago] * 2
 
 
 GROWN = pa.struct([("x", pa.int64()), ("new", pa.string())])
