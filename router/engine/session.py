@@ -300,7 +300,7 @@ def quiet_failures(session: SparkSession) -> Iterator[None]:
     """Keep Spark and py4j from printing the stack of a query that fails: the router logs the reason in one line."""
     assert session.sparkContext._jvm is not None
     log4j = session.sparkContext._jvm.org.apache.logging.log4j
-    with _quiet_gateway():
+    with quiet_gateway():
         log4j.core.config.Configurator.setLevel(QUERY_LOGGER, log4j.Level.OFF)
         try:
             yield
@@ -309,19 +309,26 @@ def quiet_failures(session: SparkSession) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet_gateway() -> Iterator[None]:
-    gateway = logging.getLogger("py4j")
+def quiet_gateway() -> Iterator[None]:
+    """Keep py4j from logging each call to a JVM that fails or is gone, by its own loggers or by the root of all."""
+    gateway, root = logging.getLogger("py4j"), logging.getLogger()
     former = gateway.level
+
+    def others(record: logging.LogRecord) -> bool:
+        return "py4j" not in Path(record.pathname).parts
+
     gateway.setLevel(logging.CRITICAL)
+    root.addFilter(others)
     try:
         yield
     finally:
+        root.removeFilter(others)
         gateway.setLevel(former)
 
 
 def alive(session: SparkSession) -> bool:
     """Say whether Spark runs: its JVM may be killed, or end itself for want of memory."""
-    with _quiet_gateway():
+    with quiet_gateway():
         try:
             return not session.sparkContext._jsc.sc().isStopped()
         except (Py4JError, OSError, AttributeError):  # nobody listens, or PySpark has let go of it

@@ -27,7 +27,7 @@ from router.engine.outbox.apply import opened
 from router.engine.outbox.detached import DetachedSinks
 from router.engine.quarantine import Release
 from router.engine.retryable_errors import Outage, passing, says_lost, short
-from router.engine.session import alive, quiet_failures
+from router.engine.session import alive, quiet_failures, quiet_gateway
 from router.engine.start_checks import alone, begin, try_parts_on_executors
 from router.errors import SessionLost
 from router.parts import BatchReport, Preparation
@@ -82,7 +82,8 @@ def run(
     storage is away.
     """
     try:
-        return _run(loaded, registry, spark, options or RunOptions())
+        with quiet_gateway():
+            return _run(loaded, registry, spark, options or RunOptions())
     except Exception as error:
         if alive(spark):
             raise
