@@ -95,8 +95,7 @@ def run(
 
 def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOptions) -> list[BatchReport]:
     config = loaded.config
-    secrets = {key: value.get_secret_value() for key, value in config.storage_options.items()}
-    lake, checkpoint = Lake.at(config.lake, secrets), Lake.at(config.checkpoint_path(), secrets)
+    lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
     with alone(checkpoint, config.name):
         CheckpointStore(checkpoint).begin()
         since = begin(spark, lake, checkpoint, config, options.accept)
