@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from router_demo.api import Api
 from tests.rest.scripted import Scripted
 
 if TYPE_CHECKING:
@@ -28,6 +29,13 @@ class Certificates:
     elsewhere: str
     client: str
     locked: str
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Api]:
+    """Run one API for all tests of the module."""
+    with Api() as running:
+        yield running
 
 
 @pytest.fixture

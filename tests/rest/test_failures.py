@@ -31,13 +31,6 @@ HUNDRED = Pace((RateLimit(100, None, 1.0),), 16, share=0.85, retry_floor=1000.0)
 """Calls that are late for a tenth of a second, on a machine that is busy, are still within the limit."""
 
 
-@pytest.fixture(scope="module")
-def api() -> Iterator[Api]:
-    """Run one API for all tests of the module."""
-    with Api() as running:
-        yield running
-
-
 @pytest.fixture
 def sending(api: Api, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tasks]:
     """Return what runs tasks against the API."""

@@ -10,27 +10,19 @@ import pytest
 from router import Batch, Opening, Sink
 from router.delta.commit import StagedParts
 from router.registry import load_registry
-from router_demo.api import Api
 from router_sinks import Rest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
     from router.delta.lake import Lake
+    from router_demo.api import Api
 
 HUSH = "hush-hush"
 NOBODY = "http://127.0.0.1:1"
 OAUTH = {"token_url": f"{NOBODY}/token", "client_id": "router", "client_secret": HUSH}
-
-
-@pytest.fixture(scope="module")
-def api() -> Iterator[Api]:
-    """Run one API for all tests of the module."""
-    with Api() as running:
-        yield running
 
 
 @pytest.fixture

@@ -26,13 +26,6 @@ THREE = [rows(range(40), partition=partition) for partition in range(3)]
 MANY = [rows(range(300), partition=partition) for partition in range(3)]
 
 
-@pytest.fixture(scope="module")
-def api() -> Iterator[Api]:
-    """Run one API for all tests of the module."""
-    with Api() as running:
-        yield running
-
-
 @pytest.fixture
 def sending(api: Api, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tasks]:
     """Return what runs tasks against the API."""

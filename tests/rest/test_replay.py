@@ -25,7 +25,6 @@ from router.registry import load_registry
 from router_demo.api import Api, Failure, Poison
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -45,13 +44,6 @@ dead_letters: ops.dead
 """
 KEYED = "Idempotency-Key"
 OUT = {"timeouts": {"connect": "1 s"}, "retry": {"attempts": 1}, "max_outage": {"after": "1 ms", "then": "park"}}
-
-
-@pytest.fixture(scope="module")
-def api() -> Iterator[Api]:
-    """Run one API for all tests of the module."""
-    with Api() as running:
-        yield running
 
 
 class Games:

@@ -15,20 +15,12 @@ from router.registry import load_registry
 from router_demo.api import Api, Failure, Poison
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
     from router import Outcome
     from router.delta.lake import Lake
-
-
-@pytest.fixture(scope="module")
-def api() -> Iterator[Api]:
-    """Run one API for all tests of the module."""
-    with Api() as running:
-        yield running
 
 
 class Batches:

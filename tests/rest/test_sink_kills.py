@@ -7,31 +7,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router_demo.api import Api
 from router_rest.batch import hosts
 from router_rest.rate_limit.server import lease_server
 from tests.rest.killing import TaskWorker, keys_by_row, most_in_a_second, workers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
     from router.delta.lake import Lake
+    from router_demo.api import Api
 
 KEY = "Idempotency-Key"
 LIMIT = 150
 IN_FLIGHT = 8
 OPTIONS = {"calls_per_second": LIMIT, "max_in_flight": IN_FLIGHT, "tasks": 2}
 slow = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def api() -> Iterator[Api]:
-    """Run one API for all tests of the module."""
-    with Api() as running:
-        yield running
 
 
 @pytest.fixture

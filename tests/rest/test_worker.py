@@ -25,13 +25,6 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 
-@pytest.fixture(scope="module")
-def api() -> Iterator[Api]:
-    """Run one API for all tests of the module."""
-    with Api() as running:
-        yield running
-
-
 @pytest.fixture
 def sending(api: Api, lake: Lake) -> Iterator[Tasks]:
     """Return what runs tasks against the API."""
