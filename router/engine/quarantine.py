@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -131,6 +131,13 @@ def approve(store: CheckpointStore, found: Quarantined, *, discard: bool = False
     """Write an approval; the running or the next stream carries it out."""
     about = found.place, found.upto, to_delta(found.columns), time.time_ns()
     write(store, Approval(*about, discard=discard, blocked=found.cause is not None))
+
+
+def try_now(store: CheckpointStore, found: Quarantined) -> None:
+    """Let the release of a blocked table be tried next, whatever its pause."""
+    for note in approvals(store, "blocked"):
+        if note.place == found.place:
+            write(store, replace(note, due=0.0, tries=0))
 
 
 def write(store: CheckpointStore, approval: Approval) -> None:
