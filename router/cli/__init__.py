@@ -32,6 +32,7 @@ COMMANDS = {
     "ledger": ("router.cli.tables:ledger", "Print the last batches and their balance."),
     "maintain": ("router.cli.tables:maintain", "Compact and clean tables."),
     "plugins": ("router.cli.plugins:plugins", "List decoders, rules, sinks and encoders, or show the page of one."),
+    "repair": ("router.cli.verify:repair", "Make a table whole again from bronze."),
     "rest-replay": (
         "router.cli.rest_replay:rest_replay",
         "Send rows again that a REST sink parked or refused.",

@@ -300,39 +300,33 @@ class Verification:
         others: list[LogCommit] = []
         for commit in log_commits(self.lake, audit.table, versions):
             if REPAIRED in commit.notes:
-                audit.counted, others = {}, []
-                audit.since = {key: last + 1 for key, last in json.loads(commit.notes[REPAIRED]).items()}
+                others = []
+                self._begin_anew(audit, json.loads(commit.notes[REPAIRED]))
             elif not commit.changes:
                 continue
-            elif place := next(self._places(audit.table, commit), None):
+            elif place := next(places(self.config.name, audit.table, commit), None):
                 run, key, batch = place
                 if key not in self._outboxes or audit.table.startswith("outbox."):
                     by_batch = audit.counted.setdefault((run, key), {})
                     by_batch[batch] = by_batch.get(batch, 0) + commit.rows
                 if versions[0] > 0 and run == self.written.run:
                     audit.since.setdefault(key, batch)
-            elif not any(name.startswith(f"{self.config.name}:") for name in commit.transactions):
+            elif not own(self.config.name, commit):
                 others.append(commit)
         for key in self.written.keys if not versions or versions[0] > 0 else ():
             if (last := handle.transaction_version(self._app_id(key, audit.table))) is not None:
                 audit.since.setdefault(key, last + 1)
         if not audit.table.startswith(OWN_LAYERS):
-            audit.others = self._done_by_others(audit.table, versions, others)
+            audit.others = _some(done_by(self.lake, audit.table, versions, others), "commits of others")
 
-    def _places(self, table: str, commit: LogCommit) -> Iterator[tuple[str, str, int]]:
-        """Yield run, target key and batch of what a commit of the router brought."""
-        for name, batch in commit.transactions.items():
-            if name.startswith(f"{self.config.name}:") and name.endswith(f"/{table}"):
-                run, _, rest = name.removeprefix(f"{self.config.name}:").partition("/")
-                key = rest.removesuffix(f"/{table}")
-                own = key in ("bronze", "dead_letters")
-                yield run, f"/{key}" if own else key, batch
-
-    def _done_by_others(self, table: str, versions: list[int], others: list[LogCommit]) -> list[str]:
-        gone = {file.path for commit in others for file in commit.removed if file.changes}
-        rows = rows_of(self.lake, table, versions, gone) if gone else {}
-        found = [f"version {commit.version}: {_deed(commit, rows)}" for commit in others]
-        return _some(found, "commits of others")
+    def _begin_anew(self, audit: TableAudit, ends: dict[str, int]) -> None:
+        """Forget the batches that a repair has made anew; one that came while it was at work has stayed."""
+        audit.since = {key: last + 1 for key, last in ends.items()}
+        audit.counted = {
+            (run, key): {batch: rows for batch, rows in by_batch.items() if batch > ends[key]}
+            for (run, key), by_batch in audit.counted.items()
+            if run == self.written.run and key in ends
+        }
 
     def _hold_transactions(self, audit: TableAudit, handle: DeltaTable) -> None:
         """Hold the last batch of each sink in a table against what was committed to it."""
@@ -440,6 +434,27 @@ def slashed(key: str) -> str:
 def named(key: str) -> str:
     """Return a target key as text."""
     return key.removeprefix("/")
+
+
+def own(query: str, commit: LogCommit) -> bool:
+    """Say whether a query made a commit: each of its own has a transaction id of the query."""
+    return any(name.startswith(f"{query}:") for name in commit.transactions)
+
+
+def places(query: str, table: str, commit: LogCommit) -> Iterator[tuple[str, str, int]]:
+    """Yield run, target key and batch of what a commit of a query brought into a table."""
+    for name, batch in commit.transactions.items():
+        if name.startswith(f"{query}:") and name.endswith(f"/{table}"):
+            run, _, rest = name.removeprefix(f"{query}:").partition("/")
+            key = rest.removesuffix(f"/{table}")
+            yield run, f"/{key}" if key in ("bronze", "dead_letters") else key, batch
+
+
+def done_by(lake: Lake, table: str, versions: list[int], commits: list[LogCommit]) -> list[str]:
+    """Return what commits did to rows, and who made them; `versions` are those of the log."""
+    gone = {file.path for commit in commits for file in commit.removed if file.changes}
+    rows = rows_of(lake, table, versions, gone) if gone else {}
+    return [f"version {commit.version}: {_deed(commit, rows)}" for commit in commits]
 
 
 def _deed(commit: LogCommit, rows: dict[str, int]) -> str:
