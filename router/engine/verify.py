@@ -97,8 +97,8 @@ class WrittenDown:
     manifests: dict[str, dict[str, dict[int, int]]]
 
     @classmethod
-    def read(cls, config: Config, lake: Lake, checkpoint: Lake) -> WrittenDown:
-        """Read ledger and manifests; a ledger that cannot be read says nothing."""
+    def read(cls, config: Config, lake: Lake, checkpoint: Lake, *, pending: bool = False) -> WrittenDown:
+        """Read ledger and manifests, also of a batch that is `pending`; a ledger that cannot be read says nothing."""
         run = Checkpoint.read(checkpoint).run or ""
         try:
             table = lake.open(config.ledger)
@@ -107,7 +107,7 @@ class WrittenDown:
         except (DeltaError, OSError):
             version, ledger, first = Checkpoint.read(checkpoint).last, {}, 0
         last = -1 if version is None else version
-        return cls(run, last, ledger, _manifests(CheckpointStore(checkpoint, run), first, last))
+        return cls(run, last, ledger, _manifests(CheckpointStore(checkpoint, run), first, last + pending))
 
     @property
     def runs(self) -> set[str]:
@@ -186,10 +186,10 @@ class Verification:
     footers: bool = False
 
     @classmethod
-    def of(cls, config: Config, *, footers: bool = False) -> Verification:
+    def of(cls, config: Config, *, footers: bool = False, pending: bool = False) -> Verification:
         """Return the verification of a configuration's tables."""
         lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
-        return cls(config, lake, WrittenDown.read(config, lake, checkpoint), footers)
+        return cls(config, lake, WrittenDown.read(config, lake, checkpoint, pending=pending), footers)
 
     def audits(self, chosen: Iterable[str] = ()) -> list[TableAudit]:
         """Return what is found out about the chosen tables, or about all; sums of sinks stand after the tables."""
@@ -214,7 +214,7 @@ class Verification:
     def tables(self) -> set[str]:
         """Return the names of all tables of the lake, and those that the router wrote down."""
         there = {table for layer in self.lake.layers() for table in self.lake.tables(layer)}
-        return there | set(self.written.manifests) | set(self._fixed)
+        return there | set(self.written.manifests) | set(self.fixed)
 
     def audit(self, table: str) -> TableAudit | None:
         """Return what is found out about a table; None where it is not one of the router's."""
@@ -224,7 +224,7 @@ class Verification:
                 handle = self.lake.open(table)
                 if handle is None:
                     return self._gone(audit)
-                if not self._ours(table, handle):
+                if not self.ours(table, handle):
                     return None
                 self._look_at(audit, handle)
                 break
@@ -243,7 +243,7 @@ class Verification:
     def _gone(self, audit: TableAudit) -> TableAudit | None:
         rows = sum(sum(by.values()) for by in self.written.manifests.get(audit.table, {}).values())
         last = max((max(by) for by in self.written.manifests.get(audit.table, {}).values()), default=-1)
-        for key in self._fixed.get(audit.table, ()):
+        for key in self.fixed.get(audit.table, ()):
             booked = self.written.ledger.get((self.written.run, key), BatchRows())
             rows, last = max(rows, int(booked.rows.sum())), max(last, booked.last())
         if last < 0:
@@ -263,15 +263,16 @@ class Verification:
         what = error.what if isinstance(error, TableError) else str(error).split("\n", maxsplit=1)[0]
         return f"it cannot be read: {what}"
 
-    def _ours(self, table: str, handle: DeltaTable) -> bool:
-        if table in self.written.manifests or table in self._fixed:
+    def ours(self, table: str, handle: DeltaTable) -> bool:
+        """Say whether the router has rows in a table."""
+        if table in self.written.manifests or table in self.fixed:
             return True
         keys = self.written.keys | {f"{route}/{name}" for route, name, _ in self.config.all_sinks()}
         names = (f"{self.config.name}:{run}{slashed(key)}" for run in self.written.runs for key in keys)
         return any(handle.transaction_version(i) is not None for name in names for i in (f"{name}/{table}", name))
 
     @cached_property
-    def _fixed(self) -> dict[str, set[str]]:
+    def fixed(self) -> dict[str, set[str]]:
         """Return the tables that the configuration names, and the keys of the targets that they have rows of."""
         config = self.config
         found: dict[str, set[str]] = defaultdict(set)
@@ -332,7 +333,7 @@ class Verification:
         """Hold the last batch of each sink in a table against what was committed to it."""
         written = self.written
         wanted = {key: max(by) for key, by in written.manifests.get(audit.table, {}).items()}
-        for key in self._fixed.get(audit.table, ()):
+        for key in self.fixed.get(audit.table, ()):
             if booked := written.ledger.get((written.run, key)):
                 wanted[key] = max(wanted.get(key, -1), min(booked.last(), written.last))
         for key, batch in sorted(wanted.items()):
@@ -421,7 +422,7 @@ class Verification:
 
     def _explained(self, key: str, broken: set[str]) -> bool:
         """Say whether a table is known to be wrong that rows of this sink are in."""
-        fixed = {table for table, keys in self._fixed.items() if key in keys}
+        fixed = {table for table, keys in self.fixed.items() if key in keys}
         known = {table for table, by in self.written.manifests.items() if key in by}
         return bool((fixed | known) & broken)
 

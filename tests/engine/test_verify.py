@@ -12,6 +12,9 @@ from click.testing import CliRunner
 from deltalake import write_deltalake
 
 from router.cli import commands
+from router.config.loader import load
+from router.engine.table_states import table_states
+from router.registry import load_registry
 from tests.engine.written_lake import GAMES, WrittenLake
 
 if TYPE_CHECKING:
@@ -201,3 +204,31 @@ def test_an_unknown_table_is_said(lake: WrittenLake) -> None:
 
     assert shown.exit_code == 1
     assert "no rows in silver.nonsense" in shown.output
+
+
+def test_every_table_is_listed_with_its_state(lake: WrittenLake) -> None:
+    """Without it an operator opens one table after the other to find the one that is behind."""
+    for log in lake.logs("silver.uno")[4:]:
+        log.unlink()
+    shutil.rmtree(lake.path("silver.go"))
+    cut_the_log_of = lake.logs("gold.wins")[-1]
+    cut_the_log_of.write_bytes(cut_the_log_of.read_bytes()[:100])
+    write_deltalake(lake.path("other.table"), pa.table({"id": [1]}))
+    found = {one.table: one for one in table_states(load(lake.file, load_registry()).config)}
+
+    told = {name: (one.state, one.rows, one.lag, one.committer) for name, one in found.items() if "poker" not in name}
+    assert told == {
+        "bronze.events": ("ok", 105, 0, "delta-rs"),
+        "gold.wins": ("unreadable", None, 12, "delta-rs"),
+        "ops.dead": ("none", None, 0, "delta-rs"),
+        "ops.ledger": ("ok", 18, 0, "delta-rs"),
+        "quarantine.games__all__tables": ("none", None, 0, "delta-rs"),
+        "quarantine.games__wins__delta": ("none", None, 0, "delta-rs"),
+        "silver.euchre": ("ok", 21, 0, "delta-rs"),
+        "silver.go": ("gone", None, 21, "delta-rs"),
+        "silver.rummy": ("ok", 21, 0, "delta-rs"),
+        "silver.uno": ("behind", 10, 11, "delta-rs"),
+    }
+    shown = CliRunner().invoke(commands, ["tables", str(lake.file)])
+    assert shown.exit_code == 0
+    assert "silver.uno" in shown.output
