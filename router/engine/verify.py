@@ -88,10 +88,12 @@ class BatchRows:
 class WrittenDown:
     """What the router wrote down: the ledger's rows by run and target key, those of manifests by table, key and batch.
 
-    `run` is the run of the checkpoint, `last` its last batch in the ledger (-1 for none).
+    `run` is the run of the checkpoint, `committed` its last batch there, `last` its last batch in the ledger (-1 for
+    none).
     """
 
     run: str
+    committed: int
     last: int
     ledger: dict[tuple[str, str], BatchRows]
     manifests: dict[str, dict[str, dict[int, int]]]
@@ -99,15 +101,18 @@ class WrittenDown:
     @classmethod
     def read(cls, config: Config, lake: Lake, checkpoint: Lake, *, pending: bool = False) -> WrittenDown:
         """Read ledger and manifests, also of a batch that is `pending`; a ledger that cannot be read says nothing."""
-        run = Checkpoint.read(checkpoint).run or ""
+        past = Checkpoint.read(checkpoint)  # before the ledger, which has a batch first
+        run = past.run or ""
         try:
             table = lake.open(config.ledger)
-            version = table.transaction_version(f"{config.name}:{run}/ledger") if table else None
+            last = booked(table, config, run)
             ledger, first = _ledger(table, config.name, run) if table else ({}, 0)
         except (DeltaError, OSError):
-            version, ledger, first = Checkpoint.read(checkpoint).last, {}, 0
-        last = -1 if version is None else version
-        return cls(run, last, ledger, _manifests(CheckpointStore(checkpoint, run), first, last + pending))
+            last, ledger, first = past.last, {}, 0
+        if config.bronze is None:
+            ledger = {place: rows for place, rows in ledger.items() if place[1] != "/bronze"}
+        manifests = _manifests(CheckpointStore(checkpoint, run), first, last + pending)
+        return cls(run, past.last, last, ledger, manifests)
 
     @property
     def runs(self) -> set[str]:
@@ -118,6 +123,12 @@ class WrittenDown:
     def keys(self) -> set[str]:
         """Return the target keys that rows were counted for."""
         return {key for _, key in self.ledger} | {key for by in self.manifests.values() for key in by}
+
+
+def booked(ledger: DeltaTable | None, config: Config, run: str) -> int:
+    """Return the last batch of a run in the ledger, -1 for none."""
+    version = ledger.transaction_version(f"{config.name}:{run}/ledger") if ledger else None
+    return -1 if version is None else version
 
 
 def _ledger(table: DeltaTable, query: str, current: str) -> tuple[dict[tuple[str, str], BatchRows], int]:
@@ -244,8 +255,8 @@ class Verification:
         rows = sum(sum(by.values()) for by in self.written.manifests.get(audit.table, {}).values())
         last = max((max(by) for by in self.written.manifests.get(audit.table, {}).values()), default=-1)
         for key in self.fixed.get(audit.table, ()):
-            booked = self.written.ledger.get((self.written.run, key), BatchRows())
-            rows, last = max(rows, int(booked.rows.sum())), max(last, booked.last())
+            counted = self.written.ledger.get((self.written.run, key), BatchRows())
+            rows, last = max(rows, int(counted.rows.sum())), max(last, counted.last())
         if last < 0:
             return None  # its first row has yet to come
         audit.wrong.append(f"it is gone: {rows:,} rows at least were committed to it, the last in batch {last}")
@@ -310,8 +321,8 @@ class Verification:
                 if key not in self._outboxes or audit.table.startswith("outbox."):
                     by_batch = audit.counted.setdefault((run, key), {})
                     by_batch[batch] = by_batch.get(batch, 0) + commit.rows
-                if versions[0] > 0 and run == self.written.run:
-                    audit.since.setdefault(key, batch)
+                if (versions[0] > 0 or key == "/bronze") and run == self.written.run:
+                    audit.since.setdefault(key, batch)  # where the log begins; bronze may be younger than its ledger
             elif not own(self.config.name, commit):
                 others.append(commit)
         for key in self.written.keys if not versions or versions[0] > 0 else ():
@@ -334,8 +345,8 @@ class Verification:
         written = self.written
         wanted = {key: max(by) for key, by in written.manifests.get(audit.table, {}).items()}
         for key in self.fixed.get(audit.table, ()):
-            if booked := written.ledger.get((written.run, key)):
-                wanted[key] = max(wanted.get(key, -1), min(booked.last(), written.last))
+            if rows := written.ledger.get((written.run, key)):
+                wanted[key] = max(wanted.get(key, -1), min(rows.last(), written.last))
         for key, batch in sorted(wanted.items()):
             version = handle.transaction_version(self._app_id(key, audit.table))
             have = -1 if version is None else version
@@ -344,14 +355,18 @@ class Verification:
                 old = "another table stands in its place" if have < 0 else "it was put back from an older copy"
                 audit.wrong.append(f"of {named(key)} it has {what}, and batch {batch} was committed to it: {old}")
                 audit.since[key] = written.last + 1  # said already
-            elif have > written.last + 1:
-                what = f"of {named(key)} it has batch {have}, and the ledger ends with batch {written.last}"
+            elif have > written.last + 1 and have > (last := self._booked_now()) + 1:
+                what = f"of {named(key)} it has batch {have}, and the ledger ends with batch {last}"
                 audit.wrong.append(f"{what}: ledger or checkpoint were put back from an older copy")
-        if audit.table == self.config.ledger and (last := self._last_committed()) > written.last:
-            audit.wrong.append(f"it ends with batch {written.last}, and the checkpoint with batch {last}")
+        if audit.table == self.config.ledger and written.committed > written.last:
+            audit.wrong.append(f"it ends with batch {written.last}, and the checkpoint with batch {written.committed}")
 
-    def _last_committed(self) -> int:
-        return Checkpoint.read(Lake.at(self.config.checkpoint_path(), self.config.storage())).last
+    def _booked_now(self) -> int:
+        """Return the last batch in the ledger by now: the stream may have gone on."""
+        try:
+            return booked(self.lake.open(self.config.ledger), self.config, self.written.run)
+        except (DeltaError, OSError):
+            return self.written.last
 
     def _app_id(self, key: str, table: str) -> str:
         return f"{self.config.name}:{self.written.run}{slashed(key)}/{table}"
@@ -416,7 +431,7 @@ class Verification:
             differing = written.ledger[run, key].differing(came, first, last)
             if not differing or self._explained(key, broken):
                 continue
-            listed = [f"batch {batch}: {booked:,} in the ledger, {found:,} there" for batch, booked, found in differing]
+            listed = [f"batch {batch}: {want:,} in the ledger, {have:,} there" for batch, want, have in differing]
             what = f"the rows of its tables are not those of the ledger: {'; '.join(_some(listed, 'batches'))}"
             yield TableAudit(named(key), [what])
 

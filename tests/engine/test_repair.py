@@ -19,6 +19,8 @@ from router.errors import StartError, TableError
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Delta, Tables, Upsert
+from tests.engine import scenarios
+from tests.engine.conftest import COMMITS
 from tests.engine.query import RUN, Query, multiset, records
 
 if TYPE_CHECKING:
@@ -221,3 +223,29 @@ def test_what_cannot_be_repaired_is_refused(query: Query, spark: SparkSession) -
     query = query.restarted(bronze=None)
     with pytest.raises(StartError, match="has no bronze"):
         repaired(query, spark, "silver.uno")
+
+
+def scenes() -> list[Any]:
+    return [pytest.param(s, commit, id=f"{s.__name__}-{commit}") for s in scenarios.ALL for commit in COMMITS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scenario", "commit"), scenes())
+def test_a_repair_writes_what_the_batches_wrote(
+    make_query: MakeQuery, spark: SparkSession, tmp_path: Path, scenario: scenarios.Scenario, commit: str
+) -> None:
+    """Without it a repair is a second way from bytes to a table, with an opinion of its own."""
+
+    def with_bronze(folder: Path, **settings: Any) -> Query:
+        return make_query(folder, **{"bronze": "bronze.all", **settings})
+
+    query = scenario(with_bronze, tmp_path, commit)
+    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    own = {query.config.dead_letters, query.config.ledger, query.config.bronze}
+    tables = [table for table in query.tables() if table not in own and not table.startswith("outbox.")]
+    before = {table: multiset(query, table) for table in (*tables, query.config.dead_letters, "ops.ledger")}
+    for table in tables:
+        repaired(query, spark, table)
+
+    assert {table: multiset(query, table) for table in before} == before
+    assert wrong(query) == {}
