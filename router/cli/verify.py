@@ -39,7 +39,7 @@ def verify(file: Path, tables: tuple[str, ...], footers: bool, plugin_files: tup
     """
     config = load(file, load_registry(plugin_files)).config
     engine = import_module("router.engine.verify")
-    found: list[TableAudit] = engine.Verification.of(config, footers=footers).audits(tables)
+    found: list[TableAudit] = engine.verified(config, tables, footers=footers)
     if absent := sorted(set(tables) - {audit.table for audit in found}):
         raise click.ClickException(f"{config.name} has no rows in {', '.join(absent)}")
     width = max((len(audit.table) for audit in found), default=0)
