@@ -80,7 +80,7 @@ def log_commits(lake: Lake, table: str, versions: Iterable[int]) -> Iterator[Log
         try:
             yield _commit(version, [json.loads(line) for line in text.splitlines() if line.strip()])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TableError(table, f"{name} of its log is damaged ({error})") from error
+            raise TableError(table, f"{name} of its log is damaged") from error
 
 
 def rows_of(lake: Lake, table: str, versions: Iterable[int], paths: set[str]) -> dict[str, int]:

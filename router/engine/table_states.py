@@ -18,7 +18,7 @@ from router.engine.explain import fixed_table
 from router.engine.label.layout import asked, outbox_of
 from router.engine.merge.coordinator import BacklogStore, MergedTables
 from router.engine.quarantine import quarantined
-from router.engine.verify import Verification, slashed
+from router.engine.verify import OWN_LAYERS, Verification, slashed
 from router.sinks import KeyedTable, MergingSink
 
 if TYPE_CHECKING:
@@ -82,9 +82,11 @@ class _Overview:
         try:
             handle = self.lake.open(table)
         except (DeltaError, OSError) as error:
-            return self._told(table, None, "unreadable", why=str(error).split("\n", maxsplit=1)[0])
+            return self._told(table, None, "unreadable", why=self.verification.unreadable(table, error))
         if handle is None:
             committed = table in self.verification.written.manifests or bool(self._booked(table))
+            if not committed and table.startswith(OWN_LAYERS):
+                return None  # nothing had to wait yet
             return self._told(table, None, "gone" if committed else "none")
         if table not in self.merged and not self.verification.ours(table, handle):
             return None

@@ -89,7 +89,7 @@ class WrittenDown:
     """What the router wrote down: the ledger's rows by run and target key, those of manifests by table, key and batch.
 
     `run` is the run of the checkpoint, `committed` its last batch there, `last` its last batch in the ledger (-1 for
-    none).
+    none); `runs` are all that the ledger knows, those of detached sinks, too.
     """
 
     run: str
@@ -97,6 +97,7 @@ class WrittenDown:
     last: int
     ledger: dict[tuple[str, str], BatchRows]
     manifests: dict[str, dict[str, dict[int, int]]]
+    runs: frozenset[str]
 
     @classmethod
     def read(cls, config: Config, lake: Lake, checkpoint: Lake, *, pending: bool = False) -> WrittenDown:
@@ -106,18 +107,13 @@ class WrittenDown:
         try:
             table = lake.open(config.ledger)
             last = booked(table, config, run)
-            ledger, first = _ledger(table, config.name, run) if table else ({}, 0)
+            ledger, begun = _ledger(table, config.name) if table else ({}, {})
         except (DeltaError, OSError):
-            last, ledger, first = past.last, {}, 0
+            last, ledger, begun = past.last, {}, {}
         if config.bronze is None:
             ledger = {place: rows for place, rows in ledger.items() if place[1] != "/bronze"}
-        manifests = _manifests(CheckpointStore(checkpoint, run), first, last + pending)
-        return cls(run, past.last, last, ledger, manifests)
-
-    @property
-    def runs(self) -> set[str]:
-        """Return the runs that the ledger knows, and the checkpoint's."""
-        return {run for run, _ in self.ledger} | {self.run}
+        manifests = _manifests(CheckpointStore(checkpoint, run), begun.get(run, 0), last + pending)
+        return cls(run, past.last, last, ledger, manifests, frozenset({run, *begun}))
 
     @property
     def keys(self) -> set[str]:
@@ -131,25 +127,24 @@ def booked(ledger: DeltaTable | None, config: Config, run: str) -> int:
     return -1 if version is None else version
 
 
-def _ledger(table: DeltaTable, query: str, current: str) -> tuple[dict[tuple[str, str], BatchRows], int]:
-    """Return the rows of a ledger by run and target key, and the first batch that it has of the current run."""
+def _ledger(table: DeltaTable, query: str) -> tuple[dict[tuple[str, str], BatchRows], dict[str, int]]:
+    """Return the rows of a ledger by run and target key, and the first batch that it has of each run."""
     there = {column.name for column in table.schema().fields}
     counted = [name for name in COUNTED if name in there]
     columns = ["query", "run", "batch_id", "route", "sink", *counted]
     found: dict[tuple[str, str], BatchRows] = defaultdict(BatchRows)
-    first: int | None = None
+    begun: dict[str, int] = {}
     for part in table.to_pyarrow_dataset().scanner(columns=columns).to_batches():
         sums = pa.table(part).group_by(columns[:5]).aggregate([(name, "sum") for name in counted])
         for row in sums.to_pylist():
             if row["query"] != query or row["batch_id"] is None:
                 continue
-            if row["run"] == current:
-                first = min(row["batch_id"], row["batch_id"] if first is None else first)
+            begun[row["run"]] = min(row["batch_id"], begun.get(row["run"], row["batch_id"]))
             for name in counted:
                 if rows := row[f"{name}_sum"]:
                     place = "" if row["route"] is None else f"{row['route']}/{row['sink']}"
                     found[row["run"], place + COUNTED[name]].add(row["batch_id"], rows)
-    return dict(found), first or 0
+    return dict(found), begun
 
 
 def _manifests(store: CheckpointStore, first: int, last: int) -> dict[str, dict[str, dict[int, int]]]:
@@ -255,7 +250,7 @@ class Verification:
                 break
             except (TableError, DeltaError, OSError) as error:
                 if attempt == TRIES - 1:
-                    audit.wrong.append(self._unreadable(table, error))
+                    audit.wrong.append(self.unreadable(table, error))
         return audit
 
     def _look_at(self, audit: TableAudit, handle: DeltaTable) -> None:
@@ -276,7 +271,7 @@ class Verification:
         audit.wrong.append(f"it is gone: {rows:,} rows at least were committed to it, the last in batch {last}")
         return audit
 
-    def _unreadable(self, table: str, error: Exception) -> str:
+    def unreadable(self, table: str, error: Exception) -> str:
         """Return why a table cannot be read; the name of the file where one of its log is damaged."""
         try:
             for _ in log_commits(self.lake, table, log_versions(self.lake, table)):

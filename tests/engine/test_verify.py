@@ -222,8 +222,6 @@ def test_every_table_is_listed_with_its_state(lake: WrittenLake) -> None:
         "gold.wins": ("unreadable", None, 12, "delta-rs"),
         "ops.dead": ("none", None, 0, "delta-rs"),
         "ops.ledger": ("ok", 18, 0, "delta-rs"),
-        "quarantine.games__all__tables": ("none", None, 0, "delta-rs"),
-        "quarantine.games__wins__delta": ("none", None, 0, "delta-rs"),
         "silver.euchre": ("ok", 21, 0, "delta-rs"),
         "silver.go": ("gone", None, 21, "delta-rs"),
         "silver.rummy": ("ok", 21, 0, "delta-rs"),
