@@ -152,6 +152,9 @@ class FromBronze:
 
     def _check(self, landed: Landed, expected: int) -> None:
         """Refuse what does not balance: records that were not read, rows that are in no file."""
+        if landed.failed:
+            self.landing.discard(landed)
+            raise TableError(min(self.only), next(iter(landed.failed.values())))
         counted = partitions(landed.counts)
         files, rows = sum(file.rows for file in landed.files), sum(keyed(counted, "landed").values())
         if (read := total(counted, "read")) != expected or files != rows:
@@ -175,6 +178,6 @@ class GivenTables:
 
     find: Callable[[str], Any]
 
-    def open(self, tables: Iterable[str]) -> dict[str, Any]:
+    def readable(self, tables: Iterable[str]) -> dict[str, Any]:
         """Return tables by name; None where there is none."""
         return {name: self.find(name) for name in sorted(tables)}

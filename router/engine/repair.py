@@ -6,8 +6,8 @@ are in the table once:
 
 - A table that can be read: the files of such batches are copied, and the copies are part of the new content. A commit
   of the stream that comes between only adds to it: its files are not among those that are removed.
-- A table that was dropped, or whose log is damaged: rows that a manifest has decided are taken from their staged files,
-  and the transaction ids say so: the stream skips what is there.
+- A table that was dropped, or whose log is damaged, is made with the transaction ids of batch N. What waits for it in
+  the quarantine from batches up to N is in it then; the stream releases what came later.
 
 A transaction id is moved only where the table was behind N. Then this commit and the stream's of a later batch cannot
 both succeed, and whichever is slower begins anew. A log that cannot be read, and the files that it named, are moved
@@ -46,15 +46,16 @@ from router.delta.constraints import unsupported
 from router.delta.file_statistics import statistics
 from router.delta.history import LogCommit, log_commits, log_folder, log_versions
 from router.delta.schema_diff import compare, delta_schema
+from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.committers import Committers, staged_rows, widen
 from router.engine.explain import fixed_table
 from router.engine.from_bronze import BronzeRecords, FromBronze, GivenTables, LandedAgain
 from router.engine.merge.coordinator import MergedTables
-from router.engine.quarantine import quarantined
+from router.engine.quarantine import Quarantined, quarantined
 from router.engine.start_checks import alone, locked
 from router.engine.verify import REPAIRED, WrittenDown, done_by, own, places, slashed
-from router.errors import RunningError, StartError, TableError
+from router.errors import RunningError, StartError, TableError, first_line
 from router.sinks import MergingSink, TableSink
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from router.config.models import Config
-    from router.delta.commit import TableCommit
     from router.delta.lake import Lake
 
 log = logging.getLogger("router")
@@ -97,7 +97,6 @@ class LaterBatch:
     key: str
     batch: int
     files: tuple[StagedFile, ...]
-    columns: str | None = None
 
 
 @dataclass
@@ -127,10 +126,9 @@ class Repair:
         refusal = f"another repair of {self.table} is at work"
         with locked(self.checkpoint, f"repairs/{self.table}.lock", refusal):
             self._refuse_other_kinds()
-            handle, damage = self._opened()
+            handle, damage = self._settled()
             self.seen = handle.version() if handle is not None else -1
             self._refuse_changes_of_others()
-            self._settle(handle)
             if handle is not None:
                 self._refuse_waiting_rows()
             records = self._records()
@@ -168,16 +166,33 @@ class Repair:
         if not any(isinstance(sink, TableSink) and fixed_table(sink) in ("", table) for _, sink in sinks):
             raise StartError(f"no sink of {config.name} brings rows into {table}")
 
+    def _settled(self) -> tuple[DeltaTable | None, bool]:
+        """Return the table, None where there is none or none that can be read, and whether its log is damaged.
+
+        A batch under way may have its rows in what is gone, or just be about to make the table: its end is waited for.
+        """
+        end = time.monotonic() + WAIT_SECONDS
+        while True:
+            handle, damage = self._opened()
+            if handle is not None or not (self._running() and self._pending()):
+                return handle, damage
+            if time.monotonic() > end or self.stop.wait(0.5):
+                raise TableError(self.table, f"batch {self.last + 1} has not ended yet; try again after it")
+            self.written = WrittenDown.read(self.config, self.lake, self.checkpoint)
+
     def _opened(self) -> tuple[DeltaTable | None, bool]:
-        """Return the table, None where there is none or none that can be read, and whether it is damaged."""
         try:
-            handle = self.lake.open(self.table)
-            if handle is not None:
-                for _ in log_commits(self.lake, self.table, log_versions(self.lake, self.table)):
-                    pass
-        except (DeltaError, OSError, ValueError, TableError):
+            for _ in log_commits(self.lake, self.table, log_versions(self.lake, self.table)):
+                pass
+        except TableError:
             return None, True
-        return handle, False
+        try:
+            return self.lake.open(self.table), False
+        except (DeltaError, OSError, ValueError) as error:
+            if self.accept:
+                return None, True
+            what = f"its log is whole and cannot be read all the same: {first_line(error)}"
+            raise TableError(self.table, f"{what}. With --accept it is made anew") from error
 
     def _refuse_changes_of_others(self) -> None:
         """Raise TableError where others wrote the table, as far as its log can be read, and nobody accepted it."""
@@ -203,15 +218,6 @@ class Repair:
             pass  # what is behind a damaged commit is not known
         return done_by(self.lake, self.table, read, others)
 
-    def _settle(self, handle: DeltaTable | None) -> None:
-        """Wait for a batch under way whose files for a missing table are gone: its rows come from bronze, too."""
-        end = time.monotonic() + WAIT_SECONDS
-        while handle is None and self._running() and not all(map(self.committers.staged, self._pending())):
-            if time.monotonic() > end or self.stop.wait(0.5):
-                what = f"batch {self.last + 1} is under way and has lost its files for it"
-                raise TableError(self.table, f"{what}; stop the stream, or try again after that batch")
-            self.written = WrittenDown.read(self.config, self.lake, self.checkpoint)
-
     def _running(self) -> bool:
         try:
             with alone(self.checkpoint, self.config.name):
@@ -219,21 +225,22 @@ class Repair:
         except RunningError:
             return True
 
-    def _pending(self) -> list[list[TableCommit]]:
-        """Return the commits for the table that manifests after N have decided, by batch."""
-        found = []
+    def _pending(self) -> bool:
+        """Say whether a manifest after N brings the table rows."""
         for path in self.store.paths(f"manifests/{self.store.run}"):
             number = int(path.rpartition("/")[2].removesuffix(".json"))
             if number > self.last and (manifest := self.store.manifest(number)):
-                found.append([work for work in manifest.commits if work.table == self.table])
-        return [works for works in found if works]
+                works = (work for work in manifest.commits if work.table == self.table)
+                if any(work.place not in manifest.quarantined for work in works):
+                    return True
+        return False
 
     def _refuse_waiting_rows(self) -> None:
         rows = sum(found.rows for found in quarantined(self.config, self.lake) if found.place.table == self.table)
         if rows:
             raise TableError(
                 self.table,
-                f"{rows:,} rows wait for it in the quarantine, and would be in it twice; approve or discard them first",
+                f"{rows:,} rows wait for it in the quarantine, and would be in it twice; see `router quarantine list`",
             )
 
     def _records(self) -> BronzeRecords:
@@ -322,59 +329,50 @@ class Repair:
 
     def _commit(self, landed: LandedAgain) -> tuple[int, int]:
         """Replace the content of the table, again while other writers are faster; return version and later rows."""
-        pending = [LaterBatch(work.target, work.version, work.files, work.columns) for work in self._adopted()]
         for attempt in range(TRIES):
             handle = self.lake.open(self.table)
-            copies: list[LaterBatch] = []
+            later: list[LaterBatch] = []
             try:
                 if self._needs_spark(landed, handle):
                     return self._replace_with_spark(landed, handle), 0
+                waited = self._waited() if handle is None else []
                 if handle is None:
-                    later = pending
-                    self._create(landed, later)
+                    self._create(landed, waited)
                 else:
                     self._refuse_changes_of_others()
                     self._grow(landed, handle)
-                    copies = [self._copied(commit) for commit in self._since(handle)]  # of just this version
-                    have = {(one.key, one.batch) for one in copies}
-                    later = [*copies, *(one for one in pending if (one.key, one.batch) not in have)]
+                    later = [self._copied(commit) for commit in self._since(handle)]  # of just this version
                     self._replace(landed, later, handle)
             except (DeltaError, OSError) as error:
-                for path in (file.path for one in copies for file in one.files):
+                for path in (file.path for one in later for file in one.files):
                     self.lake.delete(path)
                 if attempt == TRIES - 1:
                     raise TableError(self.table, f"the repair could not be committed: {error}") from error
                 log.info("%s: another writer was faster, trying again", self.table)
                 continue
+            self._book(waited)
             done = self.lake.open(self.table)
             assert done is not None  # it was committed
             return done.version(), sum(file.rows for one in later for file in one.files)
         raise AssertionError  # the last try raises
-
-    def _adopted(self) -> list[TableCommit]:
-        """Return the commits that manifests after N have decided, where the table is made anew and files are there."""
-        if self.lake.open(self.table) is not None:
-            return []
-        return [work for works in self._pending() if self.committers.staged(works) for work in works]
 
     def _needs_spark(self, landed: LandedAgain, handle: DeltaTable | None) -> bool:
         if self.committers.only_spark or any(work.widened for work in landed.commits):
             return True
         return handle is not None and bool(unsupported(handle))
 
-    def _create(self, landed: LandedAgain, later: list[LaterBatch]) -> None:
+    def _create(self, landed: LandedAgain, waited: list[Quarantined]) -> None:
+        if not landed.commits:
+            raise TableError(self.table, "bronze has no row for it")
         schemas = [to_arrow_schema(work.columns) for work in landed.commits]
-        schemas += [to_arrow_schema(one.columns) for one in later if one.columns]
-        if not schemas:
-            return  # bronze has no row for it
         create_table_with_add_actions(
             self.lake.address(self.table),
             Schema.from_json(to_delta(pa.unify_schemas(schemas, promote_options="permissive"))),
-            self._adds(landed, later),
+            self._adds(landed, []),
             mode="error",
             partition_by=[],
             configuration=PROPERTIES,
-            commit_properties=self._properties(landed, later, None),
+            commit_properties=self._properties(landed, [], None, self._releases(waited)),
             storage_options=self.lake.options or None,
         )
 
@@ -393,23 +391,23 @@ class Repair:
             mode="overwrite",
             schema=handle.schema(),
             partition_by=[],
-            commit_properties=self._properties(landed, later, handle),
+            commit_properties=self._properties(landed, later, handle, {}),
         )
 
     def _adds(self, landed: LandedAgain, later: list[LaterBatch]) -> list[AddAction]:
         files = [file for work in landed.commits for file in work.files]
         return [add_action(file) for file in (*files, *(file for one in later for file in one.files))]
 
-    def _properties(self, landed: LandedAgain, later: list[LaterBatch], handle: DeltaTable | None) -> CommitProperties:
-        """Return notes and transaction ids: its own, and those of the stream that were behind."""
+    def _properties(
+        self, landed: LandedAgain, later: list[LaterBatch], handle: DeltaTable | None, more: dict[str, int]
+    ) -> CommitProperties:
+        """Return notes and transaction ids: its own, those of the stream that were behind, and more."""
         ends = self._ends(landed, later, handle)
-        ids = {f"{self.query}/repair/{self.table}": int(time.time())}
+        ids = {f"{self.query}/repair/{self.table}": int(time.time()), **more}
         for key, batch in ends.items():
             have = self._have(key, handle)
             if have is None or have < batch:
                 ids[self._app_id(key)] = batch
-        if handle is None:
-            ids |= self._releases()
         transactions = [Transaction(name, version) for name, version in ids.items()]
         return CommitProperties(custom_metadata=self._notes(ends), app_transactions=transactions)
 
@@ -432,14 +430,42 @@ class Repair:
     def _app_id(self, key: str) -> str:
         return f"{self.query}{slashed(key)}/{self.table}"
 
-    def _releases(self) -> dict[str, int]:
-        """Return the ids of releases of a table that is made anew: what waited in the quarantine is in it now."""
-        found = {}
-        for waiting in quarantined(self.config, self.lake):
-            if waiting.place.table == self.table:
-                for query, batch in waiting.upto.items():
-                    found[waiting.place.app_id(query)] = min(batch, self.last) if query == self.query else batch
-        return found
+    def _waited(self) -> list[Quarantined]:
+        """Return what waits in the quarantine for a table that is made anew."""
+        return [found for found in quarantined(self.config, self.lake) if found.place.table == self.table]
+
+    def _releases(self, waited: list[Quarantined]) -> dict[str, int]:
+        """Return the ids of releases that say which quarantined rows are in the table now: those of bronze."""
+        return {
+            found.place.app_id(query, blocked=found.cause is not None): self._until(query, batch)
+            for found in waited
+            for query, batch in found.upto.items()
+        }
+
+    def _until(self, query: str, batch: int) -> int:
+        return min(batch, self.last) if query == self.query else batch
+
+    def _book(self, waited: list[Quarantined]) -> None:
+        """Delete the quarantined rows that are in the table now, and note in the ledger that they were released."""
+        try:
+            self._release(waited)
+        except (DeltaError, OSError, TableError) as error:  # the table says by its ids that it has them
+            log.warning("%s: its rows are still in the quarantine, too: %s", self.table, first_line(error))
+
+    def _release(self, waited: list[Quarantined]) -> None:
+        for found in waited:
+            cause = f"_cause IS {'NOT ' if found.cause is not None else ''}NULL"
+            for query, batch in found.upto.items():
+                last, handle = self._until(query, batch), self.lake.open(found.quarantine)
+                assert handle is not None  # it has rows
+                mine = f"_table = '{self.table}' AND _query = '{query}' AND _batch_id <= {last}"
+                there = "_cause" in {column.name for column in handle.schema().fields}
+                rows = handle.delete(f"{mine} AND {cause}" if there else mine)["num_deleted_rows"]
+                name, _, run = query.rpartition(":")
+                row = {"query": name, "run": run, "batch_id": last, "released": rows}
+                row |= {"route": found.place.route, "sink": found.place.sink}
+                entry = ledger.LedgerEntry(self.config.ledger, f"{query}/ledger/repair/{found.place}", last)
+                ledger.append(self.committers, entry, [row])
 
     def _notes(self, ends: dict[str, int]) -> dict[str, str]:
         return {"router.query": self.query, REPAIRED: json.dumps(ends)}
@@ -461,7 +487,7 @@ class Repair:
 
     def _replace_with_spark(self, landed: LandedAgain, handle: DeltaTable | None) -> int:
         """Overwrite the table through Delta on Spark; only without a stream, whose commits it would take for old."""
-        if self._running() or self._pending() or (handle is not None and self._since(handle)):
+        if self._running() or self._pending() or (handle is not None and self._since(handle)) or self._waited():
             what = "it needs Delta on Spark, which cannot replace it beside the stream"
             raise TableError(self.table, f"{what}; end the stream with a whole batch, then repair it")
         ends = self._ends(landed, [], handle)

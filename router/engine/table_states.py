@@ -17,7 +17,7 @@ from router.engine.checkpoint_store import CheckpointStore
 from router.engine.explain import fixed_table
 from router.engine.label.layout import asked, outbox_of
 from router.engine.merge.coordinator import BacklogStore, MergedTables
-from router.engine.quarantine import quarantined
+from router.engine.quarantine import approvals, quarantined
 from router.engine.verify import OWN_LAYERS, Verification, slashed
 from router.sinks import KeyedTable, MergingSink
 
@@ -33,8 +33,9 @@ NAMES = {"arrow": "delta-rs", "spark": "Spark"}
 class TableState:
     """What is to be known of a table at a glance.
 
-    `state` is ok, behind (it lacks rows that are decided), unreadable, gone, or none where its first row has yet to
-    come. `rows` are None where nobody knows, `lag` are rows that it will get, `quarantined` those that wait elsewhere.
+    `state` is ok, behind (it lacks rows that are decided), blocked (it cannot be written), unreadable, gone, or none
+    where its first row has yet to come. `rows` are None where nobody knows, `lag` are rows that it will get,
+    `quarantined` those that wait elsewhere.
     """
 
     table: str
@@ -61,6 +62,8 @@ class _Overview:
         self.config = config
         self.lake, checkpoint = (Lake.at(p, config.storage()) for p in (config.lake, config.checkpoint_path()))
         self.verification = Verification.of(config, pending=True)
+        notes = approvals(CheckpointStore(checkpoint), "blocked")
+        self.blocked = {note.place.table: note.cause for note in notes}
         self.waiting: dict[str, int] = {}
         for found in quarantined(config, self.lake):
             self.waiting[found.place.table] = self.waiting.get(found.place.table, 0) + found.rows
@@ -88,6 +91,8 @@ class _Overview:
             if not committed and table.startswith(OWN_LAYERS):
                 return None  # nothing had to wait yet
             return self._told(table, None, "gone" if committed else "none")
+        if table in self.blocked:
+            return self._told(table, handle, "blocked", why=self.blocked[table])
         if table not in self.merged and not self.verification.ours(table, handle):
             return None
         return self._told(table, handle, "behind" if self._decided(table, handle) else "ok")

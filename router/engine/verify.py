@@ -50,8 +50,11 @@ SHOWN = 3
 """How many files, batches or commits a sentence names, at most."""
 OWN_LAYERS = ("outbox.", "quarantine.")
 """Layers in which the router, and who discards rows, delete as they like."""
-COUNTED = {"read": "/bronze", "landed": "", "released": "", "quarantined": "/quarantine"}
+RELEASED = "/released"
+COUNTED = {"read": "/bronze", "landed": "", "released": RELEASED}
 """Columns of the ledger that count rows of tables, and what they add to the key of a sink."""
+RELEASES = ("release/", "unblock/")
+"""What is before the key of a sink in the transaction ids of rows that left the quarantine."""
 REPAIRED = "router.repaired"
 """The note of a commit that made a table anew from bronze: target key -> the last batch that the commit has."""
 
@@ -68,9 +71,10 @@ class BatchRows:
             self.rows = np.concatenate([self.rows, np.zeros(max(batch + 1, len(self.rows)), np.int64)])
         self.rows[batch] += rows
 
-    def of(self, batch: int) -> int:
-        """Return the rows of a batch."""
-        return int(self.rows[batch]) if batch < len(self.rows) else 0
+    def extend(self, other: BatchRows | None) -> None:
+        """Count the rows of others, too."""
+        for batch in np.flatnonzero(other.rows) if other else ():
+            self.add(int(batch), int(other.rows[batch]))  # type: ignore[union-attr] # there is no batch of None
 
     def last(self) -> int:
         """Return the last batch with rows, -1 for none."""
@@ -155,7 +159,7 @@ def _manifests(store: CheckpointStore, first: int, last: int) -> dict[str, dict[
         manifest = Manifest.load(text) if text else None  # the stream deletes the oldest
         if manifest is None or not first <= manifest.batch <= last:
             continue
-        for work in manifest.commits:
+        for work in (one for one in manifest.commits if one.place not in manifest.quarantined):
             found[work.table][work.target][work.version] = work.rows
     return found
 
@@ -430,17 +434,18 @@ class Verification:
         written = self.written
         for run, key in sorted(written.ledger):
             first = since.get(key, 0)
-            if run != written.run and first:
-                continue  # the logs do not reach back to that run
+            if key.endswith(RELEASED) or (run != written.run and first):
+                continue  # they count with their sink; the logs do not reach back to that run
             last = written.last if run == written.run else len(written.ledger[run, key].rows)
-            came = BatchRows()
-            for name in (key, f"release/{key}"):
-                for batch in np.flatnonzero(sums[run, name].rows) if (run, name) in sums else ():
-                    came.add(int(batch), sums[run, name].of(int(batch)))
-            differing = written.ledger[run, key].differing(came, first, last)
+            want, came = BatchRows(), BatchRows()
+            for name in (key, key + RELEASED):
+                want.extend(written.ledger.get((run, name)))
+            for name in (key, *(f"{release}{key}" for release in RELEASES)):
+                came.extend(sums.get((run, name)))
+            differing = want.differing(came, first, last)
             if not differing or self._explained(key, broken):
                 continue
-            listed = [f"batch {batch}: {want:,} in the ledger, {have:,} there" for batch, want, have in differing]
+            listed = [f"batch {batch}: {here:,} in the ledger, {there:,} there" for batch, here, there in differing]
             what = f"the rows of its tables are not those of the ledger: {'; '.join(_some(listed, 'batches'))}"
             yield TableAudit(named(key), [what], sums=True)
 

@@ -13,7 +13,10 @@ from deltalake import DeltaTable, write_deltalake
 
 from router.config.models import Route
 from router.engine.from_bronze import FromBronze
+from router.engine.quarantine import quarantined, try_now
 from router.engine.repair import Repair, Repaired
+from router.engine.start_checks import alone
+from router.engine.table_states import table_states
 from router.engine.verify import Verification
 from router.errors import StartError, TableError
 from router_decoders import Json
@@ -250,4 +253,81 @@ def test_a_repair_writes_what_the_batches_wrote(
         repaired(query, spark, table)
 
     assert {table: multiset(query, table) for table in before} == before
+    assert wrong(query) == {}
+
+
+@pytest.mark.slow
+def test_two_sinks_of_one_table_are_repaired_beside_the_stream(
+    make_query: MakeQuery, spark: SparkSession, tmp_path: Path, meanwhile: Callable[..., None]
+) -> None:
+    """Each of them has a transaction id of its own, and a batch that comes meanwhile has rows of both."""
+
+    def with_bronze(folder: Path, **settings: Any) -> Query:
+        return make_query(folder, **{"bronze": "bronze.all", **settings})
+
+    whole, query = (scenarios.shared(with_bronze, tmp_path / name, "auto") for name in ("whole", "harmed"))
+    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    more = [{"id": 301, "kind": "number", "n": 1}, {"id": 302, "kind": "text", "n": 2}, {"id": 303, "kind": "both"}]
+    whole.take(records(more, first=300))
+    sorted(path(query, "silver.shared").glob("*.parquet"))[0].unlink()
+    meanwhile(lambda: query.take(records(more, first=300)))
+    done = repaired(query, spark, "silver.shared")
+
+    assert done.later > 0
+    assert multiset(query, "silver.shared") == multiset(whole, "silver.shared")
+    assert wrong(query) == {}
+
+
+@pytest.mark.slow
+def test_quarantined_rows_are_in_a_table_once(make_query: MakeQuery, spark: SparkSession, tmp_path: Path) -> None:
+    """Bronze has the records of rows that wait, too: they must not come with it and with their release."""
+    sinks = (Tables(table="silver.{event.game}", evolution="quarantine"),)
+    routes = (Route(name="all", match=Sql(where="true"), sinks=sinks),)
+    query = make_query(tmp_path, decode=Json(schema="game string, id int"), bronze="bronze.events", routes=routes)
+    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.take(records([{"game": "uno", "id": 1}]))
+    query = query.restarted(decode=Json(schema="game string, id int, bonus double"))
+    query.take(records([{"game": "uno", "id": 2}, {"game": "uno", "id": 3, "bonus": 0.5}], first=100))
+    with pytest.raises(TableError, match="1 rows wait for it in the quarantine"):
+        repaired(query, spark, "silver.uno")
+    shutil.rmtree(path(query, "silver.uno"))
+    repaired(query, spark, "silver.uno")
+
+    assert ids(query, "uno") == [1, 2, 3]
+    assert quarantined(query.config, query.lake) == []
+    query.take(records([{"game": "uno", "id": 4, "bonus": 1.5}], first=200))
+    assert ids(query, "uno") == [1, 2, 3, 4]
+    assert wrong(query) == {}
+
+
+def test_a_table_for_spark_is_not_replaced_beside_the_stream(query: Query, spark: SparkSession) -> None:
+    """Delta on Spark would take what the stream commits meanwhile for old."""
+    DeltaTable(path(query, "silver.uno")).alter.add_constraint({"small": "id < 1000"})
+    with alone(query.store.checkpoint, "games"), pytest.raises(TableError, match="end the stream"):
+        repaired(query, spark, "silver.uno")
+    assert ids(query, "uno") == expected(3)
+    repaired(query, spark, "silver.uno")
+
+    assert ids(query, "uno") == expected(3)
+    assert wrong(query) == {}
+
+
+def test_a_damaged_table_is_repaired_while_its_rows_go_to_the_quarantine(
+    query: Query, spark: SparkSession, meanwhile: Callable[..., None]
+) -> None:
+    """The stream keeps the rows of a table that it cannot read: what bronze gives must not be released again."""
+    cut_the_log(query)
+    query.take(batch(3))
+    meanwhile(lambda: query.take(batch(4)))
+    assert {one.table: one.state for one in table_states(query.config)}["silver.go"] == "unreadable"
+    done = repaired(query, spark, "silver.go")
+    assert (done.rows, ids(query, "go")) == (12, expected(4))
+    for found in quarantined(query.config, query.lake):
+        try_now(query.store, found)
+    query.take(batch(5))
+    query.take(batch(6))
+
+    for game in GAMES:
+        assert ids(query, game) == expected(7)
+    assert quarantined(query.config, query.lake) == []
     assert wrong(query) == {}
