@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("router")
 SHOWN = 10
 AT_MOST = 16 << 20
-"""Bytes of manifests that a start reads, the newest first: 0.05 s for a hundred batches into 7 tables, and half a second
-for the last thirty into 200."""
+"""Bytes of manifests that a start reads, the newest first: 0.05 s for a hundred batches into 7 tables, half a second
+for the last thirty into 200 tables."""
 EXPIRES = "delta.setTransactionRetentionDuration"
 """The property of a table that forgets transaction ids: one that is not there says nothing then."""
 
