@@ -24,10 +24,10 @@ from router.columns import quoted
 from router.decoding import keep_archives
 from router.delta.casting import cast_down, cast_to, has_value, type_within
 from router.delta.commit import StagedFile, TableCommit, to_arrow, to_arrow_schema, to_delta
+from router.delta.parquet_writer import Staging, attempt
 from router.delta.schema_diff import SchemaDiff, common_type, compare, delta_schema, limited_to
 from router.engine import ledger
 from router.engine.label.layout import COORDINATES, QUARANTINE_COLUMNS, SCHEMA_COLUMNS, quarantine_of
-from router.engine.land.parquet_writer import Staging, attempt
 from router.engine.start_checks import Checkpoint
 from router.sinks import TableSink
 

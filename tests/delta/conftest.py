@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from router.delta.commit import TableCommit, to_arrow, to_delta
+from router.delta.parquet_writer import Staging
 from router.delta.schema_diff import compare, delta_schema
-from router.engine.land.parquet_writer import Staging
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake

@@ -12,18 +12,22 @@ import json
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from delta.tables import DeltaTable
 from pyarrow import fs
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from router.columns import quoted
-from router.delta.commit import TableCommit, commit, is_committed, to_arrow_schema
+from router.delta.commit import MADE, TableCommit, commit, is_committed, to_arrow_schema
 from router.delta.constraints import unsupported
-from router.delta.table_cache import THREADS, spark_table
+from router.delta.table_cache import THREADS, SparkTable, spark_table
+from router.delta.widening import narrower, rewrite, way, wider_schema
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -94,23 +98,46 @@ class Committers:
         made = 0
         for work in works:
             # a second target of one table needs what the first one did to it
-            table = tables.get(work.table) if work is works[0] else None
-            if self.only_spark or _staged_elsewhere(work):
-                made += self._with_spark(work, notes, table or spark_table(self.spark, self.lake, work.table))
-                continue
-            table = table or self.lake.open(work.table)
-            if table is not None and (work.widened or unsupported(table)):
-                made += self._with_spark(work, notes, table)
+            table: Any = tables.get(work.table) if work is works[0] else None
+            by_spark = self.only_spark or _staged_elsewhere(work)
+            if table is None:
+                table = spark_table(self.spark, self.lake, work.table) if by_spark else self.lake.open(work.table)
+            left = self._widened(work, table)
+            if by_spark or (table is not None and (left.widened or unsupported(table))):
+                made += self._with_spark(left, notes, table)
             else:
-                made += commit(self.lake, work, notes, table)
+                made += commit(self.lake, left, notes, table)
         return made
+
+    def _widened(self, work: TableCommit, table: Any) -> TableCommit:
+        """Rewrite a table with wider types where the commit needs them; return what is left to do with the commit."""
+        if table is None or not work.widened or is_committed(table, work):
+            return work
+        if not narrower(table, work.table, work.widened):
+            return replace(work, widened=None)
+        chosen = way(table, work.table, work.widening)
+        if chosen is None:
+            raise TableError(work.table, "its types are narrower than those of the staged rows, and must stay so")
+        if chosen == "feature":
+            return work
+        if isinstance(table, SparkTable):
+            self._rewrite_with_spark(table, work.table, work.widened)
+        else:
+            rewrite(self.lake, work.table, table, work.widened)
+        return replace(work, widened=None)
+
+    def _rewrite_with_spark(self, table: SparkTable, name: str, widened: str) -> None:
+        try:
+            rewrite_with_spark(self.spark.newSession(), self.lake.address(name), table, widened)
+        except Exception as error:  # whatever Spark raises belongs to this table only
+            raise TableError(name, f"it could not be rewritten with wider types: {error}") from error
 
     def _with_spark(self, work: TableCommit, notes: dict[str, str], table: Any) -> bool:
         """Append the staged files' rows through Delta on Spark, under the same transaction id."""
         if table is not None and is_committed(table, work):
             return False
         try:
-            self._append(self.spark.newSession(), work, notes)
+            self._append(self.spark.newSession(), work, notes, new=table is None)
         except Exception as error:  # whatever Spark raises belongs to this table only
             raise TableError(work.table, f"the append failed: {error}; it is tried again from the manifest") from error
         if not work.table.startswith("outbox."):  # a sink still reads those; the rows of others are in the table now
@@ -118,10 +145,12 @@ class Committers:
                 self.lake.files.delete_file(file.path)
         return True
 
-    def _append(self, session: SparkSession, work: TableCommit, notes: dict[str, str]) -> None:
+    def _append(self, session: SparkSession, work: TableCommit, notes: dict[str, str], *, new: bool) -> None:
         address = self.lake.address(work.table)
         if work.widened:
             widen(session, address, work.widened)
+        if new:
+            _create(session, self.lake, work)
         rows = staged_rows(session, self.lake, work)
         writer = rows.write.format("delta").mode("append").option("mergeSchema", "true")
         writer = writer.option("txnAppId", work.app_id).option("txnVersion", work.version)
@@ -139,6 +168,24 @@ def staged_rows(session: SparkSession, lake: Lake, work: TableCommit) -> DataFra
     files = [f"{lake.root}/{file.path}" for file in work.files]
     kinds = from_arrow_schema(to_arrow_schema(work.columns), prefer_timestamp_ntz=True)
     return session.read.schema(kinds).parquet(*files)
+
+
+def _create(session: SparkSession, lake: Lake, work: TableCommit) -> None:
+    """Make a table without rows that says who made it, unless its folder holds files of somebody else."""
+    builder = DeltaTable.createIfNotExists(session).location(lake.address(work.table))
+    columns = from_arrow_schema(to_arrow_schema(work.columns), prefer_timestamp_ntz=True)
+    with suppress(AnalysisException):
+        builder.addColumns(columns).property(MADE, work.table).execute()
+
+
+def rewrite_with_spark(session: SparkSession, address: str, table: Any, widened: str) -> None:
+    """Rewrite a table once with wider types, in one commit of Delta on Spark; its properties stay."""
+    wider = wider_schema(table.schema().to_json(), widened, new_fields=False)
+    kinds = {field.name: field for field in StructType.fromJson(json.loads(wider))}
+    frame = session.read.format("delta").load(address)
+    columns = [F.col(quoted(name)).cast(f.dataType).alias(name, metadata=f.metadata) for name, f in kinds.items()]
+    writer = frame.select(*columns).write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+    writer.partitionBy(*table.metadata().partition_columns).save(address)
 
 
 def widen(session: SparkSession, address: str, widened: str) -> None:
