@@ -15,12 +15,20 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, Schema
+from deltalake import CommitProperties, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
 from router.delta.casting import cast_to
-from router.delta.commit import MADE, conflict_error, made_as, retry_on_conflict, stored_bytes, to_arrow_schema
+from router.delta.commit import (
+    MADE,
+    conflict_error,
+    made_as,
+    names,
+    retry_on_conflict,
+    stored_bytes,
+    to_arrow_schema,
+)
 from router.delta.constraints import unmergeable
 from router.delta.parquet_writer import Staging, Writer
 from router.delta.schema_diff import common_type, delta_schema
@@ -42,6 +50,8 @@ FORBIDDING = ("delta.appendOnly", "delta.enableChangeDataFeed")
 """Properties with which a table's files must not be replaced, or whose readers would see every row come again."""
 KEEPS = "; the router did not make the table, or it is too large to be rewritten: see `widening` of the sink"
 """What the reason of a dead letter says besides, where a table keeps its types."""
+WIDENED = "router.widened"
+"""What a rewrite's commit says of itself: the columns that became wider."""
 ROWS = 1 << 16
 """Rows that are read at once of a file that is rewritten."""
 TRIES = 8
@@ -123,16 +133,24 @@ def _wider(have: Any, want: Any, *, new_fields: bool) -> Any:
     return {**have, **{key: _wider(have[key], want[key], new_fields=new_fields) for key in inner}}
 
 
-def rewrite(lake: Lake, table: str, handle: DeltaTable, widened: str) -> None:
+def rewritten(app_id: str) -> Transaction:
+    """Return the transaction id of a rewrite: by its query it is known as one of the router's own commits.
+
+    `app_id` is that of the commit that needs it. Every rewrite has a larger number than those before.
+    """
+    return Transaction(f"{app_id.partition('/')[0]}/wider", time.time_ns())
+
+
+def rewrite(lake: Lake, table: str, handle: DeltaTable, widened: str, app_id: str) -> None:
     """Give columns of a table their wider types; begin anew when another writer was faster. Runs anywhere.
 
-    `widened` is Delta's JSON of the columns. Where they are as wide already, nothing is done. On disk it needs as much
-    room again as the table has. Raises TableError.
+    `widened` is Delta's JSON of the columns; `app_id` the transaction id of the commit that needs them. Where they are
+    as wide already, nothing is done. On disk it needs as much room again as the table has. Raises TableError.
     """
 
     def work() -> None:
         if narrower(handle, table, widened):
-            _rewrite(lake, table, handle, widened)
+            _rewrite(lake, table, handle, widened, app_id)
 
     try:
         retry_on_conflict(work, CommitFailedError, TRIES, WAIT_SECONDS, before=handle.update_incremental)
@@ -142,7 +160,7 @@ def rewrite(lake: Lake, table: str, handle: DeltaTable, widened: str) -> None:
         raise TableError(table, f"it could not be rewritten with wider types: {error}") from error
 
 
-def _rewrite(lake: Lake, table: str, handle: DeltaTable, widened: str) -> None:
+def _rewrite(lake: Lake, table: str, handle: DeltaTable, widened: str, app_id: str) -> None:
     schema, divided = wider_schema(handle.schema().to_json(), widened), handle.metadata().partition_columns
     kinds = [column for column in delta_schema(to_arrow_schema(schema)) if column.name not in divided]
     files = _written(lake, table, handle, pa.schema(kinds))
@@ -152,7 +170,11 @@ def _rewrite(lake: Lake, table: str, handle: DeltaTable, widened: str) -> None:
         mode="overwrite",
         schema=Schema.from_json(schema),
         partition_by=divided,
-        commit_properties=CommitProperties(max_commit_retries=0),  # else rows that came meanwhile would keep old types
+        commit_properties=CommitProperties(
+            custom_metadata={WIDENED: ", ".join(names(widened))},
+            max_commit_retries=0,  # else rows that came meanwhile would keep their old types
+            app_transactions=[rewritten(app_id)],
+        ),
     )
     handle.update_incremental()
 

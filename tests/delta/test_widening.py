@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 TABLE = "silver.t"
 NARROW = pa.table({"id": [1, 2], "n": pa.array([7, None], pa.int32()), "x": [math.nan, 1.5], "s": ["a", None]})
 WIDE = pa.table({"id": [3], "n": [2**40], "x": [0.5], "s": ["b"]})
+APP = "games:run/all/tables/silver.t"
 GROWN = to_delta(pa.schema([("n", pa.int64())]))
 
 
@@ -67,6 +68,8 @@ def test_a_table_that_widens_stays_readable(
     assert math.isnan(rows(lake)[0]["x"])
     assert pa.schema(handle.schema().to_arrow()).field("n").type == pa.int64()
     assert handle.transaction_version(work.app_id) == 1
+    assert handle.transaction_version("query/wider")
+    assert handle.history()[1]["router.widened"] == "n"
     assert handle.metadata().configuration == before.configuration
     assert handle.metadata().id == before.id
     assert not handle.protocol().reader_features
@@ -105,7 +108,7 @@ def test_another_writer_that_is_faster_is_waited_for(
     stale = opened(lake)
     write_deltalake(lake.address(TABLE), NARROW.slice(0, 1), mode="append")
 
-    rewrite(lake, TABLE, stale, GROWN)
+    rewrite(lake, TABLE, stale, GROWN, APP)
 
     assert [row["id"] for row in rows(lake)] == [1, 1, 2]
     files = opened(lake).file_uris()
@@ -159,7 +162,7 @@ def test_a_divided_table_keeps_its_division(lake: Lake) -> None:
     partitions = opened(lake).partitions()
     before = rows(lake)
 
-    rewrite(lake, TABLE, opened(lake), to_delta(pa.schema([("id", pa.int64())])))
+    rewrite(lake, TABLE, opened(lake), to_delta(pa.schema([("id", pa.int64())])), APP)
 
     assert rows(lake) == before
     assert opened(lake).metadata().partition_columns == divided
@@ -183,7 +186,7 @@ def test_what_columns_say_of_themselves_stays(lake: Lake) -> None:
     ])  # fmt: skip
     found = compare(delta_schema(have), come)
 
-    rewrite(lake, TABLE, opened(lake), to_delta(pa.schema(found.widened)))
+    rewrite(lake, TABLE, opened(lake), to_delta(pa.schema(found.widened)), APP)
 
     fields = {field.name: field for field in opened(lake).schema().fields}
     assert not fields["id"].nullable
@@ -207,7 +210,7 @@ def test_a_rewrite_that_fails_leaves_nothing_behind(lake: Lake, monkeypatch: pyt
         monkeypatch.setattr(widening, size, 1)
 
     with pytest.raises(TableError, match=lost):
-        rewrite(lake, TABLE, opened(lake), GROWN)
+        rewrite(lake, TABLE, opened(lake), GROWN, APP)
 
     after = lake.files.get_file_info(fs.FileSelector("silver/t", recursive=True))
     assert {info.path for info in after} == left
@@ -219,13 +222,13 @@ def test_a_rewrite_keeps_ids_and_joins_files(lake: Lake) -> None:
         once = CommitProperties(app_transactions=[Transaction("query/x", version)])
         write_deltalake(lake.address(TABLE), NARROW, mode="append", name=made_as(TABLE), commit_properties=once)
 
-    rewrite(lake, TABLE, opened(lake), GROWN)
+    rewrite(lake, TABLE, opened(lake), GROWN, APP)
     opened(lake).create_checkpoint()
 
     handle = opened(lake)
     assert handle.transaction_version("query/x") == 4
     assert (len(handle.file_uris()), handle.to_pyarrow_table().num_rows) == (1, 10)
-    rewrite(lake, TABLE, handle, GROWN)
+    rewrite(lake, TABLE, handle, GROWN, APP)
     assert opened(lake).version() == handle.version()
 
 
@@ -233,6 +236,6 @@ def test_an_empty_table_widens(lake: Lake) -> None:
     """Without it a table whose rows were deleted takes no more."""
     DeltaTable.create(lake.address(TABLE), Schema.from_arrow(NARROW.schema), name=made_as(TABLE))
 
-    rewrite(lake, TABLE, opened(lake), GROWN)
+    rewrite(lake, TABLE, opened(lake), GROWN, APP)
 
     assert pa.schema(opened(lake).schema().to_arrow()).field("n").type == pa.int64()

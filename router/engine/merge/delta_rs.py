@@ -204,7 +204,7 @@ def _upserted(job: MergeJob, table: str, rows: pa.Table) -> UpsertResult:
         return upsert(lake, work, rows)
     except NeedsRewrite as needed:
         if (handle := lake.open(table)) is not None:
-            rewrite(lake, table, handle, needed.columns)
+            rewrite(lake, table, handle, needed.columns, work.app_id)
         return upsert(lake, work, rows)
 
 

@@ -210,9 +210,9 @@ class TableMerge:
         if chosen == "feature":
             widen(self.spark.newSession(), self.address, widened)
         elif self.work.keyed.engine == "spark":
-            rewrite_with_spark(self.spark.newSession(), self.address, handle, widened)
+            rewrite_with_spark(self.spark.newSession(), self.address, handle, widened, self.work.app_id)
         else:
-            rewrite(self.lake, self.work.table, handle, widened)
+            rewrite(self.lake, self.work.table, handle, widened, self.work.app_id)
         handle = self._opened()
         return handle, compare(delta_schema(to_arrow(handle)), wanted)
 
