@@ -151,7 +151,10 @@ class Batches:
         """Land the batch, again while tables demand other rows, and write the manifest of what is to be committed."""
         batch = steps.batch
         if self.demands.blocked:  # some may have been released meanwhile
-            self.demands = replace(self.demands, blocked=self.quarantine.blocked())
+            blocked = self.quarantine.blocked()
+            for place in self.demands.blocked.keys() - blocked.keys():
+                self.evolution.committed_batches.forget(place.rpartition("/")[2])
+            self.demands = replace(self.demands, blocked=blocked)
         for _ in range(TRIES):
             plan, landed = self._land(plan, steps)
             if landed.failed:
@@ -249,7 +252,8 @@ class Batches:
         tables = tables or self.tables.readable({work.table for work in commits})
         tell = partial(steps.tell, "commit", of=len(commits))
         _, failed = self.committers.attempt(commits, tables, manifest.notes(self.query), tell)
-        self.evolution.committed({work.table for work in commits} - {error.table for error in failed})
+        bad = {error.table for error in failed}
+        self.evolution.committed([work for work in commits if work.table not in bad])
         return failed
 
     def _quarantine(self, manifest: Manifest, failed: list[TableError], layout: Layout) -> Manifest:

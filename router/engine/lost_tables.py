@@ -55,6 +55,14 @@ class LostTable:
             "or another table stands in its place"
         )
 
+    @property
+    def blocks(self) -> str:
+        """Return why nothing is written to the table, and what a person can do."""
+        return (
+            f"{self.cause}. Restore it, let `router repair {self.table}` make it whole again from bronze, or go on "
+            "with it as it is by `router quarantine release`"
+        )
+
     def __str__(self) -> str:
         return f"{self.table}: {self.cause}"
 
@@ -87,6 +95,10 @@ class CommittedBatches:
         batches = self.batches.setdefault(table, {}).setdefault(app_id, [])
         batches.append(batch)
         del batches[:-KEPT]
+
+    def forget(self, table: str) -> None:
+        """Expect nothing of a table any more: a person goes on with it as it is."""
+        self.batches.pop(table, None)
 
     def lost(self, tables: Mapping[str, Any]) -> dict[str, LostTable]:
         """Return those of some open tables that lack batches. None stands for a table that is not there."""

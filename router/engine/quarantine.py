@@ -105,7 +105,8 @@ class Approval:
     rows become dead letters instead.
 
     With a `cause` it is the note of a blocked table: `upto` and `columns` are what waits when its release is tried, the
-    next time at `due` (seconds since 1970), after `tries` that failed.
+    next time at `due` (seconds since 1970), after `tries` that failed. With `forced` a person goes on with the table as
+    it is, though it lacks batches.
     """
 
     place: Place
@@ -118,6 +119,7 @@ class Approval:
     cause: str = ""
     due: float = 0.0
     tries: int = 0
+    forced: bool = False
 
     @property
     def path(self) -> str:
@@ -137,7 +139,7 @@ def try_now(store: CheckpointStore, found: Quarantined) -> None:
     """Let the release of a blocked table be tried next, whatever its pause."""
     for note in approvals(store, "blocked"):
         if note.place == found.place:
-            write(store, replace(note, due=0.0, tries=0))
+            write(store, replace(note, due=0.0, tries=0, forced=True))
 
 
 def write(store: CheckpointStore, approval: Approval) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
@@ -28,7 +29,9 @@ from router.delta.schema_diff import SchemaDiff, common_type, compare, delta_sch
 from router.delta.table_cache import TableCache
 from router.delta.widening import way
 from router.engine import ledger
+from router.engine.checkpoint_store import CheckpointStore
 from router.engine.label.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, quarantine_of
+from router.engine.lost_tables import CommittedBatches, accept_lost
 from router.engine.quarantine import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
@@ -41,7 +44,7 @@ from router.engine.quarantine import (
     write,
 )
 from router.engine.start_checks import Checkpoint
-from router.errors import first_line
+from router.errors import TableError, first_line
 from router.sinks import TableSink
 
 if TYPE_CHECKING:
@@ -52,7 +55,6 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
     from router.delta.lake import Lake
-    from router.engine.checkpoint_store import CheckpointStore
     from router.engine.commit.committers import Committers
     from router.engine.quarantine import Place
 
@@ -122,7 +124,7 @@ class Release:
 
     def _unblock(self, note: Approval) -> None:
         """Release all rows that wait for a table that could not be written. Raises while it still cannot be."""
-        TableCache(self.lake).open([note.place.table])
+        self._look(note)
         upto, columns = self._waiting(note.place)
         cut_off = {query: last for query, (last, _) in note.decided.items()}
         for last in (cut_off, upto):  # a release that was cut off ends as it was decided, whatever came since
@@ -134,6 +136,18 @@ class Release:
                 write(self.store, note)
         self.store.delete(note.path)
         log.info("%s: %s can be written again", self.config.name, note.place.table)
+
+    def _look(self, note: Approval) -> None:
+        """Raise while a blocked table cannot be read, or lacks batches, unless a person has said to go on."""
+        table, checkpoint = note.place.table, self.store.checkpoint
+        handle = TableCache(self.lake).open([table])[table]
+        store = CheckpointStore(checkpoint, self.store.run or Checkpoint.read(checkpoint).run or "")
+        committed = CommittedBatches.read(store, self.config, sys.maxsize)
+        if not (lost := committed.lost({table: handle})):
+            return
+        if not note.forced:
+            raise TableError(table, lost[table].blocks)
+        accept_lost(store, committed, lost)
 
     def _waiting(self, place: Place) -> tuple[dict[str, int], str]:
         """Return the last batch of each query with rows for a blocked table, and the columns that they hold."""

@@ -23,7 +23,8 @@ from router.delta.schema_diff import SchemaDiff, compare, delta_schema, delta_ty
 from router.delta.widening import way
 from router.engine.label.expressions import Untranslatable, translate
 from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, Demands, Layout
-from router.errors import TableError
+from router.engine.lost_tables import CommittedBatches, refusal
+from router.errors import StartError, TableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -58,6 +59,7 @@ class SchemaEvolution:
     tables: Any
     query: str
     spark: SparkSession
+    committed_batches: CommittedBatches = field(default_factory=CommittedBatches)
     conditions: dict[tuple[str, str], Node | None] = field(default_factory=dict)
     known: dict[str, set[str]] = field(default_factory=dict)
 
@@ -130,26 +132,37 @@ class SchemaEvolution:
     def _opened(self, layout: Layout, by_table: Mapping[str, Iterable[str]]) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the open tables, and by place why others cannot be written. Raises TableError.
 
-        The stream waits for a table of the router's own, and for that of a sink without a quarantine.
+        A table that lacks batches which this process has committed is none to go on with: a person decides. The stream
+        waits for a table of the router's own, and for that of a sink without a quarantine.
         """
         handles: dict[str, Any] = {}
         blocked: dict[str, str] = {}
         have_quarantine = {target.key for target in layout.targets if target.quarantine}
-        for table, handle in self.tables.readable(by_table).items():
+        opened = self.tables.readable(by_table)
+        lost = self.committed_batches.lost({name: it for name, it in opened.items() if not isinstance(it, TableError)})
+        for table, handle in {
+            **opened,
+            **{name: TableError(name, found.blocks) for name, found in lost.items()},
+        }.items():
             if not isinstance(handle, TableError):
                 handles[table] = handle
             elif set(by_table[table]) <= have_quarantine:
                 blocked |= {f"{target}/{table}": handle.what for target in by_table[table]}
+            elif table in lost:
+                raise StartError(refusal(self.query.partition(":")[0], {table: lost[table]}))
             else:
                 raise handle
         return handles, blocked
 
-    def committed(self, tables: Iterable[str]) -> None:
-        """Remember that tables exist now."""
-        for table in tables:
-            layer = table.split(".")[0]
-            if layer in self.known:
-                self.known[layer].add(table)
+    def committed(self, works: Iterable[TableCommit]) -> None:
+        """Remember which tables exist now, with which batches."""
+        for work in works:
+            self._made(work.table)
+            self.committed_batches.add(work.table, work.app_id, work.version)
+
+    def _made(self, table: str) -> None:
+        if (layer := table.split(".", maxsplit=1)[0]) in self.known:
+            self.known[layer].add(table)
 
     def _commit(
         self,
@@ -209,7 +222,8 @@ class SchemaEvolution:
                 room = max(0, target.at_most - len(existing))
                 found[target.key] = frozenset(existing | set(new[:room]))
             if target.names_in_outbox:
-                self.committed(found.get(target.key, named) & named)  # the merge makes them
+                for table in found.get(target.key, named) & named:
+                    self._made(table)  # by the merge
         return found
 
     def _tables(self, layer: str) -> set[str]:
