@@ -11,8 +11,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from router.delta.commit import retry_on_conflict
+from router.delta.constraints import unmergeable
 from router.delta.row_versions import DELETIONS, deletions_table
-from router.delta.upsert import unmergeable
 from router.errors import TableError
 
 if TYPE_CHECKING:
