@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from router_schemas.library import Library
     from router_schemas.registry_client import OfflineRegistry
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("router")
 
 INFERENCE = {
     "mode": "DROPMALFORMED",

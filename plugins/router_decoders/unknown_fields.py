@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from router_decoders.json_types import Shape
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("router")
 LOOKED_AT = 8
 """Records of some thousand that are looked at: half a percent of the time that decoding takes."""
 MOST = 50
@@ -52,7 +52,7 @@ class FieldCounts(AccumulatorParam[dict[str, int]]):
 
 def _report(new: Sequence[str], counts: dict[str, int], *, is_last: bool) -> None:
     for path in new:
-        what = "the schema lacks the field %s, which %d of %d records have that were looked at; it stays in bronze"
+        what = "the schema lacks the field %s, which %d of %d records have that were looked at; see `rescue`"
         logger.info(what, path, counts[path], counts[ALL])
     if new and is_last:
         logger.info("the schema lacks %d fields of the records by now; no other is named", MOST)

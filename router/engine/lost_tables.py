@@ -132,17 +132,19 @@ def refuse_lost_tables(lake: Lake, store: CheckpointStore, config: Config, last:
     if not lost:
         return
     if accept not in ("lost-tables", "lost-lake"):
-        raise StartError(refusal(config.name, lost))
+        raise StartError(refusal(config, lost))
     accept_lost(store, committed, lost)
     log.warning("%s: going on without what these tables have lost: %s", config.name, _listed(lost))
 
 
-def refusal(name: str, lost: Mapping[str, LostTable]) -> str:
+def refusal(config: Config, lost: Mapping[str, LostTable]) -> str:
     """Return the sentence that stops a run whose tables lack batches."""
+    own = {config.bronze, config.dead_letters}
+    mended = [name for name in sorted(lost) if name not in own and not name.startswith(("outbox.", "quarantine."))]
+    repair = f"let `router repair {' '.join(mended[:SHOWN])}` make whole again from bronze what it can; or "
     return (
-        f"{name}: tables were deleted or put back from an older copy: {_listed(lost)}. Restore them; or let `router "
-        f"repair {' '.join(list(lost)[:SHOWN])}` make them whole again from bronze; or run with --accept lost-tables "
-        "to go on with them as they are"
+        f"{config.name}: tables were deleted or put back from an older copy: {_listed(lost)}. Restore them; or "
+        f"{repair if mended and config.bronze else ''}run with --accept lost-tables to go on with them as they are"
     )
 
 

@@ -234,7 +234,7 @@ def test_fields_that_the_schema_lacks_are_named_once(
     decode: Decode, caplog: pytest.LogCaptureFixture, rescue: bool
 ) -> None:
     """Without it a new field of the producers is dropped, and nobody finds out for months."""
-    caplog.set_level(logging.INFO, "router_decoders")
+    caplog.set_level(logging.INFO, "router")
     decoder = Json(schema="named string, p struct<a: int>, l array<struct<b: int>>", rescue=rescue)
     values = [
         b'{"named":"uno","bonus":1}',
@@ -252,7 +252,7 @@ def test_fields_that_the_schema_lacks_are_named_once(
 
 def test_keys_made_of_data_do_not_fill_the_log(decode: Decode, caplog: pytest.LogCaptureFixture) -> None:
     """Without it objects that are maps in truth write a line for each of their keys."""
-    caplog.set_level(logging.INFO, "router_decoders")
+    caplog.set_level(logging.INFO, "router")
     for first in (0, 40, 80):
         keys = ",".join(f'"{number}{"key" * 100}":1' for number in range(first, first + 40))
         decode(Json(schema="known string"), [f"{{{keys}}}".encode()])

@@ -69,7 +69,7 @@ def test_a_refresh_shows_what_changed(tmp_path: Path, place: Any, spark: Any, ca
     decoder = Json.model_validate({"infer": {"file": "games.ddl", "rows": 5}})
     (tmp_path / "games.ddl").write_text("game string, amount bigint, old struct<a: int>, price double")
 
-    with caplog.at_level(logging.INFO, logger="router_decoders"):
+    with caplog.at_level(logging.INFO, logger="router"):
         prepared = decoder.prepare(place(SAMPLE, refresh=True))
         decoder.prepare(place(SAMPLE, refresh=True))
 
