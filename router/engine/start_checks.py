@@ -18,7 +18,9 @@ from pyarrow import fs
 from router.delta.commit import to_arrow
 from router.delta.table_cache import THREADS
 from router.engine import source
+from router.engine.checkpoint_store import CheckpointStore
 from router.engine.ledger import SCHEMA as LEDGER
+from router.engine.lost_tables import refuse_lost_tables
 from router.errors import RunningError, StartError
 from router.registry import parts_in
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from router.engine.source import Offsets
     from router.registry import Registry
 
-Accept = Literal["", "lost-checkpoint", "lost-lake", "lost-records", "duplicates"]
+Accept = Literal["", "lost-checkpoint", "lost-lake", "lost-records", "lost-tables", "duplicates"]
 PROBES = 8
 RECENT = 100
 """Commits of a table that are searched for the last batch of a query."""
@@ -210,6 +212,8 @@ def begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, acc
     """Return where a new checkpoint begins, None for where the configuration says."""
     past = Checkpoint.read(checkpoint)
     examine(lake, config.ledger, config.name, past, accept)
+    if past.run:
+        refuse_lost_tables(lake, CheckpointStore(checkpoint, past.run), config, past.last, accept)
     if accept != "lost-checkpoint" or past.begun:
         return None
     if config.source.kafka is None:

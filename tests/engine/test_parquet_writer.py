@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from router.engine.land.parquet_writer import OPEN_FILES, SAMPLE, Staging
+from router.delta.parquet_writer import OPEN_FILES, SAMPLE, Staging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

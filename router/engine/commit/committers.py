@@ -17,15 +17,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from delta.tables import DeltaTable
 from pyarrow import fs
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from router.columns import quoted
-from router.delta.commit import TableCommit, commit, is_committed, names, to_arrow, to_arrow_schema, to_delta
+from router.delta.commit import MADE, TableCommit, commit, is_committed, names, to_arrow, to_arrow_schema, to_delta
 from router.delta.constraints import unsupported
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
-from router.delta.table_cache import THREADS, spark_table, unreadable
+from router.delta.table_cache import THREADS, SparkTable, spark_table, unreadable
+from router.delta.widening import WIDENED, narrower, rewrite, rewritten, way, wider_schema
 from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
@@ -125,13 +129,39 @@ class Committers:
                 table = spark_table(self.spark, self.lake, work.table) if by_spark else self.lake.open(work.table)
             if table is not None and is_committed(table, work):
                 continue
-            still = as_decided(work, table)
+            still = self._widened(as_decided(work, table), table)
+            if by_spark and table is None:
+                _create(self.spark.newSession(), self.lake, work)
             if by_spark or (table is not None and (still.widened or unsupported(table))):
                 self._with_spark(still, notes)
                 made += 1
             else:
                 made += commit(self.lake, still, notes, table)
         return made
+
+    def _widened(self, work: TableCommit, table: Any) -> TableCommit:
+        """Rewrite a table with wider types where the commit needs them; return what is left to do with the commit."""
+        if table is None or not work.widened:
+            return work
+        if not narrower(table, work.table, work.widened):
+            return replace(work, widened=None)
+        chosen = way(table, work.table, work.widening)
+        if chosen is None:
+            raise TableError(work.table, "its types are narrower than those of the staged rows, and must stay so")
+        if chosen == "feature":
+            return work
+        if isinstance(table, SparkTable):
+            self._rewrite_with_spark(table, work)
+        else:
+            rewrite(self.lake, work.table, table, work.widened, work.app_id)
+        return replace(work, widened=None)
+
+    def _rewrite_with_spark(self, table: SparkTable, work: TableCommit) -> None:
+        session, address = self.spark.newSession(), self.lake.address(work.table)
+        try:
+            rewrite_with_spark(session, address, table, str(work.widened), work.app_id)
+        except Exception as error:  # whatever Spark raises belongs to this table only
+            raise TableError(work.table, f"it could not be rewritten with wider types: {first_line(error)}") from error
 
     def _with_spark(self, work: TableCommit, notes: dict[str, str]) -> None:
         """Append the staged files' rows through Delta on Spark, under the same transaction id."""
@@ -184,6 +214,26 @@ def staged_rows(session: SparkSession, lake: Lake, work: TableCommit) -> DataFra
     files = [f"{lake.root}/{file.path}" for file in work.files]
     kinds = from_arrow_schema(to_arrow_schema(work.columns), prefer_timestamp_ntz=True)
     return session.read.schema(kinds).parquet(*files)
+
+
+def _create(session: SparkSession, lake: Lake, work: TableCommit) -> None:
+    """Make a table without rows that says who made it, unless its folder holds files of somebody else."""
+    builder = DeltaTable.createIfNotExists(session).location(lake.address(work.table))
+    columns = from_arrow_schema(to_arrow_schema(work.columns), prefer_timestamp_ntz=True)
+    with suppress(AnalysisException):
+        builder.addColumns(columns).property(MADE, work.table).execute()
+
+
+def rewrite_with_spark(session: SparkSession, address: str, table: Any, widened: str, app_id: str) -> None:
+    """Rewrite a table once with wider types, in one commit of Delta on Spark; its properties stay."""
+    wider = wider_schema(table.schema().to_json(), widened, new_fields=False)
+    kinds = {field.name: field for field in StructType.fromJson(json.loads(wider))}
+    frame = session.read.format("delta").load(address)
+    columns = [F.col(quoted(name)).cast(f.dataType).alias(name, metadata=f.metadata) for name, f in kinds.items()]
+    writer = frame.select(*columns).write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+    once, notes = rewritten(app_id), json.dumps({WIDENED: ", ".join(names(widened))})
+    writer = writer.option("txnAppId", once.app_id).option("txnVersion", once.version).option("userMetadata", notes)
+    writer.partitionBy(*table.metadata().partition_columns).save(address)
 
 
 def widen(session: SparkSession, address: str, widened: str) -> None:

@@ -31,7 +31,7 @@ from router.errors import StartError
 
 if TYPE_CHECKING:
     from router.engine.label.tree import Node
-    from router.sinks import Evolution, KeyedTable, MergingSink
+    from router.sinks import Evolution, KeyedTable, MergingSink, Widening
 
 RAW_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp_type", "headers")
 COORDINATES = {
@@ -95,6 +95,7 @@ class Target:
     outbox: bool = False
     merge_by: str | None = None
     evolution: Evolution = "evolve"
+    widening: Widening = "rewrite"
     zero_is_absent: bool = False
     quarantine: Target | None = None
     suffix: str = ""
@@ -210,11 +211,6 @@ class Demands:
             if (place in self.blocked) != (place in other.blocked):
                 return True
         return self.allowed != other.allowed
-
-
-def too_wide(column: str, come: pa.DataType, have: pa.DataType) -> str:
-    """Return why a value does not go into a table that may not change."""
-    return f"column {column} is {come} in the event, and this value does not fit the table's {have}"
 
 
 def outbox_of(query: str, route: str, sink: str) -> str:

@@ -243,7 +243,7 @@ class RoutePlanner:
             table = outbox_of(config.name, blank.route, blank.sink)
             return replace(_kept(blank, columns), table=table, outbox=True)
         named = sink.table()
-        blank = replace(blank, seen=sink.columns == "seen", evolution=sink.evolution)
+        blank = replace(blank, seen=sink.columns == "seen", evolution=sink.evolution, widening=sink.widening)
         blank = replace(blank, zero_is_absent=config.decode.zero_is_absent)
         blank = replace(blank, quarantine=_quarantine(frame, blank, config))
         if isinstance(named, str):

@@ -17,6 +17,9 @@ import pyarrow.compute as pc
 
 from router.decoding import keep_archives
 from router.delta.casting import cast_down, cast_to, has_value
+from router.delta.parquet_writer import attempt
+from router.delta.schema_diff import too_wide
+from router.delta.widening import KEEPS
 from router.engine.label.expressions import evaluate
 from router.engine.label.labels import Labelling, labelled
 from router.engine.label.layout import (
@@ -29,15 +32,13 @@ from router.engine.label.layout import (
     Demands,
     RouteLabels,
     Target,
-    too_wide,
 )
 from router.engine.label.tree import columns_of
-from router.engine.land.parquet_writer import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from router.engine.land.parquet_writer import Staging
+    from router.delta.parquet_writer import Staging
 
 SOURCES = COORDINATES | SCHEMA_COLUMNS
 WANTED = 10_000
@@ -186,13 +187,16 @@ def groups(rows: Rows, target: Target) -> Iterator[tuple[str, Numbers | None, pa
 
 @dataclass(frozen=True)
 class LandingWork:
-    """What every task of a landing job is given."""
+    """What every task of a landing job is given. `only` are the tables that get rows, None for all: nothing else lands
+    then, no dead letter either.
+    """
 
     labelling: Labelling
     demands: Demands
     staging: Staging
     batch: int
     query: str = ""
+    only: frozenset[str] | None = None
 
 
 def landing_task(work: LandingWork) -> Any:
@@ -267,6 +271,8 @@ class _Task:
             self._dead(rows, parents, [why.field(i) for i in range(4)])
 
     def _dead(self, rows: Rows, at: pa.Array, why: list[pa.Array]) -> None:
+        if self.work.only is not None:
+            return
         dead = pa.RecordBatch.from_arrays([*why, *rows.raw(at).columns], names=DEAD_SCHEMA.names[:-1])
         self.writer.hold("/dead_letters", self.layout.dead_letters, _numbered(dead, self.work.batch, DEAD_SCHEMA))
 
@@ -300,6 +306,8 @@ class _Task:
 
         In a quarantine, `whose` is the table that they are for, `cause` why it has none.
         """
+        if self.work.only is not None and table not in self.work.only:
+            return
         allowed = self.work.demands.allowed.get(target.key)
         if target.names_in_outbox:
             at = self._named(rows, target, at)
@@ -384,6 +392,7 @@ class _Task:
                 lost |= found.too_wide
             elif found.too_wide.any():
                 reason = f"table {table}: {too_wide(column, target.schema.field(column).type, kind)}"
+                reason += KEEPS if target.evolution == "evolve" else ""
                 self._refuse(rows, target, index[found.too_wide], "schema", reason)
                 part, index, lost = (
                     part.filter(pa.array(~found.too_wide)),
