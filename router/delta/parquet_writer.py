@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
@@ -16,13 +17,17 @@ from router.delta.file_statistics import Leaf, leaves, statistics, with_nan
 from router.errors import first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
     from router.delta.lake import Lake
 
 ROW_GROUP = 1 << 20
 OPEN_FILES = 128
 """Files a task keeps open at most; beyond it the fullest is closed (the usual limit of a process is 1024)."""
+SAMPLE = 500
+REPEATED = 0.01
+"""A column gets a dictionary where at least this share of its first SAMPLE values has come before. Values that hardly
+repeat take 1.5 times the time and 1.4 times the bytes with a dictionary, after compression."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,7 @@ class Writer:
             self._close(held)  # a column has its first NaN: the next file has no statistics of it
             held.nans |= new
         if held.file is None:
-            held.file = _File.open(self.staging, held.table, self._name(), rows.schema, held.nans)
+            held.file = _File.open(self.staging, held.table, self._name(), rows, held.nans)
         held.file.add(rows)
         if held.file.size >= self.staging.file_bytes:
             self._close(held)
@@ -181,6 +186,37 @@ def _valued(rows: pa.Table) -> pa.Table:
     return rows.select(names or rows.column_names[:1])
 
 
+def repeating(path: str, column: pa.ChunkedArray) -> Iterator[str]:
+    """Return the leaf columns whose values repeat, by their paths in Parquet. What is in lists and maps counts as such.
+
+    So does a column without a value: those that come later may repeat.
+    """
+    kind = column.type
+    if pa.types.is_struct(kind):
+        for index, child in enumerate(kind):
+            yield from repeating(f"{path}.{child.name}", pc.struct_field(column, [index]))
+    elif pa.types.is_nested(kind):
+        yield from _paths(path, kind)
+    else:
+        sample = column[:SAMPLE].drop_null()
+        if len(sample.unique()) <= (1 - REPEATED) * len(sample):  # a third of the time of `count_distinct` of texts
+            yield path
+
+
+def _paths(path: str, kind: pa.DataType) -> Iterator[str]:
+    """Return the paths that a type's leaves have in Parquet below a path."""
+    if pa.types.is_struct(kind):
+        for child in kind:
+            yield from _paths(f"{path}.{child.name}", child.type)
+    elif pa.types.is_map(kind):
+        yield from _paths(f"{path}.key_value.key", kind.key_type)
+        yield from _paths(f"{path}.key_value.value", kind.item_type)
+    elif pa.types.is_nested(kind):
+        yield from _paths(f"{path}.list.element", kind.value_type)
+    else:
+        yield path
+
+
 @dataclass
 class _File:
     """A Parquet file that is being written."""
@@ -193,11 +229,13 @@ class _File:
     footers: list[pq.FileMetaData]
 
     @classmethod
-    def open(cls, staging: Staging, table: str, name: str, schema: pa.Schema, nans: set[Leaf]) -> _File:
+    def open(cls, staging: Staging, table: str, name: str, rows: pa.Table, nans: set[Leaf]) -> _File:
+        """Open a file for rows like these, which are its first."""
         folder = f"{staging.folder}/{table}" if staging.folder else table.replace(".", "/")
         staging.lake.files.create_dir(folder, recursive=True)
         stream = staging.lake.files.open_output_stream(f"{folder}/{name}")
         footers: list[pq.FileMetaData] = []
+        schema = rows.schema
         writer = pq.ParquetWriter(
             stream,
             schema,
@@ -205,6 +243,7 @@ class _File:
             coerce_timestamps="us",
             allow_truncated_timestamps=True,
             store_schema=False,
+            use_dictionary=[path for name in schema.names for path in repeating(name, rows.column(name))],
             write_statistics=[".".join(leaf) for leaf in leaves(schema) if leaf and leaf not in nans] if nans else True,
             metadata_collector=footers,
         )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from router.delta.parquet_writer import OPEN_FILES, Staging
+from router.delta.parquet_writer import OPEN_FILES, SAMPLE, Staging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,3 +150,64 @@ def test_rows_without_any_value_are_rows(lake: Lake) -> None:
 def test_a_task_without_rows_writes_nothing(lake: Lake) -> None:
     """Without it every empty task leaves a file in every table."""
     assert Staging(lake, file_bytes=1 << 30, buffer_bytes=1 << 30).writer(0, "0-0").close() == []
+
+
+def with_dictionary(lake: Lake, *columns: pa.Array) -> set[str]:
+    """Write a file, one row group per array of its column; return the leaf columns that have a dictionary."""
+    writer = Staging(lake, file_bytes=1 << 30, buffer_bytes=0).writer(0, "0-0")
+    for values in columns:
+        writer.hold("route/sink", "silver.t", pa.record_batch({"a": values}))
+        writer.flush()
+    (file,) = writer.close()
+    with pq.ParquetFile(f"{lake.root}/{file.path}") as stored:
+        assert stored.read()["a"].to_pylist() == [value for values in columns for value in values.to_pylist()]
+        groups = [stored.metadata.row_group(i) for i in range(stored.metadata.num_row_groups)]
+    leaves = [group.column(i) for group in groups for i in range(group.num_columns)]
+    return {leaf.path_in_schema for leaf in leaves if leaf.has_dictionary_page}
+
+
+OWN, SHARED = range(2 * SAMPLE), [i % 16 for i in range(2 * SAMPLE)]
+DICTIONARIES = {
+    "texts of their own": (pa.array([f"text {i}" for i in OWN]), set()),
+    "shared texts": (pa.array([f"text {i}" for i in SHARED]), {"a"}),
+    "numbers of their own": (pa.array(OWN), set()),
+    "shared numbers": (pa.array(SHARED), {"a"}),
+    "one in twenty is shared": (pa.array([i - i % 20 // 19 for i in OWN]), {"a"}),
+    "absent, or of their own": (pa.array([None if i % 2 else i for i in OWN]), set()),
+    "absent at first": (pa.array([None] * SAMPLE + SHARED), {"a"}),
+    "a struct": (pa.array([{"own": i, "in": {"shared": i % 16}} for i in OWN]), {"a.in.shared"}),
+    "a list": (pa.array([[i, i] for i in OWN]), {"a.list.element"}),
+    "a map": (
+        pa.array([[(str(i), [{"x": i}])] for i in OWN], pa.map_(pa.string(), pa.list_(pa.struct({"x": pa.int64()})))),
+        {"a.key_value.key", "a.key_value.value.list.element.x"},
+    ),
+    "one row": (pa.array(["text"]), set()),
+}
+
+
+@pytest.mark.parametrize(("values", "wanted"), DICTIONARIES.values(), ids=DICTIONARIES)
+def test_a_column_has_a_dictionary_where_its_values_repeat(lake: Lake, values: pa.Array, wanted: set[str]) -> None:
+    """Without it files are larger and take longer to write, or repeated values are written again and again."""
+    assert with_dictionary(lake, values) == wanted
+
+
+def test_what_comes_first_decides_about_the_dictionary_of_a_file(lake: Lake) -> None:
+    """Without it a file whose values change their nature could not be read."""
+    own, shared = pa.array(list(OWN)), pa.array(SHARED)
+
+    assert with_dictionary(lake, own, shared, own) == set()
+    assert with_dictionary(lake, shared, own, shared) == {"a"}
+    assert with_dictionary(lake, own[:0], own) == {"a"}
+
+
+def test_files_and_their_names_are_on_the_disk_before_anybody_hears_of_them(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a manifest that survives a power cut names files that do not."""
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda at: synced.append(os.fstat(at).st_ino))
+    files, _ = write(Staging(lake, file_bytes=100_000, buffer_bytes=0), 8, tables=3)
+
+    paths = [Path(lake.root, file.path) for file in files]
+    assert len(files) > 3
+    assert {place.stat().st_ino for path in paths for place in (path, path.parent)} <= set(synced)

@@ -159,23 +159,30 @@ def _sources(batch: pa.RecordBatch) -> tuple[Numbers, list[tuple[str, int]]]:
     return codes.astype(np.int64), [(names[pair // len(numbers)], numbers[pair % len(numbers)]) for pair in present]
 
 
-def groups(rows: Rows, target: Target) -> Iterator[tuple[str, Numbers | None]]:
-    """Split the rows of a target by table: one stable sort, whatever the number of tables. None: every row."""
+def groups(rows: Rows, target: Target) -> Iterator[tuple[str, Numbers | None, pa.RecordBatch | None]]:
+    """Split the rows of a target by table: one stable sort and one take, whatever the number of tables.
+
+    Yields each table, the numbers of its rows (None: every row), and the rows, where the sort has made them.
+    """
     goes = rows.batch.column(target.destination)
     if target.table is not None:
         at = rows.mask(target.destination)
         if len(at):
-            yield target.table, None if len(at) == len(goes) else at
+            yield target.table, None if len(at) == len(goes) else at, None
         return
     coded = goes.dictionary_encode()
     names = coded.dictionary.to_pylist()
     if not names:
         return
-    codes = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False)
+    codes = pc.fill_null(coded.indices, len(names)).to_numpy(zero_copy_only=False)
+    codes = codes.astype(np.min_scalar_type(len(names)))  # two bytes are sorted in a tenth of the time of four
     order = np.argsort(codes, kind="stable")
-    ends = np.searchsorted(codes[order], np.arange(-1, len(names)), side="right")
-    for code, name in enumerate(names):
-        yield name, order[ends[code] : ends[code + 1]]
+    starts = np.searchsorted(codes[order], np.arange(len(names) + 1, dtype=codes.dtype))
+    ordered = rows.batch.column(target.rows).take(pa.array(order[: starts[-1]]))
+    for name, start, end in zip(names, starts, starts[1:], strict=False):
+        # a copy, since a slice would keep the rows of all tables for as long as those of one are held
+        part = pa.concat_arrays([ordered[start:end]])
+        yield name, order[start:end], pa.RecordBatch.from_struct_array(part)
 
 
 @dataclass(frozen=True)
@@ -282,13 +289,23 @@ class _Task:
         for target in route.targets:
             if target.bad_name:
                 rows.add("rejected", target.key, rows.mask(target.bad_name))
-            for table, at in groups(rows, target):
-                self._land(rows, target, table, at)
+            for table, at, part in groups(rows, target):
+                self._land(rows, target, table, at, part=part)
 
     def _land(
-        self, rows: Rows, target: Target, table: str, at: Numbers | None, whose: str = "", cause: str | None = None
+        self,
+        rows: Rows,
+        target: Target,
+        table: str,
+        at: Numbers | None,
+        whose: str = "",
+        cause: str | None = None,
+        part: pa.RecordBatch | None = None,
     ) -> None:
-        """Land rows in a table. In a quarantine, `whose` is the table that they are for, `cause` why it has none."""
+        """Land rows in a table: `part`, or what is at `at`.
+
+        In a quarantine, `whose` is the table that they are for, `cause` why it has none.
+        """
         if self.work.only is not None and table not in self.work.only:
             return
         allowed = self.work.demands.allowed.get(target.key)
@@ -301,7 +318,7 @@ class _Task:
             assert target.quarantine.table is not None  # it has one
             self._land(rows, target.quarantine, target.quarantine.table, at, table, blocked)
             return
-        part = rows.struct(target.rows, at)
+        part = rows.struct(target.rows, at) if part is None else part
         for column, reason in self.work.demands.conflicts.get(target.place(table), {}).items():
             if column in part.schema.names:
                 part, at = self._without(rows, target, (part, at), column, f"table {table}: {reason}")
@@ -319,8 +336,8 @@ class _Task:
             part = _with_coordinates(rows, target, (part, at), values)
         demands, place = self.work.demands, target.place(table)
         casts, frozen = demands.casts.get(place, {}), demands.frozen.get(place, {})
-        kinds = {**{f.name: f.type for f in target.schema}, **frozen, **casts}
-        schema = pa.schema([pa.field(f.name, kinds[f.name]) for f in target.schema if f.name in part.schema.names])
+        kinds, names = {f.name: f.type for f in target.schema} | frozen | casts, set(part.schema.names)
+        schema = pa.schema([(name, kind) for name, kind in kinds.items() if name in names])
         self.writer.hold(target.key, table, _cast(part, schema), seen=target.seen)
 
     def _named(self, rows: Rows, target: Target, at: Numbers | None) -> Numbers:
@@ -439,6 +456,8 @@ def _numbered(batch: pa.RecordBatch, number: int, schema: pa.Schema) -> pa.Recor
 
 
 def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    if batch.schema.equals(schema, check_metadata=True):
+        return batch
     columns = [
         column if column.type == field.type else column.cast(field.type)
         for column, field in zip(batch.columns, schema, strict=True)
