@@ -20,6 +20,7 @@ from pydantic import (
 
 from router.parts import Decoder, Rule
 from router.sinks import ApplyingSink, Sink
+from router.table_names import BronzeTables
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _LONG_FORMS = {
@@ -52,6 +53,7 @@ def moment(text: str) -> datetime:
 
 NAME_PATTERN = r"^[a-z][a-z0-9_]{0,63}$"
 TABLE_PATTERN = r"^[a-z][a-z0-9_]{0,63}\.[a-z0-9][a-z0-9_]{0,127}$"
+BRONZE_PATTERN = rf"{TABLE_PATTERN}|^[a-z][a-z0-9_]{{0,63}}\.([a-z0-9][a-z0-9_]{{0,63}})?\{{topic\}}[a-z0-9_]{{0,63}}$"
 
 
 def _interval(text: str) -> str:
@@ -72,6 +74,7 @@ def _debug(place: str) -> str:
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 TableName = Annotated[str, StringConstraints(pattern=TABLE_PATTERN)]
+BronzeName = Annotated[str, StringConstraints(pattern=BRONZE_PATTERN)]
 Interval = Annotated[str, AfterValidator(_interval)]
 Moment = Annotated[str, AfterValidator(_moment)]
 
@@ -208,7 +211,9 @@ class Config(Model):
     checkpoint: str | None = Field(default=None, description="default: LAKE/_router/NAME")
     source: Source
     decode: Decoder
-    bronze: TableName | None = Field(default=None, description="table of every record as received")
+    bronze: BronzeName | None = Field(
+        default=None, description="table of every record as received; bronze.{topic}: one for each topic"
+    )
     routes: tuple[Route, ...] = ()
     dead_letters: TableName
     unmatched: Literal["dead_letters", "drop"] = "dead_letters"
@@ -256,6 +261,10 @@ class Config(Model):
         """Return this with a lake and a checkpoint of its own."""
         checkpoint = _debug(self.checkpoint) if self.checkpoint else None
         return self.model_copy(update={"lake": _debug(self.lake), "checkpoint": checkpoint, "debug": True})
+
+    def bronze_tables(self) -> BronzeTables | None:
+        """Return which tables have every record as received."""
+        return BronzeTables(self.bronze, frozenset({self.dead_letters, self.ledger})) if self.bronze else None
 
     def storage(self) -> dict[str, str]:
         """Return the options of the storage as it takes them: with secrets in the clear, not to be shown or kept."""

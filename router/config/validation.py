@@ -14,9 +14,10 @@ from router.config.models import Config, Source
 from router.config.yaml_tree import Items, Keys, Node, Scalar, plain_data
 from router.registry import suggestion
 from router.sinks import MergingSink, Sink, TableSink
+from router.table_names import BronzeTables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from router.registry import Location, Registry
 
@@ -42,6 +43,7 @@ def cross_checks(root: Node, registry: Registry) -> Iterator[Finding]:
     for index, _ in enumerate(_items(root, ("routes",))):
         yield from _unique_names(root, ("routes", index, "expect"), "expectation")
     yield from _own_tables(root)
+    yield from _bronze_per_topic(root)
     yield from _fixed_tables(root, registry)
 
 
@@ -156,12 +158,50 @@ def _own_tables(root: Node) -> Iterator[Finding]:
                 yield Finding((at,), what, "give each a table of its own")
 
 
+def _bronze_per_topic(root: Node) -> Iterator[Finding]:
+    """Refuse listed topics of which bronze cannot have a table each; those of a pattern are not known yet."""
+    bronze = _bronze(root)
+    if bronze is None or not bronze.per_topic:
+        return
+    if bronze.others in bronze.taken:
+        what = f"{bronze.others} is for topics that no table can be named after, and is another of the router's tables"
+        yield Finding(("bronze",), what, "give one of the two another name")
+    if _at(root, ("source", "files")):
+        yield Finding(("bronze",), "the topic of a file's lines is the file, and no name", "give bronze one table")
+    yield from _topics_named(root, bronze.named_after, "bronze")
+
+
+def _topics_named(root: Node, named_after: Callable[[str], str | None], whose: str) -> Iterator[Finding]:
+    """Refuse listed topics that name no table, or the same one as another; a message shows no value."""
+    loc = ("source", "kafka", "topics")
+    first: dict[str, Scalar] = {}
+    for index, topic in enumerate(_items(root, loc)):
+        if not isinstance(topic, Scalar) or topic.broken:
+            continue
+        table = named_after(topic.text)
+        if table is None:
+            what = f"{whose} has a table for each topic, and none can be named after this one"
+            yield Finding((*loc, index), what, NAMED_AFTER)
+        elif first.setdefault(table, topic).text != topic.text:
+            what = f"{whose} has a table for each topic, and this one and that at line {first[table].line}, "
+            what += f"column {first[table].column} would have the same"
+            yield Finding((*loc, index), what, NAMED_AFTER)
+
+
+NAMED_AFTER = (
+    "a table's name has small letters, digits and underscores, and hyphens of a topic become underscores; name one "
+    "table for all topics, or read this one with a configuration of its own"
+)
+
+
 def _fixed_tables(root: Node, registry: Registry) -> Iterator[Finding]:
     """Refuse a sink that would write among the router's own rows."""
-    own = {table: key for key, table in _tables(root).items()}
+    bronze = _bronze(root)
+    own = {table: key for key, table in _tables(root).items() if key != "bronze"}
     for route, item in enumerate(_items(root, ("routes",))):
         for sink, node in enumerate(_items(item, ("sinks",))):
-            key = own.get(_fixed_table(node, registry))
+            table = _fixed_table(node, registry)
+            key = "bronze" if bronze and table in bronze else own.get(table)
             if key:
                 loc = ("routes", route, "sinks", sink)
                 yield Finding(loc, f"the sink writes to the table of `{key}`", "give the sink a table of its own")
@@ -185,6 +225,13 @@ def _tables(root: Node) -> dict[str, str]:
     names = {key: node.text for key, node in found.items() if isinstance(node, Scalar) and node.text}
     default = {} if found["ledger"] else {"ledger": str(Config.model_fields["ledger"].default)}
     return {**names, **default}
+
+
+def _bronze(root: Node) -> BronzeTables | None:
+    """Return the tables of bronze, as far as the configuration names any."""
+    names = _tables(root)
+    bronze = names.pop("bronze", None)
+    return BronzeTables(bronze, frozenset(names.values())) if bronze else None
 
 
 def _at(root: Node, loc: Location) -> Node | None:

@@ -82,7 +82,8 @@ def _table(lake: Lake, table: str, handle: DeltaTable) -> Lines:
 
 def _own(config: Config, table: str) -> Lines:
     whats = {"bronze": "every record", "dead_letters": "what went nowhere else", "ledger": "the counts"}
-    return ((key, what) for key, what in whats.items() if getattr(config, key) == table)
+    own = {"bronze": config.bronze_tables() or (), "dead_letters": {config.dead_letters}, "ledger": {config.ledger}}
+    return ((key, what) for key, what in whats.items() if table in own[key])
 
 
 def _writers(config: Config, table: str, handle: DeltaTable | None, run: str | None) -> Iterator[WritingSink]:

@@ -32,6 +32,10 @@ from router.config.models import interval, moment
         ("ops.dead_letters", "ops.ledger", "dead_letters", "`ledger` and `dead_letters` are the same table"),
         ("silver.big", "ops.dead_letters", "routes.0.sinks.0", "the sink writes to the table of `dead_letters`"),
         ("silver.big", "ops.ledger", "routes.0.sinks.0", "the sink writes to the table of `ledger`"),
+        ("decode:", "bronze: silver.{topic}\ndecode:", "routes.0.sinks.0", "the sink writes to the table of `bronze`"),
+        ("decode:", "bronze: a.{topic}_{topic}\ndecode:", "bronze", "must be layer.table: lower-case letters"),
+        ("decode:", 'bronze: "{topic}.x"\ndecode:', "bronze", "must be layer.table: lower-case letters"),
+        ("game-events]", "a.b]}\nbronze: b.{topic}\n#", "source.kafka.topics.0", "bronze has a table for each topic"),
         ("[{fixed: silver.big}]", "[]", "routes.0.sinks", "must be a list of at least 1, not a list of 0"),
         ("ops.dead_letters", "../x", "dead_letters", "must be layer.table: lower-case letters"),
         ("ops.dead_letters", "_x.y", "dead_letters", "must be layer.table: lower-case letters"),
@@ -95,6 +99,20 @@ def test_routes_may_be_left_out_for_bronze_only(loaded, faults, good):
 
     assert problem.what == "nothing would be written: no routes and no bronze"
     assert loaded(without + "bronze: bronze.events\n").config.routes == ()
+
+
+def test_topics_of_which_bronze_cannot_have_a_table_each_are_refused(loaded, faults, good):
+    text = good + "bronze: bronze.{topic}\n"
+    several = text.replace("[game-events]", '[game-events, ops, "${OTHER}", b]')
+
+    assert loaded(text).config.bronze_tables().of("game-events") == "bronze.game_events"
+    assert loaded(several, OTHER="uno").config.source.kafka.topics == ("game-events", "ops", "uno", "b")
+    for other in ("game_events", "Game-Events", "a.b", "aux"):
+        (problem,) = faults(several, OTHER=other)
+        assert problem.path == "source.kafka.topics.2"
+        assert other not in problem.what + problem.hint  # it comes from a variable
+    dead = several.replace("ops.dead_letters", "bronze.b").replace("${OTHER}", "c")
+    assert [problem.path for problem in faults(dead)] == ["source.kafka.topics.3"]
 
 
 def test_checks_speak_beside_other_mistakes(faults, good):

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.delta.lake import SHOWN, Lake, folded, refused, usable
+from router.delta.lake import Lake
+from router.table_names import SHOWN, BronzeTables, folded, refused, usable
 from tests.light import drawn
 
 ACCEPTED = {
@@ -110,6 +111,19 @@ def test_names_that_differ_by_case_are_one_table() -> None:
     assert {folded(name) for name in ("silver.Poker", "silver.poker", "SILVER.POKER")} == {"silver.poker"}
     assert folded("../../x") is None
     assert folded(None) is None
+
+
+def test_each_topic_has_a_bronze_table() -> None:
+    """Without it a topic with a name that no table may have stops the stream, or its records are nowhere."""
+    bronze = BronzeTables("raw.from_{topic}_v1", frozenset({"raw.from_dead_v1"}))
+
+    assert bronze.of("Game-Events") == "raw.from_game_events_v1"
+    for odd in ("a.b", "x" * 249, "dead", "\u00fc"):
+        assert bronze.of(odd) == bronze.others == "raw.from_other_topics_v1"
+    assert {bronze.of(name) in bronze for name in ("a", "a.b")} == {True}
+    assert not any(name in bronze for name in ("raw.from_dead_v1", "raw.from__v1", "raw.other", "silver.a", None))
+    assert "bronze.all" in BronzeTables("bronze.all")
+    assert "bronze.other" not in BronzeTables("bronze.all")
 
 
 def test_the_reason_shows_the_name_within_bounds() -> None:

@@ -159,7 +159,7 @@ class SchemaEvolution:
     def _allowed(self, layout: Layout, by_table: dict[str, set[str]], outboxes: Named) -> dict[str, frozenset[str]]:
         """Return the allowed names of the targets that named more tables than they may have."""
         found = {}
-        fixed = {target.table for target in layout.targets} | {layout.bronze, layout.dead_letters}
+        fixed = {target.table for target in layout.targets} | {layout.dead_letters}
         for target in layout.targets:
             named = outboxes.get(target.key, set())
             if target.table is None:
@@ -167,6 +167,7 @@ class SchemaEvolution:
             if not named:
                 continue
             existing = set().union(*(self._tables(layer) for layer in {name.split(".")[0] for name in named})) - fixed
+            existing -= {table for table in existing if layout.bronze and table in layout.bronze}
             new = sorted(named - existing)
             if len(existing) + len(new) > target.at_most:
                 room = max(0, target.at_most - len(existing))

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from router.decoding import decode_batch
-from router.delta.lake import folded, refused
 from router.engine.label.expressions import Node, evaluate
 from router.engine.label.layout import COORDINATES, DEAD_SCHEMA, Layout, RouteLabels, Target
 from router.engine.label.tombstones import TOMBSTONE, Tombstones, as_events
+from router.table_names import folded, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -185,13 +185,18 @@ class _Labels:
         coded = pc.if_else(lands, name, pa.scalar(None, pa.string())).dictionary_encode()
         # a string of Spark may hold any bytes, a dead letter must be readable
         given = [raw.decode(errors="replace") for raw in coded.dictionary.cast(pa.binary()).to_pylist()]
-        tables = [None if (table := folded(text)) in self.labelling.own_tables else table for text in given]
+        tables = [None if self._own(table := folded(text)) else table for text in given]
         self.columns[target.destination] = pa.array(tables, pa.string()).take(coded.indices)
         bad = pc.and_not(lands, self.columns[target.destination].is_valid())
         self.columns[str(target.bad_name)] = bad  # a sink that names tables per row has it
         if bad.true_count:
             reasons = pa.array([refused(text) for text in given], pa.string()).take(coded.indices)
             self._add_dead(bad, "name", pc.fill_null(reasons, refused(None)), route, target.sink)
+
+    def _own(self, table: str | None) -> bool:
+        """Say whether a table holds the router's own rows."""
+        bronze = self.labelling.layout.bronze
+        return table in self.labelling.own_tables or (bronze is not None and table in bronze)
 
     def _holds(self, given: Mask, node: Node) -> Mask:
         return pc.and_(given, pc.fill_null(evaluate(node, self.columns, self.rows)[0], False))

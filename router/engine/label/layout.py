@@ -32,6 +32,7 @@ from router.errors import StartError
 if TYPE_CHECKING:
     from router.engine.label.tree import Node
     from router.sinks import Evolution, KeyedTable, MergingSink
+    from router.table_names import BronzeTables
 
 RAW_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp_type", "headers")
 COORDINATES = {
@@ -144,7 +145,7 @@ class Layout:
     quarantine; and those that the routes name.
     """
 
-    bronze: str | None
+    bronze: BronzeTables | None
     dead_letters: str
     routes: tuple[RouteLabels, ...]
     wanted: bool = False

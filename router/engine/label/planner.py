@@ -111,7 +111,8 @@ class Planner:
         self.config = config
         self.decoder = decoder
         self.quiet = quiet
-        self.own = frozenset(name for name in (config.bronze, config.dead_letters, config.ledger) if name)
+        self.own = frozenset({config.dead_letters, config.ledger})
+        self.bronze = config.bronze_tables()
         self.routes = [RoutePlanner(index, route) for index, route in enumerate(config.routes)]
         self.stages: Stages | None = None
         self.logged: str | None = None
@@ -160,7 +161,7 @@ class Planner:
         shipped = replace(arrow, before=None) if arrow else None  # a closure of the driver's
         decoding = Decoding(shipped, dead, tuple(before.columns[len(records.columns) :]))
         labels = tuple(route.labels(frame, config) for route in self.routes)
-        layout = Layout(config.bronze, config.dead_letters, labels, "_wanted" in frame.columns)
+        layout = Layout(self.bronze, config.dead_letters, labels, "_wanted" in frame.columns)
         expressions, levels, left = self._expressions(frame, layout, tombstones=dead is not None)
         labelling = Labelling(decoding, layout, expressions, self.own, config.unmatched == "dead_letters")
         named = next((column for route in self.routes for column in route.named().values()), None)

@@ -35,7 +35,7 @@ from router.engine.label.tree import columns_of
 from router.engine.land.parquet_writer import attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from router.engine.land.parquet_writer import Staging
 
@@ -139,6 +139,16 @@ class Rows:
         """Return the records as received."""
         raw = self.batch.select(list(RAW_COLUMNS))
         return raw if at is None else raw.take(pa.array(at) if isinstance(at, np.ndarray) else at)
+
+    def by_topic(self, table_of: Callable[[str], str]) -> Iterator[tuple[str, Numbers | None]]:
+        """Yield the table of each topic with its rows; None: every row."""
+        tables = [table_of(topic) for topic, _ in self.sources]
+        if len(named := dict.fromkeys(tables)) == 1:
+            yield tables[0], None
+            return
+        for table in named:
+            codes = [code for code, name in enumerate(tables) if name == table]
+            yield table, np.flatnonzero(np.isin(self.codes, codes))
 
     def struct(self, column: str, at: Numbers | None) -> pa.RecordBatch:
         """Return the fields of a struct column for chosen rows."""
@@ -248,7 +258,8 @@ class _Task:
         if layout.wanted:
             rows.want(pc.unique(rows.batch.column("_wanted").drop_null()).to_pylist())
         if layout.bronze:
-            self.writer.hold("/bronze", layout.bronze, _numbered(rows.raw(None), self.work.batch, BRONZE_SCHEMA))
+            for table, at in rows.by_topic(layout.bronze.of):
+                self.writer.hold("/bronze", table, _numbered(rows.raw(at), self.work.batch, BRONZE_SCHEMA))
         dead = rows.batch.column("_dead")
         if dead.null_count < len(dead):
             parents = pc.list_parent_indices(dead)
