@@ -62,6 +62,13 @@ class TableSink(Sink, ABC):
         A name that breaks the naming rule makes the row a dead letter. Runs on the driver.
         """
 
+    def table_template(self) -> str | None:
+        """Return the template of the names, with fields in braces, where rows that differ in a field must not meet.
+
+        `router check` refuses one with which they could. None: names are as they are.
+        """
+        return None
+
 
 WEEK = timedelta(days=7)
 
@@ -128,6 +135,13 @@ class MergingSink(Sink, ABC):
 
         A name that breaks the naming rule makes the row a dead letter. Runs on the driver.
         """
+
+    def table_template(self) -> str | None:
+        """Return the template of the names, with fields in braces, where rows that differ in a field must not meet.
+
+        `router check` refuses one with which they could. None: names are as they are.
+        """
+        return None
 
     @abstractmethod
     def keyed(self) -> KeyedTable:

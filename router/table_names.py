@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 _DEVICE = r"(?i:con|prn|aux|nul|com[0-9]|lpt[0-9])"
 _LAYER = rf"(?!{_DEVICE}\.)[A-Za-z0-9][A-Za-z0-9_]{{0,63}}"
@@ -88,3 +92,44 @@ class BronzeTables:
             return table == self.template
         long_enough = len(table) > len(before) + len(after)
         return long_enough and table.startswith(before) and table.endswith(after) and table not in self.taken
+
+
+WHOLE_NUMBERS = frozenset({"partition", "offset", "timestamp_type", "schema_id", "schema_version"})
+"""The raw columns, and those that decoders add, whose values are digits."""
+_PIECE = re.compile(r"\{\s*([^{}]*?)\s*\}|([^{}]+)")
+Piece = tuple[str, str]
+"""A field in braces and a text, of a template of names: one of the two is empty."""
+
+
+def pieces_of(template: str) -> list[Piece]:
+    """Return the fields and texts of a template."""
+    return [(found[1] or "", found[2] or "") for found in _PIECE.finditer(template)]
+
+
+def may_collide(template: str, values: Mapping[str, frozenset[str]]) -> bool:
+    """Say whether rows that differ in a field may name one table: `a_b` and `c`, `a` and `b_c` in {x}_{y}.
+
+    `values` are those that a field may have, where they are known. Read from its beginning, a name says what each field
+    was as long as it says where that ends: digits before a text that begins with none, one of some values none of which
+    begins another. The same from its end. What remains between the two may be one field, with whatever in it.
+    """
+    pieces = pieces_of(template)
+    if len({field for field, _ in pieces if field}) < 2:
+        return False
+    backwards = [(field, text[::-1]) for field, text in reversed(pieces)]
+    ends = {field: frozenset(value[::-1] for value in known) for field, known in values.items()}
+    return _read(pieces, values) + _read(backwards, ends) + 1 < len(pieces)
+
+
+def _read(pieces: Sequence[Piece], values: Mapping[str, frozenset[str]]) -> int:
+    """Return how many pieces can be told from each other, from the first one on."""
+    for index, (field, _) in enumerate(pieces):
+        after = pieces[index + 1][1] if index + 1 < len(pieces) else "."  # no value that makes a table has one
+        if field in WHOLE_NUMBERS:
+            if not after or after[0].isdigit():
+                return index
+        elif field:
+            known = [value.lower() + after for value in values.get(field, ())]
+            if not known or any(one != other and other.startswith(one) for one in known for other in known):
+                return index
+    return len(pieces)

@@ -15,7 +15,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from router import KeyedTable, MergingSink, TableSink
-from router_encoders.templates import check_name, check_template, parse, text_column
+from router_encoders.templates import check_name, check_template, table_column
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,10 +45,11 @@ class Delta(TableSink):
 class Tables(TableSink):
     """Append events to one Delta table per value of one or more fields.
 
-    `table: silver.{event.game}` sends an event of the game uno to silver.uno. What stands in braces is a field or a
-    raw column, the rest is taken as it is. Tables are made when their first event comes. An event for which a field
-    in braces is null, or whose name breaks the naming rule (letters, digits and underscores; capitals become small),
-    is a dead letter, and so is one for a table beyond `at_most`.
+    `table: silver.{event.game}` sends an event of the game uno to silver.uno. What stands in braces is a field, a raw
+    column or, where there is none of that name, a column that `select` makes; the rest is taken as it is. Tables are
+    made when their first event comes. An event for which a field in braces is null, or whose name breaks the naming
+    rule (letters, digits and underscores; capitals become small, and hyphens of `topic` underscores), is a dead letter,
+    and so is one for a table beyond `at_most`.
 
     Delivery: exactly once, for hundreds of tables at the price of about one.
     """
@@ -61,6 +62,10 @@ class Tables(TableSink):
         default="seen",
         description="`seen`: a table gains a column with its first value; `all`: it has every column of the route",
     )
+    collisions: Literal["refuse", "accept"] = Field(
+        default="refuse",
+        description="`accept`: rows may meet in a table though fields of its name differ (a_b, c and a, b_c: a_b_c)",
+    )
 
     @field_validator("template")
     @classmethod
@@ -69,7 +74,11 @@ class Tables(TableSink):
 
     def table(self) -> Column:
         """Return the name as the data has it, null where a field of it is null; the engine applies the naming rule."""
-        return text_column(parse(self.template))
+        return table_column(self.template)
+
+    def table_template(self) -> str | None:
+        """Return the template, unless tables may be shared."""
+        return self.template if self.collisions == "refuse" else None
 
 
 KEPT = re.compile(r"\s*([0-9]{1,6})\s*(min|h|d)\s*")
@@ -128,6 +137,10 @@ class Upsert(MergingSink):
 
     # `table` is the method that the engine calls, so the option of that name is an alias
     template: str = Field(alias="table", description="silver.profiles, or with fields: silver.{event.game}_profiles")
+    collisions: Literal["refuse", "accept"] = Field(
+        default="refuse",
+        description="`accept`: rows may meet in a table though fields of its name differ (a_b, c and a, b_c: a_b_c)",
+    )
     keys: tuple[str, ...] = Field(min_length=1, description="columns of the route that tell rows apart: event.gamer_id")
     newest_by: str | tuple[str, ...] = Field(
         default=OFFSET, min_length=1, description="SQL over event and raw columns, the most important first: event.at"
@@ -225,7 +238,11 @@ class Upsert(MergingSink):
 
     def table(self) -> str | Column:
         """Return the fixed name, or the name as the data has it; the engine applies the naming rule."""
-        return text_column(parse(self.template)) if "{" in self.template else self.template
+        return table_column(self.template) if "{" in self.template else self.template
+
+    def table_template(self) -> str | None:
+        """Return the template, unless tables may be shared."""
+        return self.template if self.collisions == "refuse" else None
 
     def keyed(self) -> KeyedTable:
         """Return how the rows of a key become one."""

@@ -52,6 +52,7 @@ def moment(text: str) -> datetime:
 
 
 NAME_PATTERN = r"^[a-z][a-z0-9_]{0,63}$"
+HYPHENED_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
 TABLE_PATTERN = r"^[a-z][a-z0-9_]{0,63}\.[a-z0-9][a-z0-9_]{0,127}$"
 BRONZE_PATTERN = rf"{TABLE_PATTERN}|^[a-z][a-z0-9_]{{0,63}}\.([a-z0-9][a-z0-9_]{{0,63}})?\{{topic\}}[a-z0-9_]{{0,63}}$"
 
@@ -73,6 +74,8 @@ def _debug(place: str) -> str:
 
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+HyphenedName = Annotated[str, StringConstraints(pattern=HYPHENED_PATTERN)]
+"""The name of a query or a route; where a table is named after it, a hyphen becomes an underscore."""
 TableName = Annotated[str, StringConstraints(pattern=TABLE_PATTERN)]
 BronzeName = Annotated[str, StringConstraints(pattern=BRONZE_PATTERN)]
 Interval = Annotated[str, AfterValidator(_interval)]
@@ -141,7 +144,7 @@ class Expectation(Model):
 class Route(Model):
     """A rule, a projection, expectations and sinks."""
 
-    name: Name
+    name: HyphenedName
     match: Rule
     select: tuple[str, ...] = Field(default=("event.*",), description="SQL expressions; the columns of the route")
     expect: tuple[Expectation, ...] = ()
@@ -205,7 +208,7 @@ class Maintenance(Model):
 class Config(Model):
     """One router: a source, a decoder, routes and where everything goes."""
 
-    name: Name
+    name: HyphenedName
     lake: str = Field(description="folder or URI; the table layer.table lives at lake/layer/table")
     storage_options: dict[str, SecretStr] = Field(default_factory=dict)
     checkpoint: str | None = Field(default=None, description="default: LAKE/_router/NAME")

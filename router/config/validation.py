@@ -6,20 +6,25 @@ The checks read the tree, not the models, so that they speak even where another 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
 from router.config.models import Config, Source
 from router.config.yaml_tree import Items, Keys, Node, Scalar, plain_data
+from router.parts import Part, Rule
 from router.registry import suggestion
 from router.sinks import MergingSink, Sink, TableSink
-from router.table_names import BronzeTables
+from router.table_names import BronzeTables, folded, may_collide, pieces_of, underscored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from router.registry import Location, Registry
+
+
+P = TypeVar("P", bound=Part)
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ def cross_checks(root: Node, registry: Registry) -> Iterator[Finding]:
     yield from _own_tables(root)
     yield from _bronze_per_topic(root)
     yield from _fixed_tables(root, registry)
+    yield from _shared_tables(root, registry)
 
 
 def _source_kind(root: Node) -> Iterator[Finding]:
@@ -142,9 +148,13 @@ def _unique_names(root: Node, loc: Location, noun: str) -> Iterator[Finding]:
     first: dict[str, Scalar] = {}
     for index, item in enumerate(_items(root, loc)):
         name = _at(item, ("name",))
-        if isinstance(name, Scalar) and name.text and first.setdefault(name.text, name) is not name:
-            what = f"the {noun} at line {first[name.text].line} has the same name"
-            yield Finding((*loc, index, "name"), what, "give each a name of its own")
+        if not isinstance(name, Scalar) or not name.text:
+            continue
+        if (other := first.setdefault(underscored(name.text), name)) is not name:
+            same = "the same name" if other.text == name.text else "a name that makes the same tables (- becomes _)"
+            yield Finding(
+                (*loc, index, "name"), f"the {noun} at line {other.line} has {same}", "give each a name of its own"
+            )
 
 
 def _own_tables(root: Node) -> Iterator[Finding]:
@@ -207,12 +217,48 @@ def _fixed_tables(root: Node, registry: Registry) -> Iterator[Finding]:
                 yield Finding(loc, f"the sink writes to the table of `{key}`", "give the sink a table of its own")
 
 
+def _shared_tables(root: Node, registry: Registry) -> Iterator[Finding]:
+    """Refuse templates with which rows that differ in a field could meet in one table."""
+    topics = [topic.text for topic in _items(root, ("source", "kafka", "topics")) if isinstance(topic, Scalar)]
+    listed = {"topic": frozenset(map(underscored, topics))} if topics else {}
+    for route, item in enumerate(_items(root, ("routes",))):
+        rule = _resolved(registry, Rule, _at(item, ("match",)))  # type: ignore[type-abstract]
+        for index, node in enumerate(_items(item, ("sinks",))):
+            sink = _resolved(registry, Sink, node)
+            template = sink.table_template() if isinstance(sink, (TableSink, MergingSink)) else None
+            if sink is None or template is None:
+                continue
+            if may_collide(template, {**listed, **(rule.known_values() if rule else {})}):
+                what = "events that differ in its fields could name one table: a_b and c, a and b_c both make a_b_c"
+                loc = ("routes", route, "sinks", index, sink.part_name, "table")
+                yield Finding(loc, what, APART)
+            if any(field == "topic" for field, _ in pieces_of(template)):
+                yield from _topics_named(root, partial(_named_after, template), "a sink")
+
+
+APART = (
+    "leave one field; or let `select` make one column of them and name that; or limit one with `match: {field: "
+    "{column: ..., one_of: [...]}}`; or write `collisions: accept`"
+)
+
+
+def _named_after(template: str, topic: str) -> str:
+    """Return the table of a topic, as far as a template tells; the topic where it makes no name."""
+    made = (underscored(topic) if field == "topic" else text or "x" for field, text in pieces_of(template))
+    return folded("".join(made)) or topic
+
+
+def _resolved(registry: Registry, family: type[P], node: Node | None) -> P | None:
+    """Return the part that a node means; None where it is at fault, which is reported already."""
+    try:
+        return registry.resolve(family, plain_data(node)) if node is not None else None
+    except ValidationError:
+        return None
+
+
 def _fixed_table(node: Node, registry: Registry) -> str:
     """Return the one table a sink writes to, or nothing when that is not known here."""
-    try:
-        part: Sink = registry.resolve(Sink, plain_data(node))
-    except ValidationError:  # reported already
-        return ""
+    part = _resolved(registry, Sink, node)
     try:
         table = part.table() if isinstance(part, (TableSink, MergingSink)) else ""
     except Exception:  # a Column cannot be made without a Spark session; `check --plan` makes it

@@ -115,6 +115,47 @@ def test_topics_of_which_bronze_cannot_have_a_table_each_are_refused(loaded, fau
     assert [problem.path for problem in faults(dead)] == ["source.kafka.topics.3"]
 
 
+@pytest.mark.parametrize(
+    ("template", "rule", "refused"),
+    [
+        ("s.{event.x}_{event.y}", "where: a", True),
+        ("s.{event.x}{event.y}", "where: a", True),
+        ("s.{event.x}", "where: a", False),
+        ("s.{event.x}_{partition}", "where: a", False),
+        ("s.{partition}{event.x}", "where: a", True),
+        ("s.{event.x}_{event.y}", "equals: {field: event.y, value: win loss}", False),
+        ("s.{event.x}_{event.y}", "equals: {field: event.y, value: win big_win}", True),
+        ("s.{event.x}_{topic}", "where: a", False),
+    ],
+)
+def test_names_that_rows_could_share_are_refused(loaded, faults, good, template, rule, refused):
+    text = good.replace("where: event.amount > 9000", rule).replace("{fixed: silver.big}", f'{{fixed: "{template}"}}')
+
+    if not refused:
+        assert loaded(text)
+        return
+    (problem,) = faults(text)
+    assert (problem.path, problem.line) == ("routes.0.sinks.0.fixed", 9)
+    assert "could name one table" in problem.what
+    assert "`select`" in problem.hint
+
+
+def test_what_folds_to_one_table_is_refused(loaded, faults, good):
+    """A hyphen of the query's name, of a route's or of a topic's is an underscore in names of tables."""
+    route = good[good.index("  - name: big") : good.index("dead_letters")]
+    both = good.replace(
+        "dead_letters:", route.replace("big", "big-er") + route.replace("big", "big_er", 1) + "dead_letters:"
+    )
+    (problem,) = faults(both)
+    assert (problem.path, problem.line) == ("routes.2.name", 13)
+    assert "makes the same tables" in problem.what
+
+    named = good.replace("name: games", "name: ga-mes").replace("{fixed: silver.big}", '{fixed: "silver.{topic}"}')
+    assert loaded(named).config.name == "ga-mes"
+    (problem,) = faults(named.replace("[game-events]", "[game-events, game.events, game_events]"))
+    assert problem.path == "source.kafka.topics.2"
+
+
 def test_checks_speak_beside_other_mistakes(faults, good):
     problems = faults(good.replace("silver.big", "ops.ledger").replace("name: games", "nam: games"))
 

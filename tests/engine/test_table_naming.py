@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pyarrow as pa
+import pytest
 
+from router.config.models import Landing, Route
 from router.engine.land.task import Rows
 from router.table_names import BronzeTables
+from router_decoders.json import Json
+from router_rules.rules import Sql
+from router_sinks.tables import Tables
 from tests.engine.query import records
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.engine.conftest import MakeQuery
 
 BRONZE = BronzeTables("bronze.{topic}", frozenset({"ops.dead"}))
 
@@ -31,3 +43,46 @@ def test_the_rows_of_each_topic_go_to_its_bronze_table() -> None:
     }
     assert np.sort(np.concatenate(list(found.values()))).tolist() == [*range(6)]  # type: ignore[arg-type]
     assert dict(Rows(batch.take(pa.array([0, 2])), {}).by_topic(BRONZE.of)) == {"bronze.a_b": None}
+
+
+MONTHS = Route(
+    name="months",
+    match=Sql(where="event.n IS NOT NULL"),
+    select=("event.*", "date_format(timestamp, 'yyyyMM') AS month", "10 / (event.n - 3) AS share", "'x' AS topic"),
+    sinks=(Tables(table="silver.m{month}"), Tables(table="gold.{topic}_{n}", columns="all")),
+)
+PLAIN = MONTHS.model_copy(
+    update={"name": "plain", "select": ("event.*", "event.n % 2 AS odd"), "sinks": (Tables(table="silver.odd_{odd}"),)}
+)
+
+
+@pytest.mark.parametrize("spread", ["keep", pytest.param("by_table", marks=pytest.mark.slow)])
+def test_a_name_may_be_made_of_what_select_makes(make_query: MakeQuery, tmp_path: Path, spread: str) -> None:
+    """Without it a table per month needs the month in the event."""
+    settings = {"landing": Landing(spread=spread), "bronze": "bronze.{topic}", "routes": (MONTHS, PLAIN)}
+    query = make_query(tmp_path, decode=Json(schema="n int"), **settings)
+
+    query.take(of_topics("a-b", "a-b", "c", "a-b", "d.e"))
+
+    assert set(query.batches.planner.stages.left) == {"months"}  # type: ignore[union-attr]
+    ns = {
+        table: sorted(row["n"] for row in query.rows(table))
+        for table in query.tables()
+        if table[:4] in ("silv", "gold")
+    }
+    assert ns == {
+        "silver.m202601": [0, 1, 2, 4],
+        "silver.odd_0": [0, 2, 4],
+        "silver.odd_1": [1, 3],
+        **{f"gold.a_b_{n}": [n] for n in (0, 1)},  # the topic of the record, not the one that `select` makes
+        "gold.c_2": [2],
+    }
+    assert {table: len(query.rows(table)) for table in query.tables() if table.startswith("bronze.")} == {
+        "bronze.a_b": 3,
+        "bronze.c": 1,
+        "bronze.other_topics": 1,
+    }
+    assert query.letters("stage", "reason") == {
+        ("select", "the projection cannot be evaluated"): 1,
+        ("name", "unusable table name: gold.d.e_4"): 1,
+    }

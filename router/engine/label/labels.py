@@ -139,7 +139,7 @@ class _Labels:
         for target in labels.targets:
             columns[target.destination] = lands
             if named := route.names.get(target.destination):
-                self._name(labels.name, target, named, lands)
+                self._name(route, target, named, lands)
             if target.merge_by:
                 self._merge_by(target, route.merges[target.merge_by], lands)
 
@@ -179,9 +179,14 @@ class _Labels:
         columns = [v if v.type == kind.type else v.cast(kind.type) for v, kind in zip(values, kinds, strict=True)]
         self.columns[str(target.merge_by)] = pa.StructArray.from_arrays(columns, fields=kinds)
 
-    def _name(self, route: str, target: Target, node: Node, lands: Mask) -> None:
+    def _with_row(self, target: Target) -> dict[str, pa.Array]:
+        """Return all columns, and those that `select` makes where no other has their name."""
+        row: pa.StructArray = self.columns[target.rows]
+        return {**dict(zip(row.type.names, row.flatten(), strict=True)), **self.columns}
+
+    def _name(self, route: RouteExpressions, target: Target, node: Node, lands: Mask) -> None:
         """Apply the naming rule: once to every different name."""
-        name, _ = evaluate(node, self.columns, self.rows)
+        name, _ = evaluate(node, self._with_row(target) if route.names_of_rows else self.columns, self.rows)
         coded = pc.if_else(lands, name, pa.scalar(None, pa.string())).dictionary_encode()
         # a string of Spark may hold any bytes, a dead letter must be readable
         given = [raw.decode(errors="replace") for raw in coded.dictionary.cast(pa.binary()).to_pylist()]
@@ -191,7 +196,7 @@ class _Labels:
         self.columns[str(target.bad_name)] = bad  # a sink that names tables per row has it
         if bad.true_count:
             reasons = pa.array([refused(text) for text in given], pa.string()).take(coded.indices)
-            self._add_dead(bad, "name", pc.fill_null(reasons, refused(None)), route, target.sink)
+            self._add_dead(bad, "name", pc.fill_null(reasons, refused(None)), route.labels.name, target.sink)
 
     def _own(self, table: str | None) -> bool:
         """Say whether a table holds the router's own rows."""

@@ -28,6 +28,7 @@ from pyspark.sql.types import (
 from router.delta.row_order import DELETED, newest_names
 from router.delta.scd import HISTORY_COLUMNS
 from router.errors import StartError
+from router.table_names import underscored
 
 if TYPE_CHECKING:
     from router.engine.label.tree import Node
@@ -215,12 +216,12 @@ def too_wide(column: str, come: pa.DataType, have: pa.DataType) -> str:
 
 def outbox_of(query: str, route: str, sink: str) -> str:
     """Return the name of a sink's outbox: the table that keeps its rows until they are applied or merged."""
-    return f"outbox.{query}__{route}__{sink}"
+    return f"outbox.{underscored(query)}__{underscored(route)}__{sink}"
 
 
 def quarantine_of(query: str, route: str, sink: str) -> str:
     """Return the name of a sink's quarantine: the table that keeps rows until their table may take them."""
-    return f"quarantine.{query}__{route}__{sink}"
+    return f"quarantine.{underscored(query)}__{underscored(route)}__{sink}"
 
 
 TABLE = "_table"
