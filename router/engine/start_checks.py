@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from router.delta.commit import to_arrow
@@ -175,7 +176,11 @@ def refuse_shared(lake: Lake, config: Config) -> None:
     """
     own = [of(config.name, route, sink) for route, sink, _ in config.all_sinks() for of in (outbox_of, quarantine_of)]
     for table in own:
-        if (handle := lake.open(table)) and (others := _writers(handle) - {config.name}):
+        try:
+            handle = lake.open(table)
+        except (DeltaError, OSError):  # the first batch that writes it says what is wrong
+            continue
+        if handle and (others := _writers(handle) - {config.name}):
             raise StartError(
                 f"{table} in {lake.root} belongs to the query {others.pop()}, and {config.name} would write it, too; "
                 "give this query another name, or a lake of its own"

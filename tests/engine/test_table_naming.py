@@ -7,14 +7,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pytest
+from deltalake import CommitProperties, write_deltalake
 
-from router.config.models import Landing, Route
+from router.config.models import Config, Landing, Route
+from router.delta.lake import Lake
+from router.engine.label.layout import quarantine_of
 from router.engine.land.task import Rows
+from router.engine.start_checks import refuse_shared
+from router.errors import StartError
 from router.table_names import BronzeTables
 from router_decoders.json import Json
 from router_rules.rules import Sql
-from router_sinks.tables import Tables
-from tests.engine.query import records
+from router_sinks.tables import Delta, Tables
+from tests.engine.query import SOURCE, records
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +48,22 @@ def test_the_rows_of_each_topic_go_to_its_bronze_table() -> None:
     }
     assert np.sort(np.concatenate(list(found.values()))).tolist() == [*range(6)]  # type: ignore[arg-type]
     assert dict(Rows(batch.take(pa.array([0, 2])), {}).by_topic(BRONZE.of)) == {"bronze.a_b": None}
+
+
+def test_queries_whose_names_fold_to_one_do_not_share_a_table(tmp_path: Path) -> None:
+    """Without it the rows of both are sent, or merged, by each of them."""
+    lake, about = Lake.at(str(tmp_path)), CommitProperties(custom_metadata={"router.query": "ga-mes:run"})
+    copies = Route(name="big-wins", match=Sql(where="true"), sinks=(Delta(table="silver.a"),))
+    settings = {"lake": lake.root, "source": SOURCE, "decode": Json(schema="n int"), "dead_letters": "ops.dead"}
+    ours = Config(name="ga_mes", routes=(copies,), **settings)  # type: ignore[arg-type]
+    table = quarantine_of("ga-mes", "big-wins", "delta")
+    assert table == "quarantine.ga_mes__big_wins__delta"
+    refuse_shared(lake, ours)
+    write_deltalake(lake.address(table), pa.table({"n": [1]}), commit_properties=about)
+
+    refuse_shared(lake, ours.model_copy(update={"name": "ga-mes"}))
+    with pytest.raises(StartError, match=r"belongs to the query ga-mes, and ga_mes would write it"):
+        refuse_shared(lake, ours)
 
 
 MONTHS = Route(
