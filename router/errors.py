@@ -29,6 +29,16 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
+def first_line(error: BaseException | None) -> str:
+    """Return the first line of an error's message, cut off where it is too long for a log.
+
+    Of what a Python task raised that is the last line of its traceback: before it stand Spark's words only.
+    """
+    lines = (str(error).strip() or type(error).__name__).split("JVM stacktrace")[0].strip().splitlines()
+    at = -1 if any(line.startswith("Traceback (most recent call last)") for line in lines) else 0
+    return lines[at].strip()[:300]
+
+
 @dataclass(frozen=True)
 class Problem:
     """One mistake in a configuration, and where it stands.

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from types import FrameType
 
 COMMANDS = {
-    "approve": ("router.cli.approve:approve", "Let tables gain the columns that rows wait for."),
+    "approve": ("router.cli.quarantine:approve", "Let tables gain the columns that rows wait for."),
     "bench": ("router.cli.bench:bench", "Measure a configuration against the partitions of its topic."),
     "check": ("router.cli.check:check", "Find every mistake in a configuration."),
     "explain-table": ("router.cli.tables:explain_table", "Say what a table is, and who writes it how."),
     "ledger": ("router.cli.tables:ledger", "Print the last batches and their balance."),
     "maintain": ("router.cli.tables:maintain", "Compact and clean tables."),
     "plugins": ("router.cli.plugins:plugins", "List decoders, rules, sinks and encoders, or show the page of one."),
+    "quarantine": ("router.cli.quarantine:quarantine", "Show, release or discard rows whose table takes none."),
     "rest-replay": (
         "router.cli.rest_replay:rest_replay",
         "Send rows again that a REST sink parked or refused.",

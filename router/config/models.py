@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    ByteSize,
     ConfigDict,
     Field,
     SecretStr,
@@ -205,6 +206,14 @@ class Maintenance(Model):
         return self
 
 
+class QuarantineOptions(Model):
+    """How rows are kept whose table cannot be written, or may not take them yet."""
+
+    at_most: ByteSize = Field(
+        default=ByteSize(1 << 30), description="bytes that the quarantine may have, as 1 GiB; above it the stream stops"
+    )
+
+
 class Config(Model):
     """One router: a source, a decoder, routes and where everything goes."""
 
@@ -234,6 +243,7 @@ class Config(Model):
     maintenance: tuple[Maintenance, ...] = Field(
         default=(), description="how tables are kept in shape; the first that names a table counts"
     )
+    quarantine: QuarantineOptions = QuarantineOptions()
     outbox_retention: Interval = Field(
         default="168 h",
         description="rows that a detached sink has dealt with leave its outbox when their record is older than this",

@@ -28,7 +28,7 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 from pyarrow import fs
 
 from router.delta.file_statistics import statistics
-from router.errors import TableError
+from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,7 +68,8 @@ class TableCommit:
     """What one batch adds to one table: staged files, new columns, and the transaction id.
 
     `columns` is the Delta schema (JSON) of all columns with values; `added` of those that the table lacked when the
-    batch was decided.
+    batch was decided, `widened` of those that had narrower types; `decided` is its version then, -1 without a
+    table, None where nothing was compared with it.
     """
 
     target: str
@@ -79,11 +80,17 @@ class TableCommit:
     columns: str
     added: str | None = None
     widened: str | None = None
+    decided: int | None = None
 
     @property
     def rows(self) -> int:
         """Return the number of rows in the files."""
         return sum(file.rows for file in self.files)
+
+    @property
+    def place(self) -> str:
+        """Return target and table as one text: a key of demands."""
+        return f"{self.target}/{self.table}"
 
 
 def to_delta(schema: pa.Schema) -> str:
@@ -121,7 +128,7 @@ def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTab
             [*actions], mode="append", schema=handle.schema(), partition_by=[], commit_properties=properties
         )
     except (DeltaError, OSError) as error:
-        raise TableError(work.table, f"the commit failed: {error}; it is tried again from the manifest") from error
+        raise TableError(work.table, f"the commit failed: {first_line(error)}") from error
     return True
 
 

@@ -1,7 +1,8 @@
 """The tables of a lake, open: with delta-rs from one batch to the next, or as Delta on Spark sees them.
 
 delta-rs reads a table's log from the last checkpoint on to open it, so what is open stays open. For lakes that only
-Spark may reach there are tables that answer the same questions, from Spark's snapshots. Runs on the driver.
+Spark may reach there are tables that answer the same questions, from Spark's snapshots. A table that cannot be opened
+keeps no other from it. Runs on the driver.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from deltalake import Schema
 from deltalake.exceptions import DeltaError
 
+from router.errors import TableError, first_line
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 THREADS = 8
+LOOKED_AT = 20
+"""The newest files of a table's log that must not be empty when it is opened: as many as there are between two
+checkpoints of a table made here. Both Delta libraries take an empty commit for one that changed nothing."""
 FILES = 200_000
 """Files that cached tables may refer to together; a handle takes 0.7 KB of memory for each."""
 
@@ -47,14 +53,26 @@ class TableCache:
     lock: Lock = field(default_factory=Lock)
 
     def open(self, tables: Iterable[str]) -> dict[str, DeltaTable | None]:
-        """Return tables at their newest version; None where there is none."""
+        """Return tables at their newest version; None where there is none. Raises TableError."""
+        return whole(self.readable(tables))
+
+    def readable(self, tables: Iterable[str]) -> dict[str, DeltaTable | TableError | None]:
+        """Return tables at their newest version; None where there is none, the error where one cannot be read."""
         names = sorted(tables)
         with ThreadPoolExecutor(THREADS) as pool:
-            found = dict(zip(names, pool.map(self._table, names), strict=True))
+            found = dict(zip(names, pool.map(self._tried, names), strict=True))
         files = sum(cached.files for cached in self.cached.values())
         while files > FILES:
             files -= self.cached.popitem(last=False)[1].files
         return found
+
+    def _tried(self, name: str) -> DeltaTable | TableError | None:
+        try:
+            return self._table(name)
+        except TableError as error:
+            return error
+        except (DeltaError, OSError, ValueError) as error:  # ValueError: a log that delta-rs takes for nonsense
+            return unreadable(name, error)
 
     def _table(self, name: str) -> DeltaTable | None:
         with self.lock:
@@ -75,6 +93,8 @@ class TableCache:
             cached.table.update_incremental()
         except (DeltaError, OSError):
             return None  # opening it anew says what is wrong, if it still is
+        if cached.table.version() > before:
+            check_log(self.lake, name, cached.table.version())
         return CachedTable(
             cached.table, self._written(name, cached.table), cached.files + cached.table.version() - before
         )
@@ -83,6 +103,7 @@ class TableCache:
         table = self.lake.open(name)
         if table is None:
             return None
+        check_log(self.lake, name, table.version())
         return CachedTable(table, self._written(name, table), table.get_add_actions().num_rows)
 
     def _written(self, name: str, table: DeltaTable) -> int | None:
@@ -131,8 +152,49 @@ class SparkTables:
     lake: Lake
 
     def open(self, tables: Iterable[str]) -> dict[str, SparkTable | None]:
-        """Return tables at their newest version; None where there is none."""
-        return {name: spark_table(self.spark, self.lake, name) for name in sorted(tables)}
+        """Return tables at their newest version; None where there is none. Raises TableError."""
+        return whole(self.readable(tables))
+
+    def readable(self, tables: Iterable[str]) -> dict[str, SparkTable | TableError | None]:
+        """Return tables at their newest version; None where there is none, the error where one cannot be read."""
+        return {name: self._tried(name) for name in sorted(tables)}
+
+    def _tried(self, name: str) -> SparkTable | TableError | None:
+        try:
+            if (table := spark_table(self.spark, self.lake, name)) is not None:
+                check_log(self.lake, name, table.version())
+                table.transaction_version("")  # Delta reads the log when it is asked something, not before
+        except TableError as error:
+            return error
+        except Exception as error:  # whatever Spark raises concerns this table
+            return unreadable(name, error)
+        return table
+
+
+T = TypeVar("T")
+
+
+def whole(found: Mapping[str, T | TableError]) -> dict[str, T]:
+    """Return tables of which each could be read. Raises the TableError of the first that could not."""
+    for table in found.values():
+        if isinstance(table, TableError):
+            raise table
+    return cast("dict[str, T]", dict(found))
+
+
+def unreadable(name: str, error: Exception) -> TableError:
+    """Return the error of a table that could not be opened, with the first line of the cause."""
+    found = TableError(name, f"it cannot be read: {first_line(error)}")
+    found.__cause__ = error
+    return found
+
+
+def check_log(lake: Lake, name: str, version: int) -> None:
+    """Raise TableError where one of the newest files of a table's log is empty: what it committed is lost."""
+    newest = range(max(0, version + 1 - LOOKED_AT), version + 1)
+    paths = [f"{name.replace('.', '/')}/_delta_log/{number:020}.json" for number in newest]
+    if empty := [info.base_name for info in lake.files.get_file_info(paths) if info.is_file and info.size == 0]:
+        raise TableError(name, f"its log is damaged: {', '.join(empty)} is empty; `router repair` makes it whole again")
 
 
 def spark_table(spark: SparkSession, lake: Lake, name: str) -> SparkTable | None:

@@ -6,7 +6,7 @@
 | 4 land | stages a Parquet file per table and task, in one Spark job (`land`) | the same; files nobody refers to stay |
 | 5 decide | compares files with tables, writes the manifest (`commit.schema_evolution`) | finishes what it says |
 | 6 commit | one Delta commit per table (`commit.committers`) | skips the tables that have it |
-| 7 quarantine | commits rows that their table may not take yet into a table for them, like the others | the same |
+| 7 quarantine | keeps rows whose table cannot be written (`quarantine`); `land` does where it is known | the same |
 | 8 apply | gives each outbox to its sink (`outbox`, `merge`) | goes on with the sinks without a mark |
 | 9 ledger | says what became of every record | writes it once, by its transaction id |
 
@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,13 +38,15 @@ from router.engine.land.job import Landed, LandingJob
 from router.engine.maintenance import TableMaintenance
 from router.engine.outbox.apply import Outboxes
 from router.engine.outbox.detached import detached_outboxes
-from router.engine.quarantine import Release, approvals
-from router.errors import BatchError
+from router.engine.quarantine import Quarantine
+from router.engine.release import Release
+from router.errors import BatchError, TableError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from router.config.models import Config
+    from router.delta.commit import TableCommit
     from router.delta.lake import Lake
     from router.engine.balance import Partition
     from router.engine.label.layout import Layout
@@ -85,6 +87,8 @@ class Batches:
         self.landing = LandingJob(self.spark, self.lake, config.landing, self.query, staging)
         self.evolution = SchemaEvolution(self.lake, self.tables, self.query, self.spark)
         self.outboxes = Outboxes(config, self.spark, self.lake, self.store, self.query, self.committers, self.stop)
+        self.quarantine = Quarantine(config, self.lake, self.store, self.committers, self.query)
+        self.demands = replace(self.demands, blocked=self.quarantine.blocked())
         self.release = Release(config, self.spark, self.lake, self.store, self.committers)
         self.maintenance = TableMaintenance(
             self.lake, lambda: self.spark, config.maintenance, detached_outboxes(config)
@@ -101,7 +105,8 @@ class Batches:
         if manifest is None:
             manifest, tables, plan = self._decide(plan, steps)  # 4 land, 5 decide
         with steps.step("commit", len(manifest.commits)):
-            self._commit(manifest, tables, steps)  # 6 commit, 7 quarantine
+            failed = self._commit(manifest, tables, steps)  # 6 commit
+            manifest = self._quarantine(manifest, failed, plan.layout)  # 7 quarantine
         with steps.step("apply"):
             applied = self.outboxes.apply(plan.layout, manifest, replay=replay)  # 8 apply
         with steps.step("ledger"):
@@ -117,8 +122,8 @@ class Batches:
         manifest = self.store.manifest(batch)
         if manifest is None:
             return None
-        tables = self.tables.open({work.table for work in manifest.commits})
-        left = [work for work in manifest.commits if not ((have := tables[work.table]) and is_committed(have, work))]
+        tables = self.tables.readable({work.table for work in manifest.commits})
+        left = [work for work in manifest.commits if not self._done(work, tables[work.table], manifest)]
         if self.committers.staged(left):
             return manifest
         if manifest.config != self.fingerprint and len(left) < len(manifest.commits):
@@ -131,6 +136,12 @@ class Batches:
         log.info("%s, batch %d: deciding it again, it was cut off", self.config.name, batch)
         return None
 
+    def _done(self, work: TableCommit, table: Any, manifest: Manifest) -> bool:
+        """Say whether the rows of a commit are in their table, or in the quarantine."""
+        if work.place in manifest.quarantined:
+            return self.quarantine.has(work)
+        return table is not None and not isinstance(table, TableError) and is_committed(table, work)
+
     def _plan(self, raw: DataFrame, *, replay: bool) -> Plan:
         if not replay:
             self.planner.refresh()
@@ -139,8 +150,14 @@ class Batches:
     def _decide(self, plan: Plan, steps: Steps) -> tuple[Manifest, dict[str, Any], Plan]:
         """Land the batch, again while tables demand other rows, and write the manifest of what is to be committed."""
         batch = steps.batch
+        if self.demands.blocked:  # some may have been released meanwhile
+            self.demands = replace(self.demands, blocked=self.quarantine.blocked())
         for _ in range(TRIES):
             plan, landed = self._land(plan, steps)
+            if landed.failed:
+                self.landing.discard(landed)
+                self.demands = replace(self.demands, blocked={**landed.failed, **self.demands.blocked})
+                continue
             counted = partitions(landed.counts)
             self._stop_on(plan.layout, landed, counted, batch)
             with steps.step("decide"):
@@ -152,6 +169,7 @@ class Batches:
             self._tell_frozen(plan.layout, decision.demands)
             before, self.demands = self.demands, decision.demands
             if not before.differ(decision.demands, {f"{f.target}/{f.table}" for f in landed.files} | set(waiting)):
+                self._stop_above(landed, batch)
                 manifest = Manifest(
                     batch=batch,
                     config=self.fingerprint,
@@ -163,6 +181,7 @@ class Batches:
                     frozen=frozen_as_text(self.demands.frozen),
                 )
                 with steps.step("manifest"):
+                    self.quarantine.block(self.demands.blocked)
                     self.store.decide(manifest)
                 return manifest, decision.handles, plan
             self.landing.discard(landed)
@@ -198,13 +217,21 @@ class Batches:
         if wrong := imbalances(layout, counted, landed.files, self.config.unmatched == "dead_letters"):
             self._stop(landed, batch, f"the batch does not balance: {'; '.join(wrong)}")
 
+    def _stop_above(self, landed: Landed, batch: int) -> None:
+        """Raise BatchError where the quarantine would get larger than it may be."""
+        most = self.config.quarantine.at_most
+        if (size := self.quarantine.size(landed.files)) > most:
+            what = f"the quarantine would have {size:,} bytes of {most:,} that it may have (`quarantine: at_most`)"
+            self._stop(landed, batch, f"{what}; see `router quarantine list`")
+
     def _stop(self, landed: Landed, batch: int, what: str) -> None:
         self.landing.discard(landed)
         raise BatchError(self.config.name, batch, f"{what}; nothing was committed")
 
     def _tell_frozen(self, layout: Layout, demands: Demands) -> None:
         """Log once what tables leave out, or put into the quarantine, from now on."""
-        places = {target.key: target.quarantine.table for target in layout.targets if target.quarantine}
+        asked = [target for target in layout.targets if target.evolution == "quarantine"]
+        places = {target.key: target.quarantine.table for target in asked if target.quarantine}
         for place, columns in demands.frozen.items():
             if new := sorted(set(columns) - set(self.demands.frozen.get(place, {}))):
                 table = places.get(place.rsplit("/", 1)[0])
@@ -213,16 +240,41 @@ class Batches:
                 )
                 log.warning("%s: %s has no place for all of %s; %s", self.config.name, place, ", ".join(new), what)
 
-    def _commit(self, manifest: Manifest, tables: dict[str, Any] | None, steps: Steps) -> None:
-        commits = manifest.commits
-        tables = tables or self.tables.open({work.table for work in commits})
+    def _commit(self, manifest: Manifest, tables: dict[str, Any] | None, steps: Steps) -> list[TableError]:
+        """Commit what the manifest says; return the errors of tables that could not be written."""
+        commits = tuple(work for work in manifest.commits if work.place not in manifest.quarantined)
+        tables = tables or self.tables.readable({work.table for work in commits})
         tell = partial(steps.tell, "commit", of=len(commits))
-        self.committers.commit(commits, tables, manifest.notes(self.query), tell)
-        self.evolution.committed(work.table for work in commits)
+        _, failed = self.committers.attempt(commits, tables, manifest.notes(self.query), tell)
+        self.evolution.committed({work.table for work in commits} - {error.table for error in failed})
+        return failed
+
+    def _quarantine(self, manifest: Manifest, failed: list[TableError], layout: Layout) -> Manifest:
+        """Move the rows of tables that could not be written into the quarantine; return what the manifest says now.
+
+        Raises the TableError of a table that has no quarantine: the stream waits for the router's own tables.
+        """
+        have_quarantine = {target.key for target in layout.targets if target.quarantine}
+        for error in failed:
+            works = [work for work in manifest.commits if work.table == error.table]
+            if not {work.target for work in works} <= have_quarantine:
+                raise error
+            handle = self.tables.readable([error.table])[error.table]
+            places = {work.place: error.what for work in works if not self._done(work, handle, manifest)}
+            manifest = replace(manifest, quarantined={**manifest.quarantined, **places})
+        if failed:
+            self.demands = replace(self.demands, blocked={**manifest.quarantined, **self.demands.blocked})
+            self.quarantine.block(self.demands.blocked)
+            self.store.decide(manifest)
+        for work in manifest.commits:
+            if work.place in manifest.quarantined and not self.quarantine.has(work):
+                self.quarantine.take(work, manifest)
+        return manifest
 
     def _write_ledger(self, manifest: Manifest, applied: dict[str, Any]) -> None:
         name, run = self.config.name, self.store.run
         found = ledger.rows(name, run, manifest.batch, manifest.targets, manifest.partitions, applied)
+        found += ledger.of_moved(name, run, manifest)
         entry = ledger.LedgerEntry(self.config.ledger, f"{self.query}/ledger", manifest.batch)
         ledger.append(self.committers, entry, found, tables=self.tables)
 
@@ -231,9 +283,10 @@ class Batches:
         if self.config.register_tables:
             self.catalog.register(tables)
         self.maintenance.after_batch({*tables, self.config.ledger})
-        if any(target.quarantine for target in plan.layout.targets) and (approved := approvals(self.store)):
+        asked = any(target.evolution == "quarantine" for target in plan.layout.targets)
+        if (asked or self.demands.blocked) and (due := self.release.due()):
             with steps.step("release"):
-                self.release.carry_out(approved)
+                self.release.carry_out(due)
 
 
 def _some(names: frozenset[str]) -> str:

@@ -7,6 +7,7 @@
 | `backlog` | SINK.json | rows of an outbox whose table cannot be written at present |
 | `known` | SINK.json | tables that a sink has merged into: one that is gone was dropped |
 | `approvals` | ROUTE/SINK/TABLE.N.json | a table that may change, until its quarantined rows are in it |
+| `blocked` | ROUTE/SINK/TABLE.json | a table that cannot be written, until its quarantined rows are in it |
 | `replays` | SINK.json | a replay that has begun and not ended |
 | `schemas` | the decoder's names | what a decoder has learnt |
 | | format | the version of all this |
@@ -18,6 +19,7 @@ the same number must never be taken for this one's.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -44,7 +46,8 @@ class Manifest:
     """The decision of a batch: the commits to make and the counts to report.
 
     `config` is the fingerprint of the configuration it was decided under, `targets` the keys (`route/sink`) that the
-    counts are about. The configuration of a later start may be another one.
+    counts are about. The configuration of a later start may be another one. `quarantined`: place (ROUTE/SINK/TABLE) ->
+    why a table could not be written after all, so that the rows of its commit go to the quarantine.
     """
 
     batch: int
@@ -55,6 +58,15 @@ class Manifest:
     conflicts: dict[str, dict[str, str]] = field(default_factory=dict)
     allowed: dict[str, list[str]] = field(default_factory=dict)
     frozen: dict[str, dict[str, str | None]] = field(default_factory=dict)
+    quarantined: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def moved(self) -> Counter[str]:
+        """Return the rows that went from their commit to the quarantine, by target."""
+        found: Counter[str] = Counter()
+        for work in self.commits:
+            found[work.target] += work.rows if work.place in self.quarantined else 0
+        return +found
 
     @property
     def demands(self) -> Demands:

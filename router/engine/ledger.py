@@ -125,6 +125,16 @@ def rows(
     return found
 
 
+def of_moved(query: str, run: str, manifest: Manifest) -> list[dict[str, Any]]:
+    """Return the rows that move landed rows of a batch into the quarantine: their table could not be written."""
+    found = []
+    for key, count in manifest.moved.items():
+        route, sink = key.split("/", 1)
+        base = {"query": query, "run": run, "batch_id": manifest.batch, "route": route, "sink": sink}
+        found.append({**base, "landed": -count, "quarantined": count})
+    return found
+
+
 def of_sink(key: str, counts: Applied, landed: int = 0) -> dict[str, Any]:
     """Return what a ledger row says of what a sink applied of `landed` rows, and of an earlier backlog."""
     route, sink = key.split("/", 1)
@@ -151,11 +161,12 @@ def report(
     routes = {
         route.name: {
             "matched": by["matched"][route.name],
-            "landed": sum(by["landed"][target.key] for target in route.targets),
+            "landed": sum(by["landed"][target.key] - manifest.moved[target.key] for target in route.targets),
             "refused": by["refused"][route.name] + sum(by["rejected"][k] for t in route.targets for k in t.keys),
             "dropped": by["dropped"][route.name],
             "frozen": sum(by["frozen"][target.key] for target in route.targets),
-            "quarantined": sum(by["landed"][key] for target in route.targets for key in target.keys[1:]),
+            "quarantined": sum(by["landed"][key] for target in route.targets for key in target.keys[1:])
+            + sum(manifest.moved[target.key] for target in route.targets),
             **{f"warned {name}": by["warned"][f"{route.name}/{name}"] for name in route.warned},
         }
         for route in layout.routes

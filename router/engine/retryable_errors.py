@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import re
 import socket
 import time
 from contextlib import suppress
@@ -36,6 +38,16 @@ PASSING = (
 """Parts of the messages of Spark and Kafka that mean: the source or storage is away for a while."""
 
 
+ERRNO = re.compile(r"\[[Ee]rrno (\d+)\]")
+"""How Python and Arrow write the number of an error of the operating system: a task's error reaches us as text."""
+PASSING_ERRNO = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENXIO, errno.EACCES, errno.EPERM),  # storage
+    *(errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH),  # a mounted one
+    *(errno.ENETUNREACH, errno.ENETDOWN, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
+}
+"""Errors of the operating system that pass: somebody makes room, mounts the disk again, gives back rights."""
+
 LOST = ("KAFKA_DATA_LOSS", "data may have been lost", "data may have been missed")
 """Parts of the messages of Spark's Kafka source (Spark 4's error class, and its texts) that mean: the records that come
 next are not there any more."""
@@ -55,12 +67,8 @@ def passing(error: BaseException) -> bool:
     if says_lost(error):
         return False
     text = f"{type(error).__name__}: {error}"
-    return isinstance(error, OSError) or any(sign in text for sign in PASSING)
-
-
-def short(error: BaseException | None) -> str:
-    """Return the message of an error in one line."""
-    return str(error).split("\n")[0][:300]
+    numbers = {int(number) for number in ERRNO.findall(text)}
+    return isinstance(error, OSError) or bool(numbers & PASSING_ERRNO) or any(sign in text for sign in PASSING)
 
 
 @dataclass

@@ -25,11 +25,11 @@ from router.engine.label.planner import Planner
 from router.engine.lost_records import LostRecords
 from router.engine.outbox.apply import opened
 from router.engine.outbox.detached import DetachedSinks
-from router.engine.quarantine import Release
-from router.engine.retryable_errors import Outage, passing, says_lost, short
+from router.engine.release import Release
+from router.engine.retryable_errors import Outage, passing, says_lost
 from router.engine.session import alive, quiet_failures, quiet_gateway
 from router.engine.start_checks import alone, begin, try_parts_on_executors
-from router.errors import SessionLost
+from router.errors import SessionLost, first_line
 from router.parts import BatchReport, Preparation
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class _StreamRun:
         except Exception as error:
             if not (self.stopped and passing(error)):
                 raise
-            log.warning("%s: stopped while it could not go on: %s", self.config.name, short(error))
+            log.warning("%s: stopped while it could not go on: %s", self.config.name, first_line(error))
         return list(self.reports)
 
     @contextmanager
@@ -175,7 +175,7 @@ class _StreamRun:
 
     def _tell_retry(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
-        log.warning("%s: %s; trying again in %.0f s", self.config.name, short(error), state.upcoming_sleep)
+        log.warning("%s: %s; trying again in %.0f s", self.config.name, first_line(error), state.upcoming_sleep)
 
     def _query(self, begin: source.Offsets | None) -> None:
         self.error, self.batches = None, None  # a query that begins anew has a session of its own

@@ -12,6 +12,7 @@ import pytest
 from router.delta import table_cache as module
 from router.delta.commit import commit, to_arrow
 from router.delta.table_cache import TableCache
+from router.errors import TableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,3 +95,34 @@ def test_tables_of_many_files_are_not_kept(
     assert len(handles.cached) == 2
     put(1, table="silver.b")
     assert opened(handles, "silver.b").version() == 1
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("known", [True, False], ids=["open", "opened anew"])
+def test_a_table_with_an_empty_commit_is_not_written(
+    lake: Lake, put: Callable[..., None], version: int, known: bool
+) -> None:
+    """Without it the next commit goes on top of rows that are lost: an empty one looks like one without rows."""
+    handles = TableCache(lake)
+    put(0)
+    if known:
+        opened(handles)
+    put(1)
+    put(2)
+    Path(lake.address(TABLE), "_delta_log", f"{version:020}.json").write_bytes(b"")
+
+    with pytest.raises(TableError, match=f"{version:020}.json is empty"):
+        handles.open([TABLE])
+
+
+def test_a_table_that_cannot_be_read_keeps_no_other_from_it(lake: Lake, put: Callable[..., None]) -> None:
+    for table in ("silver.a", "silver.b"):
+        put(0, table=table)
+    log = Path(lake.address("silver.a"), "_delta_log", f"{0:020}.json")
+    log.write_bytes(log.read_bytes()[:100])
+
+    found = TableCache(lake).readable(["silver.a", "silver.b", "silver.c"])
+
+    assert isinstance(found["silver.a"], TableError)
+    assert found["silver.b"] is not None
+    assert found["silver.c"] is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ from click.testing import CliRunner
 import router.cli
 from router.config.loader import load
 from router.config.models import Route
-from router.engine import ledger, quarantine
+from router.engine import ledger, quarantine, release
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.stream import run
 from router.registry import load_registry
@@ -24,7 +25,6 @@ from tests.engine.query import Query, multiset, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -166,10 +166,11 @@ def killed(*_: Any, **__: Any) -> None:
 
 
 STEPS = {
-    "before it is decided": (quarantine, "write"),
-    "before the rows are in": (quarantine._ReleasedRows, "commit"),
+    "before it is decided": (release, "write"),
+    "before the rows are in": (release._ReleasedRows, "commit"),
     "when the rows are in": (ledger, "append"),
-    "when the ledger has it": (CheckpointStore, "delete"),
+    "when the ledger has it": (release._ReleasedRows, "delete"),
+    "when they are in the quarantine no more": (CheckpointStore, "delete"),
 }
 
 
@@ -241,8 +242,8 @@ def test_an_approval_is_carried_out_at_the_next_start(spark: SparkSession, tmp_p
         config.write_text(YAML.format(folder=tmp_path, schema=schema))
         return run(load(config, registry, environ={}), registry, spark)
 
-    def command(*arguments: str) -> str:
-        result = CliRunner().invoke(router.cli.commands, ["approve", str(config), *arguments])
+    def command(*arguments: str, of: tuple[str, ...] = ("approve",)) -> str:
+        result = CliRunner().invoke(router.cli.commands, [*of, str(config), *arguments])
         assert result.exit_code == 0, result.output
         return " ".join(result.output.split())
 
@@ -263,3 +264,13 @@ def test_an_approval_is_carried_out_at_the_next_start(spark: SparkSession, tmp_p
         {"n": 2, "b": "x"},
     ]
     assert command() == "no rows of games wait"
+
+    log = max((Path(lake.address("silver.all")) / "_delta_log").glob("*.json"))
+    log.write_bytes(b"")
+    start("n int, b string", '{"n": 3}')
+    assert "is empty" in command(of=("quarantine", "list"))
+    assert "tried next: silver.all, 1 rows" in command(of=("quarantine", "release"))
+    assert "discarded: 1 rows for silver.all" in command("--yes", of=("quarantine", "discard"))
+    start("n int, b string")
+    assert command(of=("quarantine", "list")) == "no rows of games wait"
+    assert lake.open("ops.dead").to_pyarrow_table(columns=["value"]).to_pylist() == [{"value": b'{"n":3}'}]

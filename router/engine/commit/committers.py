@@ -12,19 +12,21 @@ import json
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyarrow import fs
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from router.columns import quoted
-from router.delta.commit import TableCommit, commit, is_committed, to_arrow_schema
+from router.delta.commit import TableCommit, commit, is_committed, names, to_arrow, to_arrow_schema, to_delta
 from router.delta.constraints import unsupported
-from router.delta.table_cache import THREADS, spark_table
-from router.errors import TableError
+from router.delta.schema_diff import SchemaDiff, compare, delta_schema
+from router.delta.table_cache import THREADS, spark_table, unreadable
+from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -55,26 +57,39 @@ class Committers:
         notes: dict[str, str],
         tell: Callable[[int], None] = lambda done: None,
     ) -> int:
-        """Make every commit that is not there yet; return how many were made. `tables` are those that are open.
+        """Make every commit that is not there yet; return how many were made. Raises the TableError of the first."""
+        made, errors = self.attempt(commits, tables, notes, tell)
+        if errors:
+            raise errors[0]
+        return made
 
-        A table that fails does not keep the others from theirs; its error is raised at the end. Commits of one
-        table run one after another: they would only get into each other's way.
+    def attempt(
+        self,
+        commits: tuple[TableCommit, ...],
+        tables: Mapping[str, Any],
+        notes: dict[str, str],
+        tell: Callable[[int], None] = lambda done: None,
+    ) -> tuple[int, list[TableError]]:
+        """Make every commit that is not there yet; return how many were made, and the tables that failed.
+
+        `tables` are those that are open, or the error of one that cannot be. A table that fails does not keep the
+        others from theirs. Commits of one table run one after another: they would only get into each other's way.
         """
         by_table: dict[str, list[TableCommit]] = defaultdict(list)
         for work in commits:
             by_table[work.table].append(work)
-        made, errors = 0, []
+        made, errors = 0, list[TableError]()
         with ThreadPoolExecutor(THREADS) as pool:
-            running = [pool.submit(partial(self._table, works, tables, notes)) for works in by_table.values()]
-            for index, future in enumerate(running):
+            running = [pool.submit(partial(self._twice, works, tables, notes)) for works in by_table.values()]
+            for index, (table, future) in enumerate(zip(by_table, running, strict=True)):
                 try:
                     made += future.result()
                 except TableError as error:
                     errors.append(error)
+                except Exception as error:  # whatever else is raised belongs to this table only
+                    errors.append(unreadable(table, error))
                 tell(index + 1)
-        if errors:
-            raise errors[0]
-        return made
+        return made, errors
 
     def staged(self, works: Iterable[TableCommit]) -> bool:
         """Say whether the files of decided commits are there whole: a VACUUM takes what no commit refers to."""
@@ -90,42 +105,72 @@ class Committers:
             with suppress(FileNotFoundError):
                 self.lake.files.delete_file(file.path)
 
+    def _twice(self, works: list[TableCommit], tables: Mapping[str, Any], notes: dict[str, str]) -> int:
+        """Make the commits of a table; once more with it opened anew, for another writer may have been faster."""
+        try:
+            return self._table(works, tables, notes)
+        except TableError:
+            return self._table(works, {}, notes)
+
     def _table(self, works: list[TableCommit], tables: Mapping[str, Any], notes: dict[str, str]) -> int:
         made = 0
+        table: Any
         for work in works:
             # a second target of one table needs what the first one did to it
             table = tables.get(work.table) if work is works[0] else None
-            if self.only_spark or _staged_elsewhere(work):
-                made += self._with_spark(work, notes, table or spark_table(self.spark, self.lake, work.table))
+            if isinstance(table, TableError):
+                raise table
+            by_spark = self.only_spark or _staged_elsewhere(work)
+            if table is None:
+                table = spark_table(self.spark, self.lake, work.table) if by_spark else self.lake.open(work.table)
+            if table is not None and is_committed(table, work):
                 continue
-            table = table or self.lake.open(work.table)
-            if table is not None and (work.widened or unsupported(table)):
-                made += self._with_spark(work, notes, table)
+            still = as_decided(work, table)
+            if by_spark or (table is not None and (still.widened or unsupported(table))):
+                self._with_spark(still, notes)
+                made += 1
             else:
-                made += commit(self.lake, work, notes, table)
+                made += commit(self.lake, still, notes, table)
         return made
 
-    def _with_spark(self, work: TableCommit, notes: dict[str, str], table: Any) -> bool:
+    def _with_spark(self, work: TableCommit, notes: dict[str, str]) -> None:
         """Append the staged files' rows through Delta on Spark, under the same transaction id."""
-        if table is not None and is_committed(table, work):
-            return False
-        try:
-            self._append(self.spark.newSession(), work, notes)
-        except Exception as error:  # whatever Spark raises belongs to this table only
-            raise TableError(work.table, f"the append failed: {error}; it is tried again from the manifest") from error
+        session = self.spark.newSession()
+        self.append(session, work, notes, staged_rows(session, self.lake, work))
         if not work.table.startswith("outbox."):  # a sink still reads those; the rows of others are in the table now
             for file in work.files:
                 self.lake.files.delete_file(file.path)
-        return True
 
-    def _append(self, session: SparkSession, work: TableCommit, notes: dict[str, str]) -> None:
+    def append(self, session: SparkSession, work: TableCommit, notes: dict[str, str], rows: DataFrame) -> None:
+        """Append rows through Delta on Spark under the transaction id of a commit. Raises TableError."""
         address = self.lake.address(work.table)
-        if work.widened:
-            widen(session, address, work.widened)
-        rows = staged_rows(session, self.lake, work)
         writer = rows.write.format("delta").mode("append").option("mergeSchema", "true")
         writer = writer.option("txnAppId", work.app_id).option("txnVersion", work.version)
-        writer.option("userMetadata", json.dumps(notes)).save(address)
+        try:
+            if work.widened:
+                widen(session, address, work.widened)
+            writer.option("userMetadata", json.dumps(notes)).save(address)
+        except Exception as error:  # whatever Spark raises belongs to this table only
+            raise TableError(work.table, f"the append failed: {first_line(error)}") from error
+
+
+def as_decided(work: TableCommit, table: Any) -> TableCommit:
+    """Return a commit for what its table is by now. Raises TableError where the staged files do not fit that.
+
+    A table that moved on since the decision may have got columns or types from another writer: files that were staged
+    for the former ones would be read as something else, or not at all.
+    """
+    if work.decided in (None, -1 if table is None else table.version()):
+        return work
+    have = None if table is None else delta_schema(to_arrow(table))
+    change = compare(have, to_arrow_schema(work.columns)) if have is not None else SchemaDiff()
+    asked = {*(names(work.added) if work.added else ()), *(names(work.widened) if work.widened else ())}
+    more = {column.name for column in (*change.added, *change.widened)} - asked
+    if wrong := sorted({*change.cast, *change.conflicts, *more}):
+        columns = ", ".join(wrong)
+        raise TableError(work.table, f"another writer has changed it since the rows were staged ({columns})")
+    added, widened = (pa.schema(list(columns)) for columns in (change.added, change.widened))
+    return replace(work, added=to_delta(added) if added else None, widened=to_delta(widened) if widened else None)
 
 
 def _staged_elsewhere(work: TableCommit) -> bool:

@@ -22,9 +22,10 @@ from router.delta.constraints import constraints
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema, delta_type, limited_to
 from router.engine.label.expressions import Untranslatable, translate
 from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, Demands, Layout
+from router.errors import TableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -74,7 +75,8 @@ class SchemaEvolution:
         has the tables that the rows of an outbox are for, by target.
         """
         by_table = _grouped(files, quarantined)
-        handles = self.tables.open(by_table)
+        handles, blocked = self._opened(layout, by_table)
+        by_table = {table: targets for table, targets in by_table.items() if table in handles}
         schemas = {"/bronze": BRONZE_SCHEMA, "/dead_letters": DEAD_SCHEMA}
         schemas |= {target.key: target.schema for target in layout.all_targets}
         casts, conflicts, frozen = dict(demands.casts), dict(demands.conflicts), dict(demands.frozen)
@@ -101,7 +103,7 @@ class SchemaEvolution:
                     continue
                 casts[place], conflicts[place] = difference.cast, difference.conflicts
                 come = _written(come, difference)
-                commits.append(self._commit(table, target, tuple(landed), come, difference, batch))
+                commits.append(self._commit(handles[table], (target, table), tuple(landed), come, difference, batch))
                 have = pa.unify_schemas([have, come], promote_options="permissive") if have is not None else come
             columns[table] = have
         allowed = self._allowed(layout, {table: set(targets) for table, targets in by_table.items()}, named or {})
@@ -112,8 +114,26 @@ class SchemaEvolution:
             for target in own & targets.keys()
         }
         allowed, checked = {**demands.allowed, **allowed}, {**demands.constraints, **checked}
-        found = Demands(_filled(casts), _filled(conflicts), allowed, _filled(frozen), _filled(checked))
+        blocked = {**demands.blocked, **blocked}
+        found = Demands(_filled(casts), _filled(conflicts), allowed, _filled(frozen), _filled(checked), blocked)
         return Decision(tuple(commits), handles, found, tuple(refused))
+
+    def _opened(self, layout: Layout, by_table: Mapping[str, Iterable[str]]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the open tables, and by place why others cannot be written. Raises TableError.
+
+        The stream waits for a table of the router's own, and for that of a sink without a quarantine.
+        """
+        handles: dict[str, Any] = {}
+        blocked: dict[str, str] = {}
+        have_quarantine = {target.key for target in layout.targets if target.quarantine}
+        for table, handle in self.tables.readable(by_table).items():
+            if not isinstance(handle, TableError):
+                handles[table] = handle
+            elif set(by_table[table]) <= have_quarantine:
+                blocked |= {f"{target}/{table}": handle.what for target in by_table[table]}
+            else:
+                raise handle
+        return handles, blocked
 
     def committed(self, tables: Iterable[str]) -> None:
         """Remember that tables exist now."""
@@ -123,8 +143,15 @@ class SchemaEvolution:
                 self.known[layer].add(table)
 
     def _commit(
-        self, table: str, target: str, files: tuple[StagedFile, ...], come: pa.Schema, found: SchemaDiff, batch: int
+        self,
+        handle: Any,
+        where: tuple[str, str],
+        files: tuple[StagedFile, ...],
+        come: pa.Schema,
+        found: SchemaDiff,
+        batch: int,
     ) -> TableCommit:
+        target, table = where
         return TableCommit(
             target=target,
             table=table,
@@ -134,6 +161,7 @@ class SchemaEvolution:
             columns=to_delta(come),
             added=to_delta(pa.schema(list(found.added))) if found.added else None,
             widened=to_delta(pa.schema(list(found.widened))) if found.widened else None,
+            decided=-1 if handle is None else handle.version(),
         )
 
     def _constraints(self, table: Any, columns: pa.Schema) -> dict[str, Node]:

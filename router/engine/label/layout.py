@@ -45,8 +45,9 @@ COORDINATES = {
 }
 """Columns that an outbox or a quarantine has beside its route's: where each event came from."""
 
-QUARANTINE_COLUMNS = {"_table": pa.string(), "_query": pa.string(), "_batch_id": pa.int64()}
-"""Columns that a quarantine has besides: the table that its rows are for, the query and the batch that read them."""
+QUARANTINE_COLUMNS = {"_table": pa.string(), "_query": pa.string(), "_batch_id": pa.int64(), "_cause": pa.string()}
+"""Columns that a quarantine has besides: the table that its rows are for, the query and the batch that read them, and
+why that table could not be written (null: it could, but may not take these rows until somebody approves them)."""
 SCHEMA_COLUMNS = {"_message": "message", "_schema_id": "schema_id", "_schema_version": "schema_version"}
 """Columns that a quarantine has of the records' schema, where the decoder adds it."""
 
@@ -81,7 +82,7 @@ class Target:
     boolean column of rows whose name was refused. With `outbox` the table keeps rows for a sink that applies or merges
     them; that of a merging sink has the columns of the struct `merge_by`, too. `seen`: columns without a value are left
     out. `zero_is_absent`: zero and what is empty may stand for a value that is absent. `quarantine` is the target of
-    rows that their table may not take yet; its key is this one's with `/quarantine`.
+    rows that their table cannot take, or may not take yet; its key is this one's with `/quarantine`.
     """
 
     route: str
@@ -186,7 +187,8 @@ class Demands:
     a place is a target's key and a table (routes that share a table need not have the same columns);
     `allowed`: target key -> the only names it may still use (absent: no limit reached); `frozen`: place -> column ->
     the type in which its values go into a table that may not change, None where that lacks the column; `constraints`:
-    place -> what to call it -> a condition over the table's columns that is true for every row of the table.
+    place -> what to call it -> a condition over the table's columns that is true for every row of the table;
+    `blocked`: place -> why its table cannot be written, so that all of its rows go to the quarantine.
     """
 
     casts: dict[str, dict[str, pa.DataType]] = field(default_factory=dict)
@@ -194,6 +196,7 @@ class Demands:
     allowed: dict[str, frozenset[str]] = field(default_factory=dict)
     frozen: dict[str, dict[str, pa.DataType | None]] = field(default_factory=dict)
     constraints: dict[str, dict[str, Node]] = field(default_factory=dict)
+    blocked: dict[str, str] = field(default_factory=dict)
 
     def differ(self, other: Demands, places: set[str]) -> bool:
         """Say whether rows in these places would be staged or quarantined otherwise under other demands."""
@@ -205,6 +208,8 @@ class Demands:
             if self.frozen.get(place, {}) != other.frozen.get(place, {}):
                 return True
             if self.constraints.get(place, {}) != other.constraints.get(place, {}):
+                return True
+            if (place in self.blocked) != (place in other.blocked):
                 return True
         return self.allowed != other.allowed
 

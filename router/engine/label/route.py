@@ -301,8 +301,7 @@ class RoutePlanner:
         named = sink.table()
         blank = replace(blank, seen=sink.columns == "seen", evolution=sink.evolution)
         blank = replace(blank, zero_is_absent=config.decode.zero_is_absent)
-        if sink.evolution == "quarantine":
-            blank = replace(blank, quarantine=_quarantine(frame, blank, config))
+        blank = replace(blank, quarantine=_quarantine(frame, blank, config))
         if isinstance(named, str):
             return replace(blank, table=named)
         return replace(blank, bad_name=self._bad_name(j), at_most=sink.at_most)
@@ -323,10 +322,17 @@ def _column(name: str) -> Node:
     return Node("column", None, with_=name)
 
 
-def _quarantine(frame: DataFrame, blank: Target, config: Config) -> Target:
-    """Return the table where rows wait for theirs to be let grow. It has the columns that have a value."""
-    known = {new: old for new, old in SCHEMA_COLUMNS.items() if old in frame.columns} | COORDINATES
+def _quarantine(frame: DataFrame, blank: Target, config: Config) -> Target | None:
+    """Return the table where rows wait until theirs can take them. It has the columns that have a value.
+
+    None for a route with a column of a name that the quarantine needs, unless the sink asks for one: the stream waits
+    while a table of it cannot be written.
+    """
+    asked = blank.evolution == "quarantine"
+    known = {new: old for new, old in SCHEMA_COLUMNS.items() if asked and old in frame.columns} | COORDINATES
     columns = {**QUARANTINE_COLUMNS, **{new: _kind_of(frame, old) for new, old in known.items()}}
+    if not asked and {*columns} & {name.lower() for name in blank.schema.names}:
+        return None
     found = replace(blank, seen=True, suffix="/quarantine", evolution="evolve", outbox=True)
     return replace(_kept(found, columns), table=quarantine_of(config.name, blank.route, blank.sink))
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pyarrow import fs
 from pyspark.sql import functions as F
 
 from router.delta.commit import StagedFile
@@ -40,15 +43,18 @@ bound on. Where more than BIG_SHARE of a batch is big, the next batch is one job
 class Landed:
     """What a landing job reports: staged files, and counts per task and source partition.
 
-    `big` counts the records that it left out for a second job.
+    `big` counts the records that it left out for a second job; `failed` says by place why files of a table could not
+    be written, so that the batch has to be landed again.
     """
 
     files: list[StagedFile] = field(default_factory=list)
     counts: list[dict[str, Any]] = field(default_factory=list)
     big: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
 
     def __add__(self, other: Landed) -> Landed:
-        return Landed(self.files + other.files, self.counts + other.counts, self.big + other.big)
+        failed = {**self.failed, **other.failed}
+        return Landed(self.files + other.files, self.counts + other.counts, self.big + other.big, failed)
 
     def collected(self, name: str) -> frozenset[str]:
         """Return what the counts list under a name."""
@@ -100,6 +106,17 @@ class LandingJob:
         for file in landed.files:
             self.lake.files.delete_file(file.path)
 
+    def _clean(self, token: str) -> None:
+        """Delete what the tasks of a job that failed have staged: their reports are lost, but its token is in names."""
+        files, roots = self.lake.files, [self.folder] if self.folder else self.lake.layers()
+        with suppress(OSError):  # the storage may be what failed
+            for root in roots:
+                folders = [info.path for info in files.get_file_info(fs.FileSelector(root, allow_not_found=True))]
+                for folder in folders:
+                    for info in files.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
+                        if info.is_file and f"-{token}-" in info.base_name:
+                            self.lake.delete(info.path)
+
     @property
     def _cores(self) -> int:
         return self.spark.sparkContext.defaultParallelism
@@ -110,11 +127,15 @@ class LandingJob:
         if not by_table and self.options.spread != "keep":
             raw = raw.coalesce(self._cores)  # more tasks gain nothing but files
         frame, labelling = plan.frame(raw, self._cores if by_table else None)
-        staging = Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes, self.folder)
+        token = uuid.uuid4().hex[:8]
+        staging = Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes, self.folder, token=token)
         task = landing_task(LandingWork(labelling, demands, staging, batch, self.query))
         self.spark.conf.set(BATCH_BYTES, str(BOUNDED) if bounded else UNBOUNDED)
         try:
             reports = frame.mapInArrow(task, "report string").collect()  # one per file and source partition of a task
+        except Exception:
+            self._clean(token)
+            raise
         finally:
             self.spark.conf.set(BATCH_BYTES, UNBOUNDED)
         return _landed(json.loads(row["report"]) for row in reports)
@@ -126,7 +147,7 @@ def _landed(reports: Any) -> Landed:
         if "path" in report:
             found.files.append(StagedFile.of(report))
         elif "big" in report:
-            found += Landed(big=report["big"])
+            found += Landed(big=report["big"], failed=report["failed"])
         else:
             found.counts.append(report)
     return found

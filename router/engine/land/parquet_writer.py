@@ -13,8 +13,11 @@ from pyspark import TaskContext
 
 from router.delta.commit import StagedFile
 from router.delta.file_statistics import Leaf, leaves, statistics, with_nan
+from router.errors import first_line
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from router.delta.lake import Lake
 
 ROW_GROUP = 1 << 20
@@ -26,8 +29,8 @@ OPEN_FILES = 128
 class Staging:
     """Where and how files are written: sizes in bytes.
 
-    `folder` is where they lie below the lake, None for the folder of each file's table. zstd takes half the bytes of
-    snappy at the same time.
+    `folder` is where they lie below the lake, None for the folder of each file's table; `token` is in the names of the
+    files of one job. zstd takes half the bytes of snappy at the same time.
     """
 
     lake: Lake
@@ -35,10 +38,12 @@ class Staging:
     buffer_bytes: int
     folder: str | None = None
     compression: str = "zstd"
+    token: str = ""
 
-    def writer(self, batch: int, attempt: str) -> Writer:
-        """Return the writer of one task attempt."""
-        return Writer(self, f"part-{batch:010d}-{attempt}")
+    def writer(self, batch: int, attempt: str, dispensable: Collection[str] = ()) -> Writer:
+        """Return the writer of one task attempt; see there for what is dispensable."""
+        prefix = f"part-{batch:010d}-{self.token}-{attempt}" if self.token else f"part-{batch:010d}-{attempt}"
+        return Writer(self, prefix, dispensable)
 
 
 def attempt() -> str:
@@ -62,11 +67,17 @@ class _Held:
 
 
 class Writer:
-    """The writer of one task: it holds rows by table, and writes the largest tables above `buffer_bytes`."""
+    """The writer of one task: it holds rows by table, and writes the largest tables above `buffer_bytes`.
 
-    def __init__(self, staging: Staging, prefix: str) -> None:
+    A failure of the storage is raised, but for tables of the targets in `dispensable`: why no file of such a table
+    could be written stands in `failed`, and its rows are left out.
+    """
+
+    def __init__(self, staging: Staging, prefix: str, dispensable: Collection[str] = ()) -> None:
         self.staging = staging
         self.prefix = prefix
+        self.dispensable = dispensable
+        self.failed: dict[str, str] = {}
         self.held: dict[tuple[str, str], _Held] = {}
         self.bytes = 0
         self.files: list[StagedFile] = []
@@ -92,13 +103,13 @@ class Writer:
                 break
         open_files = [held for held in self.held.values() if held.file]
         for held in sorted(open_files, key=lambda held: -(held.file.size if held.file else 0))[OPEN_FILES:]:
-            self._close(held)
+            self._tried(held, self._close)
 
     def close(self) -> list[StagedFile]:
         """Write everything held; return all files of this task."""
         for held in self.held.values():
             self._write(held)
-            self._close(held)
+            self._tried(held, self._close)
         return self.files
 
     def abandon(self) -> None:
@@ -112,8 +123,32 @@ class Writer:
                 self.staging.lake.files.delete_file(path)
 
     def _write(self, held: _Held) -> None:
-        if not held.batches:
-            return
+        if held.batches:
+            self._tried(held, self._write_held)
+
+    def _tried(self, held: _Held, write: Callable[[_Held], None]) -> None:
+        """Write rows, or note why that cannot be done where the task goes on without the table."""
+        try:
+            if f"{held.target}/{held.table}" not in self.failed:
+                write(held)
+        except OSError as error:
+            if held.target not in self.dispensable:
+                raise
+            self.failed[f"{held.target}/{held.table}"] = f"its files cannot be written: {first_line(error)}"
+            self._abandon(held)
+        if held.batches:  # rows of a table that failed
+            self.bytes -= held.bytes
+            held.batches, held.bytes = [], 0
+
+    def _abandon(self, held: _Held) -> None:
+        if held.file:
+            with suppress(Exception):  # the failure that led here counts
+                held.file.stream.close()
+            with suppress(OSError):
+                self.staging.lake.files.delete_file(held.file.path)
+            held.file = None
+
+    def _write_held(self, held: _Held) -> None:
         rows = pa.Table.from_batches(held.batches, held.schema)
         self.bytes -= held.bytes
         held.batches, held.bytes = [], 0

@@ -222,7 +222,8 @@ class _Task:
     def __init__(self, work: LandingWork, attempt: str) -> None:
         self.work = work
         self.layout = work.labelling.layout
-        self.writer = work.staging.writer(work.batch, attempt)
+        dispensable = [target.key for target in self.layout.targets if target.quarantine]
+        self.writer = work.staging.writer(work.batch, attempt, dispensable)
         self.counts: dict[tuple[str, int], Counts] = {}
         self.big = 0
 
@@ -238,10 +239,13 @@ class _Task:
         self.writer.flush()
 
     def finish(self) -> list[str]:
-        """Write what is held; return the reports as JSON: files, counts, the number of big records left out."""
+        """Write what is held; return the reports as JSON: files, counts, what was left out.
+
+        That are big records, and rows of tables whose files could not be written.
+        """
         files = [json.dumps(asdict(file)) for file in self.writer.close()]
         counts = [json.dumps(asdict(counts)) for counts in self.counts.values()]
-        return [*files, *counts, json.dumps({"big": self.big})]
+        return [*files, *counts, json.dumps({"big": self.big, "failed": self.writer.failed})]
 
     def _without_big(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if "_big" not in batch.schema.names:
@@ -286,13 +290,19 @@ class _Task:
             for table, at in groups(rows, target):
                 self._land(rows, target, table, at)
 
-    def _land(self, rows: Rows, target: Target, table: str, at: Numbers | None, whose: str = "") -> None:
-        """Land rows in a table. In a quarantine, `whose` is the table that they are for."""
+    def _land(
+        self, rows: Rows, target: Target, table: str, at: Numbers | None, whose: str = "", cause: str | None = None
+    ) -> None:
+        """Land rows in a table. In a quarantine, `whose` is the table that they are for, `cause` why it has none."""
         allowed = self.work.demands.allowed.get(target.key)
         if target.names_in_outbox:
             at = self._named(rows, target, at)
         elif allowed is not None and table not in allowed:
             self._refuse(rows, target, rows.where(at), "name", target.beyond(table))
+            return
+        if target.quarantine and (blocked := self.work.demands.blocked.get(target.place(table))):
+            assert target.quarantine.table is not None  # it has one
+            self._land(rows, target.quarantine, target.quarantine.table, at, table, blocked)
             return
         part = rows.struct(target.rows, at)
         for column, reason in self.work.demands.conflicts.get(target.place(table), {}).items():
@@ -308,7 +318,7 @@ class _Task:
             return
         rows.add("landed", target.key, at)
         if target.outbox:
-            values = {"_table": whose, "_query": self.work.query, "_batch_id": self.work.batch}
+            values = {"_table": whose, "_query": self.work.query, "_batch_id": self.work.batch, "_cause": cause}
             part = _with_coordinates(rows, target, (part, at), values)
         demands, place = self.work.demands, target.place(table)
         casts, frozen = demands.casts.get(place, {}), demands.frozen.get(place, {})
@@ -364,7 +374,7 @@ class _Task:
             found = cast_down(values, kind, blank=target.zero_is_absent)
             lost |= found.lost
             part = part.set_column(place, column, found.array)
-            if target.quarantine:
+            if target.evolution == "quarantine":
                 lost |= found.too_wide
             elif found.too_wide.any():
                 reason = f"table {table}: {too_wide(column, target.schema.field(column).type, kind)}"
@@ -374,8 +384,9 @@ class _Task:
                     index[~found.too_wide],
                     lost[~found.too_wide],
                 )
-        if target.quarantine and lost.any():
-            assert target.quarantine.table is not None  # it has one
+        if target.evolution == "quarantine" and lost.any():
+            assert target.quarantine is not None
+            assert target.quarantine.table is not None
             rows.add("quarantined", target.place(table), index[lost])
             self._land(rows, target.quarantine, target.quarantine.table, index[lost], table)
             part, index = part.filter(pa.array(~lost)), index[~lost]

@@ -21,8 +21,8 @@ from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.label.layout import outbox_of
 from router.engine.outbox.apply import Applier, OutboxSink
-from router.engine.retryable_errors import passing, short
-from router.errors import SinkError, StartError, TableError
+from router.engine.retryable_errors import passing
+from router.errors import SinkError, StartError, TableError, first_line
 from router.sinks import Applied, Batch
 
 if TYPE_CHECKING:
@@ -86,13 +86,14 @@ class DetachedSink(OutboxSink):
         except Exception as error:
             self.failed = error
             if self.stop.is_set():
-                log.warning("%s, %s: stopped while it could not go on: %s", self.config.name, self.key, short(error))
+                what = "%s, %s: stopped while it could not go on: %s"
+                log.warning(what, self.config.name, self.key, first_line(error))
 
     def _tell_retry(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         if GROWN not in str(error):
             what = "%s, %s: %s; its rows stay in the outbox, trying again in %.0f s"
-            log.warning(what, self.config.name, self.key, short(error), state.upcoming_sleep)
+            log.warning(what, self.config.name, self.key, first_line(error), state.upcoming_sleep)
 
     def _query(self) -> None:
         self.failed = None

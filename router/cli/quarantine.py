@@ -1,0 +1,177 @@
+"""`router quarantine` and `router approve`: what becomes of rows whose table does not take them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from router.cli import config_argument, plugin_option
+from router.config.loader import load
+from router.errors import printable
+from router.registry import load_registry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from router.engine.quarantine import Quarantined
+
+
+route_option = click.option("--route", metavar="NAME", help="Only what waits on this route.")
+table_option = click.option("--table", metavar="LAYER.TABLE", help="Only what waits for this table.")
+
+
+@click.command(short_help="Let tables gain the columns that rows wait for.")
+@config_argument
+@route_option
+@table_option
+@click.option("--show", is_flag=True, help="Show what waits, and approve nothing.")
+@plugin_option
+def approve(file: Path, route: str | None, table: str | None, show: bool, plugin_files: tuple[Path, ...]) -> None:
+    """Show the quarantined rows of the configuration FILE and how they would change their tables, and approve that.
+
+    Rows are quarantined where a sink says `evolution: quarantine` and their table lacks a column or type of theirs.
+
+    A running stream releases the rows after its current batch, or within seconds while it has none; a stopped one when
+    it starts. Rows that come later and need another change wait for another approval. Needs no Spark.
+    """
+    waiting = _Waiting.read(file, plugin_files, route, table)
+    found = [one for one in waiting.rows if one.cause is None]
+    if not waiting.shown(found) or show:
+        return
+    waiting.approve(found)
+
+
+@click.group(short_help="Show, release or discard rows whose table does not take them.")
+def quarantine() -> None:
+    """Show, release or discard rows that wait: their table cannot be written, or may not take them yet.
+
+    A running stream carries it out after its current batch, or within seconds while it has none; a stopped one when it
+    starts. Needs no Spark.
+    """
+
+
+@quarantine.command("list")
+@config_argument
+@route_option
+@table_option
+@plugin_option
+def show(file: Path, route: str | None, table: str | None, plugin_files: tuple[Path, ...]) -> None:
+    """Show the rows of the configuration FILE that wait, by table, and why."""
+    waiting = _Waiting.read(file, plugin_files, route, table)
+    waiting.shown(waiting.rows)
+
+
+@quarantine.command()
+@config_argument
+@route_option
+@table_option
+@plugin_option
+def release(file: Path, route: str | None, table: str | None, plugin_files: tuple[Path, ...]) -> None:
+    """Give rows to their tables: now instead of at the next try, and with the columns that they need."""
+    waiting = _Waiting.read(file, plugin_files, route, table)
+    if not waiting.shown(waiting.rows):
+        return
+    for one in (one for one in waiting.rows if one.cause is not None):
+        waiting.module.try_now(waiting.store, one)
+        click.echo(f"tried next: {one.place.table}, {one.rows:,} rows of {one.place.route}")
+    waiting.approve([one for one in waiting.rows if one.cause is None])
+
+
+@quarantine.command()
+@config_argument
+@route_option
+@table_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@plugin_option
+def discard(file: Path, route: str | None, table: str | None, yes: bool, plugin_files: tuple[Path, ...]) -> None:
+    """Make rows that wait dead letters, counted in the ledger as refused."""
+    waiting = _Waiting.read(file, plugin_files, route, table)
+    if not waiting.shown(waiting.rows):
+        return
+    if not yes:
+        click.confirm("Make these rows dead letters?", abort=True)
+    for one in waiting.rows:
+        waiting.module.approve(waiting.store, one, discard=True)
+        click.echo(f"discarded: {one.rows:,} rows for {one.place.table}")
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """The quarantined rows that a command is about."""
+
+    module: Any
+    store: Any
+    rows: list[Quarantined]
+    about: str
+
+    @classmethod
+    def read(cls, file: Path, plugin_files: tuple[Path, ...], route: str | None, table: str | None) -> _Waiting:
+        config = load(file, load_registry(plugin_files)).config
+        module, lakes = import_module("router.engine.quarantine"), import_module("router.delta.lake")
+        lake, checkpoint = (lakes.Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
+        store = import_module("router.engine.checkpoint_store").CheckpointStore(checkpoint)
+        found = [
+            one
+            for one in module.quarantined(config, lake)
+            if route in (None, one.place.route) and table in (None, one.place.table)
+        ]
+        return cls(module, store, found, f"{config.name}{{}}{_asked(route, table)}")
+
+    def shown(self, found: list[Quarantined]) -> bool:
+        """Print rows; say whether there are any."""
+        if found:
+            _show(found, {(approval.place, approval.blocked) for approval in self.module.approvals(self.store)})
+        else:
+            click.echo(f"no rows of {self.about.format(' wait')}")
+        return bool(found)
+
+    def approve(self, found: list[Quarantined]) -> None:
+        """Approve what can be; name what cannot."""
+        conflicting = [one for one in found if one.change.conflicts]
+        for one in found:
+            if one not in conflicting:
+                self.module.approve(self.store, one)
+                click.echo(f"approved: {one.place.table}, {one.rows:,} rows of {one.place.route}")
+        if conflicting:
+            tables = ", ".join(sorted({one.place.table for one in conflicting}))
+            raise click.ClickException(
+                f"{tables}: the quarantined rows cannot go into it, see above; change the table, or "
+                "`router quarantine discard` these rows"
+            )
+
+
+def _asked(route: str | None, table: str | None) -> str:
+    return (f" on route {route}" if route else "") + (f" for {table}" if table else "")
+
+
+def _show(found: list[Quarantined], approved: set[Any]) -> None:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for name in ("table", "route", "sink", "rows", "oldest record", "written with", "why"):
+        table.add_column(name, overflow="fold", justify="right" if name == "rows" else "left")
+    for one in found:
+        place, since = one.place, one.since
+        versions = escape(printable(", ".join(one.versions)))
+        state = "\n(approved)" if (place, one.cause is not None) in approved else ""
+        oldest = f"{since:%Y-%m-%d %H:%M:%S}" if since else ""
+        cells = (place.table, place.route, place.sink, f"{one.rows:,}", oldest, versions, _why(one) + state)
+        table.add_row(*cells)
+    Console().print(table)
+
+
+def _why(one: Quarantined) -> str:
+    """Return why rows wait: what is wrong with their table, or how they would change it, a line per column."""
+    if one.cause is not None:
+        return escape(printable(one.cause))
+    shape = import_module("router.delta.schema_diff").shape
+    change = one.change
+    lines = [f"new: {column.name} {shape(column.type)}" for column in change.added]
+    lines += [f"{column.name}, wider: {shape(column.type)}" for column in change.widened]
+    lines += [f"cannot: {why}" for why in change.conflicts.values()]
+    return "\n".join(escape(printable(line)) for line in lines or ["nothing: it has all of it now"])

@@ -1,0 +1,398 @@
+"""Release quarantined rows into their tables, or discard them, once somebody approved it or a table can be written.
+
+Only between two batches of the stream: a batch that was cut off must end first. Each step can be repeated from any
+point: the release writes batch and number of rows into the approval, commits the rows under a transaction id, appends
+to the ledger under another one, deletes the rows from the quarantine, and the approval last.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from delta.tables import DeltaTable as SparkDeltaTable
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from router.columns import quoted
+from router.decoding import keep_archives
+from router.delta.casting import cast_down, cast_to, has_value, type_within
+from router.delta.commit import StagedFile, TableCommit, to_arrow, to_delta
+from router.delta.schema_diff import SchemaDiff, common_type, compare, delta_schema, limited_to
+from router.delta.table_cache import TableCache
+from router.engine import ledger
+from router.engine.label.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, quarantine_of
+from router.engine.land.parquet_writer import Staging, attempt
+from router.engine.quarantine import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    OWN,
+    Approval,
+    allowed,
+    approvals,
+    quarantined_in,
+    released,
+    write,
+)
+from router.engine.start_checks import Checkpoint
+from router.errors import first_line
+from router.sinks import TableSink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from router.config.models import Config
+    from router.delta.lake import Lake
+    from router.engine.checkpoint_store import CheckpointStore
+    from router.engine.commit.committers import Committers
+    from router.engine.quarantine import Place
+
+log = logging.getLogger("router")
+Kinds = dict[str, "pa.DataType | None"]
+"""The type in which each column goes into a table; None for what does not."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """The approvals and blocked tables of a query, carried out.
+
+    Rows that come into the quarantine before an approval is carried out are released too, as long as they need no
+    change that nobody approved.
+    """
+
+    config: Config
+    spark: SparkSession
+    lake: Lake
+    store: CheckpointStore
+    committers: Committers
+
+    def due(self) -> list[Approval]:
+        """Return the approvals, and the notes of blocked tables whose next try is due."""
+        now = time.time()
+        return [*approvals(self.store), *(note for note in approvals(self.store, "blocked") if note.due <= now)]
+
+    def idle(self) -> set[str]:
+        """Carry out what is due before or between batches, unless one was cut off; return the tables that changed."""
+        if not (found := self.due()):
+            return set()
+        run = Checkpoint.read(self.store.checkpoint).run
+        table = self.lake.open(self.config.ledger)
+        booked = table.transaction_version(f"{self.config.name}:{run}/ledger") if table else None
+        cut_off = f"manifests/{run}/{-1 if booked is None else booked + 1:010d}.json"
+        return set() if self.store.read(cut_off) else self.carry_out(found)
+
+    def carry_out(self, found: list[Approval]) -> set[str]:
+        """Carry out approvals while no batch is under way; return the tables that changed."""
+        for approval in found:
+            try:
+                if approval.cause:
+                    self._unblock(approval)
+                else:
+                    self._carry_out(approval)
+            except Exception as error:  # the stream must not stop for quarantined rows
+                self._postpone(approval, error)
+        return {approval.place.table for approval in found}
+
+    def _carry_out(self, approval: Approval) -> None:
+        for query in approval.upto:
+            if approval.discard:
+                self._discard(approval, query)
+            else:
+                self._release(approval, query)
+        self.store.delete(approval.path)
+
+    def _postpone(self, approval: Approval, error: Exception) -> None:
+        if not approval.cause:
+            text = "the quarantined rows of %s cannot be released now, it is tried again after the next batch: %s"
+            log.warning(f"%s: {text}", self.config.name, approval.place.table, first_line(error))
+            return
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**approval.tries)
+        text = "%s: %s can still not be written, the next try is in %.0f s: %s"
+        log.warning(text, self.config.name, approval.place.table, pause, first_line(error))
+        write(self.store, replace(approval, tries=approval.tries + 1, due=time.time() + pause))
+
+    def _unblock(self, note: Approval) -> None:
+        """Release all rows that wait for a table that could not be written. Raises while it still cannot be."""
+        TableCache(self.lake).open([note.place.table])
+        upto, columns = self._waiting(note.place)
+        cut_off = {query: last for query, (last, _) in note.decided.items()}
+        for last in (cut_off, upto):  # a release that was cut off ends as it was decided, whatever came since
+            found = replace(note, upto=last, columns=columns)
+            for query in last:
+                if not self._release(found, query):
+                    raise _NotTaken("it has no place for all columns of its rows; see `router quarantine list`")
+                note.decided.pop(query, None)
+                write(self.store, note)
+        self.store.delete(note.path)
+        log.info("%s: %s can be written again", self.config.name, note.place.table)
+
+    def _waiting(self, place: Place) -> tuple[dict[str, int], str]:
+        """Return the last batch of each query with rows for a blocked table, and the columns that they hold."""
+        quarantine = quarantine_of(self.config.name, place.route, place.sink)
+        handle = self.lake.open(quarantine)
+        waiting = quarantined_in(self.lake, handle, (place.route, place.sink, quarantine)) if handle else ()
+        for one in waiting:
+            if one.place == place and one.cause is not None:
+                return one.upto, to_delta(one.columns)
+        return {}, to_delta(pa.schema([]))
+
+    def _release(self, approval: Approval, query: str) -> bool:
+        """Release the rows of a query; say whether none is left."""
+        rows_of_query = _ReleasedRows.read(self, approval, query)
+        if query not in approval.decided:
+            if not (decided := rows_of_query.decide(approval.upto[query])):
+                return not approval.upto[query] > rows_of_query.after
+            approval.decided[query] = decided
+            write(self.store, approval)
+        last, rows = approval.decided[query]
+        rows_of_query.commit(last)
+        self._book(approval, query, last, {"released": rows})
+        rows_of_query.delete(last)
+        log.info("%s: %d quarantined rows are in %s now", self.config.name, rows, approval.place.table)
+        return last >= approval.upto[query]
+
+    def _discard(self, approval: Approval, query: str) -> None:
+        rows_of_query, last = _ReleasedRows.read(self, approval, query), approval.upto[query]
+        if query not in approval.decided:
+            approval.decided[query] = last, rows_of_query.frame.filter(F.col("_batch_id") <= last).count()
+            write(self.store, approval)
+        rows = approval.decided[query][1]
+        rows_of_query.bury(last)
+        self._book(approval, query, last, {"quarantined": -rows, "refused": rows})
+        rows_of_query.delete(last)
+        log.info("%s: %d quarantined rows for %s are dead letters now", self.config.name, rows, approval.place.table)
+
+    def _book(self, approval: Approval, query: str, last: int, counts: dict[str, int]) -> None:
+        place, (name, _, run) = approval.place, query.rpartition(":")
+        row = {"query": name, "run": run, "batch_id": last, "route": place.route, "sink": place.sink, **counts}
+        kind = "discard" if approval.discard else "unblock" if approval.blocked else "release"
+        entry = ledger.LedgerEntry(self.config.ledger, f"{query}/ledger/{kind}/{place}", last)
+        ledger.append(self.committers, entry, [row])
+
+
+class _NotTaken(Exception):  # noqa: N818 - it says what happened
+    """Rows that their table does not take as it is now."""
+
+
+@dataclass(frozen=True)
+class _ReleasedRows:
+    """The quarantined rows of one query for one table, and their release.
+
+    `after` is the batch up to which the table has them; `kinds` has the type in which each column of the quarantine
+    goes into the table; `table` the types of the table as it may be.
+    """
+
+    of: Release
+    approval: Approval
+    query: str
+    quarantine: str
+    frame: DataFrame
+    have: pa.Schema | None
+    kinds: Kinds
+    after: int
+    table: dict[str, pa.DataType]
+
+    @classmethod
+    def read(cls, of: Release, approval: Approval, query: str) -> _ReleasedRows:
+        place, blocked = approval.place, approval.blocked
+        quarantine = quarantine_of(of.config.name, place.route, place.sink)
+        handle = None if approval.discard else TableCache(of.lake).open([place.table])[place.table]
+        rows = of.lake.open(quarantine)
+        assert rows is not None  # rows of it were approved
+        after = released(handle, place, query, blocked=blocked)
+        have = delta_schema(to_arrow(handle)) if handle else None
+        frame = of.spark.read.format("delta").load(of.lake.address(quarantine))
+        cause = frame["_cause"] if "_cause" in frame.columns else F.lit(None)
+        frame = frame.withColumn("_cause", cause)
+        mine = _mine(place, query, blocked=blocked) & (F.col("_batch_id") > after)
+        if handle and blocked and (direct := handle.transaction_version(f"{query}/{place}")) is not None:
+            mine &= F.col("_batch_id") > direct  # the table was damaged after a commit that nobody could read any more
+        came = [column for column in delta_schema(to_arrow(rows)) if column.name not in OWN]
+        table, lossy = _may_have(of.config, approval, have)
+        kinds = {column.name: _kind(table.get(column.name), column.type) for column in came}
+        kinds = {name: kind for name, kind in kinds.items() if kind is not None or not lossy}
+        return cls(of, approval, query, quarantine, frame.filter(mine), have, kinds, after, table)
+
+    @property
+    def columns(self) -> DataFrame:
+        """Return the rows as their table has them, with their batch."""
+        return self.frame.select("_batch_id", *map(quoted, self.kinds))
+
+    def decide(self, upto: int) -> tuple[int, int] | None:
+        """Return the last batch whose rows are released, and the number of rows; None where there are none."""
+        found = self.columns.mapInArrow(_checking(self.kinds, self.of.config.decode.zero_is_absent), "report string")
+        rows: dict[int, int] = {}
+        bad: list[int] = []
+        for report in (json.loads(row["report"]) for row in found.collect()):  # one for each task
+            bad += report["bad"]
+            for batch, count in report["rows"]:
+                rows[batch] = rows.get(batch, 0) + count
+        first_bad = min(bad, default=None)
+        if first_bad is not None and first_bad <= upto:
+            text = "rows from batch %d on stay quarantined for %s: the table has changed since they were approved"
+            log.warning(f"%s: {text}", self.of.config.name, first_bad, self.approval.place.table)
+        good = {batch: count for batch, count in rows.items() if first_bad is None or batch < first_bad}
+        if not good:
+            return None
+        return (first_bad - 1 if first_bad is not None else max(good)), sum(good.values())
+
+    def commit(self, last: int) -> None:
+        """Stage the rows of batches up to the last, and commit them once."""
+        if self.after >= last:
+            return
+        place, lake, blocked = self.approval.place, self.of.lake, self.approval.blocked
+        columns = {name: limited_to(self.table[name], kind) for name, kind in self.kinds.items() if kind is not None}
+        options = self.of.config.landing
+        staging = Staging(lake, options.file_bytes, options.buffer_bytes)
+        where = f"{place.route}/{place.sink}", place.table, last
+        task = _staging(self.kinds, pa.schema(list(columns.items())), staging, where)
+        rows = self.columns.filter(F.col("_batch_id") <= last).mapInArrow(task, "report string")
+        files = tuple(StagedFile.of(json.loads(row["report"])) for row in rows.collect())
+        written = pa.schema([(name, kind) for name, kind in columns.items() if any(name in f.columns for f in files)])
+        change = compare(self.have, written) if self.have is not None else SchemaDiff()
+        work = TableCommit(
+            target=f"{place.route}/{place.sink}",
+            table=place.table,
+            app_id=place.app_id(self.query, blocked=blocked),
+            version=last,
+            files=files,
+            columns=to_delta(written),
+            added=to_delta(pa.schema(list(change.added))) if change.added else None,
+            widened=to_delta(pa.schema(list(change.widened))) if change.widened else None,
+        )
+        notes = {"router.released": self.query, "router.up_to_batch": str(last)}
+        made = 0
+        try:
+            made = self.of.committers.commit((work,), {}, notes)
+        finally:
+            for file in files if not made else ():
+                lake.delete(file.path)
+
+    def bury(self, last: int) -> None:
+        """Append the rows of batches up to the last to the dead letters, once: as received, where bronze has them.
+
+        Without bronze, or where a row's coordinates are not known, the value is the row as JSON.
+        """
+        place, config, lake = self.approval.place, self.of.config, self.of.lake
+        rows = self.frame.filter(F.col("_batch_id") <= last)
+        for name in {*COORDINATES} - {*rows.columns}:
+            rows = rows.withColumn(name, F.lit(None))
+        old = {new: F.col(name) for name, new in COORDINATES.items()}
+        row = F.to_json(F.struct(*map(quoted, self.kinds))).cast("binary") if self.kinds else F.lit(None)
+        why = F.coalesce("_cause", F.lit(f"table {place.table}: nobody approved the change that the row needs"))
+        about = {"stage": F.lit("schema"), "reason": why, "route": F.lit(place.route), "sink": F.lit(place.sink)}
+        letters = {**about, **old, "batch_id": F.col("_batch_id"), "value": row}
+        found = rows.select(*(column.alias(name) for name, column in letters.items()))
+        if config.bronze and lake.open(config.bronze):
+            found = _as_received(found, self.of.spark.read.format("delta").load(lake.address(config.bronze)))
+        kinds = from_arrow_schema(DEAD_SCHEMA)
+        found = found.select(*(_or_null(found, field.name).cast(field.dataType).alias(field.name) for field in kinds))
+        app_id = f"{self.query}/discard/{place}"
+        work = TableCommit("/dead_letters", config.dead_letters, app_id, last, (), to_delta(DEAD_SCHEMA))
+        self.of.committers.append(self.of.spark.newSession(), work, {"router.discarded": self.query}, found)
+
+    def delete(self, last: int) -> None:
+        """Delete the rows of batches up to the last from the quarantine."""
+        place, blocked = self.approval.place, self.approval.blocked
+        mine = _mine(place, self.query, blocked=blocked, there="_cause" in self._kept)
+        table = SparkDeltaTable.forPath(self.of.spark, self.of.lake.address(self.quarantine))
+        table.delete(mine & (F.col("_batch_id") <= last))
+
+    @property
+    def _kept(self) -> list[str]:
+        return self.of.spark.read.format("delta").load(self.of.lake.address(self.quarantine)).columns
+
+
+def _mine(place: Place, query: str, *, blocked: bool, there: bool = True) -> Column:
+    """Return the condition of the rows of one query for one table, in a quarantine that has `_cause` or not."""
+    mine = (F.col("_table") == place.table) & (F.col("_query") == query)
+    if not there:
+        return mine
+    return mine & (F.col("_cause").isNotNull() if blocked else F.col("_cause").isNull())
+
+
+def _as_received(found: DataFrame, bronze: DataFrame) -> DataFrame:
+    """Return dead letters with key, value and headers of the records in bronze, where it has them."""
+    where = ["topic", "partition", "offset"]
+    kept = [name for name in BRONZE_SCHEMA.names if name not in (*where, "batch_id")]
+    records = bronze.select(*where, *(F.col(name).alias(f"_{name}") for name in kept), F.lit(True).alias("_there"))
+    joined = found.join(records, where, "left")
+    return joined.withColumns({
+        name: F.when(F.col("_there"), F.col(f"_{name}")).otherwise(_or_null(found, name)) for name in kept
+    })  # fmt: skip
+
+
+def _or_null(frame: DataFrame, name: str) -> Column:
+    return F.col(name) if name in frame.columns else F.lit(None)
+
+
+def _may_have(config: Config, approval: Approval, have: pa.Schema | None) -> tuple[dict[str, pa.DataType], bool]:
+    """Return the columns and types that a table may have, and whether values that it has no place for are left out.
+
+    What an approval says, goes; a blocked table gains by its release what its sink lets it gain.
+    """
+    place = approval.place
+    sink = next((s for route, name, s in config.all_sinks() if (route, name) == (place.route, place.sink)), None)
+    evolution = sink.evolution if isinstance(sink, TableSink) else "evolve"
+    if not approval.cause or have is None or evolution == "evolve":
+        return allowed(have, approval), False
+    return {column.name: column.type for column in have}, evolution == "freeze"
+
+
+def _kind(to: pa.DataType | None, come: pa.DataType) -> pa.DataType | None:
+    return type_within(to, come) if to is not None and common_type(to, come) is not None else None
+
+
+def _checking(kinds: Kinds, blank: bool) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function of a task that counts rows by batch and lists the batches with rows that nobody approved."""
+
+    def check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows: dict[int, int] = {}
+        bad: set[int] = set()
+        for batch in batches:
+            numbers = batch.column("_batch_id").to_numpy()
+            for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
+                rows[int(number)] = rows.get(int(number), 0) + int(count)
+            unfit = np.zeros(len(numbers), bool)
+            for name, kind in kinds.items():
+                values = batch.column(name)
+                if kind is None:
+                    unfit |= has_value(values, blank=blank)
+                elif values.type != kind:
+                    found = cast_down(values, kind, blank=blank)
+                    unfit |= found.lost | found.too_wide
+            bad |= {int(number) for number in np.unique(numbers[unfit])}
+        report = json.dumps({"rows": sorted(rows.items()), "bad": sorted(bad)})
+        yield pa.RecordBatch.from_arrays([pa.array([report])], names=["report"])
+
+    return check
+
+
+def _staging(
+    kinds: Kinds, schema: pa.Schema, staging: Staging, where: tuple[str, str, int]
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function of a task that stages rows for their table, in types that it may have."""
+
+    def stage(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        keep_archives()
+        target, table, last = where
+        writer = staging.writer(last, f"released-{attempt()}")
+        for batch in batches:
+            columns = {
+                name: cast_down(batch.column(name), kind).array for name, kind in kinds.items() if kind is not None
+            }
+            rows = cast_to(pa.table(columns), schema).combine_chunks().to_batches()
+            for part in rows:
+                writer.hold(target, table, part, seen=True)
+            writer.flush()
+        reports = [json.dumps(asdict(file)) for file in writer.close()]
+        yield pa.RecordBatch.from_arrays([pa.array(reports, pa.string())], names=["report"])
+
+    return stage

@@ -1,0 +1,81 @@
+"""Storage that fails under the whole lake: the stream waits and says so in a line, then goes on, and leaves nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from router.engine.retryable_errors import passing
+from router.errors import first_line
+from tests.chaos import lakes
+from tests.chaos.conftest import configuration
+from tests.chaos.test_lost_state import staged_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+EVENTS = 3_000
+FULL = os.strerror(errno.ENOSPC)
+
+
+def full(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write into a device that is always full, as a landing task does."""
+    yield from batches
+    with pa.OSFile("/dev/full", "wb") as file:
+        file.write(b"x" * (1 << 20))
+
+
+@pytest.mark.spark
+def test_a_full_disk_under_a_task_is_waited_for(spark: SparkSession) -> None:
+    """Without it a run ends for want of space, though its documentation says that storage is waited for."""
+    with pytest.raises(Exception, match=FULL) as raised:
+        spark.range(1).mapInArrow(full, "id long").collect()
+
+    assert passing(raised.value)
+    assert first_line(raised.value).startswith("OSError: [Errno 28]")
+    assert not passing(ValueError("28 is no number of an error"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of 3 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", place], check=False).returncode:
+        pytest.skip("no right to mount a file system here")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_the_stream_waits_for_room_and_goes_on(router_run, new_topic, small_disk: Path, tmp_path: Path) -> None:
+    topic = new_topic()
+    games = topic.simulate(EVENTS)
+    lake = small_disk / "lake"
+    config = configuration(tmp_path, topic, lake=str(lake), checkpoint=str(tmp_path / "checkpoint"), rows=EVENTS)
+    filler = small_disk / "filler"
+    filler.write_bytes(b"x" * ((3 << 20) - (64 << 10)))
+
+    router = router_run(config, "--once")
+    router.says("trying again in", 2)
+    waiting = [line for line in router.said.splitlines() if "trying again in" in line]
+    left = list(lake.glob("*/*/*.parquet"))
+    filler.unlink()
+
+    assert router.ended() == 0, router.said
+    assert all(FULL in line for line in waiting), waiting
+    assert left == []
+    assert len(lakes.places(lake)) == lakes.places(lake).total() == EVENTS
+    assert {game: lakes.rows(lake, f"silver.{game}").total() for game in games} == dict(games)
+    assert staged_files(lake) == []
+    assert not (lake / "quarantine").exists()
