@@ -16,6 +16,7 @@ from pydantic import Field
 
 from router.errors import StartError
 from router.parts import Part
+from router.table_options import TableOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ class Sink(Part, ABC):
     kind = "sink"
 
 
-class TableSink(Sink, ABC):
+class TableSink(TableOptions, Sink, ABC):
     """A sink that names the Delta table of each event; the engine stages and commits the rows.
 
     Delivery: exactly once.

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ByteSize,
     ConfigDict,
     Field,
@@ -20,8 +21,9 @@ from pydantic import (
 )
 
 from router.parts import Decoder, Rule
-from router.sinks import ApplyingSink, Sink
+from router.sinks import ApplyingSink, Sink, TableSink
 from router.table_names import BronzeTables
+from router.table_options import TableOptions
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _LONG_FORMS = {
@@ -126,6 +128,32 @@ class FormatSource(Model):
     )
 
 
+BRONZE_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp_type", "headers", "batch_id")
+
+
+class Bronze(Model, TableOptions):
+    """The table of every record as received, or one for each topic."""
+
+    table: BronzeName = Field(description="layer.table; bronze.{topic}: one for each topic")
+
+    @model_validator(mode="after")
+    def _columns_of_bronze(self) -> Bronze:
+        fit = {
+            "partition_by": ("topic", "partition"),
+            "cluster_by": ("topic", "partition", "offset", "timestamp", "batch_id"),
+            "comments": BRONZE_COLUMNS,
+        }
+        for option, columns in fit.items():
+            if unfit := [name for name in getattr(self, option) if name not in columns]:
+                raise ValueError(f"`{option}` of bronze takes {', '.join(columns)}, not {unfit[0]}")
+        return self
+
+
+def _bronze(value: object) -> object:
+    """Take the name alone for the options of bronze."""
+    return {"table": value} if isinstance(value, str) else value
+
+
 class Source(Model):
     """Where records come from: exactly one of the kinds."""
 
@@ -223,7 +251,7 @@ class Config(Model):
     checkpoint: str | None = Field(default=None, description="default: LAKE/_router/NAME")
     source: Source
     decode: Decoder
-    bronze: BronzeName | None = Field(
+    bronze: Annotated[Bronze, BeforeValidator(_bronze, json_schema_input_type=BronzeName | Bronze)] | None = Field(
         default=None, description="table of every record as received; bronze.{topic}: one for each topic"
     )
     routes: tuple[Route, ...] = ()
@@ -277,7 +305,13 @@ class Config(Model):
 
     def bronze_tables(self) -> BronzeTables | None:
         """Return which tables have every record as received."""
-        return BronzeTables(self.bronze, frozenset({self.dead_letters, self.ledger})) if self.bronze else None
+        return BronzeTables(self.bronze.table, frozenset({self.dead_letters, self.ledger})) if self.bronze else None
+
+    def table_options(self) -> dict[str, TableOptions]:
+        """Return how tables are made, by target: `route/sink` and `/bronze`."""
+        found: dict[str, TableOptions] = {"/bronze": self.bronze} if self.bronze else {}
+        sinks = ((f"{route}/{name}", sink) for route, name, sink in self.all_sinks())
+        return found | {key: sink for key, sink in sinks if isinstance(sink, TableSink)}
 
     def storage(self) -> dict[str, str]:
         """Return the options of the storage as it takes them: with secrets in the clear, not to be shown or kept."""

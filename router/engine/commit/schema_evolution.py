@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from router.delta.lake import Lake
     from router.engine.label.expressions import Node
+    from router.table_options import TableOptions
 
 V = TypeVar("V")
 Named = dict[str, set[str]]
@@ -57,6 +58,7 @@ class SchemaEvolution:
     tables: Any
     query: str
     spark: SparkSession
+    options: Mapping[str, TableOptions] = field(default_factory=dict)
     conditions: dict[tuple[str, str], Node | None] = field(default_factory=dict)
     known: dict[str, set[str]] = field(default_factory=dict)
 
@@ -90,6 +92,8 @@ class SchemaEvolution:
                 place = f"{target}/{table}"
                 present = {name for file in landed for name in file.columns}
                 present |= {*demands.conflicts.get(place, {}), *demands.frozen.get(place, {})}
+                if have is None and landed and (options := self.options.get(target)):
+                    present |= {*options.partition_by, *options.cluster_by}  # they must be there from the beginning
                 come = pa.schema([column for column in schemas[target] if column.name in present])
                 difference = compare(have, come) if have is not None else SchemaDiff()
                 mode = modes.get(target, "evolve")
@@ -152,14 +156,15 @@ class SchemaEvolution:
         batch: int,
     ) -> TableCommit:
         target, table = where
+        comments = self.options[target].comments if target in self.options else {}
         return TableCommit(
             target=target,
             table=table,
             app_id=f"{self.query}{'' if target.startswith('/') else '/'}{target}/{table}",
             version=batch,
             files=files,
-            columns=to_delta(come),
-            added=to_delta(pa.schema(list(found.added))) if found.added else None,
+            columns=to_delta(_commented(come, comments)),
+            added=to_delta(_commented(pa.schema(list(found.added)), comments)) if found.added else None,
             widened=to_delta(pa.schema(list(found.widened))) if found.widened else None,
             decided=-1 if handle is None else handle.version(),
         )
@@ -249,6 +254,11 @@ def _without(come: pa.Schema, frozen: dict[str, pa.DataType | None]) -> pa.Schem
 def _written(come: pa.Schema, difference: SchemaDiff) -> pa.Schema:
     kept = [column for column in come if column.name not in difference.conflicts]
     return pa.schema([pa.field(c.name, limited_to(difference.cast.get(c.name, c.type), c.type)) for c in kept])
+
+
+def _commented(columns: pa.Schema, comments: Mapping[str, str]) -> pa.Schema:
+    found = (c.with_metadata({"comment": comments[c.name]}) if c.name in comments else c for c in columns)
+    return pa.schema(list(found))
 
 
 def _filled(demands: dict[str, dict[str, V]]) -> dict[str, dict[str, V]]:

@@ -160,7 +160,8 @@ class Planner:
         shipped = replace(arrow, before=None) if arrow else None  # a closure of the driver's
         decoding = Decoding(shipped, dead, tuple(before.columns[len(records.columns) :]))
         labels = tuple(route.labels(frame, config) for route in self.routes)
-        layout = Layout(self.bronze, config.dead_letters, labels, "_wanted" in frame.columns)
+        bronze_by = config.bronze.partition_by if config.bronze else ()
+        layout = Layout(self.bronze, config.dead_letters, labels, "_wanted" in frame.columns, bronze_by)
         expressions, levels, left = self._expressions(frame, layout, tombstones=dead is not None)
         labelling = Labelling(decoding, layout, expressions, self.own, config.unmatched == "dead_letters")
         spread_by = next(filter(None, (route.spread_by(frame) for route in self.routes)), ())

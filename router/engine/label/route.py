@@ -36,6 +36,7 @@ from router.engine.label.layout import (
     RouteLabels,
     Target,
     check_mergeable,
+    check_options,
     merge_struct,
     outbox_of,
     quarantine_of,
@@ -299,9 +300,10 @@ class RoutePlanner:
             table = outbox_of(config.name, blank.route, blank.sink)
             return replace(_kept(blank, columns), table=table, outbox=True)
         named = sink.table()
+        check_options(sink, f"route {blank.route}, sink {blank.sink}", kind)
         blank = replace(blank, seen=sink.columns == "seen", evolution=sink.evolution)
         blank = replace(blank, zero_is_absent=config.decode.zero_is_absent)
-        blank = replace(blank, quarantine=_quarantine(frame, blank, config))
+        blank = replace(blank, quarantine=_quarantine(frame, blank, config), partition_by=sink.partition_by)
         if isinstance(named, str):
             return replace(blank, table=named)
         return replace(blank, bad_name=self._bad_name(j), at_most=sink.at_most)

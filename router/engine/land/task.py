@@ -263,7 +263,8 @@ class _Task:
             rows.want(pc.unique(rows.batch.column("_wanted").drop_null()).to_pylist())
         if layout.bronze:
             for table, at in rows.by_topic(layout.bronze.of):
-                self.writer.hold("/bronze", table, _numbered(rows.raw(at), self.work.batch, BRONZE_SCHEMA))
+                records = _numbered(rows.raw(at), self.work.batch, BRONZE_SCHEMA)
+                self.writer.hold("/bronze", table, records, by=layout.bronze_by)
         dead = rows.batch.column("_dead")
         if dead.null_count < len(dead):
             parents = pc.list_parent_indices(dead)
@@ -324,7 +325,7 @@ class _Task:
         casts, frozen = demands.casts.get(place, {}), demands.frozen.get(place, {})
         kinds = {**{f.name: f.type for f in target.schema}, **frozen, **casts}
         schema = pa.schema([pa.field(f.name, kinds[f.name]) for f in target.schema if f.name in part.schema.names])
-        self.writer.hold(target.key, table, _cast(part, schema), seen=target.seen)
+        self.writer.hold(target.key, table, _cast(part, schema), seen=target.seen, by=target.partition_by)
 
     def _named(self, rows: Rows, target: Target, at: Numbers | None) -> Numbers:
         """Note the tables that the rows of an outbox name; refuse the rows of tables beyond what the sink may have."""
