@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from pydantic import ValidationError
 
 from router.config.models import Bronze, Route
+from router.delta.commit import TableCommit, to_delta
+from router.delta.lake import Lake
+from router.delta.upsert import create_table
+from router.engine.commit.committers import _unfinished
 from router.engine.land.parquet_writer import divided
 from router.errors import StartError
 from router_decoders.json import Json
@@ -130,3 +136,19 @@ def test_a_table_cannot_be_divided_by_everything(make_query: MakeQuery, tmp_path
             query.batches.planner.plan(query.spark.createDataFrame(events(0)))
     with pytest.raises(ValidationError, match="topic, partition, not offset"):
         Bronze(table="bronze.all", partition_by=("offset",))
+
+
+def test_a_table_that_was_half_made_is_finished(tmp_path: Path) -> None:
+    """Without it a process that dies between making a table and dividing it leaves one that is never clustered."""
+    lake, schema = Lake.at(str(tmp_path)), pa.schema([("n", pa.int64())])
+    clustered, feed = Delta(table="a.b", cluster_by=("n",)), Delta(table="a.b", properties={"team": "x"})
+    made = create_table(lake, "a.b", schema, Delta(table="a.b"))
+    work = TableCommit("r/delta", "a.b", "id", 0, (), to_delta(schema), decided=-1)
+
+    assert _unfinished(made, work, clustered)
+    assert _unfinished(made, work, feed)
+    assert not _unfinished(made, work, Delta(table="a.b", comment="delta-rs makes it whole"))
+    assert not _unfinished(made, replace(work, decided=0), clustered)  # somebody else's
+    write_deltalake(made, pa.table({"n": [1]}), mode="append")
+    made.update_incremental()
+    assert not _unfinished(made, work, clustered)
