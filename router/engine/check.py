@@ -11,6 +11,7 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from router.config.problems import in_order
 from router.engine import source
 from router.engine.checkpoint_store import LearntSchemas
 from router.engine.label.planner import Planner, stages_in_words
@@ -51,7 +52,7 @@ def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = 
         raise ConfigError((loaded.problem(("decode",), _first_line(error)),)) from error
     faults = [(path, _fault(decoded, make)) for path, make in _expressions(config)]
     faults += [fault for i, route in enumerate(config.routes) for fault in _names(decoded, RoutePlanner(i, route))]
-    found = tuple(loaded.problem(path, what) for path, what in faults if what)
+    found = in_order(loaded.problem(path, what) for path, what in faults if what)
     if found:
         raise ConfigError(found)
     try:

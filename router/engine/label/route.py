@@ -44,6 +44,7 @@ from router.engine.label.layout import (
 from router.engine.label.tombstones import taken
 from router.errors import StartError
 from router.sinks import MergingSink, TableSink
+from router.table_names import pieces_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -166,14 +167,23 @@ class RoutePlanner:
 
     def _reads_made(self, frame: DataFrame, named: list[Column]) -> bool:
         """Say whether names read what only `select` makes. Raises AnalysisException where nothing has it."""
-        plan = self.naming(frame).select(*named)._jdf.queryExecution().analyzed()
         known = {name.lower() for name in frame.columns}
+        if self._templates_read(known):  # the usual case, without a call of Spark's analyser
+            return False
+        plan = self.naming(frame).select(*named)._jdf.queryExecution().analyzed()
         for k in range(len(named)):
             read = plan.projectList().apply(k).references().iterator()
             while read.hasNext():
                 if read.next().name().lower() not in known:
                     return True
         return False
+
+    def _templates_read(self, known: set[str]) -> bool:
+        """Say whether all names are made of templates, and these of known columns."""
+        sinks = [self.route.sinks[j] for j in self.named()]
+        templates = [sink.table_template() for sink in sinks if isinstance(sink, (TableSink, MergingSink))]
+        fields = (field for template in templates for field, _ in pieces_of(template or "{?}") if field)
+        return all(field.split(".")[0].lower() in known for field in fields)
 
     def asked(self, frame: DataFrame) -> Expressions:
         """Return the route's expressions over the columns of a decoded frame."""
