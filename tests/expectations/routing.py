@@ -182,7 +182,7 @@ routes:
     match: {{sql: "event.game IS NOT NULL"}}
     sinks:
       - tables: {{table: "silver.{{event.game}}", at_most: 9}}
-      - tables: {{table: "gold.{{event.game}}_of_{{event.gamer}}", columns: all}}
+      - tables: {{table: "gold.{{event.game}}_of_{{event.gamer}}", columns: all, collisions: accept}}
       - delta: silver.every_game
 """
 
