@@ -33,13 +33,16 @@ COMMANDS = {
     "maintain": ("router.cli.tables:maintain", "Compact and clean tables."),
     "plugins": ("router.cli.plugins:plugins", "List decoders, rules, sinks and encoders, or show the page of one."),
     "quarantine": ("router.cli.quarantine:quarantine", "Show, release or discard rows whose table takes none."),
+    "repair": ("router.cli.verify:repair", "Make a table whole again from bronze."),
     "rest-replay": (
         "router.cli.rest_replay:rest_replay",
         "Send rows again that a REST sink parked or refused.",
     ),
     "run": ("router.cli.run:run", "Run a configuration."),
     "schema": ("router.cli.plugins:schema", "Print the configuration's JSON Schema, for editors."),
+    "tables": ("router.cli.tables:tables", "List every table with its state."),
     "test": ("router.cli.check:test", "Run route tests: records in, rows expected."),
+    "verify": ("router.cli.verify:verify", "Hold tables against manifests, ledger and bronze."),
     "warm-up": ("router.cli.run:warm_up", "Make every later start some seconds shorter."),
     "simulate": ("router_demo.cli:simulate", "Write game events to a Kafka topic."),
 }

@@ -1,6 +1,6 @@
 """The tables of a configuration: what its ledger says, what one of them is, and how to keep them in shape.
 
-`router ledger`, `router explain-table` and `router maintain`.
+`router ledger`, `router tables`, `router explain-table` and `router maintain`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ SINK_COLUMNS = (
     *("batch", "route", "sink", "matched", "landed", "refused", "dropped"),
     *("frozen", "quarantined", "released", "applied", "dead", "parked", "backlog", "in_doubt"),
 )
+TEXTS = {"source", "offsets", "route", "sink", "table", "state", "committer", "why"}
 
 
 @click.command(short_help="Show what became of the records of the last batches.")
@@ -52,6 +53,30 @@ def ledger(file: Path, batches: int, plugin_files: tuple[Path, ...]) -> None:
     _print("events by route and sink", SINK_COLUMNS, [_sink(row) for row in rows if row["route"] is not None])
 
 
+STATE_COLUMNS = ("table", "state", "rows", "lag", "committer", "why", "quarantine")
+
+
+@click.command(short_help="List every table with its state.")
+@config_argument
+@plugin_option
+def tables(file: Path, plugin_files: tuple[Path, ...]) -> None:
+    """List every table that the configuration FILE has rows in: state, rows, lag, committer and why, quarantined rows.
+
+    A table is `ok`, or it is `behind` (batches that are decided are not in it yet), `blocked` (it cannot be written,
+    and its rows wait in the quarantine), `unreadable`, `gone`, or `none` (its first row has yet to come). Lag are the
+    rows that it still gets: decided ones, those of a backlog, those of an outbox that its sink has not sent. Needs no
+    Spark. `router verify` holds tables against what went into them.
+    """
+    config = load(file, load_registry(plugin_files)).config
+    found = import_module("router.engine.table_states").table_states(config)
+    _print(f"tables of {config.name}", STATE_COLUMNS, [_state(one) for one in found])
+
+
+def _state(one: Any) -> tuple[str, ...]:
+    counts = _number(one.rows), _number(one.lag or None), one.committer, one.why, _number(one.quarantined or None)
+    return one.table, one.state, *counts
+
+
 def _source(row: dict[str, Any]) -> tuple[str, ...]:
     offsets = "" if row["topic"] is None else f"{row['from_offset']}-{row['to_offset']}"
     place = "" if row["topic"] is None else f"{row['topic']}/{row['partition']}"
@@ -70,9 +95,7 @@ def _number(value: int | None) -> str:
 def _print(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in columns:
-        table.add_column(
-            name, overflow="fold", justify="left" if name in ("source", "offsets", "route", "sink") else "right"
-        )
+        table.add_column(name, overflow="fold", justify="left" if name in TEXTS else "right")
     for row in rows:
         table.add_row(*map(_cell, row))
     Console().print(table)

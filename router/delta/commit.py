@@ -117,7 +117,7 @@ def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTab
     """
     handle = table or lake.open(work.table)
     properties = CommitProperties(custom_metadata=notes, app_transactions=[Transaction(work.app_id, work.version)])
-    actions = [_add(file) for file in work.files]
+    actions = [add_action(file) for file in work.files]
     try:
         if handle is None:
             return _create(lake, work, actions, properties)
@@ -170,7 +170,8 @@ def add_columns(table: DeltaTable, added: str) -> None:
     table.update_incremental()
 
 
-def _add(file: StagedFile) -> AddAction:
+def add_action(file: StagedFile) -> AddAction:
+    """Return the action that makes a staged file part of its table."""
     return AddAction(
         path=file.path.split("/", 2)[2],  # below the table's folder
         size=file.bytes,

@@ -91,11 +91,11 @@ def _writers(config: Config, table: str, handle: DeltaTable | None, run: str | N
     for route, name, sink in config.all_sinks():
         place = f"{route}/{name}"
         batch = handle.transaction_version(f"{config.name}:{run}/{place}/{table}") if handle else None
-        if batch is not None or _fixed(sink) == table:
+        if batch is not None or fixed_table(sink) == table:
             yield WritingSink(place, sink, batch)
 
 
-def _fixed(sink: Sink) -> str:
+def fixed_table(sink: Sink) -> str:
     """Return the one table of a sink; nothing where data names it."""
     try:
         table = sink.table() if isinstance(sink, (TableSink, MergingSink)) else ""

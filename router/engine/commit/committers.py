@@ -149,7 +149,7 @@ class Committers:
             if options and not options.plain and (table is None or _unfinished(table, work, options)):
                 table = self._make(work, options, by_spark=by_spark)
             still = as_decided(work, table)
-            if by_spark or (table is not None and (still.widened or _only_spark_appends(table, still))):
+            if by_spark or (table is not None and (still.widened or only_spark_appends(table, still))):
                 self._with_spark(still, notes)
                 made += 1
             else:
@@ -170,7 +170,7 @@ class Committers:
             known = {name: value for name, value in options.properties.items() if name.startswith(SUPPORTED_PROPERTIES)}
             table = create_table(self.lake, work.table, schema, options.model_copy(update={"properties": known}))
             if made_by_spark(options):
-                _finish(session, address, options)
+                finish(session, address, options)
                 table.update_incremental()
         except Exception as error:  # whatever Spark raises belongs to this table only
             raise TableError(work.table, f"it cannot be made: {first_line(error)}") from error
@@ -222,7 +222,7 @@ def _staged_elsewhere(work: TableCommit) -> bool:
     return not all(file.path.startswith(folder) for file in work.files)
 
 
-def _only_spark_appends(table: DeltaTable, work: TableCommit) -> bool:
+def only_spark_appends(table: DeltaTable, work: TableCommit) -> bool:
     """Say whether delta-rs cannot add staged files to a table, which may be divided in another way than they are."""
     divided = {*table.metadata().partition_columns}
     alike = all(divided == file.partition.keys() for file in work.files)
@@ -252,7 +252,7 @@ def _unfinished(table: Any, work: TableCommit, options: TableOptions) -> bool:
     return not (whole and (not options.cluster_by or "clustering" in features)) and not len(table.file_uris())
 
 
-def _finish(session: SparkSession, address: str, options: TableOptions) -> None:
+def finish(session: SparkSession, address: str, options: TableOptions) -> None:
     """Give a table without rows the properties that delta-rs does not make, and let it be clustered."""
     table = f"delta.{quoted(address)}"
     if options.properties:

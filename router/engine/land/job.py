@@ -75,7 +75,7 @@ class LandingJob:
     """The landing of a query's batches.
 
     The files and records of one batch decide how the next one is landed: whether rows are shuffled by table (`tiny`),
-    and whether Spark bounds its Arrow batches in bytes (`measured`).
+    and whether Spark bounds its Arrow batches in bytes (`measured`). `only` are the tables that get rows, None for all.
     """
 
     spark: SparkSession
@@ -85,6 +85,7 @@ class LandingJob:
     folder: str | None = None
     tiny: bool = False
     measured: bool = False
+    only: frozenset[str] | None = None
 
     def run(self, plan: Plan, demands: Demands, batch: int) -> Landed:
         """Stage the files of a batch; see `Batches of bytes` for the second job that it may take."""
@@ -129,7 +130,7 @@ class LandingJob:
         frame, labelling = plan.frame(raw, self._cores if by_table else None)
         token = uuid.uuid4().hex[:8]
         staging = Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes, self.folder, token=token)
-        task = landing_task(LandingWork(labelling, demands, staging, batch, self.query))
+        task = landing_task(LandingWork(labelling, demands, staging, batch, self.query, self.only))
         self.spark.conf.set(BATCH_BYTES, str(BOUNDED) if bounded else UNBOUNDED)
         try:
             reports = frame.mapInArrow(task, "report string").collect()  # one per file and source partition of a task

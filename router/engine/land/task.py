@@ -189,13 +189,16 @@ def groups(rows: Rows, target: Target) -> Iterator[tuple[str, Numbers | None]]:
 
 @dataclass(frozen=True)
 class LandingWork:
-    """What every task of a landing job is given."""
+    """What every task of a landing job is given. `only` are the tables that get rows, None for all: nothing else lands
+    then, no dead letter either.
+    """
 
     labelling: Labelling
     demands: Demands
     staging: Staging
     batch: int
     query: str = ""
+    only: frozenset[str] | None = None
 
 
 def landing_task(work: LandingWork) -> Any:
@@ -272,6 +275,8 @@ class _Task:
             self._dead(rows, parents, [why.field(i) for i in range(4)])
 
     def _dead(self, rows: Rows, at: pa.Array, why: list[pa.Array]) -> None:
+        if self.work.only is not None:
+            return
         dead = pa.RecordBatch.from_arrays([*why, *rows.raw(at).columns], names=DEAD_SCHEMA.names[:-1])
         self.writer.hold("/dead_letters", self.layout.dead_letters, _numbered(dead, self.work.batch, DEAD_SCHEMA))
 
@@ -295,6 +300,8 @@ class _Task:
         self, rows: Rows, target: Target, table: str, at: Numbers | None, whose: str = "", cause: str | None = None
     ) -> None:
         """Land rows in a table. In a quarantine, `whose` is the table that they are for, `cause` why it has none."""
+        if self.work.only is not None and table not in self.work.only:
+            return
         allowed = self.work.demands.allowed.get(target.key)
         if target.names_in_outbox:
             at = self._named(rows, target, at)

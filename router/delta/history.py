@@ -1,0 +1,133 @@
+"""The commits of a table as the files of its log have them: who wrote and removed which rows, as far as they reach.
+
+Read as text, one commit at a time: delta-rs opens a table whose newest commit was cut off between two lines, and does
+not say which rows a commit brought. Source: Delta protocol, "Actions".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from pyarrow import fs
+
+from router.errors import TableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from router.delta.lake import Lake
+
+COMMIT = re.compile(r"[0-9]{20}\.json")
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """A data file that a commit adds or removes. `rows` is None where the log does not say how many it has.
+
+    `changes` says whether rows come or go with it; a compaction only moves them.
+    """
+
+    path: str
+    rows: int | None
+    changes: bool
+
+
+@dataclass(frozen=True)
+class LogCommit:
+    """One commit: what it did, by whom, under which transaction ids, with which files."""
+
+    version: int
+    operation: str
+    author: str
+    notes: dict[str, Any]
+    transactions: dict[str, int]
+    added: tuple[LogFile, ...]
+    removed: tuple[LogFile, ...]
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows its new files bring."""
+        return sum(file.rows or 0 for file in self.added if file.changes)
+
+    @property
+    def changes(self) -> bool:
+        """Say whether rows come or go with it."""
+        return any(file.changes for file in (*self.added, *self.removed))
+
+
+def log_versions(lake: Lake, table: str) -> list[int]:
+    """Return the versions whose commits are in the log, oldest first. Raises TableError if one between is missing."""
+    selector = fs.FileSelector(log_folder(table), allow_not_found=True)
+    names = (entry.base_name for entry in lake.files.get_file_info(selector))
+    found = sorted(int(name.removesuffix(".json")) for name in names if COMMIT.fullmatch(name))
+    for before, after in pairwise(found):
+        if after != before + 1:
+            raise TableError(table, f"its log lacks {before + 1:020}.json")
+    return found
+
+
+def log_commits(lake: Lake, table: str, versions: Iterable[int]) -> Iterator[LogCommit]:
+    """Yield commits of a table. Raises TableError with the name of a file that cannot be read."""
+    for version in versions:
+        name = f"{version:020}.json"
+        text = lake.read(f"{log_folder(table)}/{name}")
+        if not text:
+            raise TableError(table, f"{name} of its log {'is not there' if text is None else 'is empty'}")
+        try:
+            yield _commit(version, [json.loads(line) for line in text.splitlines() if line.strip()])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TableError(table, f"{name} of its log is damaged") from error
+
+
+def rows_of(lake: Lake, table: str, versions: Iterable[int], paths: set[str]) -> dict[str, int]:
+    """Return the rows of data files, by path, as the commits that added them say."""
+    found: dict[str, int] = {}
+    for commit in log_commits(lake, table, versions):
+        found |= {file.path: file.rows for file in commit.added if file.path in paths and file.rows is not None}
+    return found
+
+
+def log_folder(table: str) -> str:
+    """Return the folder of a table's log, below the lake."""
+    return f"{table.replace('.', '/')}/_delta_log"
+
+
+def _commit(version: int, actions: list[dict[str, Any]]) -> LogCommit:
+    about: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+    ids = (action["txn"] for action in actions if "txn" in action)
+    return LogCommit(
+        version=version,
+        operation=str(about.get("operation", "an unnamed operation")),
+        author=_author(about),
+        notes={**about, **_user_metadata(about)},
+        transactions={one["appId"]: int(one["version"]) for one in ids},
+        added=tuple(_file(action["add"]) for action in actions if "add" in action),
+        removed=tuple(_file(action["remove"]) for action in actions if "remove" in action),
+    )
+
+
+def _file(found: dict[str, Any]) -> LogFile:
+    stats = json.loads(found.get("stats") or "{}")
+    rows = stats.get("numRecords")
+    gone = (found.get("deletionVector") or {}).get("cardinality", 0)
+    return LogFile(found["path"], None if rows is None else int(rows) - gone, bool(found.get("dataChange", True)))
+
+
+def _author(about: dict[str, Any]) -> str:
+    """Return who wrote a commit: the user, where the log has one, and the engine."""
+    engine = about.get("engineInfo") or about.get("clientVersion") or "an unknown engine"
+    user = about.get("userName") or about.get("userId")
+    return f"{user}, {engine}" if user else str(engine)
+
+
+def _user_metadata(about: dict[str, Any]) -> dict[str, Any]:
+    """Return what Delta on Spark keeps as one text and delta-rs as fields."""
+    try:
+        found = json.loads(about.get("userMetadata") or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

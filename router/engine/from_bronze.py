@@ -1,0 +1,201 @@
+"""Land records that bronze keeps once more, through the path of every batch, into named tables only.
+
+Planner, landing job and schema evolution are those of `Batches`; the records come from bronze in place of the source.
+Nothing but the named tables gets rows: no outbox and no sink behind it, no bronze, dead letters or quarantine (a row
+that was refused, or waits, is there since its batch). What is landed is staged; the caller commits it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame
+
+from router.delta.history import log_commits, log_versions
+from router.engine.balance import keyed, partitions, total
+from router.engine.commit.schema_evolution import SchemaEvolution
+from router.engine.explain import fixed_table
+from router.engine.label.layout import RAW_COLUMNS, Demands
+from router.engine.label.planner import Planner
+from router.engine.land.job import LandingJob
+from router.errors import StartError, TableError
+from router.parts import RAW_SCHEMA
+from router.sinks import TableSink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pyspark.sql import SparkSession
+
+    from router.config.models import Config, Route
+    from router.delta.commit import TableCommit
+    from router.delta.lake import Lake
+    from router.engine.label.planner import Plan
+    from router.engine.land.job import Landed
+
+log = logging.getLogger("router")
+TRIES = 5
+
+
+class BronzeRecords(NamedTuple):
+    """The records of bronze up to a batch: a version of each of its tables, and how many there are."""
+
+    table: str
+    versions: dict[str, int]
+    rows: int
+
+    @classmethod
+    def until(cls, lake: Lake, config: Config, query: str, last: int) -> BronzeRecords:
+        """Return the records of all batches up to the last. Raises StartError where there is no bronze."""
+        bronze, versions, rows = config.bronze_tables(), dict[str, int](), 0
+        there = [table for table in lake.tables(bronze.layer) if table in bronze] if bronze else []
+        if bronze is None or not there:
+            raise StartError(f"{config.name} has no bronze to read records from; without it nothing can be made anew")
+        for table in there:
+            handle = _until(lake, table, f"{query}/bronze/{table}", last)
+            if handle is None:
+                continue
+            actions: Any = pa.table(handle.get_add_actions())
+            counts = actions.column("num_records").to_pylist()
+            if None in counts:
+                raise StartError(f"{table} has files without statistics: run `router maintain` first")
+            versions[table], rows = handle.version(), rows + sum(counts)
+        return cls(bronze.template, versions, rows)
+
+    def frame(self, spark: SparkSession, lake: Lake) -> DataFrame:
+        """Return the records as they were received. Lazy."""
+        parts = [
+            spark.read.format("delta").option("versionAsOf", version).load(lake.address(table)).select(*RAW_COLUMNS)
+            for table, version in self.versions.items()
+        ]
+        return reduce(DataFrame.unionByName, parts, spark.createDataFrame([], RAW_SCHEMA))
+
+
+def _until(lake: Lake, table: str, app_id: str, last: int) -> DeltaTable | None:
+    """Return a table of bronze before the first batch after the last; None where that one has made it."""
+    version = _version(lake, table, app_id, last)
+    if version is None:
+        return lake.open(table)
+    return (
+        DeltaTable(lake.address(table), version=version, storage_options=lake.options or None) if version >= 0 else None
+    )
+
+
+def _version(lake: Lake, table: str, app_id: str, last: int) -> int | None:
+    """Return the version of bronze before the first batch after the last; None where that is the newest version."""
+    found = None
+    for version in reversed(log_versions(lake, table)):
+        (commit,) = log_commits(lake, table, [version])
+        batch = commit.transactions.get(app_id)
+        if batch is not None and batch <= last:
+            break
+        found = version if batch is not None else found
+    return None if found is None else found - 1
+
+
+@dataclass(frozen=True)
+class LandedAgain:
+    """What was landed again, staged: a commit for each sink and table, and how many rows had no place there."""
+
+    commits: tuple[TableCommit, ...]
+    read: int
+    refused: int
+
+    @property
+    def rows(self) -> int:
+        """Return the rows of all commits."""
+        return sum(work.rows for work in self.commits)
+
+
+@dataclass
+class FromBronze:
+    """The landing of records of bronze in some tables; `tables` opens these as the records shall find them.
+
+    The decoder must be prepared already. `query` is the query with its run: transaction ids begin with it.
+    """
+
+    config: Config
+    spark: SparkSession
+    lake: Lake
+    query: str
+    only: frozenset[str]
+    tables: Any
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        self.planner = Planner(self._config(), self.config.decode, quiet=True)
+        options = self.config.landing
+        self.landing = LandingJob(self.spark, self.lake, options, self.query, self.folder, only=self.only)
+        self.evolution = SchemaEvolution(self.lake, self.tables, self.query, self.spark, self.config.table_options())
+
+    def land(self, records: DataFrame, expected: int, batch: int) -> LandedAgain:
+        """Stage the rows that so many records bring into the tables. Raises TableError where they cannot take them."""
+        self.planner.refresh()
+        plan, demands = self.planner.plan(records), Demands()
+        for _ in range(TRIES):
+            plan, landed = self._land(plan, demands, batch)
+            self._check(landed, expected)
+            decision = self.evolution.decide(plan.layout, landed.files, demands, batch)
+            if decision.refused:
+                self.landing.discard(landed)
+                raise TableError(min(self.only), "; ".join(decision.refused))
+            places = {f"{file.target}/{file.table}" for file in landed.files}
+            before, demands = demands, replace(decision.demands, allowed={})  # a table that was there needs no place
+            if not before.differ(demands, places):
+                counted = partitions(landed.counts)
+                refused = sum(keyed(counted, "rejected").values()) + sum(keyed(counted, "quarantined").values())
+                return LandedAgain(decision.commits, total(counted, "read"), refused)
+            self.landing.discard(landed)
+        raise TableError(min(self.only), f"it changed {TRIES} times while rows were landed; who else writes it?")
+
+    def _land(self, plan: Plan, demands: Demands, batch: int) -> tuple[Plan, Landed]:
+        """Land the records, and again while they need schemas that the decoder can fetch."""
+        asked: frozenset[str] = frozenset()
+        while True:
+            landed = self.landing.run(plan, demands, batch)
+            wanted = landed.collected("wanted")
+            if not wanted:
+                return plan, landed
+            self.landing.discard(landed)
+            if not wanted - asked:
+                what = f"the decoder {self.config.decode.part_name} wants what it was asked for"
+                raise TableError(min(self.only), f"{what}: {', '.join(sorted(wanted)[:5])}; nothing was committed")
+            self.planner.refresh(wanted - asked)
+            plan, asked = self.planner.plan(plan.raw), asked | wanted
+
+    def _check(self, landed: Landed, expected: int) -> None:
+        """Refuse what does not balance: records that were not read, rows that are in no file."""
+        if landed.failed:
+            self.landing.discard(landed)
+            raise TableError(min(self.only), next(iter(landed.failed.values())))
+        counted = partitions(landed.counts)
+        files, rows = sum(file.rows for file in landed.files), sum(keyed(counted, "landed").values())
+        if (read := total(counted, "read")) != expected or files != rows:
+            self.landing.discard(landed)
+            what = f"of {expected:,} records {read:,} were read, and {files:,} of {rows:,} rows are in files"
+            raise TableError(min(self.only), f"what was landed does not balance: {what}; nothing was committed")
+
+    def _config(self) -> Config:
+        """Return the configuration with those routes only that may have rows for the tables."""
+        routes = tuple(route for route in self.config.routes if self._brings(route))
+        return self.config.model_copy(update={"bronze": None, "routes": routes, "unmatched": "drop"})
+
+    def _brings(self, route: Route) -> bool:
+        sinks = (sink for sink in route.sinks if isinstance(sink, TableSink))
+        return any(fixed_table(sink) in ("", *self.only) for sink in sinks)
+
+
+@dataclass(frozen=True)
+class GivenTables:
+    """Tables that are opened by a function, in place of a cache."""
+
+    find: Callable[[str], Any]
+
+    def readable(self, tables: Iterable[str]) -> dict[str, Any]:
+        """Return tables by name; None where there is none."""
+        return {name: self.find(name) for name in sorted(tables)}

@@ -1,0 +1,531 @@
+"""Make a table whole again from bronze, beside a running stream: `router repair`.
+
+The table is made anew: the records of all batches up to N, the last in the ledger, are landed once more under the
+current configuration, and one commit replaces the table's content. Batches after N are the stream's, and their rows
+are in the table once:
+
+- A table that can be read: the files of such batches are copied, and the copies are part of the new content. A commit
+  of the stream that comes between only adds to it: its files are not among those that are removed.
+- A table that was dropped, or whose log is damaged, is made with the transaction ids of batch N. What waits for it in
+  the quarantine from batches up to N is in it then; the stream releases what came later.
+
+A transaction id is moved only where the table was behind N. Then this commit and the stream's of a later batch cannot
+both succeed, and whichever is slower begins anew. A log that cannot be read, and the files that it named, are moved
+below `_replaced/` in the lake, never deleted. Killed before its commit, a repair leaves files that nothing refers to.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import uuid
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, Schema, Transaction
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, create_table_with_add_actions
+from pyarrow import fs
+
+from router.delta.commit import (
+    PROPERTIES,
+    StagedFile,
+    add_action,
+    add_columns,
+    row_count,
+    to_arrow,
+    to_arrow_schema,
+    to_delta,
+)
+from router.delta.constraints import unsupported
+from router.delta.file_statistics import statistics
+from router.delta.history import LogCommit, log_commits, log_folder, log_versions
+from router.delta.schema_diff import compare, delta_schema
+from router.delta.upsert import SUPPORTED_PROPERTIES, made_by_spark
+from router.engine import ledger
+from router.engine.checkpoint_store import CheckpointStore
+from router.engine.commit.committers import Committers, finish, only_spark_appends, staged_rows, widen
+from router.engine.explain import fixed_table
+from router.engine.from_bronze import BronzeRecords, FromBronze, GivenTables, LandedAgain
+from router.engine.merge.coordinator import MergedTables
+from router.engine.quarantine import Quarantined, quarantined
+from router.engine.start_checks import alone, locked
+from router.engine.verify import REPAIRED, WrittenDown, done_by, own, places, slashed
+from router.errors import RunningError, StartError, TableError, first_line
+from router.sinks import MergingSink, TableSink
+from router.table_options import TableOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
+
+    from router.config.models import Config
+    from router.delta.lake import Lake
+
+log = logging.getLogger("router")
+TRIES = 20
+WAIT_SECONDS = 120
+"""How long a batch is waited for that is under way while its table is gone."""
+OTHER_IDS = ("release/", "unblock/", "repair")
+"""What the transaction ids of a table begin with, behind the query, that are not those of its batches."""
+REPLACED = "_replaced"
+"""The folder of the lake for what was replaced: no layer, since its name begins with `_`."""
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What a repair did: the table's new version, rows of bronze and of later batches, rows without a place."""
+
+    table: str
+    version: int
+    rows: int
+    later: int
+    refused: int
+    until: int
+    moved: str | None = None
+
+
+@dataclass(frozen=True)
+class LaterBatch:
+    """The files of a batch after N that belong into the new content: their target key, and how they are called now."""
+
+    key: str
+    batch: int
+    files: tuple[StagedFile, ...]
+
+
+@dataclass
+class Repair:
+    """The repair of one table. The decoder must be prepared already.
+
+    `accept` lets it go on where others have changed the table: what they removed comes back, what they added goes.
+    """
+
+    config: Config
+    spark: SparkSession
+    lake: Lake
+    checkpoint: Lake
+    table: str
+    accept: bool = False
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.written = WrittenDown.read(self.config, self.lake, self.checkpoint)
+        self.query = f"{self.config.name}:{self.written.run}"
+        self.store = CheckpointStore(self.checkpoint, self.written.run)
+        self.committers = Committers.of(self.config, self.spark, self.lake)
+        self.seen = -1
+
+    def run(self) -> Repaired:
+        """Make the table whole again. Raises StartError or TableError where it cannot be, before anything changes."""
+        refusal = f"another repair of {self.table} is at work"
+        with locked(self.checkpoint, f"repairs/{self.table}.lock", refusal):
+            self._refuse_other_kinds()
+            handle, damage = self._settled()
+            self.seen = handle.version() if handle is not None else -1
+            self._refuse_changes_of_others()
+            if handle is not None:
+                self._refuse_waiting_rows()
+            records = self._records()
+            old = self._old_files() if damage else []
+            landed = self._landed(records, handle)
+            try:
+                self._refuse_unknown_rows(handle, landed)
+                moved = self._move_aside(old) if damage else None
+                version, later = self._commit(landed)
+            except BaseException:
+                self._discard(landed)
+                raise
+        log.info("%s: repaired, %d rows up to batch %d", self.table, landed.rows, self.written.last)
+        return Repaired(self.table, version, landed.rows, later, landed.refused, self.written.last, moved)
+
+    @property
+    def last(self) -> int:
+        """Return N: the last batch whose rows come from bronze."""
+        return self.written.last
+
+    def _refuse_other_kinds(self) -> None:
+        """Raise StartError for a table that no append sink of the configuration brings rows into."""
+        config, table = self.config, self.table
+        if self.last < 0:
+            raise StartError(f"{config.ledger} has no batch of {config.name}: there is nothing to make {table} of")
+        own = table in (config.bronze_tables() or ()) or table in (config.ledger, config.dead_letters)
+        if own or table.startswith(("outbox.", "quarantine.")):
+            raise StartError(f"{table} is the router's own and cannot be made from bronze; put it back from a copy")
+        sinks = [(f"{route}/{name}", sink) for route, name, sink in config.all_sinks()]
+        for key, sink in sinks:
+            if isinstance(sink, MergingSink) and (
+                fixed_table(sink) == table or table in MergedTables(self.store, key).names
+            ):
+                what = f"{table} keeps one row per key ({key})"
+                raise StartError(f"{what}, which cannot be made from bronze yet; put it back from a copy")
+        if not any(isinstance(sink, TableSink) and fixed_table(sink) in ("", table) for _, sink in sinks):
+            raise StartError(f"no sink of {config.name} brings rows into {table}")
+
+    def _settled(self) -> tuple[DeltaTable | None, bool]:
+        """Return the table, None where there is none or none that can be read, and whether its log is damaged.
+
+        A batch under way may have its rows in what is gone, or just be about to make the table: its end is waited for.
+        """
+        end = time.monotonic() + WAIT_SECONDS
+        while True:
+            handle, damage = self._opened()
+            if handle is not None or not (self._running() and self._pending()):
+                return handle, damage
+            if time.monotonic() > end or self.stop.wait(0.5):
+                raise TableError(self.table, f"batch {self.last + 1} has not ended yet; try again after it")
+            self.written = WrittenDown.read(self.config, self.lake, self.checkpoint)
+
+    def _opened(self) -> tuple[DeltaTable | None, bool]:
+        try:
+            for _ in log_commits(self.lake, self.table, log_versions(self.lake, self.table)):
+                pass
+        except TableError:
+            return None, True
+        try:
+            return self.lake.open(self.table), False
+        except (DeltaError, OSError, ValueError) as error:
+            if self.accept:
+                return None, True
+            what = f"its log is whole and cannot be read all the same: {first_line(error)}"
+            raise TableError(self.table, f"{what}. With --accept it is made anew") from error
+
+    def _refuse_changes_of_others(self) -> None:
+        """Raise TableError where others wrote the table, as far as its log can be read, and nobody accepted it."""
+        found = self._changes_of_others()
+        if found and not self.accept:
+            shown = "; ".join(found[:5])
+            raise TableError(
+                self.table,
+                f"others have changed it: {shown}. With --accept what they removed comes back and what they added goes",
+            )
+
+    def _changes_of_others(self) -> list[str]:
+        read: list[int] = []
+        others: list[LogCommit] = []
+        try:
+            for commit in log_commits(self.lake, self.table, log_versions(self.lake, self.table)):
+                read.append(commit.version)
+                if REPAIRED in commit.notes:
+                    others = []
+                elif commit.changes and not own(self.config.name, commit):
+                    others.append(commit)
+        except TableError:
+            pass  # what is behind a damaged commit is not known
+        return done_by(self.lake, self.table, read, others)
+
+    def _running(self) -> bool:
+        try:
+            with alone(self.checkpoint, self.config.name):
+                return False
+        except RunningError:
+            return True
+
+    def _pending(self) -> bool:
+        """Say whether a manifest after N brings the table rows."""
+        for path in self.store.paths(f"manifests/{self.store.run}"):
+            number = int(path.rpartition("/")[2].removesuffix(".json"))
+            if number > self.last and (manifest := self.store.manifest(number)):
+                works = (work for work in manifest.commits if work.table == self.table)
+                if any(work.place not in manifest.quarantined for work in works):
+                    return True
+        return False
+
+    def _refuse_waiting_rows(self) -> None:
+        rows = sum(found.rows for found in quarantined(self.config, self.lake) if found.place.table == self.table)
+        if rows:
+            raise TableError(
+                self.table,
+                f"{rows:,} rows wait for it in the quarantine, and would be in it twice; see `router quarantine list`",
+            )
+
+    def _records(self) -> BronzeRecords:
+        """Return the records of all batches up to N. Raises StartError where bronze does not have just these."""
+        records = BronzeRecords.until(self.lake, self.config, self.query, self.last)
+        read = 0
+        for (run, key), booked in self.written.ledger.items():
+            if key == "/bronze":
+                read += int(booked.rows[: self.last + 1].sum() if run == self.written.run else booked.rows.sum())
+        if records.rows < read:
+            what = f"{records.table} has {records.rows:,} of the {read:,} records that were read"
+            raise StartError(
+                f"{what}: it does not reach back to the first batch, and {self.table} cannot be made of it"
+            )
+        if records.rows > read:
+            what = f"{records.table} has {records.rows:,} records, and {self.config.ledger} says {read:,} were read"
+            raise StartError(f"{what}: nobody knows which of them {self.table} is to have; verify these two first")
+        return records
+
+    def _landed(self, records: BronzeRecords, handle: DeltaTable | None) -> LandedAgain:
+        only = frozenset({self.table})
+        given = GivenTables(lambda name: handle if name == self.table else None)
+        staging = f"_staged/{self.config.name}" if self.committers.only_spark else None
+        landing = FromBronze(self.config, self.spark, self.lake, self.query, only, given, staging)
+        return landing.land(records.frame(self.spark, self.lake), records.rows, self.last)
+
+    def _refuse_unknown_rows(self, handle: DeltaTable | None, landed: LandedAgain) -> None:
+        """Where a log does not reach back, rows that bronze does not give may be anybody's."""
+        if handle is None or self.accept or log_versions(self.lake, self.table)[:1] in ([0], []):
+            return
+        if (rows := row_count(handle)) > landed.rows + sum(batch.rows for batch in self._since(handle)):
+            what = f"it has {rows:,} rows, and bronze gives {landed.rows:,}; its log does not say who wrote the others"
+            raise TableError(self.table, f"{what}. With --accept they go")
+
+    def _since(self, handle: DeltaTable) -> list[LogCommit]:
+        """Return the commits of batches after N, newest first. Raises TableError where rows came in another way."""
+        found = []
+        for version in reversed(log_versions(self.lake, self.table)):
+            if version > handle.version():
+                continue
+            (commit,) = log_commits(self.lake, self.table, [version])
+            batches = [batch for _, key, batch in self._places(commit) if not key.startswith(OTHER_IDS)]
+            if REPAIRED in commit.notes and max(json.loads(commit.notes[REPAIRED]).values(), default=-1) > self.last:
+                raise TableError(
+                    self.table, f"it was repaired just now; try again when batch {self.last + 1} has ended"
+                )
+            if REPAIRED in commit.notes:
+                continue  # a batch may have come while that repair was at work, and has stayed
+            if batches and max(batches) <= self.last:
+                break
+            if batches and commit.rows:
+                found.append(commit)
+            elif commit.rows and version > self.seen and own(self.config.name, commit):
+                raise TableError(self.table, "rows left the quarantine for it meanwhile; repair it again")
+        return found
+
+    def _places(self, commit: LogCommit) -> Iterator[tuple[str, str, int]]:
+        """Yield run, target key and batch of what a commit of the current run brought."""
+        return (place for place in places(self.config.name, self.table, commit) if place[0] == self.written.run)
+
+    def _old_files(self) -> list[str]:
+        """Return the files in a damaged table's folder that no batch after N has staged."""
+        folder = self.table.replace(".", "/")
+        found = self.lake.files.get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True))
+        names = [entry.path for entry in found if entry.type is fs.FileType.File]
+        return sorted(name for name in names if not self._later(name.removeprefix(f"{folder}/")))
+
+    def _later(self, name: str) -> bool:
+        number = name.removeprefix("part-")[:10]
+        return name.startswith("part-") and number.isdecimal() and len(number) == 10 and int(number) > self.last
+
+    def _move_aside(self, old: list[str]) -> str:
+        """Move a damaged log, then the files that it may name, out of the layer; return where they are."""
+        files, stamp = self.lake.files, f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S%fZ}"
+        folder, place = self.table.replace(".", "/"), f"{REPLACED}/{self.table}-{stamp}"
+        if self.lake.local:  # at once: a table with half a log is another table
+            files.create_dir(place, recursive=True)
+            files.move(log_folder(self.table), f"{place}/_delta_log")
+        for path in old:
+            if files.get_file_info(path).type is fs.FileType.File:
+                moved = f"{place}/{path.removeprefix(f'{folder}/')}"
+                files.create_dir(moved.rpartition("/")[0], recursive=True)
+                files.move(path, moved)
+        log.warning("%s: its log could not be read; it is in %s/%s now", self.table, self.lake.root, place)
+        return f"{self.lake.root}/{place}"
+
+    def _commit(self, landed: LandedAgain) -> tuple[int, int]:
+        """Replace the content of the table, again while other writers are faster; return version and later rows."""
+        for attempt in range(TRIES):
+            handle = self.lake.open(self.table)
+            later: list[LaterBatch] = []
+            try:
+                if self._needs_spark(landed, handle):
+                    return self._replace_with_spark(landed, handle), 0
+                waited = self._waited() if handle is None else []
+                if handle is None:
+                    self._create(landed, waited)
+                else:
+                    self._refuse_changes_of_others()
+                    self._grow(landed, handle)
+                    later = [self._copied(commit) for commit in self._since(handle)]  # of just this version
+                    self._replace(landed, later, handle)
+            except (DeltaError, OSError) as error:
+                for path in (file.path for one in later for file in one.files):
+                    self.lake.delete(path)
+                if attempt == TRIES - 1:
+                    raise TableError(self.table, f"the repair could not be committed: {error}") from error
+                log.info("%s: another writer was faster, trying again", self.table)
+                continue
+            self._book(waited)
+            done = self.lake.open(self.table)
+            assert done is not None  # it was committed
+            return done.version(), sum(file.rows for one in later for file in one.files)
+        raise AssertionError  # the last try raises
+
+    def _needs_spark(self, landed: LandedAgain, handle: DeltaTable | None) -> bool:
+        if self.committers.only_spark or any(work.widened for work in landed.commits):
+            return True
+        if handle is None:
+            return False
+        return bool(unsupported(handle)) or any(only_spark_appends(handle, work) for work in landed.commits)
+
+    def _create(self, landed: LandedAgain, waited: list[Quarantined]) -> None:
+        if not landed.commits:
+            raise TableError(self.table, "bronze has no row for it")
+        schemas = [to_arrow_schema(work.columns) for work in landed.commits]
+        options = self.committers.options.get(landed.commits[0].target, TableOptions())
+        known = {name: value for name, value in options.properties.items() if name.startswith(SUPPORTED_PROPERTIES)}
+        if any(file.partition.keys() != {*options.partition_by} for work in landed.commits for file in work.files):
+            raise TableError(self.table, "its sinks divide it in different ways (`partition_by`); let them agree")
+        create_table_with_add_actions(
+            self.lake.address(self.table),
+            Schema.from_json(to_delta(pa.unify_schemas(schemas, promote_options="permissive"))),
+            self._adds(landed, []),
+            mode="error",
+            partition_by=[*options.partition_by],
+            description=options.comment,
+            configuration={**PROPERTIES, **known},
+            commit_properties=self._properties(landed, [], None, self._releases(waited)),
+            storage_options=self.lake.options or None,
+        )
+        if made_by_spark(options):
+            finish(self.spark.newSession(), self.lake.address(self.table), options)
+
+    def _grow(self, landed: LandedAgain, handle: DeltaTable) -> None:
+        """Give the table the columns that it lacks. Raises TableError where the staged files do not fit it any more."""
+        for work in landed.commits:
+            change = compare(delta_schema(to_arrow(handle)), to_arrow_schema(work.columns))
+            if change.cast or change.conflicts or change.widened:
+                raise TableError(self.table, "its columns have changed while it was repaired; repair it again")
+            if change.added:
+                add_columns(handle, to_delta(pa.schema(list(change.added))))
+
+    def _replace(self, landed: LandedAgain, later: list[LaterBatch], handle: DeltaTable) -> None:
+        handle.create_write_transaction(
+            [*self._adds(landed, later)],
+            mode="overwrite",
+            schema=handle.schema(),
+            partition_by=[],
+            commit_properties=self._properties(landed, later, handle, {}),
+        )
+
+    def _adds(self, landed: LandedAgain, later: list[LaterBatch]) -> list[AddAction]:
+        files = [file for work in landed.commits for file in work.files]
+        return [add_action(file) for file in (*files, *(file for one in later for file in one.files))]
+
+    def _properties(
+        self, landed: LandedAgain, later: list[LaterBatch], handle: DeltaTable | None, more: dict[str, int]
+    ) -> CommitProperties:
+        """Return notes and transaction ids: its own, those of the stream that were behind, and more."""
+        ends = self._ends(landed, later, handle)
+        ids = {f"{self.query}/repair/{self.table}": int(time.time()), **more}
+        for key, batch in ends.items():
+            have = self._have(key, handle)
+            if have is None or have < batch:
+                ids[self._app_id(key)] = batch
+        transactions = [Transaction(name, version) for name, version in ids.items()]
+        return CommitProperties(custom_metadata=self._notes(ends), app_transactions=transactions)
+
+    def _ends(self, landed: LandedAgain, later: list[LaterBatch], handle: DeltaTable | None) -> dict[str, int]:
+        """Return the last batch that the new content has, by target key."""
+        keys = {work.target for work in landed.commits} | {
+            key for key in self._keys() if self._have(key, handle) is not None
+        }
+        ends = {key: max(self.last, self._have(key, handle) or 0) for key in keys}
+        for one in later:
+            ends[one.key] = max(one.batch, ends.get(one.key, -1))
+        return ends
+
+    def _keys(self) -> Iterator[str]:
+        return (f"{route}/{name}" for route, name, sink in self.config.all_sinks() if isinstance(sink, TableSink))
+
+    def _have(self, key: str, handle: DeltaTable | None) -> int | None:
+        return handle.transaction_version(self._app_id(key)) if handle is not None else None
+
+    def _app_id(self, key: str) -> str:
+        return f"{self.query}{slashed(key)}/{self.table}"
+
+    def _waited(self) -> list[Quarantined]:
+        """Return what waits in the quarantine for a table that is made anew."""
+        return [found for found in quarantined(self.config, self.lake) if found.place.table == self.table]
+
+    def _releases(self, waited: list[Quarantined]) -> dict[str, int]:
+        """Return the ids of releases that say which quarantined rows are in the table now: those of bronze."""
+        return {
+            found.place.app_id(query, blocked=found.cause is not None): self._until(query, batch)
+            for found in waited
+            for query, batch in found.upto.items()
+        }
+
+    def _until(self, query: str, batch: int) -> int:
+        return min(batch, self.last) if query == self.query else batch
+
+    def _book(self, waited: list[Quarantined]) -> None:
+        """Delete the quarantined rows that are in the table now, and note in the ledger that they were released."""
+        try:
+            self._release(waited)
+        except (DeltaError, OSError, TableError) as error:  # the table says by its ids that it has them
+            log.warning("%s: its rows are still in the quarantine, too: %s", self.table, first_line(error))
+
+    def _release(self, waited: list[Quarantined]) -> None:
+        for found in waited:
+            cause = f"_cause IS {'NOT ' if found.cause is not None else ''}NULL"
+            for query, batch in found.upto.items():
+                last, handle = self._until(query, batch), self.lake.open(found.quarantine)
+                assert handle is not None  # it has rows
+                mine = f"_table = '{self.table}' AND _query = '{query}' AND _batch_id <= {last}"
+                there = "_cause" in {column.name for column in handle.schema().fields}
+                rows = handle.delete(f"{mine} AND {cause}" if there else mine)["num_deleted_rows"]
+                name, _, run = query.rpartition(":")
+                row = {"query": name, "run": run, "batch_id": last, "released": rows}
+                row |= {"route": found.place.route, "sink": found.place.sink}
+                entry = ledger.LedgerEntry(self.config.ledger, f"{query}/ledger/repair/{found.place}", last)
+                ledger.append(self.committers, entry, [row])
+
+    def _notes(self, ends: dict[str, int]) -> dict[str, str]:
+        return {"router.query": self.query, REPAIRED: json.dumps(ends)}
+
+    def _copied(self, commit: LogCommit) -> LaterBatch:
+        """Copy the files of a commit: one version cannot both remove a file and add it."""
+        ((_, key, batch), *_) = self._places(commit)
+        folder = self.table.replace(".", "/")
+        files = []
+        for file in commit.added:
+            path = f"{folder}/part-{batch:010d}-copied-{uuid.uuid4()}.parquet"
+            self.lake.files.copy_file(f"{folder}/{file.path}", path)
+            self.lake.sync(path)
+            with self.lake.files.open_input_file(path) as source:
+                footer, size = pq.ParquetFile(source).metadata, source.size()
+            columns = tuple(footer.schema.to_arrow_schema().names)
+            files.append(StagedFile(key, self.table, path, size, footer.num_rows, columns, statistics(footer)))
+        return LaterBatch(key, batch, tuple(files))
+
+    def _replace_with_spark(self, landed: LandedAgain, handle: DeltaTable | None) -> int:
+        """Overwrite the table through Delta on Spark; only without a stream, whose commits it would take for old."""
+        if self._running() or self._pending() or (handle is not None and self._since(handle)) or self._waited():
+            what = "it needs Delta on Spark, which cannot replace it beside the stream"
+            raise TableError(self.table, f"{what}; end the stream with a whole batch, then repair it")
+        ends = self._ends(landed, [], handle)
+        behind = [key for key, end in ends.items() if (have := self._have(key, handle)) is None or have < end]
+        if len(behind) > 1:
+            raise TableError(self.table, f"Delta on Spark notes one sink at a time, and {', '.join(behind)} write it")
+        session, address = self.spark.newSession(), self.lake.address(self.table)
+        rows = None
+        for work in landed.commits:
+            if work.widened:
+                widen(session, address, work.widened)
+            part = staged_rows(session, self.lake, work)
+            rows = part if rows is None else rows.unionByName(part, allowMissingColumns=True)
+        if rows is None:
+            raise TableError(self.table, "bronze has no row for it")
+        app_id, version = (self._app_id(behind[0]), self.last) if behind else (f"{self.query}/repair", int(time.time()))
+        writer = rows.write.format("delta").mode("overwrite").option("mergeSchema", "true")
+        writer = writer.option("txnAppId", app_id).option("txnVersion", version)
+        try:
+            writer.option("userMetadata", json.dumps(self._notes(ends))).save(address)
+        except Exception as error:  # whatever Spark raises
+            raise TableError(self.table, f"the repair could not be committed: {error}") from error
+        self._discard(landed)
+        done = self.lake.open(self.table)
+        return done.version() if done is not None else 0
+
+    def _discard(self, landed: LandedAgain) -> None:
+        for file in (file for work in landed.commits for file in work.files):
+            self.lake.delete(file.path)

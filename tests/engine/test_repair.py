@@ -1,0 +1,364 @@
+"""Damaged tables are made whole again from bronze, and hold every row once, also beside a stream."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from router.config.models import Route
+from router.engine.from_bronze import FromBronze
+from router.engine.quarantine import quarantined, try_now
+from router.engine.repair import Repair, Repaired
+from router.engine.start_checks import alone
+from router.engine.table_states import table_states
+from router.engine.verify import Verification
+from router.errors import StartError, TableError
+from router_decoders import Json
+from router_rules import Sql
+from router_sinks import Delta, Tables, Upsert
+from tests.engine import scenarios
+from tests.engine.conftest import COMMITS
+from tests.engine.query import RUN, Query, multiset, records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from tests.engine.conftest import MakeQuery
+
+GAMES = ("uno", "go", "rummy", "poker", "euchre")
+
+
+def batch(number: int) -> pa.Table:
+    """Return records for every game, with a column that comes later, and one that nobody can decode."""
+    events: list[Any] = [
+        {"game": game, "id": number * 10 + n, **({"bonus": 0.5} if number else {})} for game in GAMES for n in range(3)
+    ]
+    return records([*events, b"garbage"], first=number * 100)
+
+
+def begun(make_query: MakeQuery, folder: Path, batches: int = 3) -> Query:
+    sinks = (Tables(table="silver.{event.game}"), Delta(table="gold.all"))
+    routes = (
+        Route(name="all", match=Sql(where="true"), sinks=sinks),
+        Route(
+            name="profiles", match=Sql(where="event.id > 0"), sinks=(Upsert(table="silver.ids", keys=("event.id",)),)
+        ),
+    )
+    decode = Json(schema="game string, id int, bonus double")
+    query = make_query(folder, decode=decode, bronze="bronze.events", routes=routes)
+    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    for number in range(batches):
+        query.take(batch(number))
+    return query
+
+
+def repaired(query: Query, spark: SparkSession, table: str, *, accept: bool = False) -> Repaired:
+    return Repair(query.config, spark.newSession(), query.lake, query.store.checkpoint, table, accept).run()
+
+
+def wrong(query: Query) -> dict[str, list[str]]:
+    return {audit.table: audit.problems for audit in Verification.of(query.config).audits() if audit.problems}
+
+
+def ids(query: Query, game: str) -> list[int]:
+    return sorted(row["id"] for row in query.rows(f"silver.{game}"))
+
+
+def expected(batches: int) -> list[int]:
+    return [number * 10 + n for number in range(batches) for n in range(3)]
+
+
+def path(query: Query, table: str) -> Path:
+    return Path(query.lake.root, table.replace(".", "/"))
+
+
+def logs(query: Query, table: str) -> list[Path]:
+    return sorted((path(query, table) / "_delta_log").glob("*.json"))
+
+
+def lose_a_file(query: Query) -> None:
+    sorted(path(query, "silver.uno").glob("*.parquet"))[1].unlink()
+
+
+def cut_the_log(query: Query) -> None:
+    newest = logs(query, "silver.go")[-1]
+    newest.write_bytes(newest.read_bytes()[:200])
+
+
+def drop(query: Query) -> None:
+    shutil.rmtree(path(query, "silver.rummy"))
+
+
+def put_an_older_copy_back(query: Query) -> None:
+    for log in logs(query, "silver.poker")[-2:]:
+        log.unlink()
+
+
+def delete_rows(query: Query) -> None:
+    DeltaTable(path(query, "silver.euchre")).delete("id < 2")
+
+
+@pytest.fixture(scope="module")
+def whole(make_query: MakeQuery, tmp_path_factory: pytest.TempPathFactory) -> Query:
+    """Return a query of three batches whose tables nobody harms."""
+    return begun(make_query, tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture
+def query(whole: Query, make_query: MakeQuery, tmp_path: Path) -> Query:
+    """Return the query on a copy of its lake."""
+    folder = tmp_path / "copy"
+    shutil.copytree(whole.folder, folder)
+    copied = begun(make_query, folder, batches=0)
+    copied.taken.update(whole.taken)
+    return copied
+
+
+def test_every_harmed_table_is_named_and_made_whole(query: Query, whole: Query, spark: SparkSession) -> None:
+    """Without it somebody writes a notebook at night, and doubles or loses rows."""
+    for harm in (lose_a_file, cut_the_log, drop, put_an_older_copy_back, delete_rows):
+        harm(query)
+    assert set(wrong(query)) == {f"silver.{game}" for game in GAMES}
+
+    with pytest.raises(TableError, match="DELETE by delta-rs"):
+        repaired(query, spark, "silver.euchre")
+    done = {game: repaired(query, spark, f"silver.{game}", accept=game == "euchre") for game in GAMES}
+
+    assert wrong(query) == {}
+    assert {game: (one.rows, one.later) for game, one in done.items()} == dict.fromkeys(GAMES, (9, 0))
+    for table in whole.tables():
+        assert multiset(query, table) == multiset(whole, table), table
+    assert [game for game, one in done.items() if one.moved] == ["go"]
+    assert (Path(done["go"].moved or "") / "_delta_log").is_dir()
+    assert query.tables() == whole.tables()
+
+    query.take(batch(3))
+    assert {table: len(query.rows(f"silver.{table}")) for table in GAMES} == dict.fromkeys(GAMES, 12)
+    assert wrong(query) == {}
+
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Do something between the landing of a repair and its commit."""
+
+    def meanwhile(work: Callable[[], object]) -> None:
+        land = FromBronze.land
+
+        def landed(*arguments: Any) -> Any:
+            found = land(*arguments)
+            work()
+            return found
+
+        monkeypatch.setattr(FromBronze, "land", landed)
+
+    return meanwhile
+
+
+def test_batches_that_come_meanwhile_are_there_once(
+    query: Query, spark: SparkSession, meanwhile: Callable[..., None]
+) -> None:
+    """A repair takes minutes, and the stream does not wait for it."""
+    lose_a_file(query)
+    put_an_older_copy_back(query)
+    meanwhile(lambda: query.take(batch(len(query.taken))))
+    done = [repaired(query, spark, "silver.uno"), repaired(query, spark, "silver.poker")]
+
+    assert [(one.rows, one.later) for one in done] == [(9, 3), (12, 3)]
+    for game in ("uno", "poker", "go"):
+        assert sorted(row["id"] for row in query.rows(f"silver.{game}")) == [
+            n * 10 + i for n in range(5) for i in range(3)
+        ]
+    assert wrong(query) == {}
+
+
+@pytest.mark.slow
+def test_a_commit_of_the_stream_in_the_last_moment_is_kept(
+    query: Query, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is replaced as it was a moment ago: what came since must stay, and the one behind must not jump it."""
+    lose_a_file(query)
+    put_an_older_copy_back(query)
+    drop(query)
+    for name in ("_replace", "_create"):
+        commit, done = getattr(Repair, name), list[str]()
+
+        def late(self: Repair, *arguments: Any, commit: Any = commit, done: list[str] = done) -> Any:
+            if self.table not in done:
+                done.append(self.table)
+                query.take(batch(len(query.taken)))
+            return commit(self, *arguments)
+
+        monkeypatch.setattr(Repair, name, late)
+    for game in ("uno", "poker", "rummy"):
+        repaired(query, spark, f"silver.{game}")
+
+    for game in GAMES:
+        assert ids(query, game) == expected(len(query.taken))
+    assert wrong(query) == {}
+
+
+def test_what_cannot_be_repaired_is_refused(query: Query, spark: SparkSession) -> None:
+    """Without it a repair makes of too little, or of too much, what looks like a whole table."""
+    refused: dict[str, tuple[type[Exception], str]] = {
+        "bronze.events": (StartError, "the router's own"),
+        "ops.ledger": (StartError, "the router's own"),
+        "silver.ids": (StartError, "one row per key"),
+    }
+    for table, (error, what) in refused.items():
+        with pytest.raises(error, match=what):
+            repaired(query, spark, table)
+    write_deltalake(
+        path(query, "silver.go"), pa.table({"id": pa.array([77], pa.int32())}), mode="append", schema_mode="merge"
+    )
+    with pytest.raises(TableError, match="added 1 rows"):
+        repaired(query, spark, "silver.go")
+    DeltaTable(path(query, "bronze.events")).delete("batch_id = 0")
+    with pytest.raises(StartError, match="does not reach back to the first batch"):
+        repaired(query, spark, "silver.uno")
+    query = query.restarted(bronze=None)
+    with pytest.raises(StartError, match="has no bronze"):
+        repaired(query, spark, "silver.uno")
+
+
+def scenes() -> list[Any]:
+    """Return the scenarios that keep their configuration: a repair goes by the one of today."""
+    kept = [scenario for scenario in scenarios.ALL if scenario is not scenarios.evolution]
+    return [pytest.param(one, commit, id=f"{one.__name__}-{commit}") for one in kept for commit in COMMITS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scenario", "commit"), scenes())
+def test_a_repair_writes_what_the_batches_wrote(
+    make_query: MakeQuery, spark: SparkSession, tmp_path: Path, scenario: scenarios.Scenario, commit: str
+) -> None:
+    """Without it a repair is a second way from bytes to a table, with an opinion of its own."""
+
+    def with_bronze(folder: Path, **settings: Any) -> Query:
+        return make_query(folder, **{"bronze": "bronze.all", **settings})
+
+    query = scenario(with_bronze, tmp_path, commit)
+    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    own = {query.config.dead_letters, query.config.ledger, query.config.bronze}
+    tables = [table for table in query.tables() if table not in own and not table.startswith("outbox.")]
+    before = {table: multiset(query, table) for table in (*tables, query.config.dead_letters, "ops.ledger")}
+    for table in tables:
+        repaired(query, spark, table)
+
+    assert {table: multiset(query, table) for table in before} == before
+    assert wrong(query) == {}
+
+
+@pytest.mark.slow
+def test_two_sinks_of_one_table_are_repaired_beside_the_stream(
+    make_query: MakeQuery, spark: SparkSession, tmp_path: Path, meanwhile: Callable[..., None]
+) -> None:
+    """Each of them has a transaction id of its own, and a batch that comes meanwhile has rows of both."""
+
+    def with_bronze(folder: Path, **settings: Any) -> Query:
+        return make_query(folder, **{"bronze": "bronze.all", **settings})
+
+    whole, query = (scenarios.shared(with_bronze, tmp_path / name, "auto") for name in ("whole", "harmed"))
+    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    more = [{"id": 301, "kind": "number", "n": 1}, {"id": 302, "kind": "text", "n": 2}, {"id": 303, "kind": "both"}]
+    whole.take(records(more, first=300))
+    sorted(path(query, "silver.shared").glob("*.parquet"))[0].unlink()
+    meanwhile(lambda: query.take(records(more, first=300)))
+    done = repaired(query, spark, "silver.shared")
+
+    assert done.later > 0
+    assert multiset(query, "silver.shared") == multiset(whole, "silver.shared")
+    assert wrong(query) == {}
+
+
+@pytest.mark.slow
+def test_quarantined_rows_are_in_a_table_once(make_query: MakeQuery, spark: SparkSession, tmp_path: Path) -> None:
+    """Bronze has the records of rows that wait, too: they must not come with it and with their release."""
+    sinks = (Tables(table="silver.{event.game}", evolution="quarantine"),)
+    routes = (Route(name="all", match=Sql(where="true"), sinks=sinks),)
+    query = make_query(tmp_path, decode=Json(schema="game string, id int"), bronze="bronze.events", routes=routes)
+    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    query.take(records([{"game": "uno", "id": 1}]))
+    query = query.restarted(decode=Json(schema="game string, id int, bonus double"))
+    query.take(records([{"game": "uno", "id": 2}, {"game": "uno", "id": 3, "bonus": 0.5}], first=100))
+    with pytest.raises(TableError, match="1 rows wait for it in the quarantine"):
+        repaired(query, spark, "silver.uno")
+    shutil.rmtree(path(query, "silver.uno"))
+    repaired(query, spark, "silver.uno")
+
+    assert ids(query, "uno") == [1, 2, 3]
+    assert quarantined(query.config, query.lake) == []
+    query.take(records([{"game": "uno", "id": 4, "bonus": 1.5}], first=200))
+    assert ids(query, "uno") == [1, 2, 3, 4]
+    assert wrong(query) == {}
+
+
+def test_a_table_for_spark_is_not_replaced_beside_the_stream(query: Query, spark: SparkSession) -> None:
+    """Delta on Spark would take what the stream commits meanwhile for old."""
+    DeltaTable(path(query, "silver.uno")).alter.add_constraint({"small": "id < 1000"})
+    with alone(query.store.checkpoint, "games"), pytest.raises(TableError, match="end the stream"):
+        repaired(query, spark, "silver.uno")
+    assert ids(query, "uno") == expected(3)
+    repaired(query, spark, "silver.uno")
+
+    assert ids(query, "uno") == expected(3)
+    assert wrong(query) == {}
+
+
+def test_a_damaged_table_is_repaired_while_its_rows_go_to_the_quarantine(
+    query: Query, spark: SparkSession, meanwhile: Callable[..., None]
+) -> None:
+    """The stream keeps the rows of a table that it cannot read: what bronze gives must not be released again."""
+    cut_the_log(query)
+    query.take(batch(3))
+    meanwhile(lambda: query.take(batch(4)))
+    assert {one.table: one.state for one in table_states(query.config)}["silver.go"] == "unreadable"
+    done = repaired(query, spark, "silver.go")
+    assert (done.rows, ids(query, "go")) == (12, expected(4))
+    for found in quarantined(query.config, query.lake):
+        try_now(query.store, found)
+    query.take(batch(5))
+    query.take(batch(6))
+
+    for game in GAMES:
+        assert ids(query, game) == expected(7)
+    assert quarantined(query.config, query.lake) == []
+    assert wrong(query) == {}
+
+
+@pytest.mark.slow
+def test_a_divided_table_is_made_whole_of_the_bronze_of_several_topics(
+    make_query: MakeQuery, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Without it the records of all topics but one are missing, or the columns that divide a table are empty."""
+    sinks = (Delta(table="gold.all", partition_by=("game",), comment="all of it"),)
+    routes = (Route(name="all", match=Sql(where="true"), sinks=sinks),)
+    settings = {"bronze": "bronze.{topic}", "decode": Json(schema="game string, id int"), "routes": routes}
+    query = make_query(tmp_path, **settings)
+    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    for number, topics in enumerate((["a-b", "c"], ["c", "d.e"])):
+        rows = records([{"game": "uno", "id": number}, {"game": "go", "id": number}], first=number * 100)
+        query.take(rows.set_column(rows.schema.get_field_index("topic"), "topic", pa.array(topics)))
+    content = multiset(query, "gold.all")
+    assert wrong(query) == {}
+
+    for damage in (
+        lambda: shutil.rmtree(path(query, "gold.all")),
+        lambda: next(path(query, "gold.all").glob("*.parquet")).unlink(),
+    ):
+        damage()
+        query.contents.clear()
+        assert wrong(query).keys() >= {"gold.all"}
+        repaired(query, spark, "gold.all")
+        query.contents.clear()
+        assert multiset(query, "gold.all") == content
+        assert wrong(query) == {}
+        assert query.open("gold.all").metadata().partition_columns == ["game"]
+        assert query.open("gold.all").metadata().description == "all of it"
