@@ -32,11 +32,14 @@ def printable(text: str) -> str:
 def first_line(error: BaseException | None) -> str:
     """Return the first line of an error's message, cut off where it is too long for a log.
 
-    Of what a Python task raised that is the last line of its traceback: before it stand Spark's words only.
+    Of what a Python task raised that is the last line of its traceback, and of what the JVM raised its second line:
+    before them stand words of Spark and Py4J only.
     """
     lines = (str(error).strip() or type(error).__name__).split("JVM stacktrace")[0].strip().splitlines()
-    at = -1 if any(line.startswith("Traceback (most recent call last)") for line in lines) else 0
-    return lines[at].strip()[:300]
+    if any(line.startswith("Traceback (most recent call last)") for line in lines):
+        return lines[-1].strip()[:300]
+    by_py4j = lines[0].startswith("An error occurred while calling") and len(lines) > 1
+    return lines[1 if by_py4j else 0].strip(": \t")[:300]
 
 
 @dataclass(frozen=True)

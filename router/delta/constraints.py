@@ -21,6 +21,8 @@ KEPT = {"appendOnly", "changeDataFeed", "deletionVectors", "timestampNtz"}
 """Features that an append of staged files by delta-rs keeps, in use or not."""
 ALLOWED = {"invariants", "checkConstraints", "generatedColumns"}
 """Features that a table may have without using them: `MARKS` and its properties say whether it does."""
+IDENTITY_COLUMNS = 6
+"""The writer version that means identity columns without a list of features; delta-rs refuses to write it."""
 NEWEST = 3, 7
 """The newest reader and writer version of the protocol: what a later one demands is not known."""
 CHECK = "delta.constraints."
@@ -43,6 +45,8 @@ def unsupported(table: DeltaTable) -> set[str]:
     found = {*(protocol.writer_features or ()), *(protocol.reader_features or ())} - KEPT - ALLOWED
     if protocol.min_reader_version > NEWEST[0] or protocol.min_writer_version > NEWEST[1]:
         found.add(f"protocol {protocol.min_reader_version}, {protocol.min_writer_version}")
+    if protocol.min_writer_version == IDENTITY_COLUMNS:
+        found.add("identityColumns")
     if metadata.configuration.get("delta.columnMapping.mode", "none") != "none":
         found.add("columnMapping")
     if any(key.startswith(CHECK) for key in metadata.configuration):
@@ -76,6 +80,12 @@ def constraints(schema: str, configuration: Mapping[str, str]) -> dict[str, str]
             sql = json.loads(metadata[INVARIANT])["expression"]["expression"]
             found[f"the invariant of column {name} ({sql})"] = sql
     return found
+
+
+def computed(schema: str) -> set[str]:
+    """Return the columns of a Delta schema (JSON) that Delta fills itself: generated and identity columns."""
+    marks = "delta.generationExpression", "delta.identity.start"
+    return {field["name"] for field in json.loads(schema)["fields"] if {*marks} & (field.get("metadata") or {}).keys()}
 
 
 def _fields(kind: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:

@@ -18,6 +18,20 @@ class Justified:
 # fmt: off
 JUSTIFIED = (
     Justified(
+        'quarantine',
+        'Released rows leave the quarantine, so that it does not grow for ever.',
+        gone=(
+            'quarantine.games__all__tables | {"_table": "silver.old", "_query": "games:run-1", "_batch_id": 1, "_topic": "events", "_partition": 0, "_offset": 3, "_timestamp": "2026-01-01T13:00:01.123456+00:00", "_key": "b:key 1", "game": "old", "id": 3, "inner": {"x": 3, "z": "new"}}',
+            'quarantine.games__all__tables | {"_table": "silver.old", "_query": "games:run-1", "_batch_id": 1, "_topic": "events", "_partition": 0, "_offset": 4, "_timestamp": "2026-01-01T13:00:02.123456+00:00", "_key": "b:key 2", "game": "old", "id": 4, "rounds": [{"n": 4, "card": null}, null, {"n": 5, "card": "new"}]}',
+            'quarantine.games__all__tables | {"_table": "silver.old", "_query": "games:run-1", "_batch_id": 1, "_topic": "events", "_partition": 0, "_offset": 5, "_timestamp": "2026-01-01T13:00:03.123456+00:00", "_key": "b:key 3", "game": "old", "id": 1099511627776}',
+            'quarantine.games__all__tables | {"_table": "silver.old", "_query": "games:run-1", "_batch_id": 1, "_topic": "events", "_partition": 0, "_offset": 7, "_timestamp": "2026-01-01T13:00:05.123456+00:00", "_key": "b:key 5", "game": "old", "id": 6, "bonus": 0.5}',
+            'quarantine.games__all__tables | {"_table": "silver.old", "_query": "games:run-1", "_batch_id": 1, "_topic": "events", "_partition": 0, "_offset": 8, "_timestamp": "2026-01-01T13:00:06.123456+00:00", "_key": "b:key 6", "game": "old", "id": 1099511627777, "bonus": 8.5}',
+            'quarantine.games__all__tables | {"_table": "silver.old", "_query": "games:run-1", "_batch_id": 2, "_topic": "events", "_partition": 0, "_offset": 9, "_timestamp": "2026-01-01T14:00:00.123456+00:00", "_key": "b:key 0", "game": "old", "id": 7, "bonus": 7.5}',
+            'quarantine.games__all__tables | {"_table": "silver.old", "_query": "games:run-1", "_batch_id": 3, "_topic": "events", "_partition": 0, "_offset": 12, "_timestamp": "2026-01-01T15:00:01.123456+00:00", "_key": "b:key 1", "game": "old", "id": 9, "extra": "more"}',
+            'quarantine.games__all__tables | {"_table": "silver.old", "_query": "games:run-1", "_batch_id": 4, "_topic": "events", "_partition": 0, "_offset": 14, "_timestamp": "2026-01-01T16:00:01.123456+00:00", "_key": "b:key 1", "game": "old", "id": 9, "extra": "more"}',
+        ),
+    ),
+    Justified(
         'json_every_type',
         'A text that ends within a value, or is nested deeper than the limit, is not JSON: from_json told of what it had read before.',
         gone=(

@@ -27,6 +27,7 @@ from router.columns import holds, quoted
 from router.delta import row_versions
 from router.delta.casting import cast_to
 from router.delta.commit import conflict_error, has_transaction, retry_on_conflict, to_arrow, to_delta
+from router.delta.constraints import computed
 from router.delta.row_checks import EvolutionForbidden, check_rows, own_names, refuse_lost_keys, wanted_schema
 from router.delta.row_order import DELETED, HELD, REFUSED, SINCE, comparable, keys_and_order
 from router.delta.row_versions import versions_schema
@@ -208,10 +209,11 @@ class TableMerge:
         create_with_spark(self.spark.newSession(), self.address, schema, self.work.keyed)
 
     def _add(self, handle: deltalake.DeltaTable, columns: list[pa.Field]) -> None:
-        """Add columns with a commit of no rows; that of a partitioned table must name a partition."""
-        named = {column.name for column in columns}
-        divided = [name for name in handle.metadata().partition_columns if name not in named]
-        schema = pa.schema([*columns, *(to_arrow(handle).field(name) for name in divided)])
+        """Add columns with a commit of no rows; it must name partitions, and what generated columns are made of."""
+        own = computed(handle.schema().to_json())
+        kept = to_arrow(handle).names if own else handle.metadata().partition_columns
+        left = [name for name in kept if name not in own | {column.name for column in columns}]
+        schema = pa.schema([*columns, *(to_arrow(handle).field(name) for name in left)])
         self._append(self.spark.createDataFrame([], spark_schema(schema)), self.address)
 
     def _decided(self, asked: DecisionInput, *, again: bool) -> DataFrame:
