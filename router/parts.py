@@ -89,13 +89,14 @@ class Preparation:
 
     `folder` is the configuration's folder, `refresh` says that cached files (an inferred schema) are to be made
     again, `sample(rows)` reads that many raw records (columns of `RAW_SCHEMA`) from the source, `memory` outlives the
-    process.
+    process. In a `debug` run the files that real runs go by stay as they are.
     """
 
     folder: Path
     refresh: bool
     sample: Callable[[int], DataFrame]
     memory: Memory
+    debug: bool = False
 
 
 class Decoder(Part, ABC):

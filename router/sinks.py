@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Evolution = Literal["evolve", "freeze", "quarantine", "fail"]
 """What becomes of rows with fields that their table has no place for."""
+Widening = Literal["rewrite", "feature"]
+"""How columns of a table become wider."""
 
 
 class Sink(Part, ABC):
@@ -54,6 +56,12 @@ class TableSink(TableOptions, Sink, ABC):
         description="what becomes of rows with fields that their table has no place for. `evolve`: it gains them; "
         "`freeze`: rows land without them and are counted; `quarantine`: these rows stay there until `router "
         "approve` lets the table gain them; `fail`: the stream stops, and nothing of the batch is committed",
+    )
+    widening: Widening = Field(
+        default="rewrite",
+        description="how a column becomes wider, as int becomes bigint. `rewrite`: a table that the router made, of at "
+        "most 1 GiB, is rewritten once; any other keeps its types, and a row with a value that does not fit is a dead "
+        "letter; `feature`: any other gets Delta's type widening, with which delta-rs, and so polars, cannot read it",
     )
 
     @abstractmethod
@@ -89,9 +97,10 @@ class KeyedTable:
     of its own, from `valid_from` up to `valid_to`. A row that comes back after a deletion is a new one.
 
     `evolution`: what becomes of rows whose columns the table does not have. They change it (`evolve`), are refused
-    (`freeze`), or stop the stream (`fail`). `partition_by` or `cluster_by`, `properties`, `comment` and the `comments`
-    of columns are for tables and columns that are made. A table that was merged into and is gone is made anew
-    (`dropped: remake`), or its rows wait until it is back.
+    (`freeze`), or stop the stream (`fail`). `widening` says how a column of theirs becomes wider: see TableSink.
+    `partition_by` or `cluster_by`, `properties`, `comment` and the `comments` of columns are for tables and columns
+    that are made. A table that was merged into and is gone is made anew (`dropped: remake`), or its rows wait until it
+    is back.
 
     `engine`: who merges, delta-rs in tasks (`arrow`) or Delta on Spark; `auto` goes by each table's size, and what only
     Delta on Spark may write is left to it in any case. Above `memory` bytes a merge by delta-rs spills to disk.
@@ -104,6 +113,7 @@ class KeyedTable:
     soft_delete: str | None = None
     history: bool = False
     evolution: Literal["evolve", "freeze", "fail"] = "evolve"
+    widening: Widening = "rewrite"
     deletions_kept: timedelta = WEEK
     partition_by: tuple[str, ...] = ()
     cluster_by: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ from benchmarks.subjects.baselines import settings
 from benchmarks.verify import compare
 from router.config.models import Config
 from router.delta.lake import Lake
-from router.engine.land.parquet_writer import Staging
+from router.delta.parquet_writer import Staging
 from router.engine.merge.coordinator import TASKS_PER_CORE
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_by_tasks
 from router.engine.merge.delta_spark import SparkMerger

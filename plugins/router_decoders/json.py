@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -46,13 +47,18 @@ INFERENCE = {
 }
 
 
+KINDS = r"\.(schema\.json|ddl)$"
+DEBUG = re.compile(KINDS)
+"""What follows the name of a schema's file."""
+
+
 class Infer(BaseModel):
     """Where an inferred schema is kept, and how many records it is inferred from."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     file: str = Field(
-        pattern=r".\.(schema\.json|ddl)$",
+        pattern=rf".{KINDS}",
         description="file beside the configuration: NAME.schema.json (JSON Schema) or NAME.ddl (Spark DDL)",
     )
     rows: int = Field(default=10_000, ge=1, description="records to read from the source")
@@ -65,10 +71,11 @@ class Json(ArrowDecoder):
     the source into a file that every later start uses as it is (`--refresh-schema` makes it again and logs what
     changed).
 
-    Fields that the record lacks are null, fields that the schema lacks are left out (or kept, see `rescue`). A record
-    that cannot be decoded whole has no event, and `_error` says why: the value is null, is empty, is not UTF-8, is not
-    JSON, has text after the object, is an array or a scalar; or it does not fit the schema, with the fields as far as
-    they can be told (those inside of arrays cannot).
+    Fields that the record lacks are null, fields that the schema lacks are left out (or kept, see `rescue`), and named
+    in the log once: some records of every batch are looked at for them. A record that cannot be decoded whole has no
+    event, and `_error` says why: the value is null, is empty, is not UTF-8, is not JSON, has text after the object, is
+    an array or a scalar; or it does not fit the schema, with the fields as far as they can be told (those inside of
+    arrays cannot).
 
     - Numbers fit when they are in the range of their type; an integer field takes no 1.0 and no 1e3, a number field
       takes any number but is rounded to its type, a decimal to its scale. No number is taken from a text, except that
@@ -138,6 +145,7 @@ def _decoding(ddl: str, zone: str, rescue: bool) -> ArrowDecoding:
     """Return how tasks decode to a schema; made once, because Spark is asked what the DDL means."""
     from router_decoders.json_arrow import RESCUED, JsonEvents, events
     from router_decoders.json_types import nullable, shape
+    from router_decoders.unknown_fields import field_counts
 
     schema = struct_of_ddl(ddl)
     check_types(schema)
@@ -147,7 +155,7 @@ def _decoding(ddl: str, zone: str, rescue: bool) -> ArrowDecoding:
             raise ValueError(f"the schema has a field {RESCUED} already; take it away or switch `rescue` off")
         event = event.add(RESCUED, T.MapType(T.StringType(), T.StringType()))
     adds = T.StructType([T.StructField("event", event), T.StructField("_error", T.StringType())])
-    return ArrowDecoding(events, JsonEvents(shape(schema), zone, rescue), adds)
+    return ArrowDecoding(events, JsonEvents(shape(schema), zone, rescue, field_counts()), adds)
 
 
 def session_zone() -> str:
@@ -182,12 +190,15 @@ def read_schema(file: Path) -> T.StructType:
 def inferred(options: Infer, preparation: Preparation) -> T.StructType:
     """Return the schema in the file; infer it from a sample of the source first where the file is missing or refreshed.
 
-    What was written is read back, so that the first run has the types of every later one.
+    What was written is read back, so that the first run has the types of every later one. A debug run has a file of its
+    own, NAME_debug, and goes by that of real runs until it has written it.
     """
-    file = preparation.folder / options.file
-    if file.exists() and not preparation.refresh:
-        return read_schema(file)
-    known = read_schema(file) if file.exists() else None
+    real = preparation.folder / options.file
+    file = real.with_name(DEBUG.sub(r"_debug\g<0>", real.name)) if preparation.debug else real
+    have = file if file.exists() else real
+    known = read_schema(have) if have.exists() else None
+    if known and not preparation.refresh:
+        return known
     struct = infer(preparation.sample(options.rows))
     struct = merged(known, struct) if known else struct
     text = struct.toDDL() if file.suffix == ".ddl" else json.dumps(json_schema_of(struct), indent=2)

@@ -16,7 +16,7 @@ Parsing row by row costs no more than whole lines (`decode_lines`): the bytes ob
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ from router_decoders.json_types import (
     read_time,
     struct_class,
 )
+from router_decoders.unknown_fields import look
 from router_schemas.model import WriterSchema
 from router_schemas.wire_format import ADDED, about, framed_rows, schema_bytes, wanted, why
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
+    from pyspark.accumulators import Accumulator
 
     from router_schemas.model import SchemaInfo
 
@@ -81,11 +83,15 @@ TEXT = msgspec.json.Decoder(str)
 
 @dataclass(frozen=True)
 class JsonEvents:
-    """How JSON objects are read: to which type, in the session's time zone, and with unknown keys where wanted."""
+    """How JSON objects are read: to which type, in the session's time zone, and with unknown keys where wanted.
+
+    `counts` is where tasks count fields that the type lacks.
+    """
 
     shape: Shape
     zone: str = "UTC"
     rescue: bool = False
+    counts: Accumulator[dict[str, int]] | None = field(default=None, compare=False)
 
 
 def events(records: pa.RecordBatch, asked: JsonEvents) -> pa.RecordBatch:
@@ -105,6 +111,8 @@ def decode(values: pa.Array, asked: JsonEvents) -> tuple[pa.StructArray, pa.Stri
 
 def _block(values: pa.Array, asked: JsonEvents) -> tuple[pa.StructArray, pa.StringArray]:
     texts: list[bytes | None] = values.to_numpy(zero_copy_only=False).tolist()
+    if asked.counts is not None:
+        look(texts, asked.shape, asked.counts)
     plain = _plain(texts, values)
     event, left = pa.nulls(len(texts), arrow_type(asked.shape)), [*range(len(texts))]
     for shape, parse in parsers(asked.shape):

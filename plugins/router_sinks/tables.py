@@ -139,6 +139,12 @@ class Upsert(MergingSink):
         default="evolve",
         description="rows with other columns: they change the table, become dead letters, or stop the stream",
     )
+    widening: Literal["rewrite", "feature"] = Field(
+        default="rewrite",
+        description="how a column becomes wider, as int becomes bigint. `rewrite`: a table that the router made, of at "
+        "most 1 GiB, is rewritten once; any other keeps its types, and a row with a value that does not fit is a dead "
+        "letter; `feature`: any other gets Delta's type widening, with which delta-rs, and so polars, cannot read it",
+    )
     deletions_kept: str = Field(
         default="7 d", description="how long a late row cannot bring a deleted key back: 30 min, 12 h, 7 d"
     )
@@ -228,6 +234,7 @@ class Upsert(MergingSink):
             soft_delete=self.soft_delete,
             history=self.history == "scd2",
             evolution=self.evolution,
+            widening=self.widening,
             deletions_kept=int(found[1]) * UNITS[found[2]],
             partition_by=tuple(map(_column, self.partition_by)),
             cluster_by=tuple(map(_column, self.cluster_by)),

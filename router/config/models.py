@@ -274,7 +274,7 @@ class Config(Model):
     quarantine: QuarantineOptions = QuarantineOptions()
     outbox_retention: Interval = Field(
         default="168 h",
-        description="rows that a detached sink has dealt with leave its outbox when their record is older than this",
+        description="rows that a sink has dealt with leave its outbox when their record is older than this",
     )
     debug: bool = Field(
         default=False,

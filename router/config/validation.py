@@ -120,6 +120,10 @@ def _kafka_options(root: Node) -> Iterator[Finding]:
     for key in options.entries if isinstance(options, Keys) else ():
         if key.lower() in _TO_KEY:
             yield Finding((*loc, key), "this option belongs to the router", _TO_KEY[key.lower()], True)
+        elif key.lower() == "failondataloss" and _is_false(_at(root, (*loc, key))):
+            what = "Spark would pass over records that Kafka has deleted, without a word"
+            hint = "take it away; a run stops where records are gone, and `--accept lost-records` goes on after them"
+            yield Finding((*loc, key), what, hint, True)
         elif not key.lower().startswith("kafka.") and key.lower() not in map(str.lower, _OF_SPARK):
             hint = f"one of the Kafka client is written `kafka.{key}`; {suggestion(key, _OF_SPARK, 'those of Spark')}"
             yield Finding((*loc, key), "Spark would ignore this option", hint, True)
@@ -310,5 +314,8 @@ def _is_given(node: Keys, key: str) -> bool:
 
 def _is_chosen(node: Keys, key: str) -> bool:
     """Say whether a kind of trigger is switched on: `once: false` is not."""
-    value = _at(node, (key,))
-    return _is_given(node, key) and not (isinstance(value, Scalar) and value.text.lower() == "false")
+    return _is_given(node, key) and not _is_false(_at(node, (key,)))
+
+
+def _is_false(value: Node | None) -> bool:
+    return isinstance(value, Scalar) and value.text.strip().lower() == "false"

@@ -9,6 +9,7 @@ does not. `would_lose` only says which rows would lose something.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +39,11 @@ def cast_to(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 def would_lose(column: pa.ChunkedArray, kind: pa.DataType) -> Mask:
     """Return which rows hold a value that would be lost, wholly or in part, if the column became of a type."""
     return _would_lose(_whole(column), kind)
+
+
+def does_not_fit(column: pa.ChunkedArray, kind: pa.DataType) -> Mask:
+    """Return which rows hold a value that does not fit a type which is `type_within` that of the column."""
+    return cast_down(_whole(column), kind).too_wide
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
@@ -105,16 +111,19 @@ class CastDown:
     too_wide: Mask
 
 
-def type_within(have: pa.DataType, come: pa.DataType) -> pa.DataType:
-    """Return `come` without the nested fields that `have` lacks, and no wider than `have` anywhere."""
+def type_within(have: pa.DataType, come: pa.DataType, *, new_fields: bool = False) -> pa.DataType:
+    """Return `come` no wider than `have` anywhere, and without the nested fields that `have` lacks: or with them, where
+    `new_fields` may come."""
+    within = partial(type_within, new_fields=new_fields)
     if pa.types.is_struct(come) and pa.types.is_struct(have):
         kinds = {child.name: child.type for child in have}
-        kept = [child for child in come if child.name in kinds]
-        return pa.struct([pa.field(child.name, type_within(kinds[child.name], child.type)) for child in kept])
+        kept = [child for child in come if new_fields or child.name in kinds]
+        types = [within(kinds[child.name], child.type) if child.name in kinds else child.type for child in kept]
+        return pa.struct([pa.field(child.name, kind) for child, kind in zip(kept, types, strict=True)])
     if pa.types.is_list(come) and pa.types.is_list(have):
-        return pa.list_(pa.field("element", type_within(have.value_type, come.value_type)))
+        return pa.list_(pa.field("element", within(have.value_type, come.value_type)))
     if pa.types.is_map(come) and pa.types.is_map(have):
-        return pa.map_(type_within(have.key_type, come.key_type), type_within(have.item_type, come.item_type))
+        return pa.map_(within(have.key_type, come.key_type), within(have.item_type, come.item_type))
     return come if common_type(have, come) in (None, have) else have
 
 

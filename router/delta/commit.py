@@ -34,11 +34,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from router.delta.lake import Lake
+    from router.sinks import Widening
 
 
 PROPERTIES: Mapping[str, str | None] = {"delta.checkpointInterval": "20"}
 """Of the tables made here. delta-rs reads every commit since the last checkpoint before each of its own; with its
 default of 100 an append to a table of small commits takes twice the time."""
+
+
+MADE = "router.table"
+"""A property of the tables that Delta on Spark makes for the router: the table's name. delta-rs cannot make a table
+with such a property together with its first rows: there the metadata's `name` says it."""
+
+
+def made_as(table: str) -> str:
+    """Return the `name` in the metadata of a table that the router makes with delta-rs."""
+    return f"router:{table}"
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,8 @@ class TableCommit:
 
     `columns` is the Delta schema (JSON) of all columns with values; `added` of those that the table lacked when the
     batch was decided, `widened` of those that had narrower types; `decided` is its version then, -1 without a
-    table, None where nothing was compared with it.
+    table, None where nothing was compared with it. `widening`: with `feature` a table that must not be rewritten gets
+    Delta's type widening.
     """
 
     target: str
@@ -82,6 +94,7 @@ class TableCommit:
     added: str | None = None
     widened: str | None = None
     decided: int | None = None
+    widening: Widening = "feature"
 
     @property
     def rows(self) -> int:
@@ -155,6 +168,7 @@ def _create(lake: Lake, work: TableCommit, actions: list[AddAction], properties:
         actions,
         mode="append",
         partition_by=[],
+        name=made_as(work.table),
         configuration=PROPERTIES,
         commit_properties=properties,
         storage_options=lake.options or None,
@@ -191,6 +205,12 @@ def row_count(table: DeltaTable) -> int:
     """Return the number of rows a table's current version states in its file statistics."""
     actions: Any = pa.table(table.get_add_actions())
     return sum(actions.column("num_records").to_pylist())
+
+
+def stored_bytes(table: DeltaTable) -> int:
+    """Return the bytes of the files that a table has."""
+    actions: Any = pa.table(table.get_add_actions())
+    return sum(actions.column("size_bytes").to_pylist())
 
 
 def names(schema: str) -> list[str]:

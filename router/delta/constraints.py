@@ -36,6 +36,8 @@ MARKS = {
     LENGTH: "charVarchar",
 }
 """Keys of a field's metadata, and what they demand of who writes it."""
+MERGEABLE = {"partitioning", "notNull"}
+"""What keeps files from being adopted, but not rows from being merged."""
 SIZED = re.compile(r"(?:var)?char\((\d+)\)")
 
 
@@ -56,6 +58,12 @@ def unsupported(table: DeltaTable) -> set[str]:
     schema = table.schema().to_json()
     found |= {name for key, name in MARKS.items() if f'"{key}":' in schema}  # inside a text its quotes are escaped
     return found | ({"notNull"} if '"nullable":false' in schema else set())
+
+
+def unmergeable(table: DeltaTable) -> set[str]:
+    """Return what keeps delta-rs from merging into a table, or from rewriting it."""
+    read = {"deletionVectors"} & set(table.protocol().reader_features or ())
+    return (unsupported(table) | read) - MERGEABLE
 
 
 def constraints(schema: str, configuration: Mapping[str, str]) -> dict[str, str]:

@@ -11,8 +11,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from router.delta.commit import retry_on_conflict
+from router.delta.constraints import unmergeable
 from router.delta.row_versions import DELETIONS, deletions_table
-from router.delta.upsert import unmergeable
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -85,15 +85,17 @@ def maintain(lake: Lake, table: str, options: MaintenanceOptions, *, dry: bool =
     )
 
 
-def delete_older(lake: Lake, table: str, before: datetime, version: int) -> int:
+def delete_older(lake: Lake, table: str, before: datetime, version: int, more: str = "true") -> int:
     """Delete an outbox's rows of a version whose record is from before a time; return how many.
 
     Rows that were added later stay, whatever their time. Where a row that just came would have to go, nothing is done.
+    `more` is SQL that holds for the rows that may go.
     """
     handle = DeltaTable(lake.address(table), version=version, storage_options=lake.options or None)
     moment = before.astimezone(timezone.utc).isoformat(timespec="microseconds")
+    old = f"_timestamp < arrow_cast('{moment}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
     try:
-        found = handle.delete(f"_timestamp < arrow_cast('{moment}', 'Timestamp(Microsecond, Some(\"UTC\"))')")
+        found = handle.delete(f"{old} AND {more}")
         handle.vacuum(MaintenanceOptions().hours, dry_run=False, enforce_retention_duration=False, full=True)
     except CommitFailedError:
         return 0

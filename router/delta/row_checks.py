@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.delta.casting import would_lose
+from router.delta.casting import does_not_fit, type_within, would_lose
 from router.delta.row_order import DELETED, OUTBOX_ONLY, REFUSED, Mask, order_names
 from router.delta.scd import HISTORY_COLUMNS, time_name
-from router.delta.schema_diff import SchemaDiff, compare, delta_schema
+from router.delta.schema_diff import SchemaDiff, compare, delta_schema, delta_type, too_wide
+from router.delta.widening import KEEPS
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -60,8 +61,12 @@ class Refusals:
         return self.rows.filter(pa.array(kept)), refused.append_column(REASON, pa.array(self.why[~kept], pa.string()))
 
 
-def check_rows(rows: pa.Table, have: pa.Schema | None, table: str, keyed: KeyedTable) -> CheckedRows:
+def check_rows(
+    rows: pa.Table, have: pa.Schema | None, table: str, keyed: KeyedTable, *, widens: bool = True
+) -> CheckedRows:
     """Hold rows against a table and its sink's options; `have` is its schema, None where there is none yet.
+
+    Where the table's columns do not become wider (`widens`), rows with a value that does not fit are refused.
 
     The rows must come from `comparable`. Raises EvolutionForbidden where the table must not change and would have to,
     and TableError where it has to be mended first.
@@ -85,6 +90,9 @@ def check_rows(rows: pa.Table, have: pa.Schema | None, table: str, keyed: KeyedT
         found = SchemaDiff(
             tuple(field for field in found.added if field.name in own_names(keyed)), (), {}, found.conflicts
         )
+    elif not widens and found.widened:
+        checked.rows = _refuse_too_wide(checked, found, have, keyed)
+        found = narrow(have, wanted, found)
     for rows_of, reason in refusals:
         which = rows_of & ~checked.deletes
         if keyed.evolution == "fail" and which.any():
@@ -149,6 +157,30 @@ def _conflicts(checked: Refusals, found: SchemaDiff, table: str, keyed: KeyedTab
         if column in {*own_names(keyed), *keyed.keys}:
             raise TableError(table, f"{reason}; the sink cannot do without this column: give it back its type")
         yield np.asarray(checked.rows.column(column).is_valid()), reason
+
+
+def narrow(have: pa.Schema, wanted: pa.Schema, found: SchemaDiff) -> SchemaDiff:
+    """Return how a table changes whose columns do not become wider; nested fields may come."""
+    known, wider = delta_schema(have), {field.name for field in found.widened}
+    kept = [field.with_type(_kept(known, field)) if field.name in wider else field for field in wanted]
+    return compare(known, pa.schema(kept))
+
+
+def _kept(known: pa.Schema, field: pa.Field) -> pa.DataType:
+    return type_within(known.field(field.name).type, delta_type(field.type), new_fields=True)
+
+
+def _refuse_too_wide(checked: Refusals, found: SchemaDiff, have: pa.Schema, keyed: KeyedTable) -> pa.Table:
+    """Refuse rows with a value that does not fit a column; return the rows, where those that delete lack it."""
+    rows, known = checked.rows, delta_schema(have)
+    for field in found.widened:
+        column, kept = rows.column(field.name), _kept(known, rows.schema.field(field.name))
+        wrong = does_not_fit(column.cast(delta_type(column.type)), kept)
+        reason = too_wide(field.name, column.type, kept) + KEEPS
+        checked.refuse(wrong if field.name in keyed.keys else wrong & ~checked.deletes, reason)
+        column = pc.if_else(pa.array(wrong & checked.deletes), pa.scalar(None, column.type), column)
+        rows = rows.set_column(rows.schema.get_field_index(field.name), field.name, column) if wrong.any() else rows
+    return rows
 
 
 def _frozen(checked: Refusals, found: SchemaDiff, have: pa.Schema, keyed: KeyedTable) -> Iterator[tuple[Mask, str]]:

@@ -134,6 +134,11 @@ def limited_to(merged: pa.DataType, rows: pa.DataType) -> pa.DataType:
     return merged
 
 
+def too_wide(column: str, come: pa.DataType, have: pa.DataType) -> str:
+    """Return why a value does not go into a table that may not change."""
+    return f"column {column} is {come} in the event, and this value does not fit the table's {have}"
+
+
 def shape(kind: pa.DataType) -> str:
     """Return a type as text, without the names and nullability that say nothing about values."""
     return str(delta_type(kind))

@@ -118,6 +118,18 @@ class SparkMetadata:
     """What the router reads of a table's metadata."""
 
     configuration: dict[str, str]
+    name: str | None = None
+    partition_columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SparkProtocol:
+    """What the router reads of a table's protocol."""
+
+    min_reader_version: int
+    min_writer_version: int
+    reader_features: tuple[str, ...] = ()
+    writer_features: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -135,8 +147,20 @@ class SparkTable:
         return Schema.from_json(self.snapshot.metadata().schemaString())
 
     def metadata(self) -> SparkMetadata:
-        """Return the table's properties."""
-        return SparkMetadata(json.loads(self.snapshot.metadata().json())["metaData"].get("configuration", {}))
+        """Return the table's properties, its name, and how it is divided."""
+        about = json.loads(self.snapshot.metadata().json())["metaData"]
+        divided = tuple(about.get("partitionColumns", ()))
+        return SparkMetadata(about.get("configuration", {}), about.get("name"), divided)
+
+    def protocol(self) -> SparkProtocol:
+        """Return the versions and features that whoever reads or writes the table has to know."""
+        about = json.loads(self.snapshot.protocol().json())["protocol"]
+        features = (tuple(about.get(name, ())) for name in ("readerFeatures", "writerFeatures"))
+        return SparkProtocol(about["minReaderVersion"], about["minWriterVersion"], *features)
+
+    def bytes(self) -> int:
+        """Return the bytes of the files that the table has."""
+        return int(self.snapshot.sizeInBytes())
 
     def transaction_version(self, app_id: str) -> int | None:
         """Return the version of a transaction id, None where the table has none of it."""

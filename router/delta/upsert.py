@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import string
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -26,11 +26,13 @@ from router.delta.commit import (
     add_columns,
     conflict_error,
     has_transaction,
+    made_as,
     retry_on_conflict,
+    stored_bytes,
     to_arrow,
     to_delta,
 )
-from router.delta.constraints import unsupported
+from router.delta.constraints import unmergeable
 from router.delta.row_checks import check_rows
 from router.delta.row_order import DELETED, OUTBOX_ONLY, comparable, newer_rows, order_names
 from router.delta.scd import (
@@ -45,6 +47,7 @@ from router.delta.scd import (
     history_changes,
     latest_changes,
 )
+from router.delta.widening import way
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -120,9 +123,12 @@ def _upsert(lake: Lake, work: TableUpsert, rows: pa.Table) -> UpsertResult:
     if table is None:
         refuse_absent(lake, work)
     _leave_to_spark(table, work.keyed)
-    checked = check_rows(rows, to_arrow(table) if table else None, work.table, work.keyed)
+    chosen = way(table, work.table, work.keyed.widening) if table else None
+    have = to_arrow(table) if table else None
+    checked = check_rows(rows, have, work.table, work.keyed, widens=chosen is not None)
     if checked.widened:
-        raise NeedsSpark(f"wider types are needed for {', '.join(checked.widened.names)}")
+        wider = f"wider types are needed for {', '.join(checked.widened.names)}"
+        raise NeedsRewrite(wider, to_delta(checked.widened)) if chosen == "rewrite" else NeedsSpark(wider)
     if not len(checked.rows):
         return UpsertResult(0, checked.refused)
     table = _grown(lake, work, table, checked.added)
@@ -202,8 +208,6 @@ def refuse_absent(lake: Lake, work: TableUpsert) -> None:
 LARGE = 4 << 30
 """Bytes of a table that one task may have to rewrite in one merge: above, Spark does it in many. delta-rs took 25 s for
 0.9 GB whose every file was touched, on two cores that were busy otherwise."""
-MERGEABLE = {"partitioning", "notNull"}
-"""What keeps files from being adopted, but not rows from being merged."""
 SUPPORTED_PROPERTIES = (
     *("delta.checkpoint.", "delta.checkpointInterval", "delta.dataSkipping", "delta.autoOptimize."),
     *("delta.logRetentionDuration", "delta.deletedFileRetentionDuration", "delta.enableExpiredLogCleanup"),
@@ -214,6 +218,14 @@ SUPPORTED_PROPERTIES = (
 
 class NeedsSpark(Exception):  # noqa: N818 - an answer, no error
     """The answer that delta-rs cannot merge into a table, and why."""
+
+
+class NeedsRewrite(NeedsSpark):
+    """The answer that a table has to be rewritten first, with columns (Delta's JSON) that are wider."""
+
+    def __init__(self, why: str, columns: str) -> None:
+        super().__init__(why)
+        self.columns = columns
 
 
 @dataclass(frozen=True)
@@ -250,18 +262,6 @@ def made_by_spark(keyed: KeyedTable | TableOptions) -> str:
     return f"it is to have {', '.join(beyond)}" if beyond else ""
 
 
-def unmergeable(table: DeltaTable) -> set[str]:
-    """Return the features of a table that keep delta-rs from merging into it."""
-    read = {"deletionVectors"} & set(table.protocol().reader_features or ())
-    return (unsupported(table) | read) - MERGEABLE
-
-
-def stored_bytes(table: DeltaTable) -> int:
-    """Return the bytes of the files that a table has."""
-    actions: Any = pa.table(table.get_add_actions())
-    return sum(actions.column("size_bytes").to_pylist())
-
-
 ROWS_PER_CORE = 12 * 8192
 """Rows for each core that a merge has to have room for. With rows of 640 bytes, on two cores, it failed with 10 MB,
 had not ended after minutes with 30 and with 64, and took 25 s with 100."""
@@ -277,6 +277,7 @@ def create_table(lake: Lake, table: str, schema: pa.Schema, keyed: KeyedTable | 
         lake.address(table),
         Schema.from_arrow(schema),
         mode="ignore",
+        name=made_as(table),
         description=keyed.comment,
         partition_by=list(keyed.partition_by) or None,
         configuration={**PROPERTIES, **keyed.properties},

@@ -232,12 +232,15 @@ class Batches:
         """Log once what tables leave out, or put into the quarantine, from now on."""
         asked = [target for target in layout.targets if target.evolution == "quarantine"]
         places = {target.key: target.quarantine.table for target in asked if target.quarantine}
+        evolving = {target.key for target in layout.targets if target.evolution == "evolve"}
         for place, columns in demands.frozen.items():
             if new := sorted(set(columns) - set(self.demands.frozen.get(place, {}))):
-                table = places.get(place.rsplit("/", 1)[0])
-                what = (
-                    f"rows with what is new wait in {table} for `router approve`" if table else "rows land without it"
-                )
+                target, _ = place.rsplit("/", 1)
+                what = "rows land without it"
+                if target in places:
+                    what = f"rows with what is new wait in {places[target]} for `router approve`"
+                elif target in evolving:
+                    what = "values that do not fit make dead letters; see `widening` of the sink"
                 log.warning("%s: %s has no place for all of %s; %s", self.config.name, place, ", ".join(new), what)
 
     def _commit(self, manifest: Manifest, tables: dict[str, Any] | None, steps: Steps) -> list[TableError]:

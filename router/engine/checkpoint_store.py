@@ -5,6 +5,7 @@
 | `manifests/RUN` | BATCH.json | what a batch was decided to be, before anything of it is committed |
 | `applied/RUN` | BATCH.json | what sinks have applied of a batch, by sink |
 | `backlog` | SINK.json | rows of an outbox whose table cannot be written at present |
+| `lost` | RUN.json | batches that tables lack, and a person went on without |
 | `known` | SINK.json | tables that a sink has merged into: one that is gone was dropped |
 | `approvals` | ROUTE/SINK/TABLE.N.json | a table that may change, until its quarantined rows are in it |
 | `blocked` | ROUTE/SINK/TABLE.json | a table that cannot be written, until its quarantined rows are in it |

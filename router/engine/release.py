@@ -25,11 +25,12 @@ from router.columns import quoted
 from router.decoding import keep_archives
 from router.delta.casting import cast_down, cast_to, has_value, type_within
 from router.delta.commit import StagedFile, TableCommit, to_arrow, to_delta
+from router.delta.parquet_writer import Staging, attempt
 from router.delta.schema_diff import SchemaDiff, common_type, compare, delta_schema, limited_to
 from router.delta.table_cache import TableCache
+from router.delta.widening import way
 from router.engine import ledger
 from router.engine.label.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, quarantine_of
-from router.engine.land.parquet_writer import Staging, attempt
 from router.engine.quarantine import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
@@ -48,6 +49,7 @@ from router.sinks import TableSink
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from deltalake import DeltaTable
     from pyspark.sql import Column, SparkSession
 
     from router.config.models import Config
@@ -217,7 +219,7 @@ class _ReleasedRows:
         if handle and blocked and (direct := handle.transaction_version(f"{query}/{place}")) is not None:
             mine &= F.col("_batch_id") > direct  # the table was damaged after a commit that nobody could read any more
         came = [column for column in delta_schema(to_arrow(rows)) if column.name not in OWN]
-        table, lossy = _may_have(of.config, approval, have)
+        table, lossy = _may_have(of.config, approval, handle)
         kinds = {column.name: _kind(table.get(column.name), column.type) for column in came}
         kinds = {name: kind for name, kind in kinds.items() if kind is not None or not lossy}
         return cls(of, approval, query, quarantine, frame.filter(mine), have, kinds, after, table)
@@ -336,16 +338,21 @@ def _or_null(frame: DataFrame, name: str) -> Column:
     return F.col(name) if name in frame.columns else F.lit(None)
 
 
-def _may_have(config: Config, approval: Approval, have: pa.Schema | None) -> tuple[dict[str, pa.DataType], bool]:
+def _may_have(config: Config, approval: Approval, handle: DeltaTable | None) -> tuple[dict[str, pa.DataType], bool]:
     """Return the columns and types that a table may have, and whether values that it has no place for are left out.
 
     What an approval says, goes; a blocked table gains by its release what its sink lets it gain.
     """
-    place = approval.place
+    place, have = approval.place, delta_schema(to_arrow(handle)) if handle else None
     sink = next((s for route, name, s in config.all_sinks() if (route, name) == (place.route, place.sink)), None)
     evolution = sink.evolution if isinstance(sink, TableSink) else "evolve"
-    if not approval.cause or have is None or evolution == "evolve":
+    if not approval.cause or handle is None or have is None:
         return allowed(have, approval), False
+    if evolution == "evolve":
+        found, asked = allowed(have, approval), sink.widening if isinstance(sink, TableSink) else "rewrite"
+        keeps = {*have.names} if way(handle, place.table, asked) is None else set()
+        kept = {name: type_within(have.field(name).type, found[name], new_fields=True) for name in keeps}
+        return {**found, **kept}, False
     return {column.name: column.type for column in have}, evolution == "freeze"
 
 

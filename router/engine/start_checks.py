@@ -19,8 +19,10 @@ from pyarrow import fs
 from router.delta.commit import to_arrow
 from router.delta.table_cache import THREADS
 from router.engine import source
+from router.engine.checkpoint_store import CheckpointStore
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.ledger import SCHEMA as LEDGER
+from router.engine.lost_tables import refuse_lost_tables
 from router.errors import RunningError, StartError
 from router.registry import parts_in
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from router.engine.source import Offsets
     from router.registry import Registry
 
-Accept = Literal["", "lost-checkpoint", "lost-lake", "lost-records", "duplicates"]
+Accept = Literal["", "lost-checkpoint", "lost-lake", "lost-records", "lost-tables", "duplicates"]
 PROBES = 8
 RECENT = 100
 """Commits of a table that are searched for the last batch of a query."""
@@ -237,6 +239,8 @@ def begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, acc
     past = Checkpoint.read(checkpoint)
     refuse_shared(lake, config)
     examine(lake, config.ledger, config.name, past, accept)
+    if past.run:
+        refuse_lost_tables(lake, CheckpointStore(checkpoint, past.run), config, past.last, accept)
     if accept != "lost-checkpoint" or past.begun:
         return None
     if config.source.kafka is None:

@@ -105,6 +105,7 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
                 options.refresh,
                 lambda rows: source.sample(spark, config, rows),
                 LearntSchemas(CheckpointStore(checkpoint)),
+                config.debug,
             )
         )
         config = config.model_copy(update={"decode": prepared})
@@ -151,6 +152,8 @@ class _StreamRun:
         try:
             with quiet_failures(self.spark), self._detached_sinks():
                 policy(self._query, begin)
+                if self._once and self.batches:
+                    self.batches.outboxes.retention.tidy()
         except Exception as error:
             if not (self.stopped and passing(error)):
                 raise

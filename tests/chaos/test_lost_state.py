@@ -142,6 +142,28 @@ def test_a_lake_put_back_from_an_older_copy_is_not_gone_on_with(drain, topic, tm
         drain(config)
 
 
+@slow
+@pytest.mark.parametrize("copy", [False, True], ids=["deleted", "older copy"])
+def test_a_table_that_lost_its_batches_is_not_gone_on_with(drain, topic, tmp_path, copy):
+    config, lake = configuration(tmp_path, topic), tmp_path / "lake"
+    table = lake / "silver" / "rummy"
+    drain(config)
+    shutil.copytree(table, tmp_path / "copy")
+    had = lakes.rows(lake, "silver.rummy")
+    topic.simulate(EVENTS, games=3, seed=1)
+    drain(config)
+    shutil.rmtree(table)
+    if copy:
+        (tmp_path / "copy").rename(table)
+    topic.simulate(EVENTS, games=3, seed=2)
+    with pytest.raises(StartError, match=r"silver\.rummy: it .* --accept lost-tables"):
+        drain(config)
+    drain(config, accept="lost-tables")
+    drain(config)
+    assert len(lakes.places(lake)) == 3 * EVENTS
+    assert (lakes.rows(lake, "silver.rummy") > had) is copy
+
+
 def test_a_checkpoint_put_back_from_an_older_copy_is_not_gone_on_with(drain, topic, tmp_path):
     config, lake = configuration(tmp_path, topic), tmp_path / "lake"
     drain(config)

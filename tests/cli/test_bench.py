@@ -37,7 +37,7 @@ source:
     topics: [orders]
     start: latest
     rows_per_batch: 5
-    options: {kafka.security.protocol: SASL_SSL, failOnDataLoss: "false"}
+    options: {kafka.security.protocol: SASL_SSL, failOnDataLoss: "true"}
 decode: {json: "game string, amount double"}
 bronze: bronze.orders
 routes:

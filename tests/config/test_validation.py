@@ -75,6 +75,15 @@ def test_kafka_option_is_refused(faults, good, option, hint):
     assert hint in problem.hint
 
 
+@pytest.mark.parametrize("value", ["false", '"False"', '"${LOSS:-false}"'])
+def test_spark_may_not_pass_over_lost_records(faults, good, value):
+    """Without it records that Kafka has deleted are missing and nobody is told."""
+    (problem,) = faults(good.replace("topics:", f"options: {{failOnDataLoss: {value}}}, topics:"))
+
+    assert problem.path == "source.kafka.options.failOnDataLoss"
+    assert "--accept lost-records" in problem.hint
+
+
 @pytest.mark.parametrize("option", ["kafka.group.id", "kafka.security.protocol", "failOnDataLoss", "minPartitions"])
 def test_kafka_option_is_passed(loaded, good, option):
     config = loaded(good.replace("topics:", f"options: {{{option}: 1}}, topics:")).config

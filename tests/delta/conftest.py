@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from router.delta.commit import TableCommit, to_arrow, to_delta
+from router.delta.parquet_writer import Staging
 from router.delta.schema_diff import compare, delta_schema
-from router.engine.land.parquet_writer import Staging
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake
@@ -22,8 +22,15 @@ Land = Callable[..., TableCommit]
 def land() -> Land:
     """Land rows for a table and return the commit that is still to be made."""
 
-    def land(lake: Lake, table: str, rows: pa.Table, version: int = 0, target: str = "route/sink") -> TableCommit:
-        writer = Staging(lake, file_bytes=1 << 30, buffer_bytes=1 << 30).writer(version, "0-0")
+    def land(
+        lake: Lake,
+        table: str,
+        rows: pa.Table,
+        version: int = 0,
+        target: str = "route/sink",
+        folder: str | None = None,
+    ) -> TableCommit:
+        writer = Staging(lake, file_bytes=1 << 30, buffer_bytes=1 << 30, folder=folder).writer(version, "0-0")
         for batch in rows.to_batches():
             writer.hold(target, table, batch)
         have = lake.open(table)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from router.delta.file_statistics import INDEXED_COLUMNS, LONGEST
 from router.delta.lake import Lake
-from router.engine.land.parquet_writer import Staging
+from router.delta.parquet_writer import Staging
 from tests.light import drawn
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from delta.tables import DeltaTable as SparkTable
+from deltalake import write_deltalake
 
 from router import TableError
 from router.delta.constraints import unsupported
@@ -152,21 +153,32 @@ WIDER = {
 }  # fmt: skip
 
 
-def test_columns_are_widened_in_place(spark: SparkSession, land: Callable[..., TableCommit], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["made here", "made here by Spark", "foreign"])
+def test_columns_are_widened_in_place(
+    spark: SparkSession, land: Callable[..., TableCommit], tmp_path: Path, kind: str
+) -> None:
     """Without it a counter that outgrew its type is a dead letter, or the old rows are lost."""
     lake = Lake.at(str(tmp_path))
     narrow = pa.table({"id": [1], **{name: pa.array([old], kind) for name, (kind, _, old, _) in WIDER.items()}})
     wide = pa.table(
         {"id": [2], **{name: pa.array([new], kind) for name, (_, kind, _, new) in WIDER.items()}, "added": ["x"]}
     )
-    committer = Committers(lake, spark)
-    assert committer.commit((land(lake, "silver.t", narrow),), {}, {}) == 1
-    work = land(lake, "silver.t", wide, 1)
+    by_spark = kind == "made here by Spark"
+    committer, folder = Committers(lake, spark, only_spark=by_spark), "_staged/query" if by_spark else None
+    if kind == "foreign":
+        write_deltalake(lake.address("silver.t"), narrow)
+    else:
+        assert committer.commit((land(lake, "silver.t", narrow, folder=folder),), {}, {}) == 1
+    work = land(lake, "silver.t", wide, 1, folder=folder)
     assert work.widened
 
     assert committer.commit((work,), {}, {}) == 1
     assert committer.commit((work,), {}, {}) == 0
 
+    handle = lake.open("silver.t")
+    assert handle is not None
+    assert handle.transaction_version(work.app_id) == 1
+    assert ("typeWidening" in (handle.protocol().writer_features or ())) == (kind == "foreign")
     old, new = Tables(lake, spark, {}, 0).rows("t")
     assert old == {
         "id": 1,

@@ -581,3 +581,29 @@ def test_keys_with_signs_bound_the_files_that_are_read(make: Callable[..., Table
 
     assert found.endswith("""t."k" >= '5f0c-0001/a' AND t."k" <= '5f0c-0003/a'""")
     assert len(before - set(table.handle.file_uris())) == 1
+
+
+def test_a_table_of_others_keeps_its_types(make: Callable[..., Table]) -> None:
+    """Without it one large number changes somebody's table for good, or stops all rows of the table."""
+    table = make(columns={"k": pa.string(), "n": pa.int64(), "many": pa.list_(pa.int64())})
+    schema = pa.schema([("k", pa.string()), ("n", pa.int32()), ("many", pa.list_(pa.int32()))])
+    DeltaTable.create(table.lake.address(TABLE), schema=Schema.from_arrow(schema))
+    merged = table.take(
+        Record(("a",), 1, values=(("n", 7), ("many", [1, 2]))),
+        Record(("b",), 2, values=(("n", 2**40),)),
+        Record(("c",), 3, values=(("many", [1, 2**40]),)),
+        Record(("d",), 4, values=(("n", 8),)),
+        Record(("a",), 5, values=(("n", 2**40),), deletes=True),
+    )
+
+    assert {row["_offset"]: row["reason"].partition(" in the event")[0] for row in merged.refused.to_pylist()} == {
+        2: "column n is int64",
+        3: "column many is list<item: int64>",
+    }
+    assert all("see `widening`" in row["reason"] for row in merged.refused.to_pylist())
+    assert (merged.applied, table.rows("k", "n", "many")) == (3, [{"k": "d", "n": 8, "many": None}])
+    assert pa.schema(table.handle.schema().to_arrow()).field("n").type == pa.int32()
+
+    table.keyed = replace(KEYED, widening="feature")
+    with pytest.raises(NeedsSpark, match="wider types"):
+        table.take(Record(("b",), 6, values=(("n", 2**40),)))

@@ -277,6 +277,16 @@ def test_an_outbox_forgets_when_a_run_ends(loft: Loft) -> None:
     assert loft.flown() == [1, 2, 3]
 
 
+def test_an_outbox_of_a_sink_in_the_batches_forgets_when_a_run_ends(loft: Loft) -> None:
+    """Without it the rows of a nightly run that merges are in its outbox for ever."""
+    loft.sink = "{upsert: {table: silver.last, keys: [event.n]}}"
+    loft.comes(1, 2)
+    loft.run(retention="1 ms")
+
+    assert loft.rows("outbox.games__all__upsert") == []
+    assert len(loft.rows("silver.last")) == 2
+
+
 def test_a_lost_checkpoint_does_not_send_all_again(loft: Loft) -> None:
     """Without it a folder that was deleted by mistake posts a year of wins a second time."""
     loft.comes(1, 2)

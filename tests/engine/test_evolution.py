@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
+from router.config.models import Route
 from tests.engine import scenarios
 from tests.engine.conftest import COMMITS
+from tests.engine.parts import Events, Named, Where
+from tests.engine.query import records, shape
 from tests.engine.scenarios import HUGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
+    from tests.engine.conftest import MakeQuery
     from tests.engine.query import Query
 
 
@@ -150,6 +156,41 @@ def _copies(query: Query) -> list[dict[str, Any]]:
     from tests.engine.parts import copied
 
     return copied(query.folder / "copy")
+
+
+def test_a_table_that_widened_is_read_by_all(evolved: Query) -> None:
+    """Without it one large number locks polars and other delta-rs readers out of a table."""
+    for table in evolved.tables():
+        assert DeltaTable(evolved.lake.address(table)).to_pyarrow_table().num_rows
+
+
+def test_a_table_of_others_keeps_its_types(
+    make_query: MakeQuery, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it the router rewrites somebody's table, or locks its readers out, or holds back the rows that fit."""
+    old = {"game": "old", "id": 1, "inner": {"x": 1}}
+    schema = pa.schema([("game", pa.string()), ("id", pa.int32()), ("inner", pa.struct([("x", pa.int32())]))])
+    write_deltalake(str(tmp_path / "lake/silver/old"), pa.Table.from_pylist([old], schema))
+    route = Route(name="all", match=Where(sql="true"), sinks=(Named(sql="concat('silver.', event.game)"),))
+    decode = Events(ddl="game string, id bigint, inner struct<x: bigint, z: string>, bonus double")
+    query = make_query(tmp_path, decode=decode, routes=(route,))
+    report = query.take(records([
+        {"game": "old", "id": 2, "inner": {"x": 2, "z": "new"}, "bonus": 0.5},
+        {"game": "old", "id": HUGE},
+        {"game": "old", "id": 3, "inner": {"x": HUGE, "z": "lost"}},
+        {"game": "new", "id": HUGE},
+    ]))  # fmt: skip
+
+    assert query.rows("silver.old") == [
+        {"game": "old", "id": 1, "inner": {"x": 1, "z": None}, "bonus": None},
+        {"game": "old", "id": 2, "inner": {"x": 2, "z": "new"}, "bonus": 0.5},
+    ]
+    assert [type_ for _, type_ in shape(query, "silver.old")][1] == pa.int32()
+    assert [row["id"] for row in query.rows("silver.new")] == [HUGE]
+    assert query.letters("stage", "offset") == {("schema", 1): 1, ("schema", 2): 1}
+    assert all("`widening`" in row["reason"] for row in query.rows("ops.dead"))
+    assert report.routes["all"]["frozen"] == 0
+    assert "make dead letters" in caplog.text
 
 
 def test_routes_that_share_a_table_judge_their_own_rows(shared: Query) -> None:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.delta.parquet_writer import Staging
 from router.engine.label.layout import DEAD_SCHEMA
-from router.engine.land.parquet_writer import Staging
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_task, rows_by_table
 from router.engine.merge.delta_spark import (
     DEAD_LETTER,

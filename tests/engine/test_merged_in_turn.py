@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from router.engine.land.parquet_writer import Staging
+from router.delta.parquet_writer import Staging
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes
 from router.engine.merge.delta_spark import SparkMerger, TableMerge
 from tests.delta.histories import APP, KINDS, TABLE, Histories, Killed, killed

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from router.engine.land.parquet_writer import OPEN_FILES, Staging
+from router.delta.parquet_writer import OPEN_FILES, Staging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,12 +13,16 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from deltalake import write_deltalake
+from pyspark.sql.classic.dataframe import DataFrame
 
 from router import RAW_SCHEMA, StartError
 from router.config.loader import Loaded, load
 from router.config.models import Config, FilesSource, FormatSource, KafkaSource, Source
 from router.delta.lake import Lake
 from router.engine import source
+from router.engine.checkpoint_store import CheckpointStore
+from router.engine.land.job import BIG_ROW, BOUNDED
+from router.engine.session import BATCH_BYTES, UNBOUNDED
 from router.engine.source import kafka_options
 from router.engine.stream import run
 from router.registry import Registry, load_registry
@@ -160,6 +164,34 @@ def test_files_are_taken_as_they_arrive_each_once(drain: Drain, registry: Regist
         2,
         2,
     ]
+
+
+def test_a_query_that_begins_anew_lands_with_its_own_settings(
+    drain: Drain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it big records after an outage come to a task by the ten thousand, and the JVM dies of them."""
+    decided, collected = iter([OSError("the storage is away for a moment")]), DataFrame.collect
+    limits = []
+
+    def decide(store: CheckpointStore, manifest: Any) -> None:
+        for error in decided:
+            raise error
+        to_store(store, manifest)
+
+    def collect(frame: DataFrame) -> Any:
+        if frame.columns == ["report"]:
+            limits.append(frame.sparkSession.conf.get(BATCH_BYTES))
+        return collected(frame)
+
+    to_store = CheckpointStore.decide
+    monkeypatch.setattr(CheckpointStore, "decide", decide)
+    monkeypatch.setattr(DataFrame, "collect", collect)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.json").write_text(json.dumps({"n": "x" * BIG_ROW}) + '\n{"n": 1}\n')
+    lake, _ = drain({"files": {"path": str(tmp_path / "in")}})
+
+    assert limits == [UNBOUNDED, str(BOUNDED)] * 2
+    assert len(column(lake, "bronze.all", "value")) == 2
 
 
 def test_observers_hear_of_every_batch_and_break_none(drain: Drain, registry: Registry, tmp_path: Path) -> None:

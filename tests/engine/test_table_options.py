@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from router.config.models import Bronze, Route
 from router.delta.commit import TableCommit, to_delta
 from router.delta.lake import Lake
+from router.delta.parquet_writer import divided
 from router.delta.upsert import create_table
 from router.engine.commit.committers import _unfinished
-from router.engine.land.parquet_writer import divided
 from router.errors import StartError
 from router_decoders.json import Json
 from router_rules.rules import Sql

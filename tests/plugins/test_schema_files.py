@@ -43,9 +43,9 @@ def never(rows: int) -> DataFrame:
 def place(tmp_path: Path, raw: Raw) -> Any:
     """Make preparations in one folder; without values the source must not be read."""
 
-    def place(values: list[bytes | None] | None = None, refresh: bool = False) -> Preparation:
+    def place(values: list[bytes | None] | None = None, refresh: bool = False, debug: bool = False) -> Preparation:
         sample = never if values is None else lambda rows: raw(values).limit(rows)
-        return Preparation(tmp_path, refresh, sample, LearntSchemas())
+        return Preparation(tmp_path, refresh, sample, LearntSchemas(), debug)
 
     return place
 
@@ -87,6 +87,24 @@ def test_a_refresh_shows_what_changed(tmp_path: Path, place: Any, spark: Any, ca
         f"schema {file}: changed amount: bigint -> double",
         f"schema {file}: no differences",
     ]
+
+
+@pytest.mark.parametrize("name", ["my.games{}.schema.json", "games{}.ddl"])
+def test_a_debug_run_has_a_schema_file_of_its_own(tmp_path: Path, place: Any, name: str) -> None:
+    """Without it who tries something out changes the types of every table."""
+    decoder = Json.model_validate({"infer": {"file": name.format("")}})
+    fresh = decoder.prepare(place(SAMPLE, debug=True))
+    assert [path.name for path in tmp_path.iterdir()] == [name.format("_debug")]
+
+    (tmp_path / name.format("_debug")).unlink()
+    real = decoder.prepare(place(SAMPLE[:1]))
+    kept = (tmp_path / name.format("")).read_bytes()
+    assert decoder.prepare(place(debug=True)) == real != fresh
+
+    refreshed = decoder.prepare(place(SAMPLE, refresh=True, debug=True))
+    assert decoder.prepare(place(debug=True)) == refreshed == fresh
+    assert (tmp_path / name.format("")).read_bytes() == kept
+    assert decoder.prepare(place()) == real
 
 
 @pytest.mark.parametrize("values", [[], [b"broken", b"[1]", b"5", None]], ids=["no records", "no objects"])

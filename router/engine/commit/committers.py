@@ -17,8 +17,9 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from delta.tables import DeltaTable as DeltaTableOfSpark
+from delta.tables import DeltaTable
 from pyarrow import fs
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -26,6 +27,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 
 from router.columns import quoted
 from router.delta.commit import (
+    MADE,
     PROPERTIES,
     TableCommit,
     commit,
@@ -39,12 +41,13 @@ from router.delta.constraints import unsupported
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import THREADS, SparkTable, spark_table, unreadable
 from router.delta.upsert import SUPPORTED_PROPERTIES, create_table, made_by_spark
+from router.delta.widening import WIDENED, narrower, rewrite, rewritten, way, wider_schema
 from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from deltalake import DeltaTable
+    import deltalake
     from pyspark.sql import SparkSession
 
     from router.config.models import Config
@@ -148,7 +151,9 @@ class Committers:
             options = self.options.get(work.target)
             if options and not options.plain and (table is None or _unfinished(table, work, options)):
                 table = self._make(work, options, by_spark=by_spark)
-            still = as_decided(work, table)
+            elif by_spark and table is None:
+                _create(self.spark.newSession(), self.lake, work)
+            still = self._widened(as_decided(work, table), table)
             if by_spark or (table is not None and (still.widened or only_spark_appends(table, still))):
                 self._with_spark(still, notes)
                 made += 1
@@ -165,7 +170,7 @@ class Committers:
         schema, address, session = to_arrow_schema(work.columns), self.lake.address(work.table), self.spark.newSession()
         try:
             if by_spark:
-                create_with_spark(session, address, schema, options)
+                create_with_spark(session, (work.table, address), schema, options)
                 return spark_table(self.spark, self.lake, work.table)
             known = {name: value for name, value in options.properties.items() if name.startswith(SUPPORTED_PROPERTIES)}
             table = create_table(self.lake, work.table, schema, options.model_copy(update={"properties": known}))
@@ -175,6 +180,30 @@ class Committers:
         except Exception as error:  # whatever Spark raises belongs to this table only
             raise TableError(work.table, f"it cannot be made: {first_line(error)}") from error
         return table
+
+    def _widened(self, work: TableCommit, table: Any) -> TableCommit:
+        """Rewrite a table with wider types where the commit needs them; return what is left to do with the commit."""
+        if table is None or not work.widened:
+            return work
+        if not narrower(table, work.table, work.widened):
+            return replace(work, widened=None)
+        chosen = way(table, work.table, work.widening)
+        if chosen is None:
+            raise TableError(work.table, "its types are narrower than those of the staged rows, and must stay so")
+        if chosen == "feature":
+            return work
+        if isinstance(table, SparkTable):
+            self._rewrite_with_spark(table, work)
+        else:
+            rewrite(self.lake, work.table, table, work.widened, work.app_id)
+        return replace(work, widened=None)
+
+    def _rewrite_with_spark(self, table: SparkTable, work: TableCommit) -> None:
+        session, address = self.spark.newSession(), self.lake.address(work.table)
+        try:
+            rewrite_with_spark(session, address, table, str(work.widened), work.app_id)
+        except Exception as error:  # whatever Spark raises belongs to this table only
+            raise TableError(work.table, f"it could not be rewritten with wider types: {first_line(error)}") from error
 
     def _with_spark(self, work: TableCommit, notes: dict[str, str]) -> None:
         """Append the staged files' rows through Delta on Spark, under the same transaction id."""
@@ -222,7 +251,7 @@ def _staged_elsewhere(work: TableCommit) -> bool:
     return not all(file.path.startswith(folder) for file in work.files)
 
 
-def only_spark_appends(table: DeltaTable, work: TableCommit) -> bool:
+def only_spark_appends(table: deltalake.DeltaTable, work: TableCommit) -> bool:
     """Say whether delta-rs cannot add staged files to a table, which may be divided in another way than they are."""
     divided = {*table.metadata().partition_columns}
     alike = all(divided == file.partition.keys() for file in work.files)
@@ -268,13 +297,14 @@ def _text(text: str) -> str:
 
 
 def create_with_spark(
-    session: SparkSession, address: str, schema: pa.Schema, options: KeyedTable | TableOptions
+    session: SparkSession, where: tuple[str, str], schema: pa.Schema, options: KeyedTable | TableOptions
 ) -> None:
-    """Make a table without rows with Delta on Spark, unless it is there."""
+    """Make a table without rows with Delta on Spark, unless it is there; `where` is its name and its address."""
+    table, address = where
     first = [schema.field(name) for name in options.cluster_by]  # Delta clusters by columns with statistics only
     schema = pa.schema([*first, *(column for column in schema if column.name not in options.cluster_by)])
-    builder = DeltaTableOfSpark.createIfNotExists(session).location(address).addColumns(spark_schema(schema))
-    for name, value in {**PROPERTIES, **options.properties}.items():
+    builder = DeltaTable.createIfNotExists(session).location(address).addColumns(spark_schema(schema))
+    for name, value in {**PROPERTIES, MADE: table, **options.properties}.items():
         builder = builder.property(name, str(value))
     if options.comment:
         builder = builder.comment(options.comment)
@@ -291,6 +321,26 @@ def spark_schema(schema: pa.Schema) -> StructType:
     texts = [(column.metadata or {}).get(b"comment", b"").decode() for column in schema]
     made = zip(found, texts, strict=True)
     return StructType([StructField(f.name, f.dataType, True, {"comment": text} if text else None) for f, text in made])
+
+
+def _create(session: SparkSession, lake: Lake, work: TableCommit) -> None:
+    """Make a table without rows that says who made it, unless its folder holds files of somebody else."""
+    builder = DeltaTable.createIfNotExists(session).location(lake.address(work.table))
+    columns = from_arrow_schema(to_arrow_schema(work.columns), prefer_timestamp_ntz=True)
+    with suppress(AnalysisException):
+        builder.addColumns(columns).property(MADE, work.table).execute()
+
+
+def rewrite_with_spark(session: SparkSession, address: str, table: Any, widened: str, app_id: str) -> None:
+    """Rewrite a table once with wider types, in one commit of Delta on Spark; its properties stay."""
+    wider = wider_schema(table.schema().to_json(), widened, new_fields=False)
+    kinds = {field.name: field for field in StructType.fromJson(json.loads(wider))}
+    frame = session.read.format("delta").load(address)
+    columns = [F.col(quoted(name)).cast(f.dataType).alias(name, metadata=f.metadata) for name, f in kinds.items()]
+    writer = frame.select(*columns).write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+    once, notes = rewritten(app_id), json.dumps({WIDENED: ", ".join(names(widened))})
+    writer = writer.option("txnAppId", once.app_id).option("txnVersion", once.version).option("userMetadata", notes)
+    writer.partitionBy(*table.metadata().partition_columns).save(address)
 
 
 def widen(session: SparkSession, address: str, widened: str) -> None:

@@ -8,7 +8,7 @@ for the batches that follow.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from router.delta.casting import type_within
 from router.delta.commit import StagedFile, TableCommit, to_arrow, to_arrow_schema, to_delta
 from router.delta.constraints import constraints
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema, delta_type, limited_to
+from router.delta.widening import way
 from router.engine.label.expressions import Untranslatable, translate
 from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, Demands, Layout
 from router.errors import TableError
@@ -83,6 +84,7 @@ class SchemaEvolution:
         schemas |= {target.key: target.schema for target in layout.all_targets}
         casts, conflicts, frozen = dict(demands.casts), dict(demands.conflicts), dict(demands.frozen)
         modes = {target.key: target.evolution for target in layout.targets}
+        widening = {target.key: target.widening for target in layout.all_targets if not target.outbox}
         columns: dict[str, pa.Schema] = {}
         commits: list[TableCommit] = []
         refused: list[str] = []
@@ -103,11 +105,18 @@ class SchemaEvolution:
                     frozen[place] = _frozen(have, come, difference)
                     come = _without(come, frozen[place])
                     difference = compare(have, come)
+                asked = widening.get(target, "feature")  # nobody else reads an outbox
+                if have is not None and mode == "evolve":
+                    keeps = difference.widened and way(handles[table], table, asked) is None
+                    frozen[place] = _narrow(have, come, difference) if keeps else {}
+                    come = _without(come, frozen[place])
+                    difference = compare(have, come)
                 if not landed:
                     continue
                 casts[place], conflicts[place] = difference.cast, difference.conflicts
                 come = _written(come, difference)
-                commits.append(self._commit(handles[table], (target, table), tuple(landed), come, difference, batch))
+                work = self._commit(handles[table], (target, table), tuple(landed), come, difference, batch)
+                commits.append(replace(work, widening=asked))
                 have = pa.unify_schemas([have, come], promote_options="permissive") if have is not None else come
             columns[table] = have
         allowed = self._allowed(layout, {table: set(targets) for table, targets in by_table.items()}, named or {})
@@ -244,6 +253,12 @@ def _frozen(have: pa.Schema, come: pa.Schema, found: SchemaDiff) -> dict[str, pa
     return {
         name: type_within(kinds[name], delta_type(come.field(name).type)) if name in kinds else None for name in changed
     }
+
+
+def _narrow(have: pa.Schema, come: pa.Schema, found: SchemaDiff) -> dict[str, pa.DataType | None]:
+    """Return the types of columns that do not become wider; nested fields may come."""
+    kinds = {column.name: (have.field(column.name).type, come.field(column.name).type) for column in found.widened}
+    return {name: type_within(old, delta_type(new), new_fields=True) for name, (old, new) in kinds.items()}
 
 
 def _without(come: pa.Schema, frozen: dict[str, pa.DataType | None]) -> pa.Schema:

@@ -32,7 +32,7 @@ from router.table_names import underscored
 
 if TYPE_CHECKING:
     from router.engine.label.tree import Node
-    from router.sinks import Evolution, KeyedTable, MergingSink
+    from router.sinks import Evolution, KeyedTable, MergingSink, Widening
     from router.table_names import BronzeTables
     from router.table_options import TableOptions
 
@@ -98,6 +98,7 @@ class Target:
     outbox: bool = False
     merge_by: str | None = None
     evolution: Evolution = "evolve"
+    widening: Widening = "rewrite"
     zero_is_absent: bool = False
     quarantine: Target | None = None
     suffix: str = ""
@@ -215,11 +216,6 @@ class Demands:
             if (place in self.blocked) != (place in other.blocked):
                 return True
         return self.allowed != other.allowed
-
-
-def too_wide(column: str, come: pa.DataType, have: pa.DataType) -> str:
-    """Return why a value does not go into a table that may not change."""
-    return f"column {column} is {come} in the event, and this value does not fit the table's {have}"
 
 
 def outbox_of(query: str, route: str, sink: str) -> str:

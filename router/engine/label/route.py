@@ -311,7 +311,7 @@ class RoutePlanner:
             return replace(_kept(blank, columns), table=table, outbox=True)
         named = sink.table()
         check_options(sink, f"route {blank.route}, sink {blank.sink}", kind)
-        blank = replace(blank, seen=sink.columns == "seen", evolution=sink.evolution)
+        blank = replace(blank, seen=sink.columns == "seen", evolution=sink.evolution, widening=sink.widening)
         blank = replace(blank, zero_is_absent=config.decode.zero_is_absent)
         blank = replace(blank, quarantine=_quarantine(frame, blank, config), partition_by=sink.partition_by)
         if isinstance(named, str):

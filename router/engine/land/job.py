@@ -12,7 +12,7 @@ from pyarrow import fs
 from pyspark.sql import functions as F
 
 from router.delta.commit import StagedFile
-from router.engine.land.parquet_writer import Staging
+from router.delta.parquet_writer import Staging
 from router.engine.land.task import LandingWork, landing_task
 from router.engine.session import BATCH_BYTES, UNBOUNDED
 

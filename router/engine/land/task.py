@@ -17,6 +17,9 @@ import pyarrow.compute as pc
 
 from router.decoding import keep_archives
 from router.delta.casting import cast_down, cast_to, has_value
+from router.delta.parquet_writer import attempt
+from router.delta.schema_diff import too_wide
+from router.delta.widening import KEEPS
 from router.engine.label.expressions import evaluate
 from router.engine.label.labels import Labelling, labelled
 from router.engine.label.layout import (
@@ -29,15 +32,13 @@ from router.engine.label.layout import (
     Demands,
     RouteLabels,
     Target,
-    too_wide,
 )
 from router.engine.label.tree import columns_of
-from router.engine.land.parquet_writer import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from router.engine.land.parquet_writer import Staging
+    from router.delta.parquet_writer import Staging
 
 SOURCES = COORDINATES | SCHEMA_COLUMNS
 WANTED = 10_000
@@ -386,6 +387,7 @@ class _Task:
                 lost |= found.too_wide
             elif found.too_wide.any():
                 reason = f"table {table}: {too_wide(column, target.schema.field(column).type, kind)}"
+                reason += KEEPS if target.evolution == "evolve" else ""
                 self._refuse(rows, target, index[found.too_wide], "schema", reason)
                 part, index, lost = (
                     part.filter(pa.array(~found.too_wide)),

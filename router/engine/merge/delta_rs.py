@@ -21,13 +21,14 @@ import pyarrow.parquet as pq
 from router.decoding import keep_archives
 from router.delta.casting import cast_to
 from router.delta.commit import StagedFile, to_arrow_schema
+from router.delta.parquet_writer import attempt
 from router.delta.row_checks import REASON, EvolutionForbidden
 from router.delta.row_order import OUTBOX_ONLY, POSITION
 from router.delta.schema_diff import delta_schema
 from router.delta.table_cache import THREADS
-from router.delta.upsert import NeedsSpark, TableUpsert, UpsertResult, upsert
+from router.delta.upsert import NeedsRewrite, NeedsSpark, TableUpsert, UpsertResult, upsert
+from router.delta.widening import rewrite
 from router.engine.label.layout import COORDINATES, DEAD_SCHEMA, TABLE
-from router.engine.land.parquet_writer import attempt
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from router.delta.commit import TableCommit
     from router.delta.lake import Lake
-    from router.engine.land.parquet_writer import Staging
+    from router.delta.parquet_writer import Staging
     from router.sinks import KeyedTable
 
     Merge = tuple[str, dict[str, Any], pa.Table | None]
@@ -184,7 +185,7 @@ def merge_table(job: MergeJob, given: tuple[str, pa.Table]) -> Merge:
     """Merge one table; return its name, the report, and the refused rows."""
     table, rows = given
     try:
-        found = upsert(job.staging.lake, job.upsert(table), rows)
+        found = _upserted(job, table, rows)
     except NeedsSpark as why:
         return table, {"spark": str(why)}, None
     except TableError as error:
@@ -194,6 +195,17 @@ def merge_table(job: MergeJob, given: tuple[str, pa.Table]) -> Merge:
     else:
         return table, {"counts": counts(found)}, found.refused
     return table, {"failed": what, "forbidden": forbidden, "rows": len(rows)}, None
+
+
+def _upserted(job: MergeJob, table: str, rows: pa.Table) -> UpsertResult:
+    """Merge one table, which is rewritten first where it needs wider types and may have them so."""
+    lake, work = job.staging.lake, job.upsert(table)
+    try:
+        return upsert(lake, work, rows)
+    except NeedsRewrite as needed:
+        if (handle := lake.open(table)) is not None:
+            rewrite(lake, table, handle, needed.columns, work.app_id)
+        return upsert(lake, work, rows)
 
 
 def counts(found: UpsertResult) -> dict[str, int]:

@@ -28,7 +28,7 @@ from router.delta import row_versions
 from router.delta.casting import cast_to
 from router.delta.commit import conflict_error, has_transaction, retry_on_conflict, to_arrow, to_delta
 from router.delta.constraints import computed
-from router.delta.row_checks import EvolutionForbidden, check_rows, own_names, refuse_lost_keys, wanted_schema
+from router.delta.row_checks import EvolutionForbidden, check_rows, narrow, own_names, refuse_lost_keys, wanted_schema
 from router.delta.row_order import DELETED, HELD, REFUSED, SINCE, comparable, keys_and_order
 from router.delta.row_versions import versions_schema
 from router.delta.scd import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, TIMESTAMP, UPDATE
@@ -44,7 +44,8 @@ from router.delta.upsert import (
     merge_condition,
     refuse_absent,
 )
-from router.engine.commit.committers import create_with_spark, spark_schema, widen
+from router.delta.widening import rewrite, way
+from router.engine.commit.committers import create_with_spark, rewrite_with_spark, spark_schema, widen
 from router.engine.label.layout import DEAD_SCHEMA, TABLE
 from router.engine.merge.delta_rs import COUNTS, as_dead_letters
 from router.errors import TableError
@@ -156,11 +157,12 @@ class TableMerge:
         """Return the report."""
         once, deleting = self.work.ids
         handle = self._grown()
-        have = to_arrow(handle)
+        have, widens = to_arrow(handle), way(handle, self.work.table, self.work.keyed.widening) is not None
         again = has_transaction(handle, once)
         settings = handle.metadata().configuration
         self.checks = {name.removeprefix(CHECK): sql for name, sql in settings.items() if name.startswith(CHECK)}
-        asked = DecisionInput(self.work.table, have, self.work.keyed, self.job.route, self.job.sink, self.job.batch)
+        about = self.job.route, self.job.sink, self.job.batch
+        asked = DecisionInput(self.work.table, have, self.work.keyed, *about, widens=widens)
         decided = self._decided(asked, again=again).persist()
         try:
             report = json.loads(decided.filter(F.col(OP) == REPORT).collect()[0][REPORT_JSON])
@@ -190,15 +192,30 @@ class TableMerge:
         have = to_arrow(handle)
         refuse_lost_keys(have, self.work.table, keyed)
         if keyed.evolution == "evolve":
-            found = compare(delta_schema(have), wanted)
+            handle, found = self._widened(handle, wanted)
         else:
             lacking = own_names(keyed) - set(have.names)
             found = SchemaDiff(added=tuple(field for field in wanted if field.name in lacking))
         if found.added:
             self._add(handle, [*found.added])
-        if found.widened:
-            widen(self.spark.newSession(), self.address, to_delta(pa.schema(found.widened)))
-        return self._opened() if found.added or found.widened else handle
+        return self._opened() if found.added else handle
+
+    def _widened(self, handle: deltalake.DeltaTable, wanted: pa.Schema) -> tuple[deltalake.DeltaTable, SchemaDiff]:
+        """Make columns wider where the table may have them so; return it, and what else it lacks."""
+        found = compare(delta_schema(to_arrow(handle)), wanted)
+        if not found.widened:
+            return handle, found
+        chosen, widened = way(handle, self.work.table, self.work.keyed.widening), to_delta(pa.schema(found.widened))
+        if chosen is None:
+            return handle, narrow(to_arrow(handle), wanted, found)
+        if chosen == "feature":
+            widen(self.spark.newSession(), self.address, widened)
+        elif self.work.keyed.engine == "spark":
+            rewrite_with_spark(self.spark.newSession(), self.address, handle, widened, self.work.app_id)
+        else:
+            rewrite(self.lake, self.work.table, handle, widened, self.work.app_id)
+        handle = self._opened()
+        return handle, compare(delta_schema(to_arrow(handle)), wanted)
 
     def _opened(self) -> deltalake.DeltaTable:
         handle = self.lake.open(self.work.table)
@@ -206,7 +223,7 @@ class TableMerge:
         return handle
 
     def _create(self, schema: pa.Schema) -> None:
-        create_with_spark(self.spark.newSession(), self.address, schema, self.work.keyed)
+        create_with_spark(self.spark.newSession(), (self.work.table, self.address), schema, self.work.keyed)
 
     def _add(self, handle: deltalake.DeltaTable, columns: list[pa.Field]) -> None:
         """Add columns with a commit of no rows; it must name partitions, and what generated columns are made of."""
@@ -332,6 +349,7 @@ class DecisionInput:
     route: str
     sink: str
     batch: int
+    widens: bool = True
 
     @property
     def answers(self) -> pa.Schema:
@@ -358,7 +376,7 @@ def answers(asked: DecisionInput, given: pa.Table) -> Iterator[pa.Table]:
     held = given.column(HELD_VERSION)
     rows = comparable(given.filter(pc.is_null(held)).drop_columns([HELD_VERSION]), asked.keyed)
     try:
-        checked = check_rows(rows, asked.have, asked.table, asked.keyed)
+        checked = check_rows(rows, asked.have, asked.table, asked.keyed, widens=asked.widens)
     except TableError as error:
         report = {"failed": error.what, "forbidden": isinstance(error, EvolutionForbidden)}
         yield _answer(asked, REPORT, pa.table({REPORT_JSON: [json.dumps(report)]}))

@@ -18,6 +18,7 @@ from router.engine.commit.committers import Committers, staged_rows
 from router.engine.label.layout import COORDINATES, outbox_of
 from router.engine.label.planner import Planner
 from router.engine.merge.coordinator import MergeCoordinator, OutboxRows
+from router.engine.outbox.retention import OutboxRetention
 from router.errors import RouterError, SinkError, StartError
 from router.parts import RAW_SCHEMA
 from router.sinks import Applied, ApplyingSink, Batch, MergingSink, Opening
@@ -63,6 +64,7 @@ class Outboxes:
         about = self.query, self.lake, self.spark, self.store, self.committers
         self.merger = MergeCoordinator(*about, config.landing, config.dead_letters)
         self.sinks: dict[str, Sink] = {f"{route}/{name}": sink for route, name, sink in config.all_sinks()}
+        self.retention = OutboxRetention(config, self.lake, self.store, self.committers)
 
     def apply(self, layout: Layout, manifest: Manifest, *, replay: bool) -> AppliedBatch:
         """Give each sink its rows of a batch, unless it has applied them before."""
@@ -77,11 +79,17 @@ class Outboxes:
             elif work.target in manifest.targets and work.table.startswith("outbox."):
                 where = f"its {work.rows} events stay in {work.table}"
                 log.warning("%s, batch %d: no sink %s any more; %s", self.config.name, work.version, work.target, where)
+        if self.applier.sends:
+            self.retention.after_batch(target for target in targets.values() if not self._is_detached(target))
         return AppliedBatch(counts, set(self.merger.tables))
+
+    def _is_detached(self, target: Target) -> bool:
+        sink = self.sinks[target.key]
+        return isinstance(sink, ApplyingSink) and sink.detached
 
     def _apply(self, target: Target, work: TableCommit, manifest: Manifest, replay: bool) -> Applied:
         sink = self.sinks[target.key]
-        if isinstance(sink, ApplyingSink) and sink.detached and self.applier.sends:
+        if self._is_detached(target) and self.applier.sends:
             return Applied()  # its own query reads them from the outbox
         events = staged_rows(self.spark, self.lake, work)
         if isinstance(sink, MergingSink):

@@ -21,6 +21,7 @@ from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.label.layout import outbox_of
 from router.engine.outbox.apply import Applier, OutboxSink
+from router.engine.outbox.retention import TIDY_SECONDS
 from router.engine.retryable_errors import passing
 from router.errors import SinkError, StartError, TableError, first_line
 from router.sinks import Applied, Batch
@@ -40,8 +41,6 @@ FILES_AT_ONCE = 200
 LONGEST_PAUSE = 60.0
 """Longest pause between two tries of a sink that fails, in seconds. The other sinks go on meanwhile."""
 POLL_SECONDS = 0.2
-TIDY_SECONDS = 3600.0
-"""Seconds between two deletions of old rows from an outbox."""
 GROWN = "DELTA_SCHEMA_CHANGED"
 """The error of Delta's source when an outbox has gained columns: a new start of the query reads them."""
 
