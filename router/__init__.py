@@ -28,6 +28,7 @@ from router.parts import (
 )
 from router.reader import read
 from router.sinks import ApplyingSink, Batch, KeyedTable, MergingSink, Opening, Outcome, Parts, Resent, Sink, TableSink
+from router.table_options import check_property
 
 __all__ = [
     "RAW_SCHEMA",
@@ -60,6 +61,7 @@ __all__ = [
     "StartError",
     "TableError",
     "TableSink",
+    "check_property",
     "hookimpl",
     "keep_archives",
     "read",

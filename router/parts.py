@@ -196,6 +196,10 @@ class Rule(Part, ABC):
         A row on which the column cannot be evaluated does not match. Runs on the driver.
         """
 
+    def known_values(self) -> Mapping[str, frozenset[str]]:
+        """Return the only texts that columns can have in rows that match, where the rule says so."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Encoded:

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from router.errors import StartError
 from router.parts import Part
+from router.table_options import TableOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ class Sink(Part, ABC):
     kind = "sink"
 
 
-class TableSink(Sink, ABC):
+class TableSink(TableOptions, Sink, ABC):
     """A sink that names the Delta table of each event; the engine stages and commits the rows.
 
     Delivery: exactly once.
@@ -69,6 +70,13 @@ class TableSink(Sink, ABC):
 
         A name that breaks the naming rule makes the row a dead letter. Runs on the driver.
         """
+
+    def table_template(self) -> str | None:
+        """Return the template of the names, with fields in braces, where rows that differ in a field must not meet.
+
+        `router check` refuses one with which they could. None: names are as they are.
+        """
+        return None
 
 
 WEEK = timedelta(days=7)
@@ -138,6 +146,13 @@ class MergingSink(Sink, ABC):
 
         A name that breaks the naming rule makes the row a dead letter. Runs on the driver.
         """
+
+    def table_template(self) -> str | None:
+        """Return the template of the names, with fields in braces, where rows that differ in a field must not meet.
+
+        `router check` refuses one with which they could. None: names are as they are.
+        """
+        return None
 
     @abstractmethod
     def keyed(self) -> KeyedTable:

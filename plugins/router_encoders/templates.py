@@ -39,9 +39,17 @@ def parse(template: str) -> list[str | Placeholder]:
     return pieces
 
 
-def text_column(pieces: Iterable[str | Placeholder]) -> Column:
+def text_column(pieces: Iterable[str | Placeholder | Column]) -> Column:
     """Return the text that each row's values make of a template; null where one of them is null."""
-    return F.concat(*(F.col(one.path).cast("string") if isinstance(one, Placeholder) else F.lit(one) for one in pieces))
+    columns = (F.col(one.path) if isinstance(one, Placeholder) else one for one in pieces)
+    return F.concat(*(F.lit(one) if isinstance(one, str) else one.cast("string") for one in columns))
+
+
+def table_column(template: str) -> Column:
+    """Return the table that each row's values make of a template; hyphens of a topic become underscores in it."""
+    topic = F.replace(F.col("topic"), F.lit("-"), F.lit("_"))
+    named = (topic if piece == Placeholder("topic") else piece for piece in parse(template))
+    return text_column(named)
 
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\.[a-z0-9][a-z0-9_]{0,127}")

@@ -28,6 +28,8 @@ from pyspark.sql import functions as F
 from router import Rule
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from typing_extensions import Self
 
 
@@ -108,6 +110,12 @@ class Field(Rule):
             raise ValueError(f"give exactly one of {', '.join(TESTS)}; {found}")
         return self
 
+    def known_values(self) -> Mapping[str, frozenset[str]]:
+        """Return the texts that the rule lists; a number equals more than one text."""
+        wanted = self.one_of if self.equals is None else (self.equals,)
+        texts = [value for value in wanted or () if isinstance(value, str)]
+        return {self.column: frozenset(texts)} if texts and len(texts) == len(wanted or ()) else {}
+
     def matches(self) -> Column:
         """Return the test; null where the field is null, except for `exists`."""
         value = F.col(self.column)
@@ -149,6 +157,10 @@ class All(Rule):
     main_option: ClassVar[str | None] = "rules"
 
     rules: tuple[Rule, ...] = Option(min_length=1, description="rules, such as [{sql: ...}, {field: ...}]")
+
+    def known_values(self) -> Mapping[str, frozenset[str]]:
+        """Return what any of the rules says."""
+        return {column: texts for rule in self.rules for column, texts in rule.known_values().items()}
 
     def matches(self) -> Column:
         """Return the conjunction."""

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from router import KeyedTable, MergingSink, TableSink
-from router_encoders.templates import check_name, check_template, parse, text_column
+from router import KeyedTable, MergingSink, TableSink, check_property
+from router_encoders.templates import check_name, check_template, table_column
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,10 +44,11 @@ class Delta(TableSink):
 class Tables(TableSink):
     """Append events to one Delta table per value of one or more fields.
 
-    `table: silver.{event.game}` sends an event of the game uno to silver.uno. What stands in braces is a field or a
-    raw column, the rest is taken as it is. Tables are made when their first event comes. An event for which a field
-    in braces is null, or whose name breaks the naming rule (letters, digits and underscores; capitals become small),
-    is a dead letter, and so is one for a table beyond `at_most`.
+    `table: silver.{event.game}` sends an event of the game uno to silver.uno. What stands in braces is a field, a raw
+    column or, where there is none of that name, a column that `select` makes; the rest is taken as it is. Tables are
+    made when their first event comes. An event for which a field in braces is null, or whose name breaks the naming
+    rule (letters, digits and underscores; capitals become small, and hyphens of `topic` underscores), is a dead letter,
+    and so is one for a table beyond `at_most`.
 
     Delivery: exactly once, for hundreds of tables at the price of about one.
     """
@@ -61,6 +61,10 @@ class Tables(TableSink):
         default="seen",
         description="`seen`: a table gains a column with its first value; `all`: it has every column of the route",
     )
+    collisions: Literal["refuse", "accept"] = Field(
+        default="refuse",
+        description="`accept`: rows may meet in a table though fields of its name differ (a_b, c and a, b_c: a_b_c)",
+    )
 
     @field_validator("template")
     @classmethod
@@ -69,7 +73,11 @@ class Tables(TableSink):
 
     def table(self) -> Column:
         """Return the name as the data has it, null where a field of it is null; the engine applies the naming rule."""
-        return text_column(parse(self.template))
+        return table_column(self.template)
+
+    def table_template(self) -> str | None:
+        """Return the template, unless tables may be shared."""
+        return self.template if self.collisions == "refuse" else None
 
 
 KEPT = re.compile(r"\s*([0-9]{1,6})\s*(min|h|d)\s*")
@@ -79,35 +87,9 @@ SIZE = re.compile(r"\s*([0-9]{1,6})\s*(mb|gb)\s*", re.IGNORECASE)
 SIZES = {"mb": 1 << 20, "gb": 1 << 30}
 LEAST = 256 << 20
 """Bytes. A merge reads several files at once, and the rows of a batch cannot be spilled."""
-FLAG = re.compile(r"true|false")
-NUMBER = re.compile(r"-?[0-9]{1,18}")
-TIME = re.compile(r"interval [0-9]{1,6} (second|minute|hour|day|week)s?")
-TEXT = re.compile(r".+")
-PROPERTIES = {
-    "delta.autoOptimize.autoCompact": FLAG,
-    "delta.autoOptimize.optimizeWrite": FLAG,
-    "delta.checkpoint.writeStatsAsJson": FLAG,
-    "delta.checkpoint.writeStatsAsStruct": FLAG,
-    "delta.checkpointInterval": NUMBER,
-    "delta.columnMapping.mode": re.compile(r"none|name"),
-    "delta.dataSkippingNumIndexedCols": NUMBER,
-    "delta.dataSkippingStatsColumns": TEXT,
-    "delta.deletedFileRetentionDuration": TIME,
-    "delta.enableChangeDataFeed": FLAG,
-    "delta.enableDeletionVectors": FLAG,
-    "delta.enableExpiredLogCleanup": FLAG,
-    "delta.enableInCommitTimestamps": FLAG,
-    "delta.enableRowTracking": FLAG,
-    "delta.enableTypeWidening": FLAG,
-    "delta.logRetentionDuration": TIME,
-    "delta.randomizeFilePrefixes": FLAG,
-}
-"""The properties that Delta knows, with their values: https://docs.delta.io/latest/table-properties.html"""
-REFUSED_PROPERTIES = {
-    "delta.checkpointPolicy": "both engines write classic checkpoints only; take it away",
-    "delta.appendOnly": "rows of a keyed table change; take the property away",
-    "delta.setTransactionRetentionDuration": "transaction ids keep a batch from being merged twice; take it away",
-}
+
+
+KEYED = {"delta.appendOnly": "rows of a keyed table change; take the property away"}
 """Properties that a keyed table must not have, and why."""
 
 
@@ -128,6 +110,10 @@ class Upsert(MergingSink):
 
     # `table` is the method that the engine calls, so the option of that name is an alias
     template: str = Field(alias="table", description="silver.profiles, or with fields: silver.{event.game}_profiles")
+    collisions: Literal["refuse", "accept"] = Field(
+        default="refuse",
+        description="`accept`: rows may meet in a table though fields of its name differ (a_b, c and a, b_c: a_b_c)",
+    )
     keys: tuple[str, ...] = Field(min_length=1, description="columns of the route that tell rows apart: event.gamer_id")
     newest_by: str | tuple[str, ...] = Field(
         default=OFFSET, min_length=1, description="SQL over event and raw columns, the most important first: event.at"
@@ -203,7 +189,7 @@ class Upsert(MergingSink):
     @field_validator("properties")
     @classmethod
     def _known(cls, properties: dict[str, str]) -> dict[str, str]:
-        return {name: check_property(name, value) for name, value in properties.items()}
+        return {name: check_property(name, value, KEYED) for name, value in properties.items()}
 
     @model_validator(mode="after")
     def _divided_once(self) -> Self:
@@ -231,7 +217,11 @@ class Upsert(MergingSink):
 
     def table(self) -> str | Column:
         """Return the fixed name, or the name as the data has it; the engine applies the naming rule."""
-        return text_column(parse(self.template)) if "{" in self.template else self.template
+        return table_column(self.template) if "{" in self.template else self.template
+
+    def table_template(self) -> str | None:
+        """Return the template, unless tables may be shared."""
+        return self.template if self.collisions == "refuse" else None
 
     def keyed(self) -> KeyedTable:
         """Return how the rows of a key become one."""
@@ -275,27 +265,3 @@ def _bytes(text: str) -> int:
     if not found:
         raise ValueError("is not a size; write a number and a unit: 512 MB, 2 GB")
     return int(found[1]) * SIZES[found[2].lower()]
-
-
-def check_property(name: str, value: str) -> str:
-    """Return the value of a property that a keyed table can have; raise ValueError with what to write instead.
-
-    Properties that do not begin with `delta.` are free text.
-    """
-    if not name.startswith("delta."):
-        return value
-    if name in REFUSED_PROPERTIES and value not in ("false", "classic"):
-        raise ValueError(f"{name}: {REFUSED_PROPERTIES[name]}")
-    if name.startswith("delta.constraints."):
-        raise ValueError(f"{name}: a CHECK is added when the table is there: ALTER TABLE ... ADD CONSTRAINT")
-    if name not in PROPERTIES and name not in REFUSED_PROPERTIES:
-        near = get_close_matches(name, PROPERTIES, n=1)
-        raise ValueError(f"{name}: Delta knows no such property{f'; did you mean {near[0]}?' if near else ''}")
-    if name in PROPERTIES and not PROPERTIES[name].fullmatch(value):
-        raise ValueError(f"{name}: {value!r} is not a value of it; {_form(PROPERTIES[name])}")
-    return value
-
-
-def _form(kind: re.Pattern[str]) -> str:
-    forms = {FLAG: "write true or false", NUMBER: "write a number", TIME: "write a time: interval 7 days"}
-    return forms.get(kind, f"write {kind.pattern.replace('|', ' or ')}")

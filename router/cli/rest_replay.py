@@ -195,7 +195,9 @@ def _show(found: list[tuple[Resender, ReplayRows]], title: str) -> None:
 
 def _tell_gone(resender: Resender, gone: int) -> None:
     config = resender.config
-    kept = f"{config.bronze} has their records" if config.bronze else "there is no `bronze` that has their records"
+    kept = (
+        f"{config.bronze.table} has their records" if config.bronze else "there is no `bronze` that has their records"
+    )
     click.echo(
         f"{gone:,} more rows are not in {resender.outbox} any more (outbox_retention: {config.outbox_retention}) and "
         f"cannot be sent; {kept}, and {config.dead_letters} the rows of those that are dead"

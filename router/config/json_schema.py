@@ -42,6 +42,11 @@ class _Generator(GenerateJsonSchema):
     def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:
         return _or_variable(super().literal_schema(schema))
 
+    def tuple_schema(self, schema: core_schema.TupleSchema) -> JsonSchemaValue:
+        made = super().tuple_schema(schema)
+        items = made.get("items")  # a variable can hold a list of values, not one of mappings
+        return made if not items or _PLACEHOLDER in items or "$ref" in items else _or_variable(made)
+
     def str_schema(self, schema: core_schema.StringSchema) -> JsonSchemaValue:
         made = super().str_schema(schema)
         return _or_variable(made) if "pattern" in made else {**made, "type": _TEXT}

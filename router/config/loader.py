@@ -14,7 +14,7 @@ from router.config.models import Config
 from router.config.problems import Document, in_order, inside, problems_of, widths_of
 from router.config.validation import cross_checks
 from router.config.variables import substitute
-from router.config.yaml_tree import Node, Scalar, parse, plain_data
+from router.config.yaml_tree import Node, Scalar, as_lists, parse, plain_data
 from router.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from router.registry import Location, Registry
 
 _TEXT_WANTED = {"string_type", "bytes_type", "path_type", "url_type"}
+_LIST_WANTED = {"tuple_type", "list_type", "set_type", "frozen_set_type"}
 _ROUNDS = 5  # rules inside rules show their faults one level at a time, at worst
 
 
@@ -90,10 +91,12 @@ def _validated(document: Document, registry: Registry) -> tuple[Config | None, l
             break
         except ValidationError as error:
             wanted = as_text | _wanted_as_text(error, document)
+            lists = _wanted_as_list(error, document) - wanted  # what may be either is a text
             problems = problems_of(error, document, registry.entries)
-        if wanted == as_text:
+        listed = as_lists(document.root, lists) if lists else document.root
+        if wanted == as_text and listed == document.root:
             break
-        as_text = wanted
+        as_text, document = wanted, replace(document, root=listed)
     findings = cross_checks(document.root, registry)
     problems += [document.problem(found.loc, found.what, found.hint, at_key=found.at_key) for found in findings]
     return config, problems
@@ -107,6 +110,13 @@ def _wanted_as_text(error: ValidationError, document: Document) -> frozenset[int
     lines = (line for line in error.errors(include_url=False) if line["type"] in _TEXT_WANTED)
     nodes: list[Node] = [document.locate(line["loc"]).node for line in lines]
     return frozenset(id(node) for node in nodes if isinstance(node, Scalar) and (node.text or node.tainted))
+
+
+def _wanted_as_list(error: ValidationError, document: Document) -> frozenset[int]:
+    """Return the scalars with a variable in them where a list is needed: `topics: ${TOPICS}` with `a,b`."""
+    lines = (line for line in error.errors(include_url=False) if line["type"] in _LIST_WANTED)
+    nodes = [document.locate(line["loc"]).node for line in lines]
+    return frozenset(id(node) for node in nodes if isinstance(node, Scalar) and node.tainted and not node.broken)
 
 
 def _fingerprint(root: Node) -> str:

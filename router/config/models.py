@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ByteSize,
     ConfigDict,
     Field,
@@ -20,7 +21,9 @@ from pydantic import (
 )
 
 from router.parts import Decoder, Rule
-from router.sinks import ApplyingSink, Sink
+from router.sinks import ApplyingSink, Sink, TableSink
+from router.table_names import BronzeTables
+from router.table_options import TableOptions
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _LONG_FORMS = {
@@ -52,7 +55,9 @@ def moment(text: str) -> datetime:
 
 
 NAME_PATTERN = r"^[a-z][a-z0-9_]{0,63}$"
+HYPHENED_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
 TABLE_PATTERN = r"^[a-z][a-z0-9_]{0,63}\.[a-z0-9][a-z0-9_]{0,127}$"
+BRONZE_PATTERN = rf"{TABLE_PATTERN}|^[a-z][a-z0-9_]{{0,63}}\.([a-z0-9][a-z0-9_]{{0,63}})?\{{topic\}}[a-z0-9_]{{0,63}}$"
 
 
 def _interval(text: str) -> str:
@@ -72,7 +77,10 @@ def _debug(place: str) -> str:
 
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+HyphenedName = Annotated[str, StringConstraints(pattern=HYPHENED_PATTERN)]
+"""The name of a query or a route; where a table is named after it, a hyphen becomes an underscore."""
 TableName = Annotated[str, StringConstraints(pattern=TABLE_PATTERN)]
+BronzeName = Annotated[str, StringConstraints(pattern=BRONZE_PATTERN)]
 Interval = Annotated[str, AfterValidator(_interval)]
 Moment = Annotated[str, AfterValidator(_moment)]
 
@@ -120,6 +128,32 @@ class FormatSource(Model):
     )
 
 
+BRONZE_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp_type", "headers", "batch_id")
+
+
+class Bronze(Model, TableOptions):
+    """The table of every record as received, or one for each topic."""
+
+    table: BronzeName = Field(description="layer.table; bronze.{topic}: one for each topic")
+
+    @model_validator(mode="after")
+    def _columns_of_bronze(self) -> Bronze:
+        fit = {
+            "partition_by": ("topic", "partition"),
+            "cluster_by": ("topic", "partition", "offset", "timestamp", "batch_id"),
+            "comments": BRONZE_COLUMNS,
+        }
+        for option, columns in fit.items():
+            if unfit := [name for name in getattr(self, option) if name not in columns]:
+                raise ValueError(f"`{option}` of bronze takes {', '.join(columns)}, not {unfit[0]}")
+        return self
+
+
+def _bronze(value: object) -> object:
+    """Take the name alone for the options of bronze."""
+    return {"table": value} if isinstance(value, str) else value
+
+
 class Source(Model):
     """Where records come from: exactly one of the kinds."""
 
@@ -139,7 +173,7 @@ class Expectation(Model):
 class Route(Model):
     """A rule, a projection, expectations and sinks."""
 
-    name: Name
+    name: HyphenedName
     match: Rule
     select: tuple[str, ...] = Field(default=("event.*",), description="SQL expressions; the columns of the route")
     expect: tuple[Expectation, ...] = ()
@@ -211,13 +245,15 @@ class QuarantineOptions(Model):
 class Config(Model):
     """One router: a source, a decoder, routes and where everything goes."""
 
-    name: Name
+    name: HyphenedName
     lake: str = Field(description="folder or URI; the table layer.table lives at lake/layer/table")
     storage_options: dict[str, SecretStr] = Field(default_factory=dict)
     checkpoint: str | None = Field(default=None, description="default: LAKE/_router/NAME")
     source: Source
     decode: Decoder
-    bronze: TableName | None = Field(default=None, description="table of every record as received")
+    bronze: Annotated[Bronze, BeforeValidator(_bronze, json_schema_input_type=BronzeName | Bronze)] | None = Field(
+        default=None, description="table of every record as received; bronze.{topic}: one for each topic"
+    )
     routes: tuple[Route, ...] = ()
     dead_letters: TableName
     unmatched: Literal["dead_letters", "drop"] = "dead_letters"
@@ -266,6 +302,16 @@ class Config(Model):
         """Return this with a lake and a checkpoint of its own."""
         checkpoint = _debug(self.checkpoint) if self.checkpoint else None
         return self.model_copy(update={"lake": _debug(self.lake), "checkpoint": checkpoint, "debug": True})
+
+    def bronze_tables(self) -> BronzeTables | None:
+        """Return which tables have every record as received."""
+        return BronzeTables(self.bronze.table, frozenset({self.dead_letters, self.ledger})) if self.bronze else None
+
+    def table_options(self) -> dict[str, TableOptions]:
+        """Return how tables are made, by target: `route/sink` and `/bronze`."""
+        found: dict[str, TableOptions] = {"/bronze": self.bronze} if self.bronze else {}
+        sinks = ((f"{route}/{name}", sink) for route, name, sink in self.all_sinks())
+        return found | {key: sink for key, sink in sinks if isinstance(sink, TableSink)}
 
     def storage(self) -> dict[str, str]:
         """Return the options of the storage as it takes them: with secrets in the clear, not to be shown or kept."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
-from router.config.models import NAME_PATTERN, TABLE_PATTERN, Config
+from router.config.models import BRONZE_PATTERN, HYPHENED_PATTERN, NAME_PATTERN, TABLE_PATTERN, Config
 from router.config.yaml_tree import Items, Keys, MappingEntry, Node, Scalar, children
 from router.errors import Problem, printable
 from router.parts import Part
@@ -66,6 +66,9 @@ _EXPECTED = {
 
 _PATTERNS = {
     NAME_PATTERN: "a name: lower-case letters, digits and _, at most 64, a letter first",
+    HYPHENED_PATTERN: "a name: lower-case letters, digits, _ and -, at most 64, a letter first",
+    BRONZE_PATTERN: "layer.table: lower-case letters, digits and _, the layer begins with a letter; or with {topic} in "
+    "the table, such as bronze.{topic}",
     TABLE_PATTERN: "layer.table: lower-case letters, digits and _, the layer begins with a letter",
 }
 _WITHHELD = "its message is withheld, since the value is a secret or comes from a variable"

@@ -6,19 +6,25 @@ The checks read the tree, not the models, so that they speak even where another 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
 from router.config.models import Config, Source
 from router.config.yaml_tree import Items, Keys, Node, Scalar, plain_data
+from router.parts import Part, Rule
 from router.registry import suggestion
 from router.sinks import MergingSink, Sink, TableSink
+from router.table_names import BronzeTables, folded, may_collide, pieces_of, underscored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from router.registry import Location, Registry
+
+
+P = TypeVar("P", bound=Part)
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,9 @@ def cross_checks(root: Node, registry: Registry) -> Iterator[Finding]:
     for index, _ in enumerate(_items(root, ("routes",))):
         yield from _unique_names(root, ("routes", index, "expect"), "expectation")
     yield from _own_tables(root)
+    yield from _bronze_per_topic(root)
     yield from _fixed_tables(root, registry)
+    yield from _shared_tables(root, registry)
 
 
 def _source_kind(root: Node) -> Iterator[Finding]:
@@ -144,9 +152,13 @@ def _unique_names(root: Node, loc: Location, noun: str) -> Iterator[Finding]:
     first: dict[str, Scalar] = {}
     for index, item in enumerate(_items(root, loc)):
         name = _at(item, ("name",))
-        if isinstance(name, Scalar) and name.text and first.setdefault(name.text, name) is not name:
-            what = f"the {noun} at line {first[name.text].line} has the same name"
-            yield Finding((*loc, index, "name"), what, "give each a name of its own")
+        if not isinstance(name, Scalar) or not name.text:
+            continue
+        if (other := first.setdefault(underscored(name.text), name)) is not name:
+            same = "the same name" if other.text == name.text else "a name that makes the same tables (- becomes _)"
+            yield Finding(
+                (*loc, index, "name"), f"the {noun} at line {other.line} has {same}", "give each a name of its own"
+            )
 
 
 def _own_tables(root: Node) -> Iterator[Finding]:
@@ -160,23 +172,97 @@ def _own_tables(root: Node) -> Iterator[Finding]:
                 yield Finding((at,), what, "give each a table of its own")
 
 
+def _bronze_per_topic(root: Node) -> Iterator[Finding]:
+    """Refuse listed topics of which bronze cannot have a table each; those of a pattern are not known yet."""
+    bronze = _bronze(root)
+    if bronze is None or not bronze.per_topic:
+        return
+    if bronze.others in bronze.taken:
+        what = f"{bronze.others} is for topics that no table can be named after, and is another of the router's tables"
+        yield Finding(("bronze",), what, "give one of the two another name")
+    if _at(root, ("source", "files")):
+        yield Finding(("bronze",), "the topic of a file's lines is the file, and no name", "give bronze one table")
+    yield from _topics_named(root, bronze.named_after, "bronze")
+
+
+def _topics_named(root: Node, named_after: Callable[[str], str | None], whose: str) -> Iterator[Finding]:
+    """Refuse listed topics that name no table, or the same one as another; a message shows no value."""
+    loc = ("source", "kafka", "topics")
+    first: dict[str, Scalar] = {}
+    for index, topic in enumerate(_items(root, loc)):
+        if not isinstance(topic, Scalar) or topic.broken:
+            continue
+        table = named_after(topic.text)
+        if table is None:
+            what = f"{whose} has a table for each topic, and none can be named after this one"
+            yield Finding((*loc, index), what, NAMED_AFTER)
+        elif first.setdefault(table, topic).text != topic.text:
+            what = f"{whose} has a table for each topic, and this one and that at line {first[table].line}, "
+            what += f"column {first[table].column} would have the same"
+            yield Finding((*loc, index), what, NAMED_AFTER)
+
+
+NAMED_AFTER = (
+    "a table's name has small letters, digits and underscores, and hyphens of a topic become underscores; name one "
+    "table for all topics, or read this one with a configuration of its own"
+)
+
+
 def _fixed_tables(root: Node, registry: Registry) -> Iterator[Finding]:
     """Refuse a sink that would write among the router's own rows."""
-    own = {table: key for key, table in _tables(root).items()}
+    bronze = _bronze(root)
+    own = {table: key for key, table in _tables(root).items() if key != "bronze"}
     for route, item in enumerate(_items(root, ("routes",))):
         for sink, node in enumerate(_items(item, ("sinks",))):
-            key = own.get(_fixed_table(node, registry))
+            table = _fixed_table(node, registry)
+            key = "bronze" if bronze and table in bronze else own.get(table)
             if key:
                 loc = ("routes", route, "sinks", sink)
                 yield Finding(loc, f"the sink writes to the table of `{key}`", "give the sink a table of its own")
 
 
+def _shared_tables(root: Node, registry: Registry) -> Iterator[Finding]:
+    """Refuse templates with which rows that differ in a field could meet in one table."""
+    topics = [topic.text for topic in _items(root, ("source", "kafka", "topics")) if isinstance(topic, Scalar)]
+    listed = {"topic": frozenset(map(underscored, topics))} if topics else {}
+    for route, item in enumerate(_items(root, ("routes",))):
+        rule = _resolved(registry, Rule, _at(item, ("match",)))  # type: ignore[type-abstract]
+        for index, node in enumerate(_items(item, ("sinks",))):
+            sink = _resolved(registry, Sink, node)
+            template = sink.table_template() if isinstance(sink, (TableSink, MergingSink)) else None
+            if sink is None or template is None:
+                continue
+            if may_collide(template, {**listed, **(rule.known_values() if rule else {})}):
+                what = "events that differ in its fields could name one table: a_b and c, a and b_c both make a_b_c"
+                loc = ("routes", route, "sinks", index, sink.part_name, "table")
+                yield Finding(loc, what, APART)
+            if any(field == "topic" for field, _ in pieces_of(template)):
+                yield from _topics_named(root, partial(_named_after, template), "a sink")
+
+
+APART = (
+    "leave one field; or let `select` make one column of them and name that; or limit one with `match: {field: "
+    "{column: ..., one_of: [...]}}`; or write `collisions: accept`"
+)
+
+
+def _named_after(template: str, topic: str) -> str:
+    """Return the table of a topic, as far as a template tells; the topic where it makes no name."""
+    made = (underscored(topic) if field == "topic" else text or "x" for field, text in pieces_of(template))
+    return folded("".join(made)) or topic
+
+
+def _resolved(registry: Registry, family: type[P], node: Node | None) -> P | None:
+    """Return the part that a node means; None where it is at fault, which is reported already."""
+    try:
+        return registry.resolve(family, plain_data(node)) if node is not None else None
+    except ValidationError:
+        return None
+
+
 def _fixed_table(node: Node, registry: Registry) -> str:
     """Return the one table a sink writes to, or nothing when that is not known here."""
-    try:
-        part: Sink = registry.resolve(Sink, plain_data(node))
-    except ValidationError:  # reported already
-        return ""
+    part = _resolved(registry, Sink, node)
     try:
         table = part.table() if isinstance(part, (TableSink, MergingSink)) else ""
     except Exception:  # a Column cannot be made without a Spark session; `check --plan` makes it
@@ -186,9 +272,18 @@ def _fixed_table(node: Node, registry: Registry) -> str:
 
 def _tables(root: Node) -> dict[str, str]:
     found = {key: _at(root, (key,)) for key in ("bronze", "dead_letters", "ledger")}
+    if isinstance(found["bronze"], Keys):
+        found["bronze"] = _at(root, ("bronze", "table"))
     names = {key: node.text for key, node in found.items() if isinstance(node, Scalar) and node.text}
     default = {} if found["ledger"] else {"ledger": str(Config.model_fields["ledger"].default)}
     return {**names, **default}
+
+
+def _bronze(root: Node) -> BronzeTables | None:
+    """Return the tables of bronze, as far as the configuration names any."""
+    names = _tables(root)
+    bronze = names.pop("bronze", None)
+    return BronzeTables(bronze, frozenset(names.values())) if bronze else None
 
 
 def _at(root: Node, loc: Location) -> Node | None:

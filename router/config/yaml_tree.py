@@ -7,7 +7,7 @@ write a configuration expect. Anchors, aliases and merge keys (`<<`) work, withi
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -89,6 +89,27 @@ def plain_data(node: Node, as_text: frozenset[int] = frozenset()) -> Any:
     if isinstance(node, Items):
         return [plain_data(item, as_text) for item in node.items]
     return node.text if id(node) in as_text else node.value
+
+
+def as_lists(node: Node, wanted: frozenset[int]) -> Node:
+    """Return a tree in which the scalars whose `id` is in `wanted` are the lists that their texts mean."""
+    if isinstance(node, Keys):
+        return replace(node, entries={k: replace(e, value=as_lists(e.value, wanted)) for k, e in node.entries.items()})
+    if isinstance(node, Items):
+        return replace(node, items=tuple(as_lists(item, wanted) for item in node.items))
+    return _listed(node) if id(node) in wanted else node
+
+
+def _listed(node: Scalar) -> Node:
+    """Return the items of `a, b` or of `["a", "b"]`, all at the place of the text. Where it is no list, the text."""
+    texts = [(text.strip(), True) for text in node.text.split(",") if text.strip()]
+    if node.text.lstrip().startswith("["):
+        root, problems = parse(node.text, "")
+        if problems or not isinstance(root, Items) or not all(isinstance(item, Scalar) for item in root.items):
+            return node
+        texts = [(item.text, item.plain) for item in root.items if isinstance(item, Scalar)]
+    values = ((text, typed(text) if plain else text) for text, plain in texts)
+    return Items(node.line, node.column, tuple(replace(node, text=text, value=value) for text, value in values))
 
 
 def _whole(text: str) -> int:

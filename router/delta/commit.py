@@ -57,7 +57,7 @@ class StagedFile:
     """A Parquet file written into a table's folder, to which no commit refers yet.
 
     `target` is `route/sink`, or `/bronze` and `/dead_letters`; `path` is relative to the lake; `statistics` is the
-    add action's JSON.
+    add action's JSON. `partition` has the columns that are not in the file, as all its rows have one value of each.
     """
 
     target: str
@@ -67,6 +67,7 @@ class StagedFile:
     rows: int
     columns: tuple[str, ...]
     statistics: str
+    partition: dict[str, str | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> StagedFile:
@@ -138,7 +139,11 @@ def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTab
         if work.added:
             add_columns(handle, work.added)
         handle.create_write_transaction(
-            [*actions], mode="append", schema=handle.schema(), partition_by=[], commit_properties=properties
+            [*actions],
+            mode="append",
+            schema=handle.schema(),
+            partition_by=handle.metadata().partition_columns,
+            commit_properties=properties,
         )
     except (DeltaError, OSError) as error:
         raise TableError(work.table, f"the commit failed: {first_line(error)}") from error
@@ -184,7 +189,7 @@ def add_action(file: StagedFile) -> AddAction:
     return AddAction(
         path=file.path.split("/", 2)[2],  # below the table's folder
         size=file.bytes,
-        partition_values={},
+        partition_values=file.partition,
         modification_time=int(time.time() * 1000),
         data_change=True,
         stats=file.statistics,

@@ -1,14 +1,8 @@
-"""Where tables live: names to addresses, which names from data may be tables, and the file system beneath them.
-
-A table's name is `layer.table` after folding ASCII capitals to lower case. Each part has letters, digits and
-underscores, begins with a letter or digit, is at most 64 (layer) and 128 (table) characters long, and is no device name
-of Windows. So a name can never leave the lake, hide (`_`, `.`) or differ from another by case only.
-"""
+"""Where tables live: names to addresses, and the file system beneath them. Which names may be tables: table_names."""
 
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,15 +11,6 @@ from typing import cast
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from pyarrow import fs
-
-_DEVICE = r"(?i:con|prn|aux|nul|com[0-9]|lpt[0-9])"
-_LAYER = rf"(?!{_DEVICE}\.)[A-Za-z0-9][A-Za-z0-9_]{{0,63}}"
-_TABLE = rf"(?!{_DEVICE}\Z)[A-Za-z0-9][A-Za-z0-9_]{{0,127}}"
-_NAME = re.compile(rf"\A{_LAYER}\.{_TABLE}\Z")
-"""Each part is looked at for a device where it begins, so that a name is gone through once."""
-
-SHOWN = 120
-"""Characters of a refused name that a reason shows."""
 
 
 @dataclass(frozen=True)
@@ -130,18 +115,3 @@ class Lake:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-
-
-def folded(name: str | None) -> str | None:
-    """Return the table name for a name from data, None where the rule refuses it."""
-    return name.lower() if name is not None and usable(name) else None
-
-
-def refused(name: str | None) -> str:
-    """Return why a name was refused, as text for a dead letter."""
-    return "the table name is null" if name is None else f"unusable table name: {name[:SHOWN]}"
-
-
-def usable(name: str) -> bool:
-    """Say whether the rule accepts a name."""
-    return _NAME.match(name) is not None

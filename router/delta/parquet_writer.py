@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -51,6 +52,35 @@ class Staging:
         return Writer(self, prefix, dispensable)
 
 
+PartitionValues = tuple[tuple[str, str | None], ...]
+"""The columns of a partition, each with its value as Delta's log has it; None for null."""
+
+
+def divided(rows: pa.RecordBatch, by: tuple[str, ...]) -> Iterator[tuple[PartitionValues, pa.RecordBatch]]:
+    """Split rows by the values of columns, and take these columns out. A column that is not there is null.
+
+    Values are written as the Delta protocol says, "Partition value serialization": an empty text is null there.
+    """
+    texts = {name: _texts(rows.column(name)) for name in by if name in rows.schema.names}
+    kept = rows.drop_columns([*texts])
+    codes = np.zeros(rows.num_rows, dtype=np.int64)
+    for column in texts.values():
+        coded = column.dictionary_encode()
+        one = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+        codes = np.unique(codes * (len(coded.dictionary) + 1) + one + 1, return_inverse=True)[1]
+    for code in range(int(codes.max(initial=0)) + 1):
+        at = np.flatnonzero(codes == code)
+        if len(at):
+            values = tuple((name, texts[name][int(at[0])].as_py() if name in texts else None) for name in by)
+            yield values, kept.take(pa.array(at))
+
+
+def _texts(values: pa.Array) -> pa.Array:
+    """Return values as Delta's log has those of partitions: as Arrow writes them, if of a type that is taken."""
+    found = values.cast(pa.string())
+    return pc.if_else(pc.equal(found, ""), None, found)
+
+
 def attempt() -> str:
     """Return a name for this task attempt that no other attempt of the job has."""
     context = TaskContext.get()
@@ -65,6 +95,7 @@ class _Held:
     table: str
     schema: pa.Schema
     seen: bool
+    partition: PartitionValues = ()
     batches: list[pa.RecordBatch] = field(default_factory=list)
     bytes: int = 0
     nans: set[Leaf] = field(default_factory=set)
@@ -83,15 +114,24 @@ class Writer:
         self.prefix = prefix
         self.dispensable = dispensable
         self.failed: dict[str, str] = {}
-        self.held: dict[tuple[str, str], _Held] = {}
+        self.held: dict[tuple[str, str, PartitionValues], _Held] = {}
         self.bytes = 0
         self.files: list[StagedFile] = []
 
-    def hold(self, target: str, table: str, rows: pa.RecordBatch, *, seen: bool = False) -> None:
-        """Keep rows for a table. `seen`: columns without a value in what is written at once are left out."""
-        held = self.held.get((target, table))
+    def hold(
+        self, target: str, table: str, rows: pa.RecordBatch, *, seen: bool = False, by: tuple[str, ...] = ()
+    ) -> None:
+        """Keep rows for a table. `seen`: columns without a value in what is written at once are left out.
+
+        Rows go into files by the values of the columns `by`, which are not in the files.
+        """
+        for partition, part in divided(rows, by) if by else [((), rows)]:
+            self._hold(target, table, part, partition, seen=seen)
+
+    def _hold(self, target: str, table: str, rows: pa.RecordBatch, partition: PartitionValues, *, seen: bool) -> None:
+        held = self.held.get((target, table, partition))
         if held is None:
-            held = self.held[target, table] = _Held(target, table, rows.schema, seen)
+            held = self.held[target, table, partition] = _Held(target, table, rows.schema, seen, partition)
         held.batches.append(rows)
         # `nbytes` follows the offsets of nested lists: Spark sends none for a list that is empty, and it reads anywhere
         size = rows.get_total_buffer_size()
@@ -174,7 +214,7 @@ class Writer:
 
     def _close(self, held: _Held) -> None:
         if held.file:
-            self.files.append(held.file.close(held.target, held.table))
+            self.files.append(held.file.close(held))
             held.file = None
 
 
@@ -260,10 +300,11 @@ class _File:
                 rows = rows.append_column(self.schema.field(name), pa.nulls(len(rows), self.schema.field(name).type))
         self.writer.write_table(rows.select(self.schema.names), ROW_GROUP)
 
-    def close(self, target: str, table: str) -> StagedFile:
+    def close(self, held: _Held) -> StagedFile:
         self.writer.close()
         size = self.size
         self.stream.close()
         self.lake.sync(self.path)  # a manifest that survives a power cut must not refer to files that do not
-        footer, names = self.footers[0], tuple(self.schema.names)
-        return StagedFile(target, table, self.path, size, footer.num_rows, names, statistics(footer))
+        footer, names = self.footers[0], (*self.schema.names, *(name for name, _ in held.partition))
+        about, rows = statistics(footer), footer.num_rows
+        return StagedFile(held.target, held.table, self.path, size, rows, names, about, dict(held.partition))

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
     from router.delta.lake import Lake
     from router.sinks import KeyedTable
+    from router.table_options import TableOptions
 
     Quote = Callable[[str], str]
 
@@ -240,7 +241,7 @@ def merge_engine(table: DeltaTable | None, keyed: KeyedTable) -> MergeEngine:
     if keyed.engine == "spark":
         return MergeEngine("spark", "the engine is given")
     if table is None:
-        needs = _made_by_spark(keyed)
+        needs = made_by_spark(keyed)
     else:
         needs = f"it has {', '.join(sorted(features))}" if (features := unmergeable(table)) else ""
     if needs:
@@ -253,7 +254,8 @@ def merge_engine(table: DeltaTable | None, keyed: KeyedTable) -> MergeEngine:
     return MergeEngine("arrow", f"it has no feature that delta-rs lacks, and at most {LARGE >> 30} GiB")
 
 
-def _made_by_spark(keyed: KeyedTable) -> str:
+def made_by_spark(keyed: KeyedTable | TableOptions) -> str:
+    """Return why only Delta on Spark makes a table; nothing where delta-rs does."""
     if keyed.cluster_by:
         return "it is to be clustered"
     beyond = sorted(name for name in keyed.properties if not name.startswith(SUPPORTED_PROPERTIES))
@@ -269,7 +271,7 @@ SAFE_CHARACTERS = frozenset(string.ascii_letters + string.digits + " -_.:@/#+=,"
 """The characters of a text that reads the same between quotes in every SQL."""
 
 
-def create_table(lake: Lake, table: str, schema: pa.Schema, keyed: KeyedTable) -> DeltaTable:
+def create_table(lake: Lake, table: str, schema: pa.Schema, keyed: KeyedTable | TableOptions) -> DeltaTable:
     """Make a table without rows, or return the one that somebody has made meanwhile."""
     return DeltaTable.create(
         lake.address(table),

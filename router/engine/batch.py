@@ -85,7 +85,7 @@ class Batches:
         self.tables: Any = SparkTables(self.spark, self.lake) if only_spark else TableCache(self.lake)
         self.planner = self.prepared or Planner(config, config.decode)
         self.landing = LandingJob(self.spark, self.lake, config.landing, self.query, staging)
-        self.evolution = SchemaEvolution(self.lake, self.tables, self.query, self.spark)
+        self.evolution = SchemaEvolution(self.lake, self.tables, self.query, self.spark, config.table_options())
         self.outboxes = Outboxes(config, self.spark, self.lake, self.store, self.query, self.committers, self.stop)
         self.quarantine = Quarantine(config, self.lake, self.store, self.committers, self.query)
         self.demands = replace(self.demands, blocked=self.quarantine.blocked())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,21 +11,27 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from router.config.problems import in_order
 from router.engine import source
 from router.engine.checkpoint_store import LearntSchemas
 from router.engine.label.planner import Planner, stages_in_words
+from router.engine.label.route import RoutePlanner
 from router.engine.outbox.apply import opened
 from router.engine.session import build_session
 from router.errors import ConfigError, RouterError
 from router.parts import RAW_SCHEMA, Preparation
-from router.sinks import MergingSink, TableSink
+from router.sinks import MergingSink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from router.config.loader import Loaded
     from router.config.models import Config
     from router.registry import Registry
+
+
+Place = tuple[str | int, ...]
+"""A location in the configuration: ("routes", 0, "match")."""
 
 
 def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = None) -> str:
@@ -43,7 +50,9 @@ def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = 
         decoded.schema  # noqa: B018 - analyses the frame
     except (AnalysisException, ParseException, RouterError, ValueError, OSError) as error:
         raise ConfigError((loaded.problem(("decode",), _first_line(error)),)) from error
-    found = tuple(loaded.problem(path, what) for path, make in _expressions(config) if (what := _fault(decoded, make)))
+    faults = [(path, _fault(decoded, make)) for path, make in _expressions(config)]
+    faults += [fault for i, route in enumerate(config.routes) for fault in _names(decoded, RoutePlanner(i, route))]
+    found = in_order(loaded.problem(path, what) for path, what in faults if what)
     if found:
         raise ConfigError(found)
     try:
@@ -54,8 +63,8 @@ def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = 
     return stages_in_words(planned.stages)
 
 
-def _expressions(config: Config) -> list[tuple[tuple[str | int, ...], Callable[[], Column]]]:
-    found: list[tuple[tuple[str | int, ...], Callable[[], Column]]] = []
+def _expressions(config: Config) -> list[tuple[Place, Callable[[], Column]]]:
+    found: list[tuple[Place, Callable[[], Column]]] = []
     for i, route in enumerate(config.routes):
         at = ("routes", i)
         found.append(((*at, "match"), lambda rule=route.match: rule.matches().cast("boolean")))  # type: ignore[misc]
@@ -64,11 +73,17 @@ def _expressions(config: Config) -> list[tuple[tuple[str | int, ...], Callable[[
         for k, check in enumerate(route.expect):
             found.append(((*at, "expect", k, "sql"), lambda sql=check.sql: F.expr(sql).cast("boolean")))  # type: ignore[misc]
         for k, sink in enumerate(route.sinks):
-            if isinstance(sink, (TableSink, MergingSink)) and not isinstance(sink.table(), str):
-                found.append(((*at, "sinks", k), lambda sink=sink: sink.table().cast("string")))  # type: ignore[misc]
             if isinstance(sink, MergingSink):
                 found += [((*at, "sinks", k), partial(_deletes, sink)), ((*at, "sinks", k), partial(_newest, sink))]
     return found
+
+
+def _names(frame: DataFrame, planner: RoutePlanner) -> Iterator[tuple[Place, str | None]]:
+    """Yield the place of each sink with a name from data, and its fault; what `select` makes may be in a name."""
+    for k, column in planner.named().items():
+        place = ("routes", planner.index, "sinks", k)
+        with suppress(AnalysisException):  # of the projection, which has a fault of its own
+            yield place, _fault(planner.naming(frame), partial(F.coalesce, column))
 
 
 def _deletes(sink: MergingSink) -> Column:

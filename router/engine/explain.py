@@ -82,7 +82,8 @@ def _table(lake: Lake, table: str, handle: DeltaTable) -> Lines:
 
 def _own(config: Config, table: str) -> Lines:
     whats = {"bronze": "every record", "dead_letters": "what went nowhere else", "ledger": "the counts"}
-    return ((key, what) for key, what in whats.items() if getattr(config, key) == table)
+    own = {"bronze": config.bronze_tables() or (), "dead_letters": {config.dead_letters}, "ledger": {config.ledger}}
+    return ((key, what) for key, what in whats.items() if table in own[key])
 
 
 def _writers(config: Config, table: str, handle: DeltaTable | None, run: str | None) -> Iterator[WritingSink]:
@@ -107,14 +108,23 @@ def _writer(writer: WritingSink, handle: DeltaTable | None, *, only_spark: bool)
     last = "has not yet" if writer.batch is None else f"last in batch {writer.batch}"
     yield "written by", f"{writer.place}, {last}"
     if not isinstance(writer.sink, MergingSink):
-        features = unsupported(handle) if handle else set()
-        spark = f"it has {', '.join(sorted(features))}" if features else ""
+        spark = _left_to_spark(writer.sink, handle) if handle else ""
         yield "engine", f"spark: {spark}" if spark else f"{'spark' if only_spark else 'arrow'}: as configured"
         return
     keyed = writer.sink.keyed()
     chosen = merge_engine(handle, asked(keyed, only_spark))
     yield "engine", f"{chosen.engine}: {chosen.why}"
     yield "keys", ", ".join(keyed.keys)
+
+
+def _left_to_spark(sink: Sink, handle: DeltaTable) -> str:
+    """Return why delta-rs does not append what a sink stages; nothing where it does."""
+    features, divided = unsupported(handle), handle.metadata().partition_columns
+    if isinstance(sink, TableSink):  # it stages files by the values of these columns
+        features -= {"partitioning"}
+        if {*divided} != {*sink.partition_by}:
+            return f"it is partitioned by {', '.join(divided) or 'nothing'}, and the sink divides otherwise"
+    return f"it has {', '.join(sorted(features))}" if features else ""
 
 
 def _backlog(backlogs: BacklogStore, table: str) -> Lines:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from pyspark.sql import DataFrame
 
 from router.delta.history import log_commits, log_versions
 from router.engine.balance import keyed, partitions, total
@@ -22,12 +24,13 @@ from router.engine.label.layout import RAW_COLUMNS, Demands
 from router.engine.label.planner import Planner
 from router.engine.land.job import LandingJob
 from router.errors import StartError, TableError
+from router.parts import RAW_SCHEMA
 from router.sinks import TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from router.config.models import Config, Route
     from router.delta.commit import TableCommit
@@ -40,32 +43,47 @@ TRIES = 5
 
 
 class BronzeRecords(NamedTuple):
-    """The records of bronze up to a batch: a version of its table, and how many there are."""
+    """The records of bronze up to a batch: a version of each of its tables, and how many there are."""
 
     table: str
-    version: int
+    versions: dict[str, int]
     rows: int
 
     @classmethod
     def until(cls, lake: Lake, config: Config, query: str, last: int) -> BronzeRecords:
         """Return the records of all batches up to the last. Raises StartError where there is no bronze."""
-        table = config.bronze
-        handle = lake.open(table) if table else None
-        if table is None or handle is None:
+        bronze, versions, rows = config.bronze_tables(), dict[str, int](), 0
+        there = [table for table in lake.tables(bronze.layer) if table in bronze] if bronze else []
+        if bronze is None or not there:
             raise StartError(f"{config.name} has no bronze to read records from; without it nothing can be made anew")
-        version = _version(lake, table, f"{query}/bronze/{table}", last)
-        if version is not None:
-            handle = DeltaTable(lake.address(table), version=version, storage_options=lake.options or None)
-        actions: Any = pa.table(handle.get_add_actions())
-        counts = actions.column("num_records").to_pylist()
-        if None in counts:
-            raise StartError(f"{table} has files without statistics: run `router maintain` first")
-        return cls(table, handle.version(), sum(counts))
+        for table in there:
+            handle = _until(lake, table, f"{query}/bronze/{table}", last)
+            if handle is None:
+                continue
+            actions: Any = pa.table(handle.get_add_actions())
+            counts = actions.column("num_records").to_pylist()
+            if None in counts:
+                raise StartError(f"{table} has files without statistics: run `router maintain` first")
+            versions[table], rows = handle.version(), rows + sum(counts)
+        return cls(bronze.template, versions, rows)
 
     def frame(self, spark: SparkSession, lake: Lake) -> DataFrame:
         """Return the records as they were received. Lazy."""
-        reader = spark.read.format("delta").option("versionAsOf", self.version)
-        return reader.load(lake.address(self.table)).select(*RAW_COLUMNS)
+        parts = [
+            spark.read.format("delta").option("versionAsOf", version).load(lake.address(table)).select(*RAW_COLUMNS)
+            for table, version in self.versions.items()
+        ]
+        return reduce(DataFrame.unionByName, parts, spark.createDataFrame([], RAW_SCHEMA))
+
+
+def _until(lake: Lake, table: str, app_id: str, last: int) -> DeltaTable | None:
+    """Return a table of bronze before the first batch after the last; None where that one has made it."""
+    version = _version(lake, table, app_id, last)
+    if version is None:
+        return lake.open(table)
+    return (
+        DeltaTable(lake.address(table), version=version, storage_options=lake.options or None) if version >= 0 else None
+    )
 
 
 def _version(lake: Lake, table: str, app_id: str, last: int) -> int | None:
@@ -113,7 +131,7 @@ class FromBronze:
         self.planner = Planner(self._config(), self.config.decode, quiet=True)
         options = self.config.landing
         self.landing = LandingJob(self.spark, self.lake, options, self.query, self.folder, only=self.only)
-        self.evolution = SchemaEvolution(self.lake, self.tables, self.query, self.spark)
+        self.evolution = SchemaEvolution(self.lake, self.tables, self.query, self.spark, self.config.table_options())
 
     def land(self, records: DataFrame, expected: int, batch: int) -> LandedAgain:
         """Stage the rows that so many records bring into the tables. Raises TableError where they cannot take them."""

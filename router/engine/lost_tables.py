@@ -199,7 +199,9 @@ class _Written:
 
     @classmethod
     def of(cls, config: Config) -> _Written:
-        tables = {"/bronze": config.bronze or "", "/dead_letters": config.dead_letters}
+        bronze = config.bronze_tables()
+        one = None if bronze and bronze.per_topic else config.bronze.table if config.bronze else ""
+        tables: dict[str, str | None] = {"/bronze": one, "/dead_letters": config.dead_letters}
         named = {f"{route}/{name}": _table(sink) for route, name, sink in config.all_sinks()}
         return cls({**tables, **named, **dict.fromkeys(f"{key}/quarantine" for key in named)})
 

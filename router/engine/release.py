@@ -12,11 +12,13 @@ import logging
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 from delta.tables import DeltaTable as SparkDeltaTable
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from deltalake import DeltaTable
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, SparkSession
 
     from router.config.models import Config
     from router.delta.lake import Lake
@@ -306,8 +308,9 @@ class _ReleasedRows:
         about = {"stage": F.lit("schema"), "reason": why, "route": F.lit(place.route), "sink": F.lit(place.sink)}
         letters = {**about, **old, "batch_id": F.col("_batch_id"), "value": row}
         found = rows.select(*(column.alias(name) for name, column in letters.items()))
-        if config.bronze and lake.open(config.bronze):
-            found = _as_received(found, self.of.spark.read.format("delta").load(lake.address(config.bronze)))
+        if (bronze := config.bronze_tables()) and (tables := [t for t in lake.tables(bronze.layer) if t in bronze]):
+            read = self.of.spark.read.format("delta")
+            found = _as_received(found, reduce(DataFrame.unionByName, [read.load(lake.address(t)) for t in tables]))
         kinds = from_arrow_schema(DEAD_SCHEMA)
         found = found.select(*(_or_null(found, field.name).cast(field.dataType).alias(field.name) for field in kinds))
         app_id = f"{self.query}/discard/{place}"

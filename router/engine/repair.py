@@ -46,9 +46,10 @@ from router.delta.constraints import unsupported
 from router.delta.file_statistics import statistics
 from router.delta.history import LogCommit, log_commits, log_folder, log_versions
 from router.delta.schema_diff import compare, delta_schema
+from router.delta.upsert import SUPPORTED_PROPERTIES, made_by_spark
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.commit.committers import Committers, staged_rows, widen
+from router.engine.commit.committers import Committers, finish, only_spark_appends, staged_rows, widen
 from router.engine.explain import fixed_table
 from router.engine.from_bronze import BronzeRecords, FromBronze, GivenTables, LandedAgain
 from router.engine.merge.coordinator import MergedTables
@@ -57,6 +58,7 @@ from router.engine.start_checks import alone, locked
 from router.engine.verify import REPAIRED, WrittenDown, done_by, own, places, slashed
 from router.errors import RunningError, StartError, TableError, first_line
 from router.sinks import MergingSink, TableSink
+from router.table_options import TableOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -154,7 +156,8 @@ class Repair:
         config, table = self.config, self.table
         if self.last < 0:
             raise StartError(f"{config.ledger} has no batch of {config.name}: there is nothing to make {table} of")
-        if table in (config.bronze, config.ledger, config.dead_letters) or table.startswith(("outbox.", "quarantine.")):
+        own = table in (config.bronze_tables() or ()) or table in (config.ledger, config.dead_letters)
+        if own or table.startswith(("outbox.", "quarantine.")):
             raise StartError(f"{table} is the router's own and cannot be made from bronze; put it back from a copy")
         sinks = [(f"{route}/{name}", sink) for route, name, sink in config.all_sinks()]
         for key, sink in sinks:
@@ -359,22 +362,31 @@ class Repair:
     def _needs_spark(self, landed: LandedAgain, handle: DeltaTable | None) -> bool:
         if self.committers.only_spark or any(work.widened for work in landed.commits):
             return True
-        return handle is not None and bool(unsupported(handle))
+        if handle is None:
+            return False
+        return bool(unsupported(handle)) or any(only_spark_appends(handle, work) for work in landed.commits)
 
     def _create(self, landed: LandedAgain, waited: list[Quarantined]) -> None:
         if not landed.commits:
             raise TableError(self.table, "bronze has no row for it")
         schemas = [to_arrow_schema(work.columns) for work in landed.commits]
+        options = self.committers.options.get(landed.commits[0].target, TableOptions())
+        known = {name: value for name, value in options.properties.items() if name.startswith(SUPPORTED_PROPERTIES)}
+        if any(file.partition.keys() != {*options.partition_by} for work in landed.commits for file in work.files):
+            raise TableError(self.table, "its sinks divide it in different ways (`partition_by`); let them agree")
         create_table_with_add_actions(
             self.lake.address(self.table),
             Schema.from_json(to_delta(pa.unify_schemas(schemas, promote_options="permissive"))),
             self._adds(landed, []),
             mode="error",
-            partition_by=[],
-            configuration=PROPERTIES,
+            partition_by=[*options.partition_by],
+            description=options.comment,
+            configuration={**PROPERTIES, **known},
             commit_properties=self._properties(landed, [], None, self._releases(waited)),
             storage_options=self.lake.options or None,
         )
+        if made_by_spark(options):
+            finish(self.spark.newSession(), self.lake.address(self.table), options)
 
     def _grow(self, landed: LandedAgain, handle: DeltaTable) -> None:
         """Give the table the columns that it lacks. Raises TableError where the staged files do not fit it any more."""

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from router.delta.commit import to_arrow
 from router.delta.table_cache import THREADS
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore
+from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.ledger import SCHEMA as LEDGER
 from router.engine.lost_tables import refuse_lost_tables
 from router.errors import RunningError, StartError
@@ -169,6 +171,30 @@ def _last_note(table: DeltaTable | None, name: str) -> tuple[str, int] | None:
     return None
 
 
+def refuse_shared(lake: Lake, config: Config) -> None:
+    """Raise StartError where another query writes an outbox or a quarantine of this one: their names fold to the same.
+
+    `a-b` and `a_b` do, and an outbox that two queries share is sent, or merged, twice.
+    """
+    own = [of(config.name, route, sink) for route, sink, _ in config.all_sinks() for of in (outbox_of, quarantine_of)]
+    for table in own:
+        try:
+            handle = lake.open(table)
+        except (DeltaError, OSError):  # the first batch that writes it says what is wrong
+            continue
+        if handle and (others := _writers(handle) - {config.name}):
+            raise StartError(
+                f"{table} in {lake.root} belongs to the query {others.pop()}, and {config.name} would write it, too; "
+                "give this query another name, or a lake of its own"
+            )
+
+
+def _writers(table: DeltaTable) -> set[str]:
+    """Return the queries that a table's last commits are of."""
+    notes = (str(_note(entry).get("router.query", "")) for entry in table.history(RECENT))
+    return {note.rpartition(":")[0] for note in notes if note}
+
+
 def _note(entry: dict[str, Any]) -> dict[str, Any]:
     """Return what a commit says about its batch: delta-rs keeps it as fields, Delta on Spark as one text."""
     try:
@@ -211,6 +237,7 @@ def _refuse_half_batch(lake: Lake, name: str, booked: dict[str, int]) -> None:
 def begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, accept: Accept) -> Offsets | None:
     """Return where a new checkpoint begins, None for where the configuration says."""
     past = Checkpoint.read(checkpoint)
+    refuse_shared(lake, config)
     examine(lake, config.ledger, config.name, past, accept)
     if past.run:
         refuse_lost_tables(lake, CheckpointStore(checkpoint, past.run), config, past.last, accept)

@@ -114,9 +114,14 @@ class _Overview:
             return NAMES[chosen.engine], chosen.why
         if self.config.commit == "spark":
             return "Spark", "commit: spark"
-        if handle is not None and (features := unsupported(handle)):
+        if handle is not None and (features := unsupported(handle) - self._divided_as_asked(handle)):
             return "Spark", f"it has {', '.join(sorted(features))}"
         return "delta-rs", "it has no feature that delta-rs lacks"
+
+    def _divided_as_asked(self, handle: DeltaTable) -> set[str]:
+        """Return what keeps delta-rs from other tables with partitions: files for this one are staged by them."""
+        asked = [{*options.partition_by} for options in self.config.table_options().values()]
+        return {"partitioning"} if {*handle.metadata().partition_columns} in asked else set()
 
     def _decided(self, table: str, handle: DeltaTable | None) -> int:
         """Return the rows that manifests have decided and the table does not have."""

@@ -302,8 +302,8 @@ class Verification:
         found: dict[str, set[str]] = defaultdict(set)
         found[config.dead_letters].add("/dead_letters")
         found[config.ledger].add("/ledger")
-        if config.bronze:
-            found[config.bronze].add("/bronze")
+        if (bronze := config.bronze_tables()) and not bronze.per_topic:
+            found[bronze.template].add("/bronze")
         for route, name, sink in config.all_sinks():
             key = f"{route}/{name}"
             if isinstance(sink, TableSink):

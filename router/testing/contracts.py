@@ -23,9 +23,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from router.decoding import RAISED
-from router.delta.lake import usable
 from router.parts import RAW_SCHEMA
 from router.sinks import Batch, Opening
+from router.table_names import usable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

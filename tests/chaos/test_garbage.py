@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.delta.lake import usable
+from router.table_names import usable
 from tests.chaos import lakes
 from tests.chaos.conftest import configuration
 from tests.light import drawn

@@ -38,6 +38,9 @@ class Equals(Rule):
     field: str
     value: Any
 
+    def known_values(self) -> dict[str, frozenset[str]]:
+        return {self.field: frozenset(self.value.split())} if isinstance(self.value, str) else {}
+
     def matches(self) -> Column:
         return F.col(self.field) == self.value
 
@@ -70,6 +73,9 @@ class Fixed(TableSink):
 
     def table(self) -> str:
         return self.fixed
+
+    def table_template(self) -> str | None:
+        return self.fixed if "{" in self.fixed else None
 
 
 class Login(BaseModel, extra="forbid"):

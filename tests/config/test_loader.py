@@ -31,7 +31,7 @@ def test_ten_mistakes_are_all_reported_exactly(faults):
         ", name, outbox_retention, quarantine, register, routes, source, spark, storage_options, trigger, unmatched"
     )
     lake = "add `lake`: folder or URI; the table layer.table lives at lake/layer/table"
-    name = "must be a name: lower-case letters, digits and _, at most 64, a letter first, not 'Games'"
+    name = "must be a name: lower-case letters, digits, _ and -, at most 64, a letter first, not 'Games'"
     unset = "set it, or give a default: ${KAFKA:-...}"
     expected = [
         (1, 1, "", "`lake` is missing", lake),
@@ -259,3 +259,33 @@ def test_fault_of_an_option_has_the_name_that_is_written(faults, good):
 
     assert (missing.what, missing.hint) == ("`table` is missing", "add `table`: the table, as layer.table")
     assert unknown.hint.startswith("did you mean `table`?")
+
+
+@pytest.mark.parametrize(
+    ("written", "value", "expected"),
+    [
+        ("${T}", "a,b", ("a", "b")),
+        ('"${T}"', " a , b,", ("a", "b")),
+        ("${T}", "a", ("a",)),
+        ("${T}", '["a,b", c, "1"]', ("a,b", "c", "1")),
+        ("${T}", "1,2", ("1", "2")),
+        ("${MISSING:-x,y}", "", ("x", "y")),
+        ("${T},more", "a,b", ("a", "b", "more")),
+    ],
+)
+def test_a_variable_may_be_a_list(loaded, good, written, value, expected):
+    """A container's environment has texts only."""
+    text = good.replace(
+        '{servers: "127.0.0.1:9092", topics: [game-events]}', f"\n    servers: x:1\n    topics: {written}"
+    )
+
+    assert loaded(text, T=value).config.source.kafka.topics == expected
+
+
+def test_what_is_no_list_is_reported_without_being_shown(faults, good):
+    text = good.replace("[game-events]", '"${T}"')
+
+    assert [problem.what for problem in faults(text, T="")] == ["names no topics"]
+    (problem,) = faults(text, T='["geheim"')
+    assert (problem.path, problem.what) == ("source.kafka.topics", "must be a list")
+    assert "must be a list" in faults(good.replace("[game-events]", "a"))[0].what  # only a variable is split

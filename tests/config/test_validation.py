@@ -32,6 +32,10 @@ from router.config.models import interval, moment
         ("ops.dead_letters", "ops.ledger", "dead_letters", "`ledger` and `dead_letters` are the same table"),
         ("silver.big", "ops.dead_letters", "routes.0.sinks.0", "the sink writes to the table of `dead_letters`"),
         ("silver.big", "ops.ledger", "routes.0.sinks.0", "the sink writes to the table of `ledger`"),
+        ("decode:", "bronze: silver.{topic}\ndecode:", "routes.0.sinks.0", "the sink writes to the table of `bronze`"),
+        ("decode:", "bronze: a.{topic}_{topic}\ndecode:", "bronze", "must be layer.table: lower-case letters"),
+        ("decode:", 'bronze: "{topic}.x"\ndecode:', "bronze", "must be layer.table: lower-case letters"),
+        ("game-events]", "a.b]}\nbronze: b.{topic}\n#", "source.kafka.topics.0", "bronze has a table for each topic"),
         ("[{fixed: silver.big}]", "[]", "routes.0.sinks", "must be a list of at least 1, not a list of 0"),
         ("ops.dead_letters", "../x", "dead_letters", "must be layer.table: lower-case letters"),
         ("ops.dead_letters", "_x.y", "dead_letters", "must be layer.table: lower-case letters"),
@@ -104,6 +108,61 @@ def test_routes_may_be_left_out_for_bronze_only(loaded, faults, good):
 
     assert problem.what == "nothing would be written: no routes and no bronze"
     assert loaded(without + "bronze: bronze.events\n").config.routes == ()
+
+
+def test_topics_of_which_bronze_cannot_have_a_table_each_are_refused(loaded, faults, good):
+    text = good + "bronze: bronze.{topic}\n"
+    several = text.replace("[game-events]", '[game-events, ops, "${OTHER}", b]')
+
+    assert loaded(text).config.bronze_tables().of("game-events") == "bronze.game_events"
+    assert loaded(several, OTHER="uno").config.source.kafka.topics == ("game-events", "ops", "uno", "b")
+    for other in ("game_events", "Game-Events", "a.b", "aux"):
+        (problem,) = faults(several, OTHER=other)
+        assert problem.path == "source.kafka.topics.2"
+        assert other not in problem.what + problem.hint  # it comes from a variable
+    dead = several.replace("ops.dead_letters", "bronze.b").replace("${OTHER}", "c")
+    assert [problem.path for problem in faults(dead)] == ["source.kafka.topics.3"]
+
+
+@pytest.mark.parametrize(
+    ("template", "rule", "refused"),
+    [
+        ("s.{event.x}_{event.y}", "where: a", True),
+        ("s.{event.x}{event.y}", "where: a", True),
+        ("s.{event.x}", "where: a", False),
+        ("s.{event.x}_{partition}", "where: a", False),
+        ("s.{partition}{event.x}", "where: a", True),
+        ("s.{event.x}_{event.y}", "equals: {field: event.y, value: win loss}", False),
+        ("s.{event.x}_{event.y}", "equals: {field: event.y, value: win big_win}", True),
+        ("s.{event.x}_{topic}", "where: a", False),
+    ],
+)
+def test_names_that_rows_could_share_are_refused(loaded, faults, good, template, rule, refused):
+    text = good.replace("where: event.amount > 9000", rule).replace("{fixed: silver.big}", f'{{fixed: "{template}"}}')
+
+    if not refused:
+        assert loaded(text)
+        return
+    (problem,) = faults(text)
+    assert (problem.path, problem.line) == ("routes.0.sinks.0.fixed", 9)
+    assert "could name one table" in problem.what
+    assert "`select`" in problem.hint
+
+
+def test_what_folds_to_one_table_is_refused(loaded, faults, good):
+    """A hyphen of the query's name, of a route's or of a topic's is an underscore in names of tables."""
+    route = good[good.index("  - name: big") : good.index("dead_letters")]
+    both = good.replace(
+        "dead_letters:", route.replace("big", "big-er") + route.replace("big", "big_er", 1) + "dead_letters:"
+    )
+    (problem,) = faults(both)
+    assert (problem.path, problem.line) == ("routes.2.name", 13)
+    assert "makes the same tables" in problem.what
+
+    named = good.replace("name: games", "name: ga-mes").replace("{fixed: silver.big}", '{fixed: "silver.{topic}"}')
+    assert loaded(named).config.name == "ga-mes"
+    (problem,) = faults(named.replace("[game-events]", "[game-events, game.events, game_events]"))
+    assert problem.path == "source.kafka.topics.2"
 
 
 def test_checks_speak_beside_other_mistakes(faults, good):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.delta.lake import SHOWN, Lake, folded, refused, usable
+from router.delta.lake import Lake
+from router.table_names import SHOWN, BronzeTables, folded, may_collide, pieces_of, refused, usable
 from tests.light import drawn
 
 ACCEPTED = {
@@ -110,6 +112,39 @@ def test_names_that_differ_by_case_are_one_table() -> None:
     assert {folded(name) for name in ("silver.Poker", "silver.poker", "SILVER.POKER")} == {"silver.poker"}
     assert folded("../../x") is None
     assert folded(None) is None
+
+
+def test_each_topic_has_a_bronze_table() -> None:
+    """Without it a topic with a name that no table may have stops the stream, or its records are nowhere."""
+    bronze = BronzeTables("raw.from_{topic}_v1", frozenset({"raw.from_dead_v1"}))
+
+    assert bronze.of("Game-Events") == "raw.from_game_events_v1"
+    for odd in ("a.b", "x" * 249, "dead", "\u00fc"):
+        assert bronze.of(odd) == bronze.others == "raw.from_other_topics_v1"
+    assert {bronze.of(name) in bronze for name in ("a", "a.b")} == {True}
+    assert not any(name in bronze for name in ("raw.from_dead_v1", "raw.from__v1", "raw.other", "silver.a", None))
+    assert "bronze.all" in BronzeTables("bronze.all")
+    assert "bronze.other" not in BronzeTables("bronze.all")
+
+
+FIELDS = st.sampled_from(["{x}", "{y}", "{kind}", "{partition}", "_", "v", "1", "_1_"])
+KINDS = frozenset({"win", "big_win", "w"})
+
+
+@settings(max_examples=drawn(300))
+@given(st.lists(FIELDS, max_size=6).map("".join))
+def test_a_template_that_is_taken_tells_its_fields_apart(template: str) -> None:
+    """Without it rows of two games land in one table, and nobody can tell them apart."""
+    if may_collide(template, {"kind": KINDS}):
+        return
+    fields = list(dict.fromkeys(field for field, _ in pieces_of(template) if field))
+    texts = ["", "a", "_", "1", "a_", "_win", "1_1", "a1"]
+    values = {"kind": sorted(KINDS), "partition": ["0", "1", "11"]}
+    seen: dict[str, tuple[str, ...]] = {}
+    for chosen in product(*(values.get(field, texts) for field in fields)):
+        given = dict(zip(fields, chosen, strict=True))
+        name = "".join(given[field] if field else text for field, text in pieces_of(template))
+        assert seen.setdefault(name, chosen) == chosen
 
 
 def test_the_reason_shows_the_name_within_bounds() -> None:

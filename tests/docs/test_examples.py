@@ -77,6 +77,22 @@ def test_the_sink_of_the_page_on_formats_loads() -> None:
     assert "secret" not in repr(loaded.config)
 
 
+def test_the_tables_of_the_page_on_configuration_are_made_so() -> None:
+    """A user who copies it must not meet an error."""
+    (text,) = [text for text in fences(ROOT / "docs" / "configuration.md", "yaml") if text.startswith("bronze:")]
+    readme = fences(ROOT / "README.md", "yaml")[0]
+    rest = (
+        readme[: readme.index("bronze:")]
+        + readme[readme.index("\n", readme.index("bronze:")) + 1 : readme.index("routes:")]
+    )
+    dead = "dead_letters: ops.dead_letters\n"
+
+    loaded = load(ROOT / "routes" / "readme.yaml", load_registry(), environ={}, text=rest + text + dead)
+
+    assert loaded.config.table_options()["games/tables"].partition_by == ("day",)
+    assert loaded.config.table_options()["/bronze"].partition_by == ("partition",)
+
+
 CRM = {"CRM_TOKEN": "hush", "TOKEN": "hush"}
 SHOWN = [text for page in (ROOT / "README.md", ROOT / "docs" / "rest.md") for text in fences(page, "yaml")]
 

@@ -331,3 +331,34 @@ def test_a_damaged_table_is_repaired_while_its_rows_go_to_the_quarantine(
         assert ids(query, game) == expected(7)
     assert quarantined(query.config, query.lake) == []
     assert wrong(query) == {}
+
+
+@pytest.mark.slow
+def test_a_divided_table_is_made_whole_of_the_bronze_of_several_topics(
+    make_query: MakeQuery, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Without it the records of all topics but one are missing, or the columns that divide a table are empty."""
+    sinks = (Delta(table="gold.all", partition_by=("game",), comment="all of it"),)
+    routes = (Route(name="all", match=Sql(where="true"), sinks=sinks),)
+    settings = {"bronze": "bronze.{topic}", "decode": Json(schema="game string, id int"), "routes": routes}
+    query = make_query(tmp_path, **settings)
+    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    for number, topics in enumerate((["a-b", "c"], ["c", "d.e"])):
+        rows = records([{"game": "uno", "id": number}, {"game": "go", "id": number}], first=number * 100)
+        query.take(rows.set_column(rows.schema.get_field_index("topic"), "topic", pa.array(topics)))
+    content = multiset(query, "gold.all")
+    assert wrong(query) == {}
+
+    for damage in (
+        lambda: shutil.rmtree(path(query, "gold.all")),
+        lambda: next(path(query, "gold.all").glob("*.parquet")).unlink(),
+    ):
+        damage()
+        query.contents.clear()
+        assert wrong(query).keys() >= {"gold.all"}
+        repaired(query, spark, "gold.all")
+        query.contents.clear()
+        assert multiset(query, "gold.all") == content
+        assert wrong(query) == {}
+        assert query.open("gold.all").metadata().partition_columns == ["game"]
+        assert query.open("gold.all").metadata().description == "all of it"

@@ -40,7 +40,7 @@ routes:
       - {name: possible, sql: "event.amount IS NULL OR event.amount > -5", otherwise: fail}
     sinks:
       - tables: "silver.{event.game}"
-      - tables: {table: "gold.{event.game}_{event.small}", columns: all, at_most: 12}
+      - tables: {table: "gold.{event.game}_{event.small}", columns: all, at_most: 12, collisions: accept}
   - name: wins
     match: {any: [{sql: "event.amount > 3"}, {field: {column: event.flag, exists: true}}]}
     select: ["event.*", offset, "concat(event.game, ' of ', topic) AS named", key]
@@ -182,7 +182,7 @@ routes:
     match: {{sql: "event.game IS NOT NULL"}}
     sinks:
       - tables: {{table: "silver.{{event.game}}", at_most: 9}}
-      - tables: {{table: "gold.{{event.game}}_of_{{event.gamer}}", columns: all}}
+      - tables: {{table: "gold.{{event.game}}_of_{{event.gamer}}", columns: all, collisions: accept}}
       - delta: silver.every_game
 """
 

@@ -13,46 +13,65 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from delta.tables import DeltaTable
 from pyarrow import fs
 from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from router.columns import quoted
-from router.delta.commit import MADE, TableCommit, commit, is_committed, names, to_arrow, to_arrow_schema, to_delta
+from router.delta.commit import (
+    MADE,
+    PROPERTIES,
+    TableCommit,
+    commit,
+    is_committed,
+    names,
+    to_arrow,
+    to_arrow_schema,
+    to_delta,
+)
 from router.delta.constraints import unsupported
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import THREADS, SparkTable, spark_table, unreadable
+from router.delta.upsert import SUPPORTED_PROPERTIES, create_table, made_by_spark
 from router.delta.widening import WIDENED, narrower, rewrite, rewritten, way, wider_schema
 from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from pyspark.sql import DataFrame, SparkSession
+    import deltalake
+    from pyspark.sql import SparkSession
 
     from router.config.models import Config
     from router.delta.lake import Lake
+    from router.sinks import KeyedTable
+    from router.table_options import TableOptions
 
 
 @dataclass(frozen=True)
 class Committers:
-    """The committers of a lake; with `only_spark` Delta on Spark writes every table."""
+    """The committers of a lake; with `only_spark` Delta on Spark writes every table.
+
+    `options` say how tables are made, by target.
+    """
 
     lake: Lake
     spark: SparkSession
     only_spark: bool = False
+    options: Mapping[str, TableOptions] = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: Config, spark: SparkSession, lake: Lake) -> Committers:
         """Return the committers that a configuration asks for."""
-        return cls(lake, spark, config.commit == "spark")
+        return cls(lake, spark, config.commit == "spark", config.table_options())
 
     def commit(
         self,
@@ -129,15 +148,38 @@ class Committers:
                 table = spark_table(self.spark, self.lake, work.table) if by_spark else self.lake.open(work.table)
             if table is not None and is_committed(table, work):
                 continue
-            still = self._widened(as_decided(work, table), table)
-            if by_spark and table is None:
+            options = self.options.get(work.target)
+            if options and not options.plain and (table is None or _unfinished(table, work, options)):
+                table = self._make(work, options, by_spark=by_spark)
+            elif by_spark and table is None:
                 _create(self.spark.newSession(), self.lake, work)
-            if by_spark or (table is not None and (still.widened or unsupported(table))):
+            still = self._widened(as_decided(work, table), table)
+            if by_spark or (table is not None and (still.widened or only_spark_appends(table, still))):
                 self._with_spark(still, notes)
                 made += 1
             else:
                 made += commit(self.lake, still, notes, table)
         return made
+
+    def _make(self, work: TableCommit, options: TableOptions, *, by_spark: bool) -> Any:
+        """Make the table of a commit as its sink asks for, without rows; return it open.
+
+        Delta on Spark makes no table in a folder that has files, and the staged ones are there: so delta-rs makes it as
+        far as it can, and Spark gives it the rest.
+        """
+        schema, address, session = to_arrow_schema(work.columns), self.lake.address(work.table), self.spark.newSession()
+        try:
+            if by_spark:
+                create_with_spark(session, (work.table, address), schema, options)
+                return spark_table(self.spark, self.lake, work.table)
+            known = {name: value for name, value in options.properties.items() if name.startswith(SUPPORTED_PROPERTIES)}
+            table = create_table(self.lake, work.table, schema, options.model_copy(update={"properties": known}))
+            if made_by_spark(options):
+                finish(session, address, options)
+                table.update_incremental()
+        except Exception as error:  # whatever Spark raises belongs to this table only
+            raise TableError(work.table, f"it cannot be made: {first_line(error)}") from error
+        return table
 
     def _widened(self, work: TableCommit, table: Any) -> TableCommit:
         """Rewrite a table with wider types where the commit needs them; return what is left to do with the commit."""
@@ -209,11 +251,76 @@ def _staged_elsewhere(work: TableCommit) -> bool:
     return not all(file.path.startswith(folder) for file in work.files)
 
 
+def only_spark_appends(table: deltalake.DeltaTable, work: TableCommit) -> bool:
+    """Say whether delta-rs cannot add staged files to a table, which may be divided in another way than they are."""
+    divided = {*table.metadata().partition_columns}
+    alike = all(divided == file.partition.keys() for file in work.files)
+    return not alike or bool(unsupported(table) - {"partitioning"})
+
+
 def staged_rows(session: SparkSession, lake: Lake, work: TableCommit) -> DataFrame:
     """Return the rows of a commit from its staged files, with the columns in the table's order. Lazy."""
-    files = [f"{lake.root}/{file.path}" for file in work.files]
-    kinds = from_arrow_schema(to_arrow_schema(work.columns), prefer_timestamp_ntz=True)
-    return session.read.schema(kinds).parquet(*files)
+    kinds = spark_schema(to_arrow_schema(work.columns))
+    by_partition: dict[tuple[tuple[str, str | None], ...], list[str]] = defaultdict(list)
+    for file in work.files:
+        by_partition[tuple(file.partition.items())].append(f"{lake.root}/{file.path}")
+    parts = []
+    for partition, files in by_partition.items():
+        values = {name: F.lit(text).cast(kinds[name].dataType) for name, text in partition if name in kinds.names}
+        inside = StructType([kind for kind in kinds if kind.name not in values])
+        parts.append(session.read.schema(inside).parquet(*files).withColumns(values).select(*map(quoted, kinds.names)))
+    return reduce(DataFrame.unionByName, parts)
+
+
+def _unfinished(table: Any, work: TableCommit, options: TableOptions) -> bool:
+    """Say whether a process died, or Spark failed, between making a table and giving it what only Spark can."""
+    if work.decided not in (None, -1) or not made_by_spark(options) or isinstance(table, SparkTable):
+        return False
+    features = {*(table.protocol().writer_features or ())}
+    whole = options.properties.items() <= table.metadata().configuration.items()
+    return not (whole and (not options.cluster_by or "clustering" in features)) and not len(table.file_uris())
+
+
+def finish(session: SparkSession, address: str, options: TableOptions) -> None:
+    """Give a table without rows the properties that delta-rs does not make, and let it be clustered."""
+    table = f"delta.{quoted(address)}"
+    if options.properties:
+        pairs = ", ".join(f"{_text(name)} = {_text(value)}" for name, value in options.properties.items())
+        session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({pairs})")
+    if options.cluster_by:
+        session.sql(f"ALTER TABLE {table} CLUSTER BY ({', '.join(map(quoted, options.cluster_by))})")
+
+
+def _text(text: str) -> str:
+    """Return a text as Spark's SQL has it."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def create_with_spark(
+    session: SparkSession, where: tuple[str, str], schema: pa.Schema, options: KeyedTable | TableOptions
+) -> None:
+    """Make a table without rows with Delta on Spark, unless it is there; `where` is its name and its address."""
+    table, address = where
+    first = [schema.field(name) for name in options.cluster_by]  # Delta clusters by columns with statistics only
+    schema = pa.schema([*first, *(column for column in schema if column.name not in options.cluster_by)])
+    builder = DeltaTable.createIfNotExists(session).location(address).addColumns(spark_schema(schema))
+    for name, value in {**PROPERTIES, MADE: table, **options.properties}.items():
+        builder = builder.property(name, str(value))
+    if options.comment:
+        builder = builder.comment(options.comment)
+    if options.partition_by:
+        builder = builder.partitionedBy(*options.partition_by)
+    if options.cluster_by:
+        builder = builder.clusterBy(*options.cluster_by)
+    builder.execute()
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """Return a schema as Spark's, with the comments of its columns."""
+    found = from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    texts = [(column.metadata or {}).get(b"comment", b"").decode() for column in schema]
+    made = zip(found, texts, strict=True)
+    return StructType([StructField(f.name, f.dataType, True, {"comment": text} if text else None) for f, text in made])
 
 
 def _create(session: SparkSession, lake: Lake, work: TableCommit) -> None:

@@ -23,7 +23,7 @@ from router.delta.schema_diff import SchemaDiff, compare, delta_schema, delta_ty
 from router.delta.widening import way
 from router.engine.label.expressions import Untranslatable, translate
 from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, Demands, Layout
-from router.engine.lost_tables import CommittedBatches, refusal
+from router.engine.lost_tables import CommittedBatches
 from router.errors import StartError, TableError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from router.delta.lake import Lake
     from router.engine.label.expressions import Node
+    from router.table_options import TableOptions
 
 V = TypeVar("V")
 Named = dict[str, set[str]]
@@ -59,6 +60,7 @@ class SchemaEvolution:
     tables: Any
     query: str
     spark: SparkSession
+    options: Mapping[str, TableOptions] = field(default_factory=dict)
     committed_batches: CommittedBatches = field(default_factory=CommittedBatches)
     conditions: dict[tuple[str, str], Node | None] = field(default_factory=dict)
     known: dict[str, set[str]] = field(default_factory=dict)
@@ -94,6 +96,8 @@ class SchemaEvolution:
                 place = f"{target}/{table}"
                 present = {name for file in landed for name in file.columns}
                 present |= {*demands.conflicts.get(place, {}), *demands.frozen.get(place, {})}
+                if have is None and landed and (options := self.options.get(target)):
+                    present |= {*options.partition_by, *options.cluster_by}  # they must be there from the beginning
                 come = pa.schema([column for column in schemas[target] if column.name in present])
                 difference = compare(have, come) if have is not None else SchemaDiff()
                 mode = modes.get(target, "evolve")
@@ -149,7 +153,7 @@ class SchemaEvolution:
             elif set(by_table[table]) <= have_quarantine:
                 blocked |= {f"{target}/{table}": handle.what for target in by_table[table]}
             elif table in lost:
-                raise StartError(refusal(self.query.partition(":")[0], {table: lost[table]}))
+                raise StartError(f"{lost[table]}. Restore it, or start with --accept lost-tables to go on with it as it is")
             else:
                 raise handle
         return handles, blocked
@@ -174,14 +178,15 @@ class SchemaEvolution:
         batch: int,
     ) -> TableCommit:
         target, table = where
+        comments = self.options[target].comments if target in self.options else {}
         return TableCommit(
             target=target,
             table=table,
             app_id=f"{self.query}{'' if target.startswith('/') else '/'}{target}/{table}",
             version=batch,
             files=files,
-            columns=to_delta(come),
-            added=to_delta(pa.schema(list(found.added))) if found.added else None,
+            columns=to_delta(_commented(come, comments)),
+            added=to_delta(_commented(pa.schema(list(found.added)), comments)) if found.added else None,
             widened=to_delta(pa.schema(list(found.widened))) if found.widened else None,
             decided=-1 if handle is None else handle.version(),
         )
@@ -209,7 +214,7 @@ class SchemaEvolution:
     def _allowed(self, layout: Layout, by_table: dict[str, set[str]], outboxes: Named) -> dict[str, frozenset[str]]:
         """Return the allowed names of the targets that named more tables than they may have."""
         found = {}
-        fixed = {target.table for target in layout.targets} | {layout.bronze, layout.dead_letters}
+        fixed = {target.table for target in layout.targets} | {layout.dead_letters}
         for target in layout.targets:
             named = outboxes.get(target.key, set())
             if target.table is None:
@@ -217,6 +222,7 @@ class SchemaEvolution:
             if not named:
                 continue
             existing = set().union(*(self._tables(layer) for layer in {name.split(".")[0] for name in named})) - fixed
+            existing -= {table for table in existing if layout.bronze and table in layout.bronze}
             new = sorted(named - existing)
             if len(existing) + len(new) > target.at_most:
                 room = max(0, target.at_most - len(existing))
@@ -277,6 +283,11 @@ def _without(come: pa.Schema, frozen: dict[str, pa.DataType | None]) -> pa.Schem
 def _written(come: pa.Schema, difference: SchemaDiff) -> pa.Schema:
     kept = [column for column in come if column.name not in difference.conflicts]
     return pa.schema([pa.field(c.name, limited_to(difference.cast.get(c.name, c.type), c.type)) for c in kept])
+
+
+def _commented(columns: pa.Schema, comments: Mapping[str, str]) -> pa.Schema:
+    found = (c.with_metadata({"comment": comments[c.name]}) if c.name in comments else c for c in columns)
+    return pa.schema(list(found))
 
 
 def _filled(demands: dict[str, dict[str, V]]) -> dict[str, dict[str, V]]:

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from router.decoding import decode_batch
-from router.delta.lake import folded, refused
 from router.engine.label.expressions import Node, evaluate
 from router.engine.label.layout import COORDINATES, DEAD_SCHEMA, Layout, RouteLabels, Target
 from router.engine.label.tombstones import TOMBSTONE, Tombstones, as_events
+from router.table_names import folded, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -139,7 +139,7 @@ class _Labels:
         for target in labels.targets:
             columns[target.destination] = lands
             if named := route.names.get(target.destination):
-                self._name(labels.name, target, named, lands)
+                self._name(route, target, named, lands)
             if target.merge_by:
                 self._merge_by(target, route.merges[target.merge_by], lands)
 
@@ -179,19 +179,29 @@ class _Labels:
         columns = [v if v.type == kind.type else v.cast(kind.type) for v, kind in zip(values, kinds, strict=True)]
         self.columns[str(target.merge_by)] = pa.StructArray.from_arrays(columns, fields=kinds)
 
-    def _name(self, route: str, target: Target, node: Node, lands: Mask) -> None:
+    def _with_row(self, target: Target) -> dict[str, pa.Array]:
+        """Return all columns, and those that `select` makes where no other has their name."""
+        row: pa.StructArray = self.columns[target.rows]
+        return {**dict(zip(row.type.names, row.flatten(), strict=True)), **self.columns}
+
+    def _name(self, route: RouteExpressions, target: Target, node: Node, lands: Mask) -> None:
         """Apply the naming rule: once to every different name."""
-        name, _ = evaluate(node, self.columns, self.rows)
+        name, _ = evaluate(node, self._with_row(target) if route.names_of_rows else self.columns, self.rows)
         coded = pc.if_else(lands, name, pa.scalar(None, pa.string())).dictionary_encode()
         # a string of Spark may hold any bytes, a dead letter must be readable
         given = [raw.decode(errors="replace") for raw in coded.dictionary.cast(pa.binary()).to_pylist()]
-        tables = [None if (table := folded(text)) in self.labelling.own_tables else table for text in given]
+        tables = [None if self._own(table := folded(text)) else table for text in given]
         self.columns[target.destination] = pa.array(tables, pa.string()).take(coded.indices)
         bad = pc.and_not(lands, self.columns[target.destination].is_valid())
         self.columns[str(target.bad_name)] = bad  # a sink that names tables per row has it
         if bad.true_count:
             reasons = pa.array([refused(text) for text in given], pa.string()).take(coded.indices)
-            self._add_dead(bad, "name", pc.fill_null(reasons, refused(None)), route, target.sink)
+            self._add_dead(bad, "name", pc.fill_null(reasons, refused(None)), route.labels.name, target.sink)
+
+    def _own(self, table: str | None) -> bool:
+        """Say whether a table holds the router's own rows."""
+        bronze = self.labelling.layout.bronze
+        return table in self.labelling.own_tables or (bronze is not None and table in bronze)
 
     def _holds(self, given: Mask, node: Node) -> Mask:
         return pc.and_(given, pc.fill_null(evaluate(node, self.columns, self.rows)[0], False))

@@ -6,7 +6,7 @@ The outbox of a merging sink has columns beside the route's: which table a row i
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 from pyspark.sql import Column
@@ -28,10 +28,13 @@ from pyspark.sql.types import (
 from router.delta.row_order import DELETED, newest_names
 from router.delta.scd import HISTORY_COLUMNS
 from router.errors import StartError
+from router.table_names import underscored
 
 if TYPE_CHECKING:
     from router.engine.label.tree import Node
     from router.sinks import Evolution, KeyedTable, MergingSink, Widening
+    from router.table_names import BronzeTables
+    from router.table_options import TableOptions
 
 RAW_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp_type", "headers")
 COORDINATES = {
@@ -99,6 +102,7 @@ class Target:
     zero_is_absent: bool = False
     quarantine: Target | None = None
     suffix: str = ""
+    partition_by: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -146,10 +150,11 @@ class Layout:
     quarantine; and those that the routes name.
     """
 
-    bronze: str | None
+    bronze: BronzeTables | None
     dead_letters: str
     routes: tuple[RouteLabels, ...]
     wanted: bool = False
+    bronze_by: tuple[str, ...] = ()
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -215,12 +220,12 @@ class Demands:
 
 def outbox_of(query: str, route: str, sink: str) -> str:
     """Return the name of a sink's outbox: the table that keeps its rows until they are applied or merged."""
-    return f"outbox.{query}__{route}__{sink}"
+    return f"outbox.{underscored(query)}__{underscored(route)}__{sink}"
 
 
 def quarantine_of(query: str, route: str, sink: str) -> str:
     """Return the name of a sink's quarantine: the table that keeps rows until their table may take them."""
-    return f"quarantine.{query}__{route}__{sink}"
+    return f"quarantine.{underscored(query)}__{underscored(route)}__{sink}"
 
 
 TABLE = "_table"
@@ -258,11 +263,7 @@ def check_mergeable(sink: MergingSink, where: str, rows: StructType, more: Struc
     """
     keyed = counted(sink)
     kinds: dict[str, DataType] = {field.name: field.dataType for field in rows}
-    for option in ("keys", "columns", "partition_by", "cluster_by", "comments"):
-        for name in getattr(keyed, option) or ():
-            if name not in kinds:
-                have = ", ".join(kinds)
-                raise StartError(f"{where}: `{option}` names {name}, which `select` does not give; it gives {have}")
+    _check_columns(keyed, where, kinds, ("keys", "columns", "partition_by", "cluster_by", "comments"))
     for key in keyed.keys:
         if not isinstance(kinds[key], KEYS):
             raise StartError(f"{where}: {key} is {kinds[key].simpleString()} and cannot be a key; cast it in `select`")
@@ -275,7 +276,26 @@ def check_mergeable(sink: MergingSink, where: str, rows: StructType, more: Struc
         raise StartError(f"{where}: the sink keeps a column {clash[0]} itself; rename the event's in `select`")
 
 
-def _check_division(keyed: KeyedTable, where: str, kinds: dict[str, DataType]) -> None:
+def check_options(options: TableOptions, where: str, rows: StructType) -> None:
+    """Refuse options with which no table of a route's columns can be made. Raises StartError with the next step."""
+    kinds: dict[str, DataType] = {field.name: field.dataType for field in rows}
+    _check_columns(options, where, kinds, ("partition_by", "cluster_by", "comments"))
+    _check_division(options, where, kinds)
+    for name in options.partition_by:
+        if isinstance(kinds[name], (TimestampType, TimestampNTZType)):
+            what = f"{name} has a value for every instant; make a date of it in `select`, or take `cluster_by`"
+            raise StartError(f"{where}: `partition_by`: {what}")
+
+
+def _check_columns(asked: Any, where: str, kinds: dict[str, DataType], options: tuple[str, ...]) -> None:
+    for option in options:
+        for name in getattr(asked, option) or ():
+            if name not in kinds:
+                have = ", ".join(kinds)
+                raise StartError(f"{where}: `{option}` names {name}, which `select` does not give; it gives {have}")
+
+
+def _check_division(keyed: KeyedTable | TableOptions, where: str, kinds: dict[str, DataType]) -> None:
     for option, fit in DIVIDING.items():
         for name in getattr(keyed, option):
             if not isinstance(kinds[name], fit):

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructField, StructType
 
-from router.columns import tried
 from router.engine.label.expressions import Untranslatable
 from router.engine.label.labels import Decoding, Labelling, decoding_task
 from router.engine.label.layout import RAW_COLUMNS, Layout
-from router.engine.label.route import RoutePlanner
+from router.engine.label.route import SPREAD_BY, RoutePlanner
 from router.engine.label.tombstones import TOMBSTONE, taken, tombstones
 from router.parts import RAW_SCHEMA
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from router.parts import Decoder
 
 log = logging.getLogger("router")
-SPREAD_BY = "_spread_by"
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,8 @@ class Stages:
     """What happens to raw records before the landing task and in it; made once for each state of the decoder.
 
     `before` adds the columns that Spark makes of raw records, `decoding` is what a task makes of these. `levels` are
-    the columns of routes that need Spark, one projection after the other. `named` is the first table name that a
-    sink takes from data. `left` says which routes are left to Spark, and why.
+    the columns of routes that need Spark, one projection after the other; those of `spread_by` end with the first table
+    name that a sink takes from data. `left` says which routes are left to Spark, and why.
     """
 
     decoder: Decoder
@@ -51,7 +49,7 @@ class Stages:
     labelling: Labelling
     decoded: StructType
     levels: tuple[dict[str, Column], ...]
-    named: Column | None
+    spread_by: tuple[dict[str, Column], ...]
     left: dict[str, str]
 
 
@@ -70,7 +68,7 @@ class Plan:
     @property
     def spreads(self) -> bool:
         """Say whether data names tables, so that rows can be shuffled by table."""
-        return self.stages.named is not None
+        return bool(self.stages.spread_by)
 
     def frame(self, records: DataFrame, tasks: int | None = None) -> tuple[DataFrame, Labelling]:
         """Return what the landing task gets of raw records, and how it labels them.
@@ -80,7 +78,7 @@ class Plan:
         stages = self.stages
         frame = stages.arrow.before(records) if stages.arrow and stages.arrow.before else records
         frame = frame if stages.arrow else stages.decoder.decode(frame)
-        spread = tasks is not None and stages.named is not None
+        spread = tasks is not None and self.spreads
         if not (stages.levels or spread):
             return frame, stages.labelling
         kept = ["_big"] if "_big" in records.columns else []
@@ -93,9 +91,10 @@ class Plan:
             frame = frame.withColumns(level)
             columns += level
         frame = frame.select(*columns)
-        if spread and stages.named is not None:
-            name = tried(F.when(F.col("event").isNotNull(), stages.named))
-            frame = frame.withColumn(SPREAD_BY, name).repartition(tasks or 1, SPREAD_BY).drop(SPREAD_BY)
+        if spread:
+            for level in stages.spread_by:
+                frame = frame.withColumns(level)
+            frame = frame.repartition(tasks or 1, SPREAD_BY).select(*columns)
         return frame, replace(stages.labelling, decoding=None)
 
 
@@ -111,7 +110,8 @@ class Planner:
         self.config = config
         self.decoder = decoder
         self.quiet = quiet
-        self.own = frozenset(name for name in (config.bronze, config.dead_letters, config.ledger) if name)
+        self.own = frozenset({config.dead_letters, config.ledger})
+        self.bronze = config.bronze_tables()
         self.routes = [RoutePlanner(index, route) for index, route in enumerate(config.routes)]
         self.stages: Stages | None = None
         self.logged: str | None = None
@@ -160,11 +160,12 @@ class Planner:
         shipped = replace(arrow, before=None) if arrow else None  # a closure of the driver's
         decoding = Decoding(shipped, dead, tuple(before.columns[len(records.columns) :]))
         labels = tuple(route.labels(frame, config) for route in self.routes)
-        layout = Layout(config.bronze, config.dead_letters, labels, "_wanted" in frame.columns)
+        bronze_by = config.bronze.partition_by if config.bronze else ()
+        layout = Layout(self.bronze, config.dead_letters, labels, "_wanted" in frame.columns, bronze_by)
         expressions, levels, left = self._expressions(frame, layout, tombstones=dead is not None)
         labelling = Labelling(decoding, layout, expressions, self.own, config.unmatched == "dead_letters")
-        named = next((column for route in self.routes for column in route.named().values()), None)
-        return Stages(decoder, arrow, decoding, labelling, kinds, levels, named, left)
+        spread_by = next(filter(None, (route.spread_by(frame) for route in self.routes)), ())
+        return Stages(decoder, arrow, decoding, labelling, kinds, levels, spread_by, left)
 
     def _expressions(
         self, frame: DataFrame, layout: Layout, *, tombstones: bool

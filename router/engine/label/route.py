@@ -20,6 +20,7 @@ from pyspark.sql.types import (
     MapType,
     NumericType,
     StringType,
+    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
@@ -35,6 +36,7 @@ from router.engine.label.layout import (
     RouteLabels,
     Target,
     check_mergeable,
+    check_options,
     merge_struct,
     outbox_of,
     quarantine_of,
@@ -42,6 +44,7 @@ from router.engine.label.layout import (
 from router.engine.label.tombstones import taken
 from router.errors import StartError
 from router.sinks import MergingSink, TableSink
+from router.table_names import pieces_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
     from router.config.models import Config, Route
 
 EVERYTHING = ("event.*",)
+SPREAD_BY = "_spread_by"
+"""The column by which rows are shuffled so that those of a table meet."""
 
 
 class Check(NamedTuple):
@@ -74,7 +79,8 @@ class RouteExpressions:
     """The expressions of one route, as the landing task evaluates them.
 
     `row` is None where the route takes the event as it is, and one node where Spark has evaluated the projection.
-    `names` and `merges` are by the column of the target that they make.
+    `names` and `merges` are by the column of the target that they make. `names_of_rows`: the columns of the row are in
+    the names, too.
     """
 
     labels: RouteLabels
@@ -84,6 +90,7 @@ class RouteExpressions:
     names: dict[str, Node]
     merges: dict[str, MergeBy]
     tombstones: bool
+    names_of_rows: bool = False
 
 
 class Expressions(NamedTuple):
@@ -122,6 +129,62 @@ class RoutePlanner:
                 found[j] = named.cast("string")
         return found
 
+    def made(self, frame: DataFrame) -> list[StructField]:
+        """Return the columns that `select` makes under names that a frame does not have."""
+        have = {name.lower() for name in frame.columns}
+        return [column for column in self._row_type(frame) if column.name.lower() not in have]
+
+    def naming(self, frame: DataFrame) -> DataFrame:
+        """Return an empty frame over which table names can be analysed: a frame's columns and those of `made`."""
+        return frame.sparkSession.createDataFrame([], StructType([*frame.schema, *self.made(frame)]))
+
+    def names_of_rows(self, frame: DataFrame) -> list[Node] | None:
+        """Return the table names where columns that `select` makes are in them; None where a frame has all of theirs.
+
+        Tasks evaluate these, whoever evaluates the rest of the route: Spark would need one more projection per route.
+        """
+        named = [*self.named().values()]
+        if not named or not self._reads_made(frame, named):
+            return None
+        try:
+            return translate(self.naming(frame), named)
+        except Untranslatable as what:
+            raise StartError(
+                f"route {self.route.name}: a table's name is made of what `select` makes, and needs {what}; make the "
+                "whole name there, as text"
+            ) from None
+
+    def spread_by(self, frame: DataFrame) -> tuple[dict[str, Column], ...]:
+        """Return columns, level by level, of which the last is the first table name that a sink takes from data."""
+        if (named := next(iter(self.named().values()), None)) is None:
+            return ()
+        given = F.col("event").isNotNull()
+        name = {SPREAD_BY: tried(F.when(given, named))}
+        if not self._reads_made(frame, [named]):
+            return (name,)
+        row = tried(F.when(given, F.struct(*self.projection(frame))))
+        return {column.name: row.getField(column.name) for column in self.made(frame)}, name
+
+    def _reads_made(self, frame: DataFrame, named: list[Column]) -> bool:
+        """Say whether names read what only `select` makes. Raises AnalysisException where nothing has it."""
+        known = {name.lower() for name in frame.columns}
+        if self._templates_read(known):  # the usual case, without a call of Spark's analyser
+            return False
+        plan = self.naming(frame).select(*named)._jdf.queryExecution().analyzed()
+        for k in range(len(named)):
+            read = plan.projectList().apply(k).references().iterator()
+            while read.hasNext():
+                if read.next().name().lower() not in known:
+                    return True
+        return False
+
+    def _templates_read(self, known: set[str]) -> bool:
+        """Say whether all names are made of templates, and these of known columns."""
+        sinks = [self.route.sinks[j] for j in self.named()]
+        templates = [sink.table_template() for sink in sinks if isinstance(sink, (TableSink, MergingSink))]
+        fields = (field for template in templates for field, _ in pieces_of(template or "{?}") if field)
+        return all(field.split(".")[0].lower() in known for field in fields)
+
     def asked(self, frame: DataFrame) -> Expressions:
         """Return the route's expressions over the columns of a decoded frame."""
         row = () if self.rows == "event" else tuple(self.projection(frame))
@@ -136,7 +199,8 @@ class RoutePlanner:
 
     def in_tasks(self, frame: DataFrame, labels: RouteLabels) -> RouteExpressions:
         """Return what tasks evaluate themselves. Raises Untranslatable with what only Spark can evaluate."""
-        asked = self.asked(frame)
+        asked, of_rows = self.asked(frame), self.names_of_rows(frame)
+        asked = asked if of_rows is None else asked._replace(names=())
         try:
             nodes = iter(translate(frame, [asked.rule, *(column for part in asked[1:] for column in part)]))
         except AnalysisException:  # the projection as a whole was analysed before: one of its parts stands for several
@@ -144,7 +208,8 @@ class RoutePlanner:
         rule, checks, row, names, deletes, newest = (
             [next(nodes) for _ in part] for part in ((asked.rule,), *asked[1:])
         )
-        return self._expressions(labels, rule[0], checks, tuple(row) or None, names, deletes, newest)
+        found = self._expressions(labels, rule[0], checks, tuple(row) or None, of_rows or names, deletes, newest)
+        return replace(found, names_of_rows=of_rows is not None)
 
     def by_spark(
         self, frame: DataFrame, labels: RouteLabels, given: Column
@@ -154,7 +219,8 @@ class RoutePlanner:
         `given` are the rows that the route looks at. Every column is guarded: what raises on a row is null on it, and
         the projection is one struct, so that a null struct says that it raised.
         """
-        asked, i = self.asked(frame), self.index
+        asked, of_rows, i = self.asked(frame), self.names_of_rows(frame), self.index
+        asked = asked if of_rows is None else asked._replace(names=())
         matched = F.col(f"_matched{i}")
         checks = {f"_check{i}_{k}": holds(matched, column) for k, column in enumerate(asked.checks)}
         row = {self.rows: tried(F.when(matched, F.struct(*asked.row)))} if asked.row else {}
@@ -165,10 +231,11 @@ class RoutePlanner:
         }
         rule, whole = _column(f"_matched{i}"), _column(self.rows) if row else None
         kinds = ("check", "names", "deletes", "newest")
-        checked, *rest = (
+        checked, names, *rest = (
             [_column(name) for name in {**checks, **others} if name.startswith(f"_{kind}{i}_")] for kind in kinds
         )
-        found = self._expressions(labels, rule, checked, whole, *rest)
+        found = self._expressions(labels, rule, checked, whole, of_rows or names, *rest)
+        found = replace(found, names_of_rows=of_rows is not None)
         return found, [{f"_matched{i}": holds(given, asked.rule)}, {**checks, **row, **others}]
 
     def _expressions(
@@ -243,9 +310,10 @@ class RoutePlanner:
             table = outbox_of(config.name, blank.route, blank.sink)
             return replace(_kept(blank, columns), table=table, outbox=True)
         named = sink.table()
+        check_options(sink, f"route {blank.route}, sink {blank.sink}", kind)
         blank = replace(blank, seen=sink.columns == "seen", evolution=sink.evolution, widening=sink.widening)
         blank = replace(blank, zero_is_absent=config.decode.zero_is_absent)
-        blank = replace(blank, quarantine=_quarantine(frame, blank, config))
+        blank = replace(blank, quarantine=_quarantine(frame, blank, config), partition_by=sink.partition_by)
         if isinstance(named, str):
             return replace(blank, table=named)
         return replace(blank, bad_name=self._bad_name(j), at_most=sink.at_most)

@@ -36,7 +36,7 @@ from router.engine.label.layout import (
 from router.engine.label.tree import columns_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from router.delta.parquet_writer import Staging
 
@@ -140,6 +140,16 @@ class Rows:
         """Return the records as received."""
         raw = self.batch.select(list(RAW_COLUMNS))
         return raw if at is None else raw.take(pa.array(at) if isinstance(at, np.ndarray) else at)
+
+    def by_topic(self, table_of: Callable[[str], str]) -> Iterator[tuple[str, Numbers | None]]:
+        """Yield the table of each topic with its rows; None: every row."""
+        tables = [table_of(topic) for topic, _ in self.sources]
+        if len(named := dict.fromkeys(tables)) == 1:
+            yield tables[0], None
+            return
+        for table in named:
+            codes = [code for code, name in enumerate(tables) if name == table]
+            yield table, np.flatnonzero(np.isin(self.codes, codes))
 
     def struct(self, column: str, at: Numbers | None) -> pa.RecordBatch:
         """Return the fields of a struct column for chosen rows."""
@@ -263,7 +273,9 @@ class _Task:
         if layout.wanted:
             rows.want(pc.unique(rows.batch.column("_wanted").drop_null()).to_pylist())
         if layout.bronze:
-            self.writer.hold("/bronze", layout.bronze, _numbered(rows.raw(None), self.work.batch, BRONZE_SCHEMA))
+            for table, at in rows.by_topic(layout.bronze.of):
+                records = _numbered(rows.raw(at), self.work.batch, BRONZE_SCHEMA)
+                self.writer.hold("/bronze", table, records, by=layout.bronze_by)
         dead = rows.batch.column("_dead")
         if dead.null_count < len(dead):
             parents = pc.list_parent_indices(dead)
@@ -338,7 +350,7 @@ class _Task:
         casts, frozen = demands.casts.get(place, {}), demands.frozen.get(place, {})
         kinds, names = {f.name: f.type for f in target.schema} | frozen | casts, set(part.schema.names)
         schema = pa.schema([(name, kind) for name, kind in kinds.items() if name in names])
-        self.writer.hold(target.key, table, _cast(part, schema), seen=target.seen)
+        self.writer.hold(target.key, table, _cast(part, schema), seen=target.seen, by=target.partition_by)
 
     def _named(self, rows: Rows, target: Target, at: Numbers | None) -> Numbers:
         """Note the tables that the rows of an outbox name; refuse the rows of tables beyond what the sink may have."""

@@ -21,12 +21,12 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema
-from pyspark.sql.types import IntegralType, LongType, StructField, StructType
+from pyspark.sql.types import IntegralType, LongType
 
 from router.columns import holds, quoted
 from router.delta import row_versions
 from router.delta.casting import cast_to
-from router.delta.commit import MADE, PROPERTIES, conflict_error, has_transaction, retry_on_conflict, to_arrow, to_delta
+from router.delta.commit import conflict_error, has_transaction, retry_on_conflict, to_arrow, to_delta
 from router.delta.constraints import computed
 from router.delta.row_checks import EvolutionForbidden, check_rows, narrow, own_names, refuse_lost_keys, wanted_schema
 from router.delta.row_order import DELETED, HELD, REFUSED, SINCE, comparable, keys_and_order
@@ -45,7 +45,7 @@ from router.delta.upsert import (
     refuse_absent,
 )
 from router.delta.widening import rewrite, way
-from router.engine.commit.committers import rewrite_with_spark, widen
+from router.engine.commit.committers import create_with_spark, rewrite_with_spark, spark_schema, widen
 from router.engine.label.layout import DEAD_SCHEMA, TABLE
 from router.engine.merge.delta_rs import COUNTS, as_dead_letters
 from router.errors import TableError
@@ -223,20 +223,7 @@ class TableMerge:
         return handle
 
     def _create(self, schema: pa.Schema) -> None:
-        keyed = self.work.keyed
-        first = [schema.field(name) for name in keyed.cluster_by]  # Delta clusters by columns with statistics only
-        schema = pa.schema([*first, *(field for field in schema if field.name not in keyed.cluster_by)])
-        builder = DeltaTable.createIfNotExists(self.spark.newSession()).location(self.address)
-        builder = builder.addColumns(_commented(schema))
-        for name, value in {**PROPERTIES, MADE: self.work.table, **keyed.properties}.items():
-            builder = builder.property(name, str(value))
-        if keyed.comment:
-            builder = builder.comment(keyed.comment)
-        if keyed.partition_by:
-            builder = builder.partitionedBy(*keyed.partition_by)
-        if keyed.cluster_by:
-            builder = builder.clusterBy(*keyed.cluster_by)
-        builder.execute()
+        create_with_spark(self.spark.newSession(), (self.work.table, self.address), schema, self.work.keyed)
 
     def _add(self, handle: deltalake.DeltaTable, columns: list[pa.Field]) -> None:
         """Add columns with a commit of no rows; it must name partitions, and what generated columns are made of."""
@@ -244,7 +231,7 @@ class TableMerge:
         kept = to_arrow(handle).names if own else handle.metadata().partition_columns
         left = [name for name in kept if name not in own | {column.name for column in columns}]
         schema = pa.schema([*columns, *(to_arrow(handle).field(name) for name in left)])
-        self._append(self.spark.createDataFrame([], _commented(schema)), self.address)
+        self._append(self.spark.createDataFrame([], spark_schema(schema)), self.address)
 
     def _decided(self, asked: DecisionInput, *, again: bool) -> DataFrame:
         kinds = {field.name: from_arrow_type(field.type, prefer_timestamp_ntz=True) for field in asked.have}
@@ -336,14 +323,6 @@ class TableMerge:
         if app is not None:
             writer = writer.option("txnAppId", app).option("txnVersion", self.work.version)
         writer.save(address)
-
-
-def _commented(schema: pa.Schema) -> StructType:
-    """Return a schema as Spark's, with the comments of its columns."""
-    found = from_arrow_schema(schema, prefer_timestamp_ntz=True)
-    texts = [(field.metadata or {}).get(b"comment", b"").decode() for field in schema]
-    made = zip(found, texts, strict=True)
-    return StructType([StructField(f.name, f.dataType, True, {"comment": text} if text else None) for f, text in made])
 
 
 def _known(frame: DataFrame, name: str, kind: Any) -> Column:

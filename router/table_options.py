@@ -1,0 +1,116 @@
+"""How tables are made: division, properties, comments, as options of whatever writes a table."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from typing_extensions import Self
+
+FLAG = re.compile(r"true|false")
+NUMBER = re.compile(r"-?[0-9]{1,18}")
+TIME = re.compile(r"interval [0-9]{1,6} (second|minute|hour|day|week)s?")
+TEXT = re.compile(r".+")
+PROPERTIES = {
+    "delta.appendOnly": FLAG,
+    "delta.autoOptimize.autoCompact": FLAG,
+    "delta.autoOptimize.optimizeWrite": FLAG,
+    "delta.checkpoint.writeStatsAsJson": FLAG,
+    "delta.checkpoint.writeStatsAsStruct": FLAG,
+    "delta.checkpointInterval": NUMBER,
+    "delta.columnMapping.mode": re.compile(r"none|name"),
+    "delta.dataSkippingNumIndexedCols": NUMBER,
+    "delta.dataSkippingStatsColumns": TEXT,
+    "delta.deletedFileRetentionDuration": TIME,
+    "delta.enableChangeDataFeed": FLAG,
+    "delta.enableDeletionVectors": FLAG,
+    "delta.enableExpiredLogCleanup": FLAG,
+    "delta.enableInCommitTimestamps": FLAG,
+    "delta.enableRowTracking": FLAG,
+    "delta.enableTypeWidening": FLAG,
+    "delta.logRetentionDuration": TIME,
+    "delta.randomizeFilePrefixes": FLAG,
+}
+"""The properties that Delta knows, with their values: https://docs.delta.io/latest/table-properties.html"""
+REFUSED_PROPERTIES = {
+    "delta.checkpointPolicy": "both engines write classic checkpoints only; take it away",
+    "delta.setTransactionRetentionDuration": "transaction ids keep a batch from being written twice; take it away",
+}
+"""Properties that no table of the router must have, and why."""
+RESERVED = frozenset({"collation", "comment", "external", "is_managed_location", "location", "owner", "provider"})
+
+
+def check_property(name: str, value: str, refused: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the value of a property that a table can have; raise ValueError with what to write instead.
+
+    `refused` are further properties that it must not have, and why. Those without `delta.` in front are free text.
+    """
+    if name in RESERVED:
+        raise ValueError(f"{name}: Spark keeps properties of this name for itself; take another name, or `comment`")
+    if not name.startswith("delta."):
+        return value
+    never = {**REFUSED_PROPERTIES, **refused}
+    if name in never and value not in ("false", "classic"):
+        raise ValueError(f"{name}: {never[name]}")
+    if name.startswith("delta.constraints."):
+        raise ValueError(f"{name}: a CHECK is added when the table is there: ALTER TABLE ... ADD CONSTRAINT")
+    if name not in PROPERTIES and name not in never:
+        near = get_close_matches(name, PROPERTIES, n=1)
+        raise ValueError(f"{name}: Delta knows no such property{f'; did you mean {near[0]}?' if near else ''}")
+    if name in PROPERTIES and not PROPERTIES[name].fullmatch(value):
+        raise ValueError(f"{name}: {value!r} is not a value of it; {_form(PROPERTIES[name])}")
+    return value
+
+
+def _form(kind: re.Pattern[str]) -> str:
+    forms = {FLAG: "write true or false", NUMBER: "write a number", TIME: "write a time: interval 7 days"}
+    return forms.get(kind, f"write {kind.pattern.replace('|', ' or ')}")
+
+
+class TableOptions(BaseModel):
+    """How a table is made; a table that is there stays as it is."""
+
+    partition_by: tuple[str, ...] = Field(default=(), description="columns that a new table is partitioned by")
+    cluster_by: tuple[str, ...] = Field(
+        default=(),
+        max_length=4,
+        description="columns that a new table is clustered by, whenever it is maintained; Delta on Spark writes it",
+    )
+    properties: dict[str, str] = Field(
+        default_factory=dict, description="table properties of a new table: {delta.enableChangeDataFeed: true}"
+    )
+    comment: str | None = Field(default=None, description="what a new table is about, for its readers")
+    comments: dict[str, str] = Field(default_factory=dict, description="what new columns are about: {level: ...}")
+
+    @field_validator("partition_by", "cluster_by")
+    @classmethod
+    def _columns(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name.removeprefix("event.") for name in names)
+
+    @field_validator("comments")
+    @classmethod
+    def _commented(cls, comments: dict[str, str]) -> dict[str, str]:
+        return {name.removeprefix("event."): text for name, text in comments.items()}
+
+    @field_validator("properties")
+    @classmethod
+    def _known(cls, properties: dict[str, str]) -> dict[str, str]:
+        return {name: check_property(name, value) for name, value in properties.items()}
+
+    @model_validator(mode="after")
+    def _divided_once(self) -> Self:
+        if self.partition_by and self.cluster_by:
+            raise ValueError("`partition_by` and `cluster_by` exclude each other: Delta divides a table in one way")
+        return self
+
+    @property
+    def plain(self) -> bool:
+        """Say whether a table is made as without any of these options."""
+        return not (self.partition_by or self.cluster_by or self.properties or self.comment)
