@@ -153,7 +153,8 @@ class SchemaEvolution:
             elif set(by_table[table]) <= have_quarantine:
                 blocked |= {f"{target}/{table}": handle.what for target in by_table[table]}
             elif table in lost:
-                raise StartError(f"{lost[table]}. Restore it, or start with --accept lost-tables to go on with it as it is")
+                choice = "Restore it, or start with --accept lost-tables to go on with it as it is"
+                raise StartError(f"{lost[table]}. {choice}")
             else:
                 raise handle
         return handles, blocked
