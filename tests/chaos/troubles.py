@@ -49,7 +49,7 @@ def troubled(records: pa.RecordBatch, about: tuple[ArrowDecoding, Path, Path]) -
     assert task is not None
     if task.partitionId() > 0:
         _wait_while((folder / "hold").exists)
-    elif any(lake.glob("*/*/part-??????????-0-*.parquet")):
+    elif any(lake.glob("*/*/part-??????????-????????-0-*.parquet")):
         _meet_trouble(folder)
     return inner.function(records, inner.argument)
 
