@@ -287,6 +287,16 @@ def test_an_outbox_of_a_sink_in_the_batches_forgets_when_a_run_ends(loft: Loft) 
     assert len(loft.rows("silver.last")) == 2
 
 
+def test_an_outbox_that_widens_goes_on(loft: Loft) -> None:
+    """Without it a number that outgrew its type stops a detached sink for ever."""
+    loft.comes(1, 2)
+    loft.run()
+    loft.comes(2**40)
+    loft.run(schema="n bigint")
+
+    assert loft.flown() == [1, 2, 2**40]
+
+
 def test_a_lost_checkpoint_does_not_send_all_again(loft: Loft) -> None:
     """Without it a folder that was deleted by mistake posts a year of wins a second time."""
     loft.comes(1, 2)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 LEDGER = "ops.ledger"
 NOT_KEPT = frozenset({"query", "run", "finished"})
 """Columns of the ledger that say who counted and when."""
-NOT_COMPARED = frozenset({"delta.checkpointInterval"})
-"""Table properties that are a matter of who committed first: delta-rs sets this one, Delta on Spark does not."""
+NOT_COMPARED = frozenset({"delta.checkpointInterval", "router.table"})
+"""Table properties that are a matter of who committed first: delta-rs sets the one, Delta on Spark the other."""
 
 
 def results(lake: Path, folder: Path, spark: SparkSession) -> dict[str, Any]:

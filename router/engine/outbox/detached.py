@@ -45,6 +45,11 @@ GROWN = "DELTA_SCHEMA_CHANGED"
 """The error of Delta's source when an outbox has gained columns: a new start of the query reads them."""
 
 
+WIDENED = "spark.databricks.delta.streaming.unsafeReadOnIncompatibleSchemaChangesDuringStreamStart.enabled"
+"""Lets Delta's source begin with the schema of now: what it read last may have been of a narrower one, which Parquet
+reads as the wider one."""
+
+
 def detached_outboxes(config: Config) -> frozenset[str]:
     """Return the tables that detached sinks send from."""
     return frozenset(outbox_of(config.name, route, name) for route, name, _ in config.detached_sinks())
@@ -98,7 +103,9 @@ class DetachedSink(OutboxSink):
         self.failed = None
         if not self._outbox_is_there():
             return
-        frame = self.spark.readStream.format("delta").option("maxFilesPerTrigger", FILES_AT_ONCE)
+        session = self.spark.newSession()
+        session.conf.set(WIDENED, "true")
+        frame = session.readStream.format("delta").option("maxFilesPerTrigger", FILES_AT_ONCE)
         # maintenance compacts an outbox and deletes its old rows: such commits bring no new rows
         frame = frame.option("skipChangeCommits", "true")
         rows = frame.load(self.lake.address(self.outbox))
