@@ -181,6 +181,7 @@ DICTIONARIES = {
         pa.array([[(str(i), [{"x": i}])] for i in OWN], pa.map_(pa.string(), pa.list_(pa.struct({"x": pa.int64()})))),
         {"a.key_value.key", "a.key_value.value.list.element.x"},
     ),
+    "at random, four times each": (pa.array(random.Random(1).choices(range(50_000), k=200_000)), {"a"}),
     "one row": (pa.array(["text"]), set()),
 }
 
