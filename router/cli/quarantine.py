@@ -152,8 +152,9 @@ def _asked(route: str | None, table: str | None) -> str:
 
 
 def _show(found: list[Quarantined], approved: set[Any]) -> None:
+    title = "would gain" if all(one.cause is None for one in found) else "why"
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in ("table", "route", "sink", "rows", "oldest record", "written with", "why"):
+    for name in ("table", "route", "sink", "rows", "oldest record", "written with", title):
         table.add_column(name, overflow="fold", justify="right" if name == "rows" else "left")
     for one in found:
         place, since = one.place, one.since
@@ -171,7 +172,7 @@ def _why(one: Quarantined) -> str:
         return escape(printable(one.cause))
     shape = import_module("router.delta.schema_diff").shape
     change = one.change
-    lines = [f"new: {column.name} {shape(column.type)}" for column in change.added]
+    lines = [f"{column.name} {shape(column.type)}" for column in change.added]
     lines += [f"{column.name}, wider: {shape(column.type)}" for column in change.widened]
     lines += [f"cannot: {why}" for why in change.conflicts.values()]
     return "\n".join(escape(printable(line)) for line in lines or ["nothing: it has all of it now"])
