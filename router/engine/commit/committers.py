@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from delta.tables import DeltaTable
+from deltalake.exceptions import DeltaError
+from py4j.protocol import Py4JError
 from pyarrow import fs
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -54,6 +56,10 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
     from router.sinks import KeyedTable
     from router.table_options import TableOptions
+
+
+LIBRARIES = DeltaError, OSError, ValueError, PySparkException, Py4JError
+"""What the libraries raise that read and write tables, where nothing of ours has named the table yet."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,7 @@ class Committers:
                     made += future.result()
                 except TableError as error:
                     errors.append(error)
-                except Exception as error:  # whatever else is raised belongs to this table only
+                except LIBRARIES as error:  # they concern this table only; an error of our own stops the stream
                     errors.append(unreadable(table, error))
                 tell(index + 1)
         return made, errors
