@@ -139,6 +139,8 @@ def test_every_harmed_table_is_named_and_made_whole(query: Query, whole: Query, 
     assert [game for game, one in done.items() if one.moved] == ["go"]
     assert (Path(done["go"].moved or "") / "_delta_log").is_dir()
     assert query.tables() == whole.tables()
+    names = {query.open(f"silver.{game}").metadata().name for game in GAMES}
+    assert names == {f"router:silver.{game}" for game in GAMES}, "one that is made anew is the router's own, too"
 
     query.take(batch(3))
     assert {table: len(query.rows(f"silver.{table}")) for table in GAMES} == dict.fromkeys(GAMES, 12)
