@@ -139,8 +139,11 @@ def refuse_lost_tables(lake: Lake, store: CheckpointStore, config: Config, last:
 
 def refusal(config: Config, lost: Mapping[str, LostTable]) -> str:
     """Return the sentence that stops a run whose tables lack batches."""
-    own = {config.bronze, config.dead_letters}
-    mended = [name for name in sorted(lost) if name not in own and not name.startswith(("outbox.", "quarantine."))]
+    bronze, own = config.bronze_tables(), (config.dead_letters,)
+    raw = {name for name in lost if bronze and name in bronze}
+    mended = [
+        name for name in sorted(lost) if name not in (*raw, *own) and not name.startswith(("outbox.", "quarantine."))
+    ]
     repair = f"let `router repair {' '.join(mended[:SHOWN])}` make whole again from bronze what it can; or "
     return (
         f"{config.name}: tables were deleted or put back from an older copy: {_listed(lost)}. Restore them; or "
