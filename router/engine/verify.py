@@ -15,6 +15,7 @@ What is held in memory is bounded by the manifests that are kept (100), and by 8
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -336,13 +337,18 @@ class Verification:
                     by_batch[batch] = by_batch.get(batch, 0) + commit.rows
                 if (versions[0] > 0 or key == "/bronze") and run == self.written.run:
                     audit.since.setdefault(key, batch)  # where the log begins; bronze may be younger than its ledger
-            elif not own(self.config.name, commit):
+            elif not own(self.config.name, commit) and not self._shared(audit.table, commit):
                 others.append(commit)
         for key in self.written.keys if not versions or versions[0] > 0 else ():
             if (last := handle.transaction_version(self._app_id(key, audit.table))) is not None:
                 audit.since.setdefault(key, last + 1)
         if not audit.table.startswith(OWN_LAYERS):
             audit.others = _some(done_by(self.lake, audit.table, versions, others), "commits of others")
+
+    def _shared(self, table: str, commit: LogCommit) -> bool:
+        """Say whether another query of the lake made a commit to a table that queries share."""
+        shared = table in (self.config.ledger, self.config.dead_letters)
+        return shared and any(OF_A_QUERY.fullmatch(name) for name in commit.transactions)
 
     def _begin_anew(self, audit: TableAudit, ends: dict[str, int]) -> None:
         """Forget the batches that a repair has made anew; one that came while it was at work has stayed."""
@@ -459,6 +465,10 @@ class Verification:
 def slashed(key: str) -> str:
     """Return a target key as it stands in a transaction id."""
     return key if key.startswith("/") else f"/{key}"
+
+
+OF_A_QUERY = re.compile(r"[^/:]+:[^/]+/(.*/)?(ledger|dead_letters)(/.*)?")
+"""Transaction ids with which any query writes the ledger and dead letters."""
 
 
 def named(key: str) -> str:

@@ -302,6 +302,7 @@ def test_quarantined_rows_are_in_a_table_once(make_query: MakeQuery, spark: Spar
     assert wrong(query) == {}
 
 
+@pytest.mark.slow
 def test_a_table_for_spark_is_not_replaced_beside_the_stream(query: Query, spark: SparkSession) -> None:
     """Delta on Spark would take what the stream commits meanwhile for old."""
     DeltaTable(path(query, "silver.uno")).alter.add_constraint({"small": "id < 1000"})

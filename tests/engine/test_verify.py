@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
-from deltalake import write_deltalake
+from deltalake import CommitProperties, Transaction, write_deltalake
 
 from router.cli import commands
 from router.config.loader import load
+from router.engine.ledger import SCHEMA
 from router.engine.table_states import table_states
 from router.registry import load_registry
 from tests.engine.written_lake import GAMES, WrittenLake
@@ -197,6 +198,17 @@ def test_the_ledger_is_held_against_the_checkpoint(lake: WrittenLake) -> None:
         log.unlink()
 
     assert wrong(lake)["ops.ledger"] == "it ends with batch 2, and the checkpoint with batch 5"
+
+
+@pytest.mark.parametrize("name", ["wins:run-9/ledger", "wins:run-9/ledger/release/all/tables/silver.uno"])
+def test_queries_share_a_ledger(lake: WrittenLake, name: str) -> None:
+    """Without it the second configuration of a lake is taken for somebody who writes into the ledger of the first."""
+    other = {**dict.fromkeys(SCHEMA.names), "query": "wins", "run": "run-9", "batch_id": 0, "read": 3}
+    rows = pa.Table.from_pylist([other], SCHEMA)
+    once = CommitProperties(app_transactions=[Transaction(name, 0)])
+    write_deltalake(lake.open("ops.ledger"), rows, mode="append", commit_properties=once)
+
+    assert wrong(lake) == {}
 
 
 def test_an_unknown_table_is_said(lake: WrittenLake) -> None:
