@@ -20,7 +20,7 @@ from router.registry import load_registry
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from router.engine.quarantine import Quarantined
+    from router.engine.quarantine.table import Quarantined
 
 
 route_option = click.option("--route", metavar="NAME", help="Only what waits on this route.")
@@ -114,7 +114,7 @@ class _Waiting:
     @classmethod
     def read(cls, file: Path, plugin_files: tuple[Path, ...], route: str | None, table: str | None) -> _Waiting:
         config = load(file, load_registry(plugin_files)).config
-        module, lakes = import_module("router.engine.quarantine"), import_module("router.delta.lake")
+        module, lakes = import_module("router.engine.quarantine.table"), import_module("router.delta.lake")
         lake, checkpoint = (lakes.Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
         store = import_module("router.engine.checkpoint_store").CheckpointStore(checkpoint)
         found = [

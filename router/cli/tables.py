@@ -68,7 +68,7 @@ def tables(file: Path, plugin_files: tuple[Path, ...]) -> None:
     Spark. `router verify` holds tables against what went into them.
     """
     config = load(file, load_registry(plugin_files)).config
-    found = import_module("router.engine.table_states").table_states(config)
+    found = import_module("router.engine.tables.table_states").table_states(config)
     _print(f"tables of {config.name}", STATE_COLUMNS, [_state(one) for one in found])
 
 

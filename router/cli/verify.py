@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from router.config.loader import Loaded
-    from router.engine.repair import Repair, Repaired
-    from router.engine.verify import TableAudit
+    from router.engine.tables.repair import Repair, Repaired
+    from router.engine.tables.verify import TableAudit
     from router.registry import Registry
 
 
@@ -38,7 +38,7 @@ def verify(file: Path, tables: tuple[str, ...], footers: bool, plugin_files: tup
     stream; Spark is not started. Exit code 1: something is wrong.
     """
     config = load(file, load_registry(plugin_files)).config
-    engine = import_module("router.engine.verify")
+    engine = import_module("router.engine.tables.verify")
     found: list[TableAudit] = engine.verified(config, tables, footers=footers)
     if absent := sorted(set(tables) - {audit.table for audit in found}):
         raise click.ClickException(f"{config.name} has no rows in {', '.join(absent)}")
@@ -84,7 +84,7 @@ def _repair(
     loaded: Loaded, registry: Registry, spark: SparkSession, table: str, stop: threading.Event, *, accept: bool
 ) -> Repair:
     """Return the repair of a table, once the decoder has learnt what it needs."""
-    engine, source = import_module("router.engine.repair"), import_module("router.engine.source")
+    engine, source = import_module("router.engine.tables.repair"), import_module("router.engine.source")
     stores, parts = import_module("router.engine.checkpoint_store"), import_module("router.parts")
     config, lakes = loaded.config, import_module("router.delta.lake")
     lake, checkpoint = (lakes.Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))

@@ -38,8 +38,8 @@ from router.engine.land.job import Landed, LandingJob
 from router.engine.maintenance import TableMaintenance
 from router.engine.outbox.apply import Outboxes
 from router.engine.outbox.detached import detached_outboxes
-from router.engine.quarantine import Quarantine
-from router.engine.release import Release
+from router.engine.quarantine.release import Release
+from router.engine.quarantine.table import Quarantine
 from router.errors import BatchError, TableError
 
 if TYPE_CHECKING:

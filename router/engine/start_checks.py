@@ -20,9 +20,9 @@ from router.delta.commit import to_arrow
 from router.delta.table_cache import THREADS
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore
+from router.engine.commit.lost_tables import refuse_lost_tables
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.ledger import SCHEMA as LEDGER
-from router.engine.lost_tables import refuse_lost_tables
 from router.errors import RunningError, StartError
 from router.registry import parts_in
 

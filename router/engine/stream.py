@@ -25,7 +25,7 @@ from router.engine.label.planner import Planner
 from router.engine.lost_records import LostRecords
 from router.engine.outbox.apply import opened
 from router.engine.outbox.detached import DetachedSinks
-from router.engine.release import Release
+from router.engine.quarantine.release import Release
 from router.engine.retryable_errors import Outage, passing, says_lost
 from router.engine.session import alive, quiet_failures, quiet_gateway
 from router.engine.start_checks import alone, begin, try_parts_on_executors

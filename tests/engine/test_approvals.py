@@ -14,7 +14,7 @@ import router.cli
 from router.config.loader import load
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.quarantine import Place, approvals, quarantined
+from router.engine.quarantine.table import Place, approvals, quarantined
 from router.registry import load_registry
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 from router import BatchError
 from router.config.models import Route
 from router.engine.balance import imbalances
-from router.engine.verify import Verification
+from router.engine.tables.verify import Verification
 from tests.engine import scenarios
 from tests.engine.conftest import COMMITS
 from tests.engine.parts import Events, Fixed, Where, copied

@@ -16,8 +16,8 @@ from router.config.models import Config, Route
 from router.delta.commit import TableCommit
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore, Manifest
+from router.engine.commit.lost_tables import EXPIRES, CommittedBatches
 from router.engine.ledger import SCHEMA as LEDGER
-from router.engine.lost_tables import EXPIRES, CommittedBatches
 from router.engine.start_checks import begin
 from router.errors import StartError
 from router_decoders import Json

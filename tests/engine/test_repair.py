@@ -12,12 +12,12 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from router.config.models import Route
-from router.engine.from_bronze import FromBronze
-from router.engine.quarantine import quarantined, try_now
-from router.engine.repair import Repair, Repaired
+from router.engine.quarantine.table import quarantined, try_now
 from router.engine.start_checks import alone
-from router.engine.table_states import table_states
-from router.engine.verify import Verification
+from router.engine.tables.from_bronze import FromBronze
+from router.engine.tables.repair import Repair, Repaired
+from router.engine.tables.table_states import table_states
+from router.engine.tables.verify import Verification
 from router.errors import StartError, TableError
 from router_decoders import Json
 from router_rules import Sql

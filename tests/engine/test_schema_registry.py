@@ -15,7 +15,7 @@ from google.protobuf.json_format import ParseDict
 from router import Preparation
 from router.config.models import Route
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
-from router.engine.quarantine import approve, quarantined
+from router.engine.quarantine.table import approve, quarantined
 from router.testing import check_decoder
 from router_decoders import Avro, Protobuf
 from router_rules import Schema

@@ -14,7 +14,7 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 from router.cli import commands
 from router.config.loader import load
 from router.engine.ledger import SCHEMA
-from router.engine.table_states import table_states
+from router.engine.tables.table_states import table_states
 from router.registry import load_registry
 from tests.engine.written_lake import GAMES, WrittenLake
 

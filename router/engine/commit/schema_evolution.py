@@ -21,9 +21,9 @@ from router.delta.commit import StagedFile, TableCommit, to_arrow, to_arrow_sche
 from router.delta.constraints import constraints
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema, delta_type, limited_to
 from router.delta.widening import way
+from router.engine.commit.lost_tables import CommittedBatches
 from router.engine.label.expressions import Untranslatable, translate
 from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, Demands, Layout
-from router.engine.lost_tables import CommittedBatches
 from router.errors import StartError, TableError
 
 if TYPE_CHECKING:

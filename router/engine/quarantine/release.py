@@ -32,9 +32,9 @@ from router.delta.table_cache import TableCache
 from router.delta.widening import way
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
+from router.engine.commit.lost_tables import CommittedBatches, accept_lost
 from router.engine.label.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, quarantine_of
-from router.engine.lost_tables import CommittedBatches, accept_lost
-from router.engine.quarantine import (
+from router.engine.quarantine.table import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     OWN,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.delta.lake import Lake
     from router.engine.commit.committers import Committers
-    from router.engine.quarantine import Place
+    from router.engine.quarantine.table import Place
 
 log = logging.getLogger("router")
 Kinds = dict[str, "pa.DataType | None"]

@@ -17,8 +17,8 @@ from router.engine.checkpoint_store import CheckpointStore
 from router.engine.explain import fixed_table
 from router.engine.label.layout import asked, outbox_of
 from router.engine.merge.coordinator import BacklogStore, MergedTables
-from router.engine.quarantine import approvals, quarantined
-from router.engine.verify import OWN_LAYERS, Verification, slashed
+from router.engine.quarantine.table import approvals, quarantined
+from router.engine.tables.verify import OWN_LAYERS, Verification, slashed
 from router.sinks import KeyedTable, MergingSink
 
 if TYPE_CHECKING:

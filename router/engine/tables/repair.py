@@ -52,11 +52,11 @@ from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.committers import Committers, finish, only_spark_appends, staged_rows, widen
 from router.engine.explain import fixed_table
-from router.engine.from_bronze import BronzeRecords, FromBronze, GivenTables, LandedAgain
 from router.engine.merge.coordinator import MergedTables
-from router.engine.quarantine import Quarantined, quarantined
+from router.engine.quarantine.table import Quarantined, quarantined
 from router.engine.start_checks import alone, locked
-from router.engine.verify import REPAIRED, WrittenDown, done_by, own, places, slashed
+from router.engine.tables.from_bronze import BronzeRecords, FromBronze, GivenTables, LandedAgain
+from router.engine.tables.verify import REPAIRED, WrittenDown, done_by, own, places, slashed
 from router.errors import RunningError, StartError, TableError, first_line
 from router.sinks import MergingSink, TableSink
 from router.table_options import TableOptions
