@@ -18,6 +18,7 @@ from deltalake import Schema
 from deltalake.exceptions import DeltaError
 
 from router.errors import TableError, first_line
+from router.spark_internals import delta_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -223,8 +224,5 @@ def check_log(lake: Lake, name: str, version: int) -> None:
 
 def spark_table(spark: SparkSession, lake: Lake, name: str) -> SparkTable | None:
     """Return the table of that name at its newest version, or None where there is none."""
-    jvm: Any = spark.sparkContext._jvm
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, lake.address(name))
-    return (
-        SparkTable(log.update(False, jvm.scala.Option.empty(), jvm.scala.Option.empty())) if log.tableExists() else None
-    )
+    snapshot = delta_snapshot(spark, lake.address(name))
+    return None if snapshot is None else SparkTable(snapshot)
