@@ -128,7 +128,7 @@ def resolved_jars(connectors: Collection[str], asked: Mapping[str, str]) -> list
     if (java := find_java()).fault:
         raise MachineError(java.fault, java.todo)
     job = {"connectors": sorted(connectors), "asked": {k: v for k, v in asked.items() if k.startswith(RESOLVER)}}
-    command = [sys.executable, "-m", __name__, "--job"]
+    command = [sys.executable, "-m", "router.engine.connectors", "--job"]
     ended = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True, check=False)
     for line in ended.stdout.splitlines():
         if line.startswith(MARK):
@@ -141,7 +141,8 @@ def _failure(said: str, connectors: Collection[str]) -> MachineError:
     """Return the error for what Spark's resolver has printed, which is kept in a file."""
     missing = sorted(set(re.findall(r"unresolved dependency: ([\w.-]+#[\w.-]+;[\w.-]+)", said)))
     missing += sorted(set(re.findall(r"download failed: ([\w.-]+#[\w.-]+;[\w.-]+)", said)))
-    what = f"jars that Spark needs cannot be fetched ({', '.join(missing[:3]) or 'its resolver has failed'})"
+    last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "its resolver has failed")
+    what = f"jars that Spark needs cannot be fetched ({', '.join(missing[:3]) or last[:200]})"
     what += ": no repository can be reached" if any(sign in said for sign in NETWORK) else ""
     log = cache() / "spark-jars.log"
     with suppress(OSError):
