@@ -30,6 +30,7 @@ COMMANDS = {
     "check": ("router.cli.check:check", "Find every mistake in a configuration."),
     "doctor": ("router.cli.doctor:doctor", "Say what on this machine keeps a configuration from running."),
     "explain-table": ("router.cli.tables:explain_table", "Say what a table is, and who writes it how."),
+    "graph": ("router.cli.graph:graph", "Draw source, decoder, routes, sinks and tables."),
     "ledger": ("router.cli.tables:ledger", "Print the last batches and their balance."),
     "maintain": ("router.cli.tables:maintain", "Compact and clean tables."),
     "plugins": ("router.cli.plugins:plugins", "List decoders, rules, sinks and encoders, or show the page of one."),
