@@ -107,9 +107,7 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
     submitted = _submitted()
     connectors = connectors_of(config)
     if not submitted:
-        _refuse_java()
-        jars = resolved_jars(connectors, config.spark)  # a session that resolved them would print a hundred lines
-        _stop_other_jvm(config.spark, jars)
+        _stop_other_jvm(config.spark, ready_to_start(config))
     builder = session_builder(config.spark, None if submitted else master or local_master(config), connectors)
     session = _session_of(builder.appName(f"router {config.name}"))
     session.sparkContext.setLogLevel("ERROR")
@@ -133,10 +131,14 @@ def _session_of(builder: SparkSession.Builder) -> SparkSession:
     return session
 
 
-def _refuse_java() -> None:
-    """Raise MachineError where Spark's launcher would fail for want of a Java that fits."""
+def ready_to_start(config: Config) -> list[str]:
+    """Return the jars of a local session; raise MachineError, in a sentence, for want of a Java that fits or of jars.
+
+    Spark's launcher would find both out itself, and print a hundred lines.
+    """
     if not has_jvm() and not spark_env() and (java := find_java()).fault:
         raise MachineError(java.fault, java.todo)
+    return resolved_jars(connectors_of(config), config.spark)
 
 
 def spark_env() -> Path | None:

@@ -82,13 +82,13 @@ def test_no_java_at_all_says_what_to_install(tmp_path: Path) -> None:
 TEXT = """name: x
 lake: ./lake
 bronze: bronze.b
-source: {files: {path: ./in}}
+source: {kafka: {servers: '127.0.0.1:9', topics: [t]}}
 decode: {json: "a string"}
 dead_letters: ops.dead
 """
 
 
-@pytest.mark.parametrize("command", [["run", "--once"], ["check", "--plan"]], ids=lambda words: words[0])
+@pytest.mark.parametrize("command", [["run", "--once"], ["check", "--plan"], ["bench"]], ids=lambda words: words[0])
 @pytest.mark.parametrize("home", ["none", "wrong", "new"])
 def test_commands_that_start_spark_say_it_in_one_sentence(tmp_path: Path, command: list[str], home: str) -> None:
     """Without it there are 45 to 194 lines of tracebacks."""
