@@ -39,9 +39,9 @@ PAIRS = {"4.0": "4.0.1", "4.1": "4.3.1", "4.2": "4.4.0"}
 """Spark -> the Delta that was tested with it. Delta's log classes, which Delta on Spark commits by, change with it."""
 CONNECTORS = {"avro": "spark-avro", "kafka": "spark-sql-kafka-0-10"}
 """What a part or a source asks for -> the artifact of Spark."""
-RESOLVER = "spark.jars."
-"""Settings that say where packages are looked for: spark.jars.ivySettings, spark.jars.repositories, spark.jars.ivy."""
 PACKAGES = "spark.jars.packages"
+RESOLVING = (PACKAGES, "spark.jars.ivySettings", "spark.jars.repositories", "spark.jars.ivy", "spark.jars.excludes")
+"""Settings that are for the resolver alone."""
 NETWORK = ("UnknownHostException", "ConnectException", "SocketException", "SocketTimeoutException", "NoRouteToHost")
 MARK = "jars of spark-event-router: "
 
@@ -127,7 +127,7 @@ def resolved_jars(connectors: Collection[str], asked: Mapping[str, str]) -> list
         return jars
     if (java := find_java()).fault:
         raise MachineError(java.fault, java.todo)
-    job = {"connectors": sorted(connectors), "asked": {k: v for k, v in asked.items() if k.startswith(RESOLVER)}}
+    job = {"connectors": sorted(connectors), "asked": {k: v for k, v in asked.items() if k in RESOLVING}}
     command = [sys.executable, "-m", "router.engine.connectors", "--job"]
     ended = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True, check=False)
     for line in ended.stdout.splitlines():

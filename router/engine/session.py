@@ -25,7 +25,7 @@ from router.config.variables import substitute
 from router.config.yaml_tree import Keys, Scalar, parse
 from router.engine.connectors import (
     CONNECTORS,
-    PACKAGES,
+    RESOLVING,
     cache,
     connectors_in,
     connectors_of,
@@ -177,7 +177,7 @@ def session_builder(
         on_class_path = local and CLASS_PATH not in asked
         where, between = (CLASS_PATH, os.pathsep) if on_class_path else ("spark.jars", ",")
         builder = builder.config(where, between.join(jars))
-        asked = {key: value for key, value in asked.items() if key != PACKAGES}  # they are among the jars
+        asked = {key: value for key, value in asked.items() if key not in RESOLVING}  # it is done
     for key, value in {**SETTINGS, **asked}.items():
         builder = builder.config(key, value)
     return builder
