@@ -60,8 +60,11 @@ class Diagnosis:
     todo: str = ""
 
 
-def diagnose(config: Config | None = None) -> Iterator[Diagnosis]:
-    """Yield what is found on this machine, and with a configuration what it needs of this and other machines."""
+def diagnose(config: Config | None = None, folder: Path = Path()) -> Iterator[Diagnosis]:
+    """Yield what is found on this machine, and with a configuration what it needs of this and other machines.
+
+    `folder` is the configuration's.
+    """
     yield _java()
     yield _pair()
     yield _jars(config)
@@ -71,7 +74,7 @@ def diagnose(config: Config | None = None) -> Iterator[Diagnosis]:
         yield storage("lake", config.lake, config.storage())
         if config.checkpoint:
             yield storage("checkpoint", config.checkpoint, config.storage())
-        yield from _servers(config)
+        yield from _servers(config, folder)
 
 
 def _java() -> Diagnosis:
@@ -201,9 +204,9 @@ def _bucket(subject: str, lake: Lake) -> Diagnosis:
 # ---- servers
 
 
-def _servers(config: Config) -> Iterator[Diagnosis]:
+def _servers(config: Config, folder: Path) -> Iterator[Diagnosis]:
     """Ask every server once, all at the same time; then hold their clocks against this one."""
-    servers = {(one.kind, one.address): one for part in parts_in(config) for one in part.talks_to()}
+    servers = {(one.kind, one.address): one for part in parts_in(config) for one in part.talks_to(folder)}
     http = [one for one in servers.values() if one.address.startswith(("http://", "https://"))]
     others = [one for one in servers.values() if one not in http]
     with ThreadPoolExecutor(8) as pool:
@@ -235,15 +238,13 @@ def _asked(server: Server) -> tuple[Diagnosis, float | None]:
 
     parts = urlsplit(server.address)
     try:
-        session = requests.Session()
-        session.trust_env = True
         began = time.time()
-        answer = session.head(f"{parts.scheme}://{parts.netloc}/", timeout=SECONDS, verify=server.verify)
+        answer = requests.head(f"{parts.scheme}://{parts.netloc}/", timeout=SECONDS, verify=server.verify)
         skew = _ahead(answer.headers.get("Date"), (began + time.time()) / 2)
-    except requests.RequestException as error:
+    except OSError as error:  # those of requests, and a file of certificates that is not there
         reason = "its certificate is not trusted" if isinstance(error, requests.exceptions.SSLError) else "no answer"
         todo = "start it, or correct the URL; a proxy or a firewall may stand between"
-        what = f"{server.address}: {reason} ({type(error).__name__})"
+        what = f"{server.address}: {reason if isinstance(error, requests.RequestException) else first_line(error)}"
         return Diagnosis(server.kind, "wrong", what, todo), None
     try:
         if server.ask:

@@ -134,6 +134,14 @@ def test_a_registry_that_refuses_the_login_is_wrong(tmp_path: Path, api: tuple[s
     assert found["API"][0]["state"] == "ok"  # what its login takes only a call would tell
 
 
+def test_a_file_of_certificates_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = configuration(tmp_path, "https://127.0.0.1:9", "http://127.0.0.1:9", "127.0.0.1:9")
+    path.write_text(path.read_text().replace("{event.a}'", "{event.a}', tls: {ca: gone.pem}"))
+    _, found = said(str(path))
+    assert found["API"][0]["state"] == "wrong"
+    assert str(tmp_path / "gone.pem") in found["API"][0]["what"]
+
+
 def test_a_clock_that_is_wrong_is_named(tmp_path: Path, api: tuple[str, type[Handler]]) -> None:
     url, handler = api
     handler.ahead = 3600
