@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
@@ -21,13 +19,14 @@ from router.delta.table_cache import THREADS
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.lost_tables import refuse_lost_tables
+from router.engine.executors import Executors
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.ledger import SCHEMA as LEDGER
 from router.errors import RunningError, StartError
 from router.registry import parts_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from router.registry import Registry
 
 Accept = Literal["", "lost-checkpoint", "lost-lake", "lost-records", "lost-tables", "duplicates"]
-PROBES = 8
 RECENT = 100
 """Commits of a table that are searched for the last batch of a query."""
 
@@ -248,32 +246,8 @@ def begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, acc
     return source.completed(spark, config.source.kafka, resume(lake, config.ledger, config.name))
 
 
-def try_parts_on_executors(spark: SparkSession, registry: Registry, config: Config) -> None:
-    """Import the modules of the parts on executors: a module that was not shipped stops the start, in one sentence.
-
-    One task for each of the first cores: their Python workers are the ones that the first batch runs in.
-    """
+def executors_of(spark: SparkSession, registry: Registry, config: Config, lake: Lake, command: str = "") -> Executors:
+    """Return the executors of a run, which look for the modules of the parts; `command` is one beside the stream's."""
     modules = ["router.engine.land.task", *registry.modules(config)]
     modules += dict.fromkeys(module for part in parts_in(config) for module in part.needs)
-
-    def tried(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        for _ in batches:
-            pass  # a worker that was not read to the end is not used again
-        failed = []
-        for name in modules:
-            try:
-                importlib.import_module(name)
-            except ImportError as error:
-                failed.append(f"{name}: {error}")
-        yield pa.RecordBatch.from_arrays([pa.array(failed, pa.string())], names=["failed"])
-
-    tasks = min(spark.sparkContext.defaultParallelism, PROBES)
-    # As landing tasks are, by mapInArrow: workers of another kind of task are not taken for them.
-    failed = [
-        row["failed"] for row in spark.range(tasks, numPartitions=tasks).mapInArrow(tried, "failed string").collect()
-    ]
-    if failed:
-        raise StartError(
-            f"executors cannot import {'; '.join(sorted(set(failed)))}. Ship the package with --py-files (a wheel "
-            "renamed to .zip) or install it there"
-        )
+    return Executors.of(spark, modules, lake, f"{config.name}.{command}" if command else config.name)
