@@ -24,6 +24,7 @@ from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.ledger import SCHEMA as LEDGER
 from router.errors import RunningError, StartError
 from router.registry import parts_in
+from router.sinks import TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -187,6 +188,20 @@ def refuse_shared(lake: Lake, config: Config) -> None:
             )
 
 
+def refuse_speculation(setting: str | None, config: Config) -> None:
+    """Raise StartError where Spark may run a task twice at once whose work is more than staged files.
+
+    Of two attempts of a landing task, Spark hands on the report of one, and only its files are committed. Calls and
+    messages of both are sent, and both merge.
+    """
+    doing = [f"{route}/{name}" for route, name, sink in config.all_sinks() if not isinstance(sink, TableSink)]
+    if setting == "true" and doing:
+        raise StartError(
+            f"spark.speculation runs a task twice at once, and {', '.join(doing)} would send or merge rows twice; set "
+            "it to false"
+        )
+
+
 def _writers(table: DeltaTable) -> set[str]:
     """Return the queries that a table's last commits are of."""
     notes = (str(_note(entry).get("router.query", "")) for entry in table.history(RECENT))
@@ -235,6 +250,7 @@ def _refuse_half_batch(lake: Lake, name: str, booked: dict[str, int]) -> None:
 def begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, accept: Accept) -> Offsets | None:
     """Return where a new checkpoint begins, None for where the configuration says."""
     past = Checkpoint.read(checkpoint)
+    refuse_speculation(spark.sparkContext.getConf().get("spark.speculation"), config)
     refuse_shared(lake, config)
     examine(lake, config.ledger, config.name, past, accept)
     if past.run:

@@ -5,17 +5,26 @@ from __future__ import annotations
 import json
 import pickle
 import socket
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
+from router.config.models import Config
 from router.delta.lake import Lake
 from router.engine import executors
 from router.engine.executors import ExecutorCheck, Executors, guarded, refusal, versions
 from router.engine.retryable_errors import passing
+from router.engine.start_checks import refuse_speculation
 from router.errors import StartError
+from router.registry import load_registry
+
+
+@pytest.fixture(scope="module")
+def registry():
+    return load_registry()
 
 
 @pytest.fixture
@@ -172,3 +181,24 @@ def test_what_spark_says_of_an_executor_that_cannot_work_is_one_sentence(text, s
 
 def test_other_errors_of_a_job_are_none_of_an_executor():
     assert refusal(RuntimeError("java.io.IOException: Stream is closed")) is None
+
+
+def test_speculation_is_for_tables_only(registry):
+    upsert = {"upsert": {"table": "silver.gamers", "keys": ["event.gamer_id"], "newest_by": "offset"}}
+    for sink, refused in ({"tables": "silver.{event.game}"}, False), (upsert, True):
+        config = Config.model_validate(
+            {
+                "name": "games",
+                "lake": "lake",
+                "source": {"files": {"path": "in"}},
+                "decode": {"json": {"schema": "game string, gamer_id string"}},
+                "routes": [{"name": "games", "match": {"sql": "true"}, "sinks": [sink]}],
+                "dead_letters": "ops.dead_letters",
+            },
+            context={"resolve": registry.resolve},
+        )
+        refuse_speculation("false", config)
+        with (
+            pytest.raises(StartError, match="games/upsert would send or merge rows twice") if refused else nullcontext()
+        ):
+            refuse_speculation("true", config)
