@@ -275,7 +275,7 @@ def class_archive() -> Path:
     A JVM refuses an archive whose jars lay elsewhere or were others.
     """
     place = hashlib.sha256(str(Path(pyspark.__file__).resolve()).encode()).hexdigest()[:8]
-    return _cache() / f"classes-{_versions()}-{place}.jsa"
+    return cache_folder() / f"classes-{_versions()}-{place}.jsa"
 
 
 def _with_jars(builder: SparkSession.Builder, *, on_class_path: bool) -> SparkSession.Builder:
@@ -312,10 +312,11 @@ def _remember_jars(session: SparkSession) -> None:
 
 def _memory() -> Path:
     """Return the file that lists the resolved jars of exactly these versions."""
-    return _cache() / f"spark-jars-{_versions()}.txt"
+    return cache_folder() / f"spark-jars-{_versions()}.txt"
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Return the folder of what can be made again: jars, archives of classes, what was packed for a cluster."""
     return Path(os.environ.get("ROUTER_CACHE") or Path.home() / ".cache" / "spark-event-router")
 
 
@@ -380,6 +381,12 @@ def packages() -> list[str]:
     """Return the Maven coordinates of Spark's connectors for the installed pyspark."""
     version = pyspark.__version__
     return [f"org.apache.spark:{name}_2.13:{version}" for name in ("spark-sql-kafka-0-10", "spark-avro")]
+
+
+def all_packages() -> list[str]:
+    """Return the Maven coordinates of Delta and of Spark's connectors, for spark-submit."""
+    with_delta = configure_spark_with_delta_pip(SparkSession.Builder(), extra_packages=packages())
+    return str(with_delta._options["spark.jars.packages"]).split(",")
 
 
 def versions() -> dict[str, str]:
