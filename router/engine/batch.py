@@ -32,6 +32,7 @@ from router.engine.balance import imbalances, keyed, partitions
 from router.engine.checkpoint_store import CheckpointStore, Manifest, frozen_as_text
 from router.engine.commit.committers import Catalog, Committers
 from router.engine.commit.schema_evolution import SchemaEvolution
+from router.engine.executors import Executors
 from router.engine.label.layout import Demands
 from router.engine.label.planner import Plan, Planner
 from router.engine.land.job import Landed, LandingJob
@@ -75,6 +76,7 @@ class Batches:
     stop: threading.Event = field(default_factory=threading.Event)
     demands: Demands = field(default_factory=Demands)
     prepared: Planner | None = None
+    executors: Executors = field(default_factory=Executors)
 
     def __post_init__(self) -> None:
         config = self.config
@@ -84,9 +86,10 @@ class Batches:
         staging = f"{STAGING}/{config.name}" if only_spark else None
         self.tables: Any = SparkTables(self.spark, self.lake) if only_spark else TableCache(self.lake)
         self.planner = self.prepared or Planner(config, config.decode)
-        self.landing = LandingJob(self.spark, self.lake, config.landing, self.query, staging)
+        self.landing = LandingJob(self.spark, self.lake, config.landing, self.query, staging, executors=self.executors)
         self.evolution = SchemaEvolution(self.lake, self.tables, self.query, self.spark, config.table_options())
-        self.outboxes = Outboxes(config, self.spark, self.lake, self.store, self.query, self.committers, self.stop)
+        about = self.lake, self.store, self.query, self.committers, self.stop, self.executors
+        self.outboxes = Outboxes(config, self.spark, *about)
         self.quarantine = Quarantine(config, self.lake, self.store, self.committers, self.query)
         self.demands = replace(self.demands, blocked=self.quarantine.blocked())
         self.release = Release(config, self.spark, self.lake, self.store, self.committers)

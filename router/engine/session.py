@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 
 from router.config.variables import substitute
 from router.config.yaml_tree import Keys, Scalar, parse
+from router.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -54,6 +55,14 @@ YOUNG = 96
 and with a third of the heap, as is the JVM's way, a gigabyte of it lies there."""
 LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 """Options of the JVM that makes the command line of the JVM proper: it lives for half a second."""
+CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "IS_SERVERLESS")
+"""Variables of a Python that has Spark Connect only; the last is of Databricks' serverless compute."""
+NO_CONTEXT = ("JVM_ATTRIBUTE_NOT_SUPPORTED", "CONTEXT_UNAVAILABLE", "Py4JSecurityException", "is not whitelisted")
+"""Parts of what Databricks says in shared clusters (standard access mode) of what needs a SparkContext."""
+NO_CONNECT = (
+    "the router needs a Spark driver of its own, and {} (Spark Connect, serverless and shared clusters have none): run "
+    "it with `router run`, spark-submit or `router submit`, on Databricks on a cluster with dedicated access mode"
+)
 SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -88,15 +97,22 @@ SETTINGS = {
 def build_session(config: Config, master: str | None = None) -> SparkSession:
     """Return the session of a configuration; under spark-submit what was submitted wins.
 
-    `spark:` of the configuration overrides the router's settings.
+    `spark:` of the configuration overrides the router's settings. Raises StartError for Spark Connect.
     """
+    if by := connect_by(config.spark, master):
+        raise StartError(NO_CONNECT.format(by))
     submitted = _submitted()
     if not submitted:
         _stop_other_jvm(config.spark)
     builder = session_builder(config.spark, None if submitted else master or local_master(config))
     builder = builder.appName(f"router {config.name}")
     interrupt = signal.getsignal(signal.SIGINT)
-    SparkContext.getOrCreate(_conf(builder))
+    try:
+        SparkContext.getOrCreate(_conf(builder))
+    except Exception as error:
+        if any(sign in str(error) for sign in NO_CONTEXT):
+            raise StartError(NO_CONNECT.format("this cluster gives no SparkContext")) from error
+        raise
     starting.join()  # only now may this thread load classes of SQL: two that load them wait for each other
     session = builder.getOrCreate()
     if interrupt is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
@@ -107,6 +123,16 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
     if not submitted:
         _remember_jars(session)
     return session
+
+
+def connect_by(asked: Mapping[str, str], master: str | None) -> str | None:
+    """Return what asks for Spark Connect, in which no code of the router can run; None for a Spark of its own."""
+    given = {**asked, "--master": master or ""}
+    if found := [name for name in ("--master", "spark.master", "spark.remote") if "sc://" in given.get(name, "")]:
+        return f"{found[0]} is {given[found[0]]}"
+    if asked.get("spark.api.mode", "").lower() == "connect":
+        return "spark.api.mode is connect"
+    return next((f"the environment has {name}" for name in CONNECT_VARIABLES if os.environ.get(name)), None)
 
 
 def _submitted() -> bool:
@@ -141,6 +167,8 @@ def start_jvm(path: Path, master: str | None) -> None:
     `build_session` starts it and the loader says why. Comes back at once: a session waits for the JVM by itself.
     """
     asked = settings_in(path)
+    if connect_by(asked or {}, master):
+        return
     local = asked is not None and asked.get("spark.master", master or "local").startswith("local")
     if asked is None or not local or _submitted() or SparkContext._gateway:
         return
@@ -247,7 +275,7 @@ def class_archive() -> Path:
     A JVM refuses an archive whose jars lay elsewhere or were others.
     """
     place = hashlib.sha256(str(Path(pyspark.__file__).resolve()).encode()).hexdigest()[:8]
-    return _cache() / f"classes-{_versions()}-{place}.jsa"
+    return cache_folder() / f"classes-{_versions()}-{place}.jsa"
 
 
 def _with_jars(builder: SparkSession.Builder, *, on_class_path: bool) -> SparkSession.Builder:
@@ -284,10 +312,11 @@ def _remember_jars(session: SparkSession) -> None:
 
 def _memory() -> Path:
     """Return the file that lists the resolved jars of exactly these versions."""
-    return _cache() / f"spark-jars-{_versions()}.txt"
+    return cache_folder() / f"spark-jars-{_versions()}.txt"
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Return the folder of what can be made again: jars, archives of classes, what was packed for a cluster."""
     return Path(os.environ.get("ROUTER_CACHE") or Path.home() / ".cache" / "spark-event-router")
 
 
@@ -352,6 +381,12 @@ def packages() -> list[str]:
     """Return the Maven coordinates of Spark's connectors for the installed pyspark."""
     version = pyspark.__version__
     return [f"org.apache.spark:{name}_2.13:{version}" for name in ("spark-sql-kafka-0-10", "spark-avro")]
+
+
+def all_packages() -> list[str]:
+    """Return the Maven coordinates of Delta and of Spark's connectors, for spark-submit."""
+    with_delta = configure_spark_with_delta_pip(SparkSession.Builder(), extra_packages=packages())
+    return str(with_delta._options["spark.jars.packages"]).split(",")
 
 
 def versions() -> dict[str, str]:

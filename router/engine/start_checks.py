@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
@@ -21,13 +19,15 @@ from router.delta.table_cache import THREADS
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.lost_tables import refuse_lost_tables
+from router.engine.executors import Executors
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.ledger import SCHEMA as LEDGER
 from router.errors import RunningError, StartError
 from router.registry import parts_in
+from router.sinks import TableSink
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from router.registry import Registry
 
 Accept = Literal["", "lost-checkpoint", "lost-lake", "lost-records", "lost-tables", "duplicates"]
-PROBES = 8
 RECENT = 100
 """Commits of a table that are searched for the last batch of a query."""
 
@@ -189,6 +188,20 @@ def refuse_shared(lake: Lake, config: Config) -> None:
             )
 
 
+def refuse_speculation(setting: str | None, config: Config) -> None:
+    """Raise StartError where Spark may run a task twice at once whose work is more than staged files.
+
+    Of two attempts of a landing task, Spark hands on the report of one, and only its files are committed. Calls and
+    messages of both are sent, and both merge.
+    """
+    doing = [f"{route}/{name}" for route, name, sink in config.all_sinks() if not isinstance(sink, TableSink)]
+    if setting == "true" and doing:
+        raise StartError(
+            f"spark.speculation runs a task twice at once, and {', '.join(doing)} would send or merge rows twice; set "
+            "it to false"
+        )
+
+
 def _writers(table: DeltaTable) -> set[str]:
     """Return the queries that a table's last commits are of."""
     notes = (str(_note(entry).get("router.query", "")) for entry in table.history(RECENT))
@@ -237,6 +250,7 @@ def _refuse_half_batch(lake: Lake, name: str, booked: dict[str, int]) -> None:
 def begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, accept: Accept) -> Offsets | None:
     """Return where a new checkpoint begins, None for where the configuration says."""
     past = Checkpoint.read(checkpoint)
+    refuse_speculation(spark.sparkContext.getConf().get("spark.speculation"), config)
     refuse_shared(lake, config)
     examine(lake, config.ledger, config.name, past, accept)
     if past.run:
@@ -248,32 +262,8 @@ def begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, acc
     return source.completed(spark, config.source.kafka, resume(lake, config.ledger, config.name))
 
 
-def try_parts_on_executors(spark: SparkSession, registry: Registry, config: Config) -> None:
-    """Import the modules of the parts on executors: a module that was not shipped stops the start, in one sentence.
-
-    One task for each of the first cores: their Python workers are the ones that the first batch runs in.
-    """
+def executors_of(spark: SparkSession, registry: Registry, config: Config, lake: Lake, command: str = "") -> Executors:
+    """Return the executors of a run, which look for the modules of the parts; `command` is one beside the stream's."""
     modules = ["router.engine.land.task", *registry.modules(config)]
     modules += dict.fromkeys(module for part in parts_in(config) for module in part.needs)
-
-    def tried(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        for _ in batches:
-            pass  # a worker that was not read to the end is not used again
-        failed = []
-        for name in modules:
-            try:
-                importlib.import_module(name)
-            except ImportError as error:
-                failed.append(f"{name}: {error}")
-        yield pa.RecordBatch.from_arrays([pa.array(failed, pa.string())], names=["failed"])
-
-    tasks = min(spark.sparkContext.defaultParallelism, PROBES)
-    # As landing tasks are, by mapInArrow: workers of another kind of task are not taken for them.
-    failed = [
-        row["failed"] for row in spark.range(tasks, numPartitions=tasks).mapInArrow(tried, "failed string").collect()
-    ]
-    if failed:
-        raise StartError(
-            f"executors cannot import {'; '.join(sorted(set(failed)))}. Ship the package with --py-files (a wheel "
-            "renamed to .zip) or install it there"
-        )
+    return Executors.of(spark, modules, lake, f"{config.name}.{command}" if command else config.name)

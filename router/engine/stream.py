@@ -28,7 +28,7 @@ from router.engine.outbox.detached import DetachedSinks
 from router.engine.quarantine.release import Release
 from router.engine.retryable_errors import Outage, passing, says_lost
 from router.engine.session import alive, quiet_failures, quiet_gateway
-from router.engine.start_checks import alone, begin, try_parts_on_executors
+from router.engine.start_checks import alone, begin, executors_of
 from router.errors import SessionLost, first_line
 from router.parts import BatchReport, Preparation
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from router.config.loader import Loaded
     from router.config.models import Config, Trigger
     from router.engine.batch import Watch
+    from router.engine.executors import Executors
     from router.engine.start_checks import Accept
     from router.registry import Registry
 
@@ -110,8 +111,9 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
         )
         config = config.model_copy(update={"decode": prepared})
         with ThreadPoolExecutor(1) as pool:  # Spark plans the query meanwhile; the first batch waits for it
-            probe = pool.submit(try_parts_on_executors, spark, registry, config)
-            about = registry, spark, lake, checkpoint, options, probe
+            executors = executors_of(spark, registry, config, lake)
+            probe = pool.submit(executors.look, spark)
+            about = registry, spark, lake, checkpoint, options, executors, probe
             return _StreamRun(config, loaded.path.parent, loaded.fingerprint, *about).until_done(since)
 
 
@@ -125,6 +127,7 @@ class _StreamRun:
     lake: Lake
     checkpoint: Lake
     options: RunOptions
+    executors: Executors
     probe: Future[None]
     error: BaseException | None = None
     busy: threading.Lock = field(default_factory=threading.Lock)
@@ -302,6 +305,7 @@ class _StreamRun:
             self.options.watch,
             self.options.stop,
             prepared=self.planner,
+            executors=self.executors,
         )
 
     def _tell(self, query: StreamingQuery, *, last: bool = False) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from router.delta.commit import TableCommit
     from router.delta.lake import Lake
     from router.delta.parquet_writer import Staging
+    from router.engine.executors import Executors
     from router.sinks import KeyedTable
 
     Merge = tuple[str, dict[str, Any], pa.Table | None]
@@ -105,12 +106,17 @@ class MergeOutcomes:
                 self.counts[name] = self.counts.get(name, 0) + count
 
 
-def merge_by_tasks(events: DataFrame, job: MergeJob, tasks: int) -> MergeOutcomes:
-    """Merge the rows of an outbox in a Spark job; one task is for an outbox of one table, and needs no shuffle."""
+def merge_by_tasks(events: DataFrame, job: MergeJob, tasks: int, executors: Executors) -> MergeOutcomes:
+    """Merge the rows of an outbox in a Spark job; one task is for an outbox of one table, and needs no shuffle.
+
+    Raises StartError where an executor lacks something that the driver has.
+    """
     by_table = events.repartition(tasks, TABLE).sortWithinPartitions(TABLE) if tasks > 1 else events.coalesce(1)
     found = MergeOutcomes()
-    for row in by_table.mapInArrow(merge_task(job), REPORT).collect():  # a row per table, and per file of refused rows
-        found.add(json.loads(row["report"]))
+    task = executors.guarded(merge_task(job), reports=True)
+    rows = by_table.mapInArrow(task, REPORT).collect()  # a row per table, and per file of refused rows
+    for report in executors.without_looks(json.loads(row["report"]) for row in rows):
+        found.add(report)
     return found
 
 

@@ -15,6 +15,7 @@ from router.columns import row
 from router.delta.commit import StagedParts
 from router.engine import ledger
 from router.engine.commit.committers import Committers, staged_rows
+from router.engine.executors import Executors
 from router.engine.label.layout import COORDINATES, outbox_of
 from router.engine.label.planner import Planner
 from router.engine.merge.coordinator import MergeCoordinator, OutboxRows
@@ -57,12 +58,13 @@ class Outboxes:
     query: str
     committers: Committers
     stop: threading.Event = field(default_factory=threading.Event)
+    executors: Executors = field(default_factory=Executors)
 
     def __post_init__(self) -> None:
         config = self.config
         self.applier = Applier(self.lake, self.store, config.dead_letters, self.query, sends=not config.debug)
         about = self.query, self.lake, self.spark, self.store, self.committers
-        self.merger = MergeCoordinator(*about, config.landing, config.dead_letters)
+        self.merger = MergeCoordinator(*about, config.landing, config.dead_letters, self.executors)
         self.sinks: dict[str, Sink] = {f"{route}/{name}": sink for route, name, sink in config.all_sinks()}
         self.retention = OutboxRetention(config, self.lake, self.store, self.committers)
 
