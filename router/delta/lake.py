@@ -93,17 +93,14 @@ class Lake:
             stream.flush()
             os.fsync(stream.fileno())
         unfinished.replace(whole)
+        _sync(whole.parent)  # or a power cut takes the name, and what relied on it stays
 
     def sync(self, path: str) -> None:
         """Return when a closed file below the root, and its name, are on the disk; an object store has it already."""
         if self.local:
             whole = Path(self.root, path)
             for place in (whole, whole.parent):
-                at = os.open(place, os.O_RDONLY)
-                try:
-                    os.fsync(at)
-                finally:
-                    os.close(at)
+                _sync(place)
 
     def delete(self, path: str) -> None:
         """Delete a file below the root, where it is there."""
@@ -115,3 +112,11 @@ class Lake:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
+
+
+def _sync(place: Path) -> None:
+    at = os.open(place, os.O_RDONLY)
+    try:
+        os.fsync(at)
+    finally:
+        os.close(at)

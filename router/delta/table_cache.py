@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from deltalake import Schema
 from deltalake.exceptions import DeltaError
 
+from router.delta.history import DAMAGED_LOG, log_damage
 from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class TableCache:
         except TableError as error:
             return error
         except (DeltaError, OSError, ValueError) as error:  # ValueError: a log that delta-rs takes for nonsense
-            return unreadable(name, error)
+            return unreadable(self.lake, name, error)
 
     def _table(self, name: str) -> DeltaTable | None:
         with self.lock:
@@ -191,7 +192,7 @@ class SparkTables:
         except TableError as error:
             return error
         except Exception as error:  # whatever Spark raises concerns this table
-            return unreadable(name, error)
+            return unreadable(self.lake, name, error)
         return table
 
 
@@ -206,9 +207,9 @@ def whole(found: Mapping[str, T | TableError]) -> dict[str, T]:
     return cast("dict[str, T]", dict(found))
 
 
-def unreadable(name: str, error: Exception) -> TableError:
-    """Return the error of a table that could not be opened, with the first line of the cause."""
-    found = TableError(name, f"it cannot be read: {first_line(error)}")
+def unreadable(lake: Lake, name: str, error: Exception) -> TableError:
+    """Return the error of a table that could not be opened: which file of its log is damaged, or what was raised."""
+    found = TableError(name, f"it cannot be read: {log_damage(lake, name) or first_line(error)}")
     found.__cause__ = error
     return found
 
@@ -218,7 +219,7 @@ def check_log(lake: Lake, name: str, version: int) -> None:
     newest = range(max(0, version + 1 - LOOKED_AT), version + 1)
     paths = [f"{name.replace('.', '/')}/_delta_log/{number:020}.json" for number in newest]
     if empty := [info.base_name for info in lake.files.get_file_info(paths) if info.is_file and info.size == 0]:
-        raise TableError(name, f"its log is damaged: {', '.join(empty)} is empty; `router repair` makes it whole again")
+        raise TableError(name, f"it cannot be read: {', '.join(empty)} {DAMAGED_LOG} empty")
 
 
 def spark_table(spark: SparkSession, lake: Lake, name: str) -> SparkTable | None:

@@ -120,14 +120,15 @@ class Batches:
     def _cut_off(self, batch: int) -> Manifest | None:
         """Return the manifest of a batch that a crash has interrupted; None for a batch that must be decided.
 
-        Without its staged files a batch is decided again; tables that have its rows already skip them.
+        Without its staged files a batch is decided again; tables that have its rows already skip them. The sink of an
+        outbox reads them after their commit, too.
         """
         manifest = self.store.manifest(batch)
         if manifest is None:
             return None
         tables = self.tables.readable({work.table for work in manifest.commits})
         left = [work for work in manifest.commits if not self._done(work, tables[work.table], manifest)]
-        if self.committers.staged(left):
+        if self.committers.staged([*left, *self.outboxes.unapplied(manifest)]):
             return manifest
         if manifest.config != self.fingerprint and len(left) < len(manifest.commits):
             raise BatchError(

@@ -15,7 +15,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from router.delta.commit import to_arrow
-from router.delta.table_cache import THREADS
+from router.delta.table_cache import THREADS, TableCache
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.lost_tables import refuse_lost_tables
@@ -92,7 +92,11 @@ class Checkpoint:
     def read(cls, place: Lake) -> Checkpoint:
         """Read the Spark checkpoint in the folder `spark` of the configuration's checkpoint."""
         metadata = place.read("spark/metadata")
-        run = json.loads(metadata)["id"] if metadata else None
+        try:
+            run = None if metadata is None else json.loads(metadata)["id"]
+        except ValueError:
+            what = "is damaged; `router run` mends it, or says what to do"
+            raise StartError(f"{place.root}/spark/metadata {what}") from None
         return cls(run, bool(_numbers(place, "spark/offsets")), max(_numbers(place, "spark/commits"), default=-1))
 
 
@@ -109,7 +113,7 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
     new records for a batch that the tables have; a lake without its checkpoint would get everything again. A batch is
     in the ledger before Spark commits it, so the ledger is level with the checkpoint or one batch ahead.
     """
-    table = lake.open(ledger)
+    table = TableCache(lake).open([ledger])[ledger]
     if table is not None and (lacks := sorted(set(LEDGER.names) - set(to_arrow(table).names))):
         raise StartError(
             f"{ledger} in {lake.root} was written by another version of the router (it has no {', '.join(lacks)}), "
@@ -157,6 +161,29 @@ def _last_batches(lake: Lake, name: str) -> dict[str, tuple[str, int]]:
     with ThreadPoolExecutor(THREADS) as pool:
         notes = pool.map(lambda table: _last_note(lake.open(table), name), tables)
         return {table: note for table, note in zip(tables, notes, strict=True) if note}
+
+
+def having(lake: Lake, query: str, batch: int) -> dict[str, str]:
+    """Return the tables that have a batch of a query (with its run), and the configuration of that commit.
+
+    A table that cannot be read counts as one that has it.
+    """
+
+    def committed(table: str) -> str | None:
+        try:
+            handle = lake.open(table)
+            notes = map(_note, handle.history(RECENT)) if handle else iter(())
+            mine = (
+                note for note in notes if (note.get("router.query"), note.get("router.batch")) == (query, str(batch))
+            )
+            return next((str(note.get("router.configuration")) for note in mine), None)
+        except (DeltaError, OSError):
+            return ""
+
+    tables = [table for layer in lake.layers() for table in lake.tables(layer)]
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = zip(tables, pool.map(committed, tables), strict=True)
+        return {table: configuration for table, configuration in found if configuration is not None}
 
 
 def _last_note(table: DeltaTable | None, name: str) -> tuple[str, int] | None:

@@ -16,6 +16,7 @@ from pyspark.errors import StreamingQueryException
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_event_set, wait_exponential_jitter
 from tenacity.nap import sleep_using_event
 
+from router.delta.history import DAMAGED_LOG
 from router.delta.lake import Lake
 from router.engine import source
 from router.engine.batch import Batches
@@ -28,8 +29,9 @@ from router.engine.outbox.detached import DetachedSinks
 from router.engine.quarantine.release import Release
 from router.engine.retryable_errors import Outage, passing, says_lost
 from router.engine.session import alive, quiet_failures, quiet_gateway
+from router.engine.spark_checkpoint import CheckpointMending
 from router.engine.start_checks import alone, begin, executors_of
-from router.errors import SessionLost, first_line
+from router.errors import SessionLost, TableError, first_line
 from router.parts import BatchReport, Preparation
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ POLL_SECONDS = 0.2
 LOOK_SECONDS = 5
 """Seconds between two looks for approvals while no batch is running."""
 KEPT_REPORTS = 1_000
+OWN_LOG = "put it back from a copy, or see docs/storage-faults.md"
+"""What a person can do about the log of a table for which the stream waits."""
 
 
 class _Stop(Exception):  # noqa: N818 - an order, no error
@@ -98,8 +102,7 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
     config = loaded.config
     lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
     with alone(checkpoint, config.name):
-        CheckpointStore(checkpoint).begin()
-        since = begin(spark, lake, checkpoint, config, options.accept)
+        since = retrying(config, spark, options.stop)(_checked, loaded, spark, (lake, checkpoint), options.accept)
         prepared = config.decode.prepare(
             Preparation(
                 loaded.path.parent,
@@ -115,6 +118,32 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
             probe = pool.submit(executors.look, spark)
             about = registry, spark, lake, checkpoint, options, executors, probe
             return _StreamRun(config, loaded.path.parent, loaded.fingerprint, *about).until_done(since)
+
+
+def _checked(loaded: Loaded, spark: SparkSession, at: tuple[Lake, Lake], accept: Accept) -> source.Offsets | None:
+    """Mend and check lake and checkpoint; return where a new checkpoint begins, None for where the file says."""
+    lake, checkpoint = at
+    CheckpointStore(checkpoint).begin()
+    CheckpointMending(loaded.config, lake, checkpoint, loaded.fingerprint).mend()
+    return begin(spark, lake, checkpoint, loaded.config, accept)
+
+
+def retrying(config: Config, spark: SparkSession, stop: threading.Event) -> Retrying:
+    """Return what calls a function again, with growing pauses and a line for each, after failures that pass."""
+
+    def tell(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        hint = f"; {OWN_LOG}" if isinstance(error, TableError) and DAMAGED_LOG in error.what else ""
+        log.warning("%s: %s%s; trying again in %.0f s", config.name, first_line(error), hint, state.upcoming_sleep)
+
+    return Retrying(
+        retry=retry_if_exception(lambda error: passing(error) and alive(spark)),
+        wait=wait_exponential_jitter(initial=1, max=60),
+        stop=stop_when_event_set(stop),
+        sleep=sleep_using_event(stop),
+        before_sleep=tell,
+        reraise=True,
+    )
 
 
 @dataclass
@@ -143,18 +172,9 @@ class _StreamRun:
 
     def until_done(self, begin: source.Offsets | None) -> list[BatchReport]:
         """Run the query, and again after a failure that passes: every batch can go on where it was interrupted."""
-        stop = self.options.stop
-        policy = Retrying(
-            retry=retry_if_exception(lambda error: passing(error) and alive(self.spark)),
-            wait=wait_exponential_jitter(initial=1, max=60),
-            stop=stop_when_event_set(stop),
-            sleep=sleep_using_event(stop),
-            before_sleep=self._tell_retry,
-            reraise=True,
-        )
         try:
             with quiet_failures(self.spark), self._detached_sinks():
-                policy(self._query, begin)
+                retrying(self.config, self.spark, self.options.stop)(self._query, begin)
                 if self._once and self.batches:
                     self.batches.outboxes.retention.tidy()
         except Exception as error:
@@ -178,10 +198,6 @@ class _StreamRun:
             raise
         if self.detached:
             self.detached.join()
-
-    def _tell_retry(self, state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        log.warning("%s: %s; trying again in %.0f s", self.config.name, first_line(error), state.upcoming_sleep)
 
     def _query(self, begin: source.Offsets | None) -> None:
         self.error, self.batches = None, None  # a query that begins anew has a session of its own

@@ -116,7 +116,7 @@ class Committers:
                 except TableError as error:
                     errors.append(error)
                 except LIBRARIES as error:  # they concern this table only; an error of our own stops the stream
-                    errors.append(unreadable(table, error))
+                    errors.append(unreadable(self.lake, table, error))
                 tell(index + 1)
         return made, errors
 

@@ -210,7 +210,7 @@ class MergedTables:
     names: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        self.names = frozenset(json.loads(self.store.read(self._path) or b"[]"))
+        self.names = frozenset(self.store.load(self._path) or ())
 
     def note(self, tables: Iterable[str]) -> None:
         """Note tables that were merged into."""
@@ -261,7 +261,7 @@ class BacklogStore:
         self.store.write(self._path, json.dumps({"after": [query, batch], **tables}).encode())
 
     def _read(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.store.read(self._path) or b'{"after": [], "before": {}, "now": {}}')
+        found: dict[str, Any] = self.store.load(self._path) or {"after": [], "before": {}, "now": {}}
         return found
 
     @property

@@ -29,7 +29,7 @@ from router.delta.table_cache import THREADS
 from router.delta.upsert import NeedsRewrite, NeedsSpark, TableUpsert, UpsertResult, upsert
 from router.delta.widening import rewrite
 from router.engine.label.layout import COORDINATES, DEAD_SCHEMA, TABLE
-from router.errors import TableError
+from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -149,8 +149,11 @@ def staged_rows(lake: Lake, work: TableCommit) -> pa.Table:
     """Return the rows of a commit from its staged files."""
     schema, found = delta_schema(to_arrow_schema(work.columns)), []
     for file in work.files:
-        with lake.files.open_input_file(file.path) as source:
-            found.append(cast_to(pq.read_table(source), schema))
+        try:
+            with lake.files.open_input_file(file.path) as source:
+                found.append(cast_to(pq.read_table(source), schema))
+        except (OSError, pa.ArrowInvalid) as error:
+            raise TableError(work.table, f"its file {file.path} cannot be read: {first_line(error)}") from error
     return pa.concat_tables(found)
 
 

@@ -82,16 +82,22 @@ class Outboxes:
                 where = f"its {work.rows} events stay in {work.table}"
                 log.warning("%s, batch %d: no sink %s any more; %s", self.config.name, work.version, work.target, where)
         if self.applier.sends:
-            self.retention.after_batch(target for target in targets.values() if not self._is_detached(target))
+            self.retention.after_batch(target for target in targets.values() if not self._is_detached(target.key))
         return AppliedBatch(counts, set(self.merger.tables))
 
-    def _is_detached(self, target: Target) -> bool:
-        sink = self.sinks[target.key]
+    def unapplied(self, manifest: Manifest) -> list[TableCommit]:
+        """Return the commits of a batch whose staged files a sink has yet to read."""
+        done = self.store.applied(manifest.batch)
+        inline = {key for key in self.sinks if not self._is_detached(key)} - {*done}
+        return [work for work in manifest.commits if work.table.startswith("outbox.") and work.target in inline]
+
+    def _is_detached(self, key: str) -> bool:
+        sink = self.sinks[key]
         return isinstance(sink, ApplyingSink) and sink.detached
 
     def _apply(self, target: Target, work: TableCommit, manifest: Manifest, replay: bool) -> Applied:
         sink = self.sinks[target.key]
-        if self._is_detached(target) and self.applier.sends:
+        if self._is_detached(target.key) and self.applier.sends:
             return Applied()  # its own query reads them from the outbox
         events = staged_rows(self.spark, self.lake, work)
         if isinstance(sink, MergingSink):

@@ -92,7 +92,7 @@ class Release:
         table = self.lake.open(self.config.ledger)
         booked = table.transaction_version(f"{self.config.name}:{run}/ledger") if table else None
         cut_off = f"manifests/{run}/{-1 if booked is None else booked + 1:010d}.json"
-        return set() if self.store.read(cut_off) else self.carry_out(found)
+        return self.carry_out(found) if self.store.read(cut_off) is None else set()
 
     def carry_out(self, found: list[Approval]) -> set[str]:
         """Carry out approvals while no batch is under way; return the tables that changed."""
