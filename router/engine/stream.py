@@ -27,8 +27,9 @@ from router.engine.outbox.apply import opened
 from router.engine.outbox.detached import DetachedSinks
 from router.engine.quarantine.release import Release
 from router.engine.retryable_errors import Outage, passing, says_lost
+from router.engine.run_lock import alone
 from router.engine.session import alive, quiet_failures, quiet_gateway
-from router.engine.start_checks import alone, begin, try_parts_on_executors
+from router.engine.start_checks import begin, try_parts_on_executors
 from router.errors import SessionLost, first_line
 from router.parts import BatchReport, Preparation
 
@@ -96,7 +97,7 @@ def run(
 def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOptions) -> list[BatchReport]:
     config = loaded.config
     lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
-    with alone(checkpoint, config.name):
+    with alone(checkpoint, config.name, options.stop.set):
         CheckpointStore(checkpoint).begin()
         since = begin(spark, lake, checkpoint, config, options.accept)
         prepared = config.decode.prepare(
@@ -210,7 +211,7 @@ class _StreamRun:
     def _started(self, begin: source.Offsets | None) -> StreamingQuery:
         frame, trigger = source.stream(self.spark, self.config, begin), self._trigger
         writer = frame.writeStream.queryName(self.config.name).foreachBatch(self._handle)
-        writer = writer.option("checkpointLocation", f"{self.config.checkpoint_path()}/spark")
+        writer = writer.option("checkpointLocation", self.checkpoint.for_spark("spark"))
         if trigger.once:
             writer = writer.trigger(availableNow=True)
         elif trigger.every:
