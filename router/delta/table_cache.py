@@ -225,7 +225,7 @@ def check_log(lake: Lake, name: str, version: int) -> None:
 def spark_table(spark: SparkSession, lake: Lake, name: str) -> SparkTable | None:
     """Return the table of that name at its newest version, or None where there is none."""
     jvm: Any = spark.sparkContext._jvm
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, lake.address(name))
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, lake.spark_address(name))
     return (
         SparkTable(log.update(False, jvm.scala.Option.empty(), jvm.scala.Option.empty())) if log.tableExists() else None
     )

@@ -41,7 +41,7 @@ from router.engine.outbox.apply import Outboxes
 from router.engine.outbox.detached import detached_outboxes
 from router.engine.quarantine.release import Release
 from router.engine.quarantine.table import Quarantine
-from router.errors import BatchError, TableError
+from router.errors import BatchError, RunningError, TableError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -102,11 +102,12 @@ class Batches:
         """Take one batch of raw records to its end. Calling it again with the same batch id changes nothing."""
         steps = Steps(batch, self.watch)
         with steps.step("plan"):
-            manifest = self._cut_off(batch)
+            known = self.store.manifest(batch)
+            manifest = self._cut_off(known) if known else None
             plan = self._plan(raw, replay=manifest is not None)  # 1 read, 2 decode, 3 label
         replay, tables = manifest is not None, None
         if manifest is None:
-            manifest, tables, plan = self._decide(plan, steps)  # 4 land, 5 decide
+            manifest, tables, plan = self._decide(plan, steps, new=known is None)  # 4 land, 5 decide
         with steps.step("commit", len(manifest.commits)):
             failed = self._commit(manifest, tables, steps)  # 6 commit
             manifest = self._quarantine(manifest, failed, plan.layout)  # 7 quarantine
@@ -117,15 +118,12 @@ class Batches:
         self._after(plan, {work.table for work in manifest.commits} | applied.tables, steps)
         return ledger.report(self.config.name, plan.layout, manifest, steps.seconds, applied.counts)
 
-    def _cut_off(self, batch: int) -> Manifest | None:
-        """Return the manifest of a batch that a crash has interrupted; None for a batch that must be decided.
+    def _cut_off(self, manifest: Manifest) -> Manifest | None:
+        """Return the manifest of a batch that a crash has interrupted; None where the batch must be decided again.
 
         Without its staged files a batch is decided again; tables that have its rows already skip them. The sink of an
         outbox reads them after their commit, too.
         """
-        manifest = self.store.manifest(batch)
-        if manifest is None:
-            return None
         tables = self.tables.readable({work.table for work in manifest.commits})
         left = [work for work in manifest.commits if not self._done(work, tables[work.table], manifest)]
         if self.committers.staged([*left, *self.outboxes.unapplied(manifest)]):
@@ -133,11 +131,11 @@ class Batches:
         if manifest.config != self.fingerprint and len(left) < len(manifest.commits):
             raise BatchError(
                 self.config.name,
-                batch,
+                manifest.batch,
                 "it was cut off when some tables had it, and must be read again for the others; but the configuration "
                 f"has changed since ({manifest.config}). Start once with the former one, then change it",
             )
-        log.info("%s, batch %d: deciding it again, it was cut off", self.config.name, batch)
+        log.info("%s, batch %d: deciding it again, it was cut off", self.config.name, manifest.batch)
         return None
 
     def _done(self, work: TableCommit, table: Any, manifest: Manifest) -> bool:
@@ -151,7 +149,7 @@ class Batches:
             self.planner.refresh()
         return self.planner.plan(raw)
 
-    def _decide(self, plan: Plan, steps: Steps) -> tuple[Manifest, dict[str, Any], Plan]:
+    def _decide(self, plan: Plan, steps: Steps, *, new: bool = True) -> tuple[Manifest, dict[str, Any], Plan]:
         """Land the batch, again while tables demand other rows, and write the manifest of what is to be committed."""
         batch = steps.batch
         if self.demands.blocked:  # some may have been released meanwhile
@@ -189,13 +187,20 @@ class Batches:
                 )
                 with steps.step("manifest"):
                     self.quarantine.block(self.demands.blocked)
-                    self.store.decide(manifest)
+                    self._write_down(manifest, landed, new=new)
                 return manifest, decision.handles, plan
             self.landing.discard(landed)
             log.info("%s, batch %d: landing again, tables ask for it", self.config.name, batch)
         raise BatchError(
             self.config.name, batch, f"tables changed {TRIES} times while the batch was landed; who else writes them?"
         )
+
+    def _write_down(self, manifest: Manifest, landed: Landed, *, new: bool) -> None:
+        try:
+            self.store.decide(manifest, new=new)
+        except RunningError:
+            self.landing.discard(landed)
+            raise
 
     def _land(self, plan: Plan, steps: Steps) -> tuple[Plan, Landed]:
         """Land a batch, and again while its rows need schemas that the decoder can fetch."""

@@ -31,7 +31,7 @@ from router.delta.commit import StagedFile, TableCommit, to_arrow_schema, to_del
 from router.delta.schema_diff import delta_type
 from router.engine.balance import Partition
 from router.engine.label.layout import Demands
-from router.errors import StartError
+from router.errors import RunningError, StartError
 from router.sinks import Applied
 
 if TYPE_CHECKING:
@@ -195,9 +195,18 @@ class CheckpointStore:
         found = self.load(self.manifest_path(batch))
         return None if found is None else Manifest.of(found)
 
-    def decide(self, manifest: Manifest) -> None:
-        """Write a manifest; delete the oldest one."""
-        self.write(self.manifest_path(manifest.batch), manifest.dump())
+    def decide(self, manifest: Manifest, *, new: bool = False) -> None:
+        """Write a manifest; delete the oldest one.
+
+        Raises RunningError where the batch is `new` and another run has decided it meanwhile.
+        """
+        path, content = f"store/{self.manifest_path(manifest.batch)}", manifest.dump()
+        if not new:
+            self.checkpoint.write(path, content)
+        elif not self.checkpoint.create(path, content) and self.checkpoint.read(path) != content:
+            raise RunningError(
+                f"another run has decided batch {manifest.batch} of {self.checkpoint.root}; this one ends"
+            )
         if manifest.batch >= KEPT:
             self.delete(self.manifest_path(manifest.batch - KEPT))
 

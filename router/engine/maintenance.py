@@ -123,7 +123,7 @@ class SparkMaintenance:
     def _compacted(self, found: MaintenanceResult) -> MaintenanceResult:
         handle = self.lake.open(self.table)
         assert handle is not None
-        session, address = self._session(), self.lake.address(self.table)
+        session, address = self._session(), self.lake.spark_address(self.table)
         table = f"delta.{quoted(address)}"
         vacuum = f"VACUUM {table} RETAIN {self.options.hours} HOURS"
         old = [row["path"].removeprefix("file:") for row in session.sql(f"{vacuum} DRY RUN").collect()]
@@ -156,7 +156,7 @@ class SparkMaintenance:
         delta = self.spark.sparkContext._jvm.org.apache.spark.sql.delta
         session = self.spark._jsparkSession
         statistics = getattr(getattr(delta.stats, "StatisticsCollection$"), "MODULE$")
-        log = delta.DeltaLog.forTable(session, self.lake.address(self.table))
+        log = delta.DeltaLog.forTable(session, self.lake.spark_address(self.table))
         none = getattr(getattr(self.spark.sparkContext._jvm.scala, "None$"), "MODULE$")
         every = [getattr(statistics, f"recompute$default${number}")() for number in (4, 5)]  # all rows, all files
         statistics.recompute(session, log, none, *every)

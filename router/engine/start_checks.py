@@ -1,13 +1,10 @@
-"""Refuse a start that would lose or duplicate records: a second run, a lost or stale checkpoint, a lost lake."""
+"""Refuse a start that would lose or duplicate records: a lost or stale checkpoint, a lost lake."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow.compute as pc
@@ -22,13 +19,11 @@ from router.engine.commit.lost_tables import refuse_lost_tables
 from router.engine.executors import Executors
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.ledger import SCHEMA as LEDGER
-from router.errors import RunningError, StartError
+from router.errors import StartError
 from router.registry import parts_in
 from router.sinks import TableSink
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
@@ -40,40 +35,6 @@ if TYPE_CHECKING:
 Accept = Literal["", "lost-checkpoint", "lost-lake", "lost-records", "lost-tables", "duplicates"]
 RECENT = 100
 """Commits of a table that are searched for the last batch of a query."""
-
-
-@contextmanager
-def alone(checkpoint: Lake, name: str) -> Iterator[None]:
-    """Hold the lock of a checkpoint; raise RunningError while another run holds it.
-
-    Runs on the driver. A checkpoint in an object store has no lock; there Spark's own check of the commit log stops
-    the second run at its first batch.
-    """
-    refusal = (
-        f"{name} is running already: its checkpoint {checkpoint.root} is locked; stop that run, or give this "
-        "one another name and checkpoint"
-    )
-    with locked(checkpoint, "lock", refusal):
-        yield
-
-
-@contextmanager
-def locked(checkpoint: Lake, file: str, refusal: str) -> Iterator[None]:
-    """Hold a lock that is a file in a checkpoint; raise RunningError while another process holds it.
-
-    The lock of a killed process is free again. An object store has no lock.
-    """
-    if not checkpoint.local:
-        yield
-        return
-    path = Path(checkpoint.root, file)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunningError(refusal) from None
-        yield
 
 
 @dataclass(frozen=True)

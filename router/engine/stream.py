@@ -28,9 +28,10 @@ from router.engine.outbox.apply import opened
 from router.engine.outbox.detached import DetachedSinks
 from router.engine.quarantine.release import Release
 from router.engine.retryable_errors import Outage, passing, says_lost
+from router.engine.run_lock import alone
 from router.engine.session import alive, quiet_failures, quiet_gateway
 from router.engine.spark_checkpoint import CheckpointMending
-from router.engine.start_checks import alone, begin, executors_of
+from router.engine.start_checks import begin, executors_of
 from router.errors import SessionLost, TableError, first_line
 from router.parts import BatchReport, Preparation
 
@@ -101,7 +102,7 @@ def run(
 def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOptions) -> list[BatchReport]:
     config = loaded.config
     lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
-    with alone(checkpoint, config.name):
+    with alone(checkpoint, config.name, options.stop.set):
         since = retrying(config, spark, options.stop)(_checked, loaded, spark, (lake, checkpoint), options.accept)
         prepared = config.decode.prepare(
             Preparation(
@@ -229,7 +230,7 @@ class _StreamRun:
     def _started(self, begin: source.Offsets | None) -> StreamingQuery:
         frame, trigger = source.stream(self.spark, self.config, begin), self._trigger
         writer = frame.writeStream.queryName(self.config.name).foreachBatch(self._handle)
-        writer = writer.option("checkpointLocation", f"{self.config.checkpoint_path()}/spark")
+        writer = writer.option("checkpointLocation", self.checkpoint.for_spark("spark"))
         if trigger.once:
             writer = writer.trigger(availableNow=True)
         elif trigger.every:

@@ -173,7 +173,11 @@ class Committers:
         Delta on Spark makes no table in a folder that has files, and the staged ones are there: so delta-rs makes it as
         far as it can, and Spark gives it the rest.
         """
-        schema, address, session = to_arrow_schema(work.columns), self.lake.address(work.table), self.spark.newSession()
+        schema, address, session = (
+            to_arrow_schema(work.columns),
+            self.lake.spark_address(work.table),
+            self.spark.newSession(),
+        )
         try:
             if by_spark:
                 create_with_spark(session, (work.table, address), schema, options)
@@ -205,7 +209,7 @@ class Committers:
         return replace(work, widened=None)
 
     def _rewrite_with_spark(self, table: SparkTable, work: TableCommit) -> None:
-        session, address = self.spark.newSession(), self.lake.address(work.table)
+        session, address = self.spark.newSession(), self.lake.spark_address(work.table)
         try:
             rewrite_with_spark(session, address, table, str(work.widened), work.app_id)
         except Exception as error:  # whatever Spark raises belongs to this table only
@@ -221,7 +225,7 @@ class Committers:
 
     def append(self, session: SparkSession, work: TableCommit, notes: dict[str, str], rows: DataFrame) -> None:
         """Append rows through Delta on Spark under the transaction id of a commit. Raises TableError."""
-        address = self.lake.address(work.table)
+        address = self.lake.spark_address(work.table)
         writer = rows.write.format("delta").mode("append").option("mergeSchema", "true")
         writer = writer.option("txnAppId", work.app_id).option("txnVersion", work.version)
         try:
@@ -269,7 +273,7 @@ def staged_rows(session: SparkSession, lake: Lake, work: TableCommit) -> DataFra
     kinds = spark_schema(to_arrow_schema(work.columns))
     by_partition: dict[tuple[tuple[str, str | None], ...], list[str]] = defaultdict(list)
     for file in work.files:
-        by_partition[tuple(file.partition.items())].append(f"{lake.root}/{file.path}")
+        by_partition[tuple(file.partition.items())].append(lake.for_spark(file.path))
     parts = []
     for partition, files in by_partition.items():
         values = {name: F.lit(text).cast(kinds[name].dataType) for name, text in partition if name in kinds.names}
@@ -331,7 +335,7 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 def _create(session: SparkSession, lake: Lake, work: TableCommit) -> None:
     """Make a table without rows that says who made it, unless its folder holds files of somebody else."""
-    builder = DeltaTable.createIfNotExists(session).location(lake.address(work.table))
+    builder = DeltaTable.createIfNotExists(session).location(lake.spark_address(work.table))
     columns = from_arrow_schema(to_arrow_schema(work.columns), prefer_timestamp_ntz=True)
     with suppress(AnalysisException):
         builder.addColumns(columns).property(MADE, work.table).execute()
@@ -394,8 +398,8 @@ class Catalog:
         self.spark.sql(f"CREATE SCHEMA IF NOT EXISTS `{layer}`")
         if self.spark.catalog.tableExists(table):
             (about,) = self.spark.sql(f"DESCRIBE DETAIL `{layer}`.`{name}`").select("location").collect()
-            if (place := str(about["location"])).removeprefix("file:") != self.lake.address(table):
+            if (place := str(about["location"])).removeprefix("file:") != self.lake.spark_address(table):
                 raise TableError(table, f"the catalog has one of this name at {place}; drop it there, or its entry")
         else:
-            place = self.lake.address(table).replace("'", "\\'")
+            place = self.lake.spark_address(table).replace("'", "\\'")
             self.spark.sql(f"CREATE TABLE IF NOT EXISTS `{layer}`.`{name}` USING delta LOCATION '{place}'")

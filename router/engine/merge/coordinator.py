@@ -113,7 +113,7 @@ class MergeCoordinator:
     def _outcomes(self, sink: MergingSink, rows: OutboxRows, before: dict[str, Backlog]) -> MergeOutcomes:
         """Merge with delta-rs what it may write, and the other tables with Delta on Spark."""
         target, job = rows.target, self._job(sink, rows)
-        events = with_backlog(rows.events, before, self.spark, self.lake.address(rows.work.table))
+        events = with_backlog(rows.events, before, self.spark, self.lake.spark_address(rows.work.table))
         by_spark, found = SparkMerger(self.spark, self.lake, job), MergeOutcomes()
         if target.key not in self.left:
             log.info("%s: %s", target.key, MERGES[job.keyed.engine])

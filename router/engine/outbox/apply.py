@@ -211,7 +211,7 @@ def append_dead_letters(refused: DataFrame, events: DataFrame, batch: Batch, lak
         if count:
             writer = dead.write.format("delta").mode("append").option("mergeSchema", "true")
             app = f"{run}/{batch.route}/{batch.sink}/dead_letters"
-            writer.option("txnAppId", app).option("txnVersion", batch.id).save(lake.address(table))
+            writer.option("txnAppId", app).option("txnVersion", batch.id).save(lake.spark_address(table))
     finally:
         dead.unpersist()
     return count

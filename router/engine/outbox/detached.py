@@ -108,9 +108,9 @@ class DetachedSink(OutboxSink):
         frame = session.readStream.format("delta").option("maxFilesPerTrigger", FILES_AT_ONCE)
         # maintenance compacts an outbox and deletes its old rows: such commits bring no new rows
         frame = frame.option("skipChangeCommits", "true")
-        rows = frame.load(self.lake.address(self.outbox))
+        rows = frame.load(self.lake.spark_address(self.outbox))
         writer = rows.writeStream.queryName(f"{self.config.name}/{self.key}").foreachBatch(self._handle)
-        writer = writer.option("checkpointLocation", f"{self.checkpoint.root}/{self.place}")
+        writer = writer.option("checkpointLocation", self.checkpoint.for_spark(self.place))
         writer = writer.trigger(availableNow=True) if self.once else writer.trigger(processingTime=LOOK)
         query = writer.start()
         try:

@@ -23,7 +23,7 @@ from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.label.layout import COORDINATES
 from router.engine.outbox.apply import OutboxSink, append_dead_letters, keeper
-from router.engine.start_checks import locked
+from router.engine.run_lock import locked
 from router.errors import RouterError, SinkError, StartError
 from router.sinks import ApplyingSink, Batch, Opening
 
@@ -114,7 +114,7 @@ class TableSnapshots:
                 return None
             self.versions[table] = handle.version()
         reader = self.spark.read.format("delta").option("versionAsOf", self.versions[table])
-        return reader.load(self.lake.address(table))
+        return reader.load(self.lake.spark_address(table))
 
 
 @dataclass(frozen=True)

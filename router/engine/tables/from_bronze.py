@@ -71,7 +71,10 @@ class BronzeRecords(NamedTuple):
     def frame(self, spark: SparkSession, lake: Lake) -> DataFrame:
         """Return the records as they were received. Lazy."""
         parts = [
-            spark.read.format("delta").option("versionAsOf", version).load(lake.address(table)).select(*RAW_COLUMNS)
+            spark.read.format("delta")
+            .option("versionAsOf", version)
+            .load(lake.spark_address(table))
+            .select(*RAW_COLUMNS)
             for table, version in self.versions.items()
         ]
         return reduce(DataFrame.unionByName, parts, spark.createDataFrame([], RAW_SCHEMA))

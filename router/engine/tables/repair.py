@@ -55,7 +55,7 @@ from router.engine.executors import Executors
 from router.engine.explain import fixed_table
 from router.engine.merge.coordinator import MergedTables
 from router.engine.quarantine.table import Quarantined, quarantined
-from router.engine.start_checks import alone, locked
+from router.engine.run_lock import alone, locked
 from router.engine.tables.from_bronze import BronzeRecords, FromBronze, GivenTables, LandedAgain
 from router.engine.tables.verify import REPAIRED, WrittenDown, done_by, own, places, slashed
 from router.errors import RunningError, StartError, TableError, first_line
@@ -390,7 +390,7 @@ class Repair:
             storage_options=self.lake.options or None,
         )
         if made_by_spark(options):
-            finish(self.spark.newSession(), self.lake.address(self.table), options)
+            finish(self.spark.newSession(), self.lake.spark_address(self.table), options)
 
     def _grow(self, landed: LandedAgain, handle: DeltaTable) -> None:
         """Give the table the columns that it lacks. Raises TableError where the staged files do not fit it any more."""
@@ -510,7 +510,7 @@ class Repair:
         behind = [key for key, end in ends.items() if (have := self._have(key, handle)) is None or have < end]
         if len(behind) > 1:
             raise TableError(self.table, f"Delta on Spark notes one sink at a time, and {', '.join(behind)} write it")
-        session, address = self.spark.newSession(), self.lake.address(self.table)
+        session, address = self.spark.newSession(), self.lake.spark_address(self.table)
         rows = None
         for work in landed.commits:
             if work.widened:
