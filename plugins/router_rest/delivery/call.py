@@ -23,6 +23,7 @@ from router_rest.delivery.receipts import Settled
 from router_rest.delivery.response_status import (
     Action,
     Remaining,
+    Result,
     Unreadable,
     action_for,
     doubtful,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from router_rest.credentials import TaskLogin
     from router_rest.delivery.batcher import Call
-    from router_rest.delivery.response_status import BulkResults, Result
+    from router_rest.delivery.response_status import BulkResults
     from router_rest.http_client.client import HttpClient
     from router_rest.http_client.response import Response
     from router_rest.rate_limit.client import LeaseClient
@@ -245,17 +246,22 @@ class Classifier:
     clock: Callable[[], float] = time.time
     _looked: float = 0.0
 
-    def classified(self, call: Call, answer: Response) -> tuple[Attempt, dict[str, Any]]:
-        """Return what an answer means for a call, and the arguments of `LeaseClient.saw` for it."""
+    def classified(
+        self, call: Call, answer: Response, hide: Callable[[bytes], bytes] = bytes
+    ) -> tuple[Attempt, dict[str, Any]]:
+        """Return what an answer means for a call, and the arguments of `LeaseClient.saw` for it.
+
+        `hide` masks secrets: an API may show all that it was sent.
+        """
         status = answer.status
         meant = action_for(status, keyed=self.keyed, url_of_data=bool(call.url), again=self.policy.again)
-        attempt = Attempt(meant, "", status, answer.seconds, answer.body)
+        attempt = Attempt(meant, "", status, answer.seconds, hide(answer.body))
         if doubtful(status) or answer.resent:
             call.doubtful = frozenset(call.offsets)
         if meant is Action.DONE:
-            throttled = self._read(call, attempt)
+            throttled = self._read(call, attempt, answer.body, hide)
         else:
-            attempt.why = f"the API answers {status}{excerpt(answer.body)}"
+            attempt.why = f"the API answers {status}{excerpt(attempt.body)}"
             attempt.pause = pause(answer.headers, self.clock()) if meant is Action.AGAIN else None
             throttled = throttles(status, attempt.pause is not None)
         return attempt, {
@@ -267,12 +273,13 @@ class Classifier:
             "seconds": answer.seconds,
         }
 
-    def _read(self, call: Call, attempt: Attempt) -> bool:
+    def _read(self, call: Call, attempt: Attempt, body: bytes, hide: Callable[[bytes], bytes]) -> bool:
         """Read the result of each row from an answer; return whether one says that there were too many calls."""
         if self.policy.results is None:
             return False
         try:
-            attempt.results = self.policy.results.by_row(attempt.body, call.rows)
+            found = self.policy.results.by_row(body, call.rows)
+            attempt.results = [one if one.status < 300 else Result(one.status, hide(one.text)) for one in found]
         except Unreadable as error:
             attempt.action = Action.WRONG
             attempt.why = f"`results` does not go with what the API answers: {error}"
@@ -379,8 +386,10 @@ class Delivery:
         await self.lease.token(len(call))
         saw: dict[str, Any] = {"status": None, "ok": False, "throttled": False}
         try:
-            answer = await self.client.send(self.login.auth(request), again=lambda: self.lease.again(len(call)))
-            attempt, saw = self._classifier.classified(call, answer)
+            authorised = self.login.auth(request)
+            mask = self.login.mask  # before the wait: others may get new credentials meanwhile
+            answer = await self.client.send(authorised, again=lambda: self.lease.again(len(call)))
+            attempt, saw = self._classifier.classified(call, answer, mask.hide)
         except Unsent as error:
             attempt = Attempt(Action.AGAIN, error.what)
         except InDoubt as error:
