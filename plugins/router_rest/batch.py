@@ -9,6 +9,7 @@ receipts; where a row is missing, or the body is another one by now, so is the k
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,8 +136,20 @@ def posting(sink: OpenSink, events: DataFrame, batch: Batch, plan: PartitionPlan
             dead_at_most=allowed(plan.rows, share),
             responses=responses_of(options, batch),
         )
-        outage, limit = options.max_outage, options.limit
-        yield BatchJob(events, sink.task_columns, batch, plan, job, leases, limit, share, outage)
+        yield BatchJob(
+            events,
+            sink.task_columns,
+            batch,
+            plan,
+            job,
+            leases,
+            options.limit,
+            share,
+            options.max_outage,
+            rounds=options.retry.rounds,
+            odd="dead" if options.retry.then == "dead" else "parked",
+            configuration=hashlib.sha256(options.model_dump_json().encode()).hexdigest(),
+        )
 
 
 def owner_of(batch: Batch) -> Owner:

@@ -88,6 +88,16 @@ class Retry(SecretOptions):
         default=None, description="statuses that are tried again, in place of 408, 423, 425, 429 and 5xx but 501"
     )
 
+    rounds: int = Field(
+        default=3,
+        ge=1,
+        le=1000,
+        description="rounds of attempts that a call fails while others are taken, before its rows are set aside",
+    )
+    then: Literal["park", "dead"] = Field(
+        default="park", description="what becomes of them: `park` them for `router rest-replay`, or `dead` letters"
+    )
+
     @field_validator("statuses")
     @classmethod
     def _failures(cls, statuses: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -118,6 +128,9 @@ class Results(SecretOptions):
     )
     id: str | None = Field(
         default=None, min_length=1, description="where an item names its row; default: items are in the order of rows"
+    )
+    absent_ok: bool = Field(
+        default=False, description="rows that no item is about, or one without `status`, were taken; default: parked"
     )
     row_id: str | None = Field(default=None, min_length=1, description="where a row has that name; default: as `id`")
     reason: str | None = Field(default=None, min_length=1, description="where an item says why: error.message")
@@ -333,7 +346,9 @@ class RestOptions(ApplyingSink):
     timeouts: Timeouts = Field(
         default=Timeouts(), description="of an attempt: `connect` 5 s, `read` 30 s, `total` 1 min"
     )
-    retry: Retry = Field(default=Retry(), description="of a call: `attempts` 5, `elapsed` 5 min, `statuses`")
+    retry: Retry = Field(
+        default=Retry(), description="of a call: `attempts` 5, `elapsed` 5 min, `statuses`, `rounds` 3, `then`"
+    )
     max_outage: MaxOutage | None = Field(
         default=None, description="when the API stays away: `after` (2 h), `then` (wait, fail, park); default: wait"
     )

@@ -49,7 +49,8 @@ class Call:
 
     `url` is empty where it is the same for all calls. `order`: the calls of one order are sent one after the other;
     None: at any time. `attempts` counts those made with these rows so far. `doubtful` are the offsets of rows that may
-    have arrived in an attempt that ended without an answer.
+    have arrived in an attempt that ended without an answer. `why` says what the last attempt came to, `answered`
+    whether that was an answer about this call: not that the server is away, or has too much to do.
     """
 
     topic: str | None
@@ -61,6 +62,8 @@ class Call:
     attempts: int = 0
     doubtful: frozenset[int] = frozenset()
     size: int = 0
+    why: str = ""
+    answered: bool = False
 
     @classmethod
     def alone(cls, place: tuple[str | None, int, int]) -> Call:

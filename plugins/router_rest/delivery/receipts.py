@@ -341,6 +341,7 @@ class Responses:
                 "timestamp": int(one.at * 1_000_000),
             }
             for one in settled
+            if one.status == "delivered"
             for response in [_json(one.response)]
             for offset, row in zip(one.call.offsets, one.call.rows, strict=True)
         ]

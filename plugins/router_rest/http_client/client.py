@@ -167,7 +167,7 @@ class HttpClient:
 
     async def _response(self, response: aiohttp.ClientResponse, attempt: SendAttempt) -> Response:
         if response.status < 200:
-            raise InDoubt("the answer is broken: the server wants to speak something else")
+            raise InDoubt("the answer is broken: the server wants to speak something else", unreadable=True)
         body, whole = await self._body(response)
         headers = ResponseHeaders.of(response.headers.items())
         if "content-encoding" in headers:
@@ -350,7 +350,7 @@ def _fault(error: Exception, attempt: SendAttempt) -> Exception:
     if late:
         return InDoubt("no answer came in time", timeout=True)
     if isinstance(error, aiohttp.ClientResponseError):
-        return InDoubt("the answer is broken: it is not HTTP/1")
+        return InDoubt("the answer is broken: it is not HTTP/1", unreadable=True)
     why = "the connection was closed" if isinstance(error, aiohttp.ServerDisconnectedError) else reason_of(error)
     # in TLS 1.3 a client learns only with the answer that its certificate was not taken: nothing else was read
     refused = isinstance(error.__cause__, ssl.SSLError) and any(word in why.upper() for word in CERTIFICATE_REFUSED)
