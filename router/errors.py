@@ -4,7 +4,8 @@ RouterError
 ├── ConfigError     a configuration that cannot start; carries every Problem found
 ├── PluginError     a plugin that is broken, misspelt or clashes with another
 ├── StartError      a start refused: lake and checkpoint do not belong together, records are lost, ...
-│   └── RunningError  another run of the same configuration goes on
+│   ├── RunningError  another run of the same configuration goes on
+│   └── MachineError  Spark cannot start here: no Java, jars that cannot be fetched, ...
 ├── SessionLost     Spark's JVM has ended under the router
 ├── BatchError      a batch that must stop: it does not balance, or an expectation says `fail`
 ├── TableError      a Delta table that cannot be written
@@ -99,6 +100,18 @@ class RunningError(StartError):
     """The refusal of a start while another run holds the lock."""
 
     exit_code = 1
+
+
+class MachineError(StartError):
+    """What keeps Spark from starting on this machine, and the next step."""
+
+    def __init__(self, what: str, todo: str = "") -> None:
+        super().__init__(what, todo)
+        self.what = what
+        self.todo = todo
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.todo}" if self.todo else self.what
 
 
 class SessionLost(RouterError):  # noqa: N818 - it says what happened

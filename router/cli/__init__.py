@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from typing_extensions import override
 
-from router.errors import ConfigError, RouterError, printable
+from router.errors import ConfigError, MachineError, RouterError, printable
 
 if TYPE_CHECKING:
     import threading
@@ -28,6 +28,7 @@ COMMANDS = {
     "approve": ("router.cli.quarantine:approve", "Let tables gain the columns that rows wait for."),
     "bench": ("router.cli.bench:bench", "Measure a configuration against the partitions of its topic."),
     "check": ("router.cli.check:check", "Find every mistake in a configuration."),
+    "doctor": ("router.cli.doctor:doctor", "Say what on this machine keeps a configuration from running."),
     "explain-table": ("router.cli.tables:explain_table", "Say what a table is, and who writes it how."),
     "graph": ("router.cli.graph:graph", "Draw source, decoder, routes, sinks and tables."),
     "ledger": ("router.cli.tables:ledger", "Print the last batches and their balance."),
@@ -120,7 +121,8 @@ class Commands(click.Group):
         except RouterError as error:
             lines = str(error).split("\n") if isinstance(error, ConfigError) else [f"router: {error}"]
             click.echo("\n".join(map(printable, lines)), err=True)
-            ctx.exit(error.exit_code if ctx.invoked_subcommand == "run" else 1)
+            by_cause = ctx.invoked_subcommand == "run" or isinstance(error, MachineError)
+            ctx.exit(error.exit_code if by_cause else 1)
 
 
 def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:

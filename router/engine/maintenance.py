@@ -27,6 +27,7 @@ from router.delta.maintenance import (
     small_files,
 )
 from router.errors import TableError
+from router.spark_internals import recompute_statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -152,14 +153,7 @@ class SparkMaintenance:
 
     def _recompute(self) -> None:
         """Let Delta read the files and note their statistics. Its command for that is not in the open version."""
-        assert self.spark.sparkContext._jvm is not None
-        delta = self.spark.sparkContext._jvm.org.apache.spark.sql.delta
-        session = self.spark._jsparkSession
-        statistics = getattr(getattr(delta.stats, "StatisticsCollection$"), "MODULE$")
-        log = delta.DeltaLog.forTable(session, self.lake.spark_address(self.table))
-        none = getattr(getattr(self.spark.sparkContext._jvm.scala, "None$"), "MODULE$")
-        every = [getattr(statistics, f"recompute$default${number}")() for number in (4, 5)]  # all rows, all files
-        statistics.recompute(session, log, none, *every)
+        recompute_statistics(self.spark, self.lake.spark_address(self.table))
 
     def _tried(self, work: Callable[[], T]) -> T:
         return retry_on_conflict(work, DeltaConcurrentModificationException, TRIES, WAIT_SECONDS)

@@ -24,7 +24,6 @@ from pyarrow import fs
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from router.columns import quoted
@@ -45,6 +44,7 @@ from router.delta.table_cache import THREADS, SparkTable, spark_table, unreadabl
 from router.delta.upsert import SUPPORTED_PROPERTIES, create_table, made_by_spark
 from router.delta.widening import WIDENED, narrower, rewrite, rewritten, way, wider_schema
 from router.errors import TableError, first_line
+from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -327,7 +327,7 @@ def create_with_spark(
 
 def spark_schema(schema: pa.Schema) -> StructType:
     """Return a schema as Spark's, with the comments of its columns."""
-    found = from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    found = to_spark_columns(schema, ntz=True)
     texts = [(column.metadata or {}).get(b"comment", b"").decode() for column in schema]
     made = zip(found, texts, strict=True)
     return StructType([StructField(f.name, f.dataType, True, {"comment": text} if text else None) for f, text in made])
@@ -336,7 +336,7 @@ def spark_schema(schema: pa.Schema) -> StructType:
 def _create(session: SparkSession, lake: Lake, work: TableCommit) -> None:
     """Make a table without rows that says who made it, unless its folder holds files of somebody else."""
     builder = DeltaTable.createIfNotExists(session).location(lake.spark_address(work.table))
-    columns = from_arrow_schema(to_arrow_schema(work.columns), prefer_timestamp_ntz=True)
+    columns = to_spark_columns(to_arrow_schema(work.columns), ntz=True)
     with suppress(AnalysisException):
         builder.addColumns(columns).property(MADE, work.table).execute()
 
@@ -358,7 +358,7 @@ def widen(session: SparkSession, address: str, widened: str) -> None:
     table = f"delta.{quoted(address)}"
     have = session.read.format("delta").load(address).schema
     session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
-    for column in from_arrow_schema(to_arrow_schema(widened), prefer_timestamp_ntz=True):
+    for column in to_spark_columns(to_arrow_schema(widened), ntz=True):
         for path, kind in _grown(quoted(column.name), have[column.name].dataType, column.dataType):
             session.sql(f"ALTER TABLE {table} ALTER COLUMN {path} TYPE {kind}")
 

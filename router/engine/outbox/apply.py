@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from router.columns import row
 from router.delta.commit import StagedParts
@@ -23,6 +22,7 @@ from router.engine.outbox.retention import OutboxRetention
 from router.errors import RouterError, SinkError, StartError
 from router.parts import RAW_SCHEMA
 from router.sinks import Applied, ApplyingSink, Batch, MergingSink, Opening
+from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -245,7 +245,7 @@ def _frames(layout: Layout, route: Route, spark: SparkSession) -> Iterator[tuple
     """Yield an empty frame for each outbox of a route."""
     for target in layout.targets:
         if target.outbox and target.route == route.name:
-            kinds = from_arrow_schema(target.schema, prefer_timestamp_ntz=True)
+            kinds = to_spark_columns(target.schema, ntz=True)
             yield target.sink, spark.createDataFrame([], kinds)
 
 

@@ -24,7 +24,6 @@ import pyarrow.compute as pc
 from deltalake import Transaction
 from pyarrow import dataset
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from router.delta.commit import TableCommit, has_transaction, to_arrow, to_arrow_schema, to_delta
 from router.delta.history import DAMAGED_LOG
@@ -34,6 +33,7 @@ from router.engine.commit.committers import staged_rows
 from router.engine.label.layout import COORDINATES, QUARANTINE_COLUMNS, SCHEMA_COLUMNS, quarantine_of
 from router.errors import TableError
 from router.sinks import TableSink
+from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -190,7 +190,7 @@ class Quarantine:
         """
         session = self.committers.spark.newSession()
         about = (work.table, self.query, work.version, manifest.quarantined[work.place])
-        kinds = from_arrow_schema(pa.schema(list(QUARANTINE_COLUMNS.items())))
+        kinds = to_spark_columns(pa.schema(list(QUARANTINE_COLUMNS.items())))
         own = [F.lit(value).cast(c.dataType).alias(c.name) for value, c in zip(about, kinds, strict=True)]
         rows = staged_rows(session, self.lake, work).select(*own, "*")
         moved = TableCommit(work.target, self._table(work), self._app_id(work), work.version, (), work.columns)
