@@ -289,7 +289,7 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
                 return _file_info(_obstore().head(self.store, path))
         except FileNotFoundError:
             with failures():
-                inside = next(iter(_obstore().list(self.store, path, chunk_size=1)), [])
+                inside: Any = next(iter(_obstore().list(self.store, path, chunk_size=1)), [])
             return fs.FileInfo(path, fs.FileType.Directory if inside else fs.FileType.NotFound)
 
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
@@ -466,7 +466,7 @@ def _boto3(root: str, given: dict[str, str], aws_profile: str | None, aws_iam_ro
     if "aws_access_key_id" in given or not (profile or aws_iam_role_arn):
         return None
     try:
-        import boto3  # noqa: PLC0415 - few need it
+        import boto3  # type: ignore[import-untyped]  # noqa: PLC0415 - few need it
         from obstore.auth.boto3 import Boto3CredentialProvider, StsCredentialProvider  # noqa: PLC0415
     except ImportError:
         raise StartError(

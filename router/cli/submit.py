@@ -8,6 +8,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -212,9 +213,10 @@ def _texts(node: Node) -> Iterator[str]:
 
 
 def _program() -> str:
-    import router
-
-    return str(Path(router.__file__).with_name("__main__.py"))
+    found = find_spec("router.__main__")
+    assert found is not None
+    assert found.origin is not None
+    return found.origin
 
 
 def spark_submit() -> str:
