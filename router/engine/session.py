@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from router.config.variables import substitute
 from router.config.yaml_tree import Keys, Scalar, parse
-from router.errors import StartError
+from router.errors import SessionLost, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -109,12 +109,15 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
     interrupt = signal.getsignal(signal.SIGINT)
     try:
         SparkContext.getOrCreate(_conf(builder))
+        starting.join()  # only now may this thread load classes of SQL: two that load them wait for each other
+        session = builder.getOrCreate()
     except Exception as error:
         if any(sign in str(error) for sign in NO_CONTEXT):
             raise StartError(NO_CONNECT.format("this cluster gives no SparkContext")) from error
+        if "stopped SparkContext" in str(error):
+            what = "the cluster has ended the application before it began: its executors do not start"
+            raise SessionLost(f"{config.name}: {what}. Their logs on the workers say why") from error
         raise
-    starting.join()  # only now may this thread load classes of SQL: two that load them wait for each other
-    session = builder.getOrCreate()
     if interrupt is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, interrupt)  # Spark's own handler would cancel the jobs of the current batch
     session.sparkContext.setLogLevel("ERROR")
