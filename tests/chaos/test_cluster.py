@@ -18,6 +18,7 @@ from tests.chaos import lakes
 from tests.chaos.conftest import SCHEMA, configuration
 from tests.chaos.processes import HERE, RouterProcess, until
 from tests.chaos.standalone import Cluster, bare_python, installed
+from tests.light import LIGHT
 
 if TYPE_CHECKING:
     import subprocess
@@ -96,7 +97,7 @@ def lake_settings(request) -> dict[str, Any]:
 
 
 @pytest.fixture
-def configured(new_topic, lake_settings, spark) -> Callable[..., Path]:
+def configured(new_topic, lake_settings) -> Callable[..., Path]:
     """Write a configuration of the stranger's decoder over one topic."""
     topic = new_topic()
     pad = "x" * PADDED
@@ -108,7 +109,9 @@ def configured(new_topic, lake_settings, spark) -> Callable[..., Path]:
     def configured(folder: Path, rows: int = ROWS) -> Path:
         inner = {"json": {"schema": SCHEMA}}
         decode = {"strange": {"inner": inner, "slow": str(folder / "slow"), "lake": str(folder / "lake")}}
-        changes = {"decode": decode, "landing": {"buffer_bytes": 1 << 20}, **lake_settings}
+        # many Arrow batches in a task, so that it has files in the lake before it has seen all of its rows
+        spark = {**LIGHT, "spark.sql.execution.arrow.maxRecordsPerBatch": "20"}
+        changes = {"spark": spark, "decode": decode, "landing": {"buffer_bytes": 1 << 20}, **lake_settings}
         return configuration(folder, topic, rows=rows, **changes)
 
     return configured
@@ -191,7 +194,8 @@ def refused(router: RouterProcess, config: Path) -> str:
     assert router.ended() == 2, router.said
     assert "Traceback" not in router.said
     assert lakes.tables(config.parent / "lake") == []
-    return router.said.rstrip().split("\n")[-1]
+    (said,) = [line for line in router.said.split("\n") if line.startswith("router: ")]
+    return said
 
 
 def test_a_lake_that_is_another_folder_on_one_machine_is_refused(worker, submit, configured, tmp_path):
