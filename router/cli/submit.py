@@ -211,9 +211,7 @@ def _texts(node: Node) -> Iterator[str]:
 
 
 def _program() -> str:
-    import router
-
-    return str(Path(router.__file__).with_name("__main__.py"))
+    return str(Path(__file__).resolve().parents[1] / "__main__.py")
 
 
 def spark_submit() -> str:
