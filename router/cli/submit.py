@@ -8,7 +8,6 @@ import shlex
 import sys
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -213,10 +212,7 @@ def _texts(node: Node) -> Iterator[str]:
 
 
 def _program() -> str:
-    found = find_spec("router.__main__")
-    assert found is not None
-    assert found.origin is not None
-    return found.origin
+    return str(Path(__file__).resolve().parents[1] / "__main__.py")
 
 
 def spark_submit() -> str:

@@ -266,7 +266,9 @@ class Config(Model):
     trigger: Trigger = Trigger(continuous=True)
     landing: Landing = Landing()
     register_tables: bool = Field(
-        default=False, alias="register", description="make tables known to Spark's catalog as layer.table"
+        default=False,
+        alias="register",
+        description="make tables known to Spark's catalog as layer.table; a debugging run does not",
     )
     maintenance: tuple[Maintenance, ...] = Field(
         default=(), description="how tables are kept in shape; the first that names a table counts"
@@ -299,9 +301,10 @@ class Config(Model):
                 yield route, name, sink
 
     def debugged(self) -> Config:
-        """Return this with a lake and a checkpoint of its own."""
+        """Return this with a lake and a checkpoint of its own; the catalog keeps the names of the other lake."""
         checkpoint = _debug(self.checkpoint) if self.checkpoint else None
-        return self.model_copy(update={"lake": _debug(self.lake), "checkpoint": checkpoint, "debug": True})
+        changes = {"lake": _debug(self.lake), "checkpoint": checkpoint, "debug": True, "register_tables": False}
+        return self.model_copy(update=changes)
 
     def bronze_tables(self) -> BronzeTables | None:
         """Return which tables have every record as received."""

@@ -34,7 +34,7 @@ from router.engine.connectors import (
     versions_of_jars,
 )
 from router.engine.java import find_java
-from router.errors import MachineError, StartError, first_line
+from router.errors import MachineError, SessionLost, StartError, first_line
 from router.spark_internals import has_jvm, is_running, log_level, options_of, quiet_accumulators, stop_jvm
 
 if TYPE_CHECKING:
@@ -121,13 +121,13 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
         jars = resolved_jars(connectors, config.spark)  # a session that resolved them would print a hundred lines
         _stop_other_jvm(config.spark, jars)
     builder = session_builder(config.spark, None if submitted else master or local_master(config), connectors)
-    session = _session_of(builder.appName(f"router {config.name}"))
+    session = _session_of(builder.appName(f"router {config.name}"), config.name)
     session.sparkContext.setLogLevel("ERROR")
     quiet_accumulators(session)
     return session
 
 
-def _session_of(builder: SparkSession.Builder) -> SparkSession:
+def _session_of(builder: SparkSession.Builder, name: str) -> SparkSession:
     """Return the session; raise MachineError with the reason in one line where Spark does not start."""
     interrupt = signal.getsignal(signal.SIGINT)
     try:
@@ -137,6 +137,9 @@ def _session_of(builder: SparkSession.Builder) -> SparkSession:
     except Exception as error:
         if any(sign in str(error) for sign in NO_CONTEXT):
             raise StartError(NO_CONNECT.format("this cluster gives no SparkContext")) from error
+        if "stopped SparkContext" in str(error):
+            what = "the cluster has ended the application before it began: its executors do not start"
+            raise SessionLost(f"{name}: {what}. Their logs on the workers say why") from error
         if not isinstance(error, PySparkException | Py4JError | OSError | ValueError):
             raise
         starting.join()

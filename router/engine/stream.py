@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,7 @@ log = logging.getLogger("router")
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 5
 """Seconds between two looks for approvals while no batch is running."""
+EXECUTOR_SECONDS = 30
 KEPT_REPORTS = 1_000
 OWN_LOG = "put it back from a copy, or see docs/storage-faults.md"
 """What a person can do about the log of a table for which the stream waits."""
@@ -216,7 +217,7 @@ class _StreamRun:
         log.info("%s: reading %s", self.config.name, source.named(self.config))
         try:
             self.planner.prepare(self.spark)  # while Spark starts the query and asks for offsets
-            self.probe.result()
+            self._wait_for_executors()
             self._follow(query)
         except Exception as error:
             self._end(query)
@@ -226,6 +227,13 @@ class _StreamRun:
             self._query(begin)
             return
         self._end(query)  # not after a KeyboardInterrupt: it does not wait for the current batch
+
+    def _wait_for_executors(self) -> None:
+        """Wait until those that are there have been looked at; say so where a cluster gives none, as Spark does not."""
+        if self.executors.check.lake and not wait([self.probe], EXECUTOR_SECONDS).done:
+            what = "no executor has taken a task for %d s: has the cluster cores and memory free for it?"
+            log.warning(f"%s: {what}", self.config.name, EXECUTOR_SECONDS)
+        self.probe.result()
 
     def _started(self, begin: source.Offsets | None) -> StreamingQuery:
         frame, trigger = source.stream(self.spark, self.config, begin), self._trigger
