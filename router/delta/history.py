@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 
+from router.delta.lake import DAMAGED_LOG
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 COMMIT = re.compile(r"[0-9]{20}\.json")
-DAMAGED_LOG = "of its log is"
-"""What stands in the error of a table of whose log a file is damaged, after the file's name."""
-LOOKED_AT = 1_000
+SEARCHED = 1_000
 """Files of a log that are searched for the damaged one, the newest."""
 
 
@@ -93,7 +92,7 @@ def log_damage(lake: Lake, table: str) -> str:
     Both Delta libraries say that a log cannot be read, and not which file of it.
     """
     try:
-        for _ in log_commits(lake, table, log_versions(lake, table)[-LOOKED_AT:]):
+        for _ in log_commits(lake, table, log_versions(lake, table)[-SEARCHED:]):
             pass
     except TableError as found:
         return found.what

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from deltalake import Schema
 from deltalake.exceptions import DeltaError
 
-from router.delta.history import DAMAGED_LOG, log_damage
+from router.delta.history import log_damage
+from router.delta.lake import DAMAGED_LOG
 from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 THREADS = 8
-LOOKED_AT = 20
-"""The newest files of a table's log that must not be empty when it is opened: as many as there are between two
-checkpoints of a table made here. Both Delta libraries take an empty commit for one that changed nothing."""
 FILES = 200_000
 """Files that cached tables may refer to together; a handle takes 0.7 KB of memory for each."""
 
@@ -216,9 +214,7 @@ def unreadable(lake: Lake, name: str, error: Exception) -> TableError:
 
 def check_log(lake: Lake, name: str, version: int) -> None:
     """Raise TableError where one of the newest files of a table's log is empty: what it committed is lost."""
-    newest = range(max(0, version + 1 - LOOKED_AT), version + 1)
-    paths = [f"{name.replace('.', '/')}/_delta_log/{number:020}.json" for number in newest]
-    if empty := [info.base_name for info in lake.files.get_file_info(paths) if info.is_file and info.size == 0]:
+    if empty := lake.empty_commits(name, version):
         raise TableError(name, f"it cannot be read: {', '.join(empty)} {DAMAGED_LOG} empty")
 
 

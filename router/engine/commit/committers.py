@@ -41,7 +41,7 @@ from router.delta.commit import (
 )
 from router.delta.constraints import unsupported
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
-from router.delta.table_cache import THREADS, SparkTable, spark_table, unreadable
+from router.delta.table_cache import THREADS, SparkTable, check_log, spark_table, unreadable
 from router.delta.upsert import SUPPORTED_PROPERTIES, create_table, made_by_spark
 from router.delta.widening import WIDENED, narrower, rewrite, rewritten, way, wider_schema
 from router.errors import TableError, first_line
@@ -151,7 +151,7 @@ class Committers:
                 raise table
             by_spark = self.only_spark or _staged_elsewhere(work)
             if table is None:
-                table = spark_table(self.spark, self.lake, work.table) if by_spark else self.lake.open(work.table)
+                table = self._opened(work.table) if by_spark else self.lake.open(work.table)
             if table is not None and is_committed(table, work):
                 continue
             options = self.options.get(work.target)
@@ -166,6 +166,12 @@ class Committers:
             else:
                 made += commit(self.lake, still, notes, table)
         return made
+
+    def _opened(self, name: str) -> SparkTable | None:
+        table = spark_table(self.spark, self.lake, name)
+        if table is not None:
+            check_log(self.lake, name, table.version())
+        return table
 
     def _make(self, work: TableCommit, options: TableOptions, *, by_spark: bool) -> Any:
         """Make the table of a commit as its sink asks for, without rows; return it open.
