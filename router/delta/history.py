@@ -79,11 +79,11 @@ def log_commits(lake: Lake, table: str, versions: Iterable[int]) -> Iterator[Log
         name = f"{version:020}.json"
         text = lake.read(f"{log_folder(table)}/{name}")
         if not text:
-            raise TableError(table, f"{name} {DAMAGED_LOG} {'not there' if text is None else 'empty'}")
+            raise TableError(table, f"{name} of {DAMAGED_LOG} {'not there' if text is None else 'empty'}")
         try:
             yield _commit(version, [json.loads(line) for line in text.splitlines() if line.strip()])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TableError(table, f"{name} {DAMAGED_LOG} damaged") from error
+            raise TableError(table, f"{name} of {DAMAGED_LOG} damaged") from error
 
 
 def log_damage(lake: Lake, table: str) -> str:

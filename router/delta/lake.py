@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow import fs
 
-DAMAGED_LOG = "of its log is"
-"""What stands in the error of a table of whose log a file is damaged, after the file's name."""
+DAMAGED_LOG = "its log is"
+"""What stands in the error of a table of whose log a file is damaged."""
 LOOKED_AT = 20
 """The newest files of a table's log that must not be empty when it is opened: as many as there are between two
 checkpoints of a table made here. Both Delta libraries take an empty commit for one that changed nothing."""
@@ -66,7 +66,7 @@ class Lake:
         except TableNotFoundError:
             return None
         if self.local and (empty := self.empty_commits(table, found.version())):
-            raise DeltaError(f"{', '.join(empty)} {DAMAGED_LOG} empty")
+            raise DeltaError(f"{DAMAGED_LOG} damaged: {', '.join(empty)} is empty")
         return found
 
     def empty_commits(self, table: str, version: int) -> list[str]:

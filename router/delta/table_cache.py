@@ -207,7 +207,8 @@ def whole(found: Mapping[str, T | TableError]) -> dict[str, T]:
 
 def unreadable(lake: Lake, name: str, error: Exception) -> TableError:
     """Return the error of a table that could not be opened: which file of its log is damaged, or what was raised."""
-    found = TableError(name, f"it cannot be read: {log_damage(lake, name) or first_line(error)}")
+    said = first_line(error)
+    found = TableError(name, f"it cannot be read: {said if DAMAGED_LOG in said else log_damage(lake, name) or said}")
     found.__cause__ = error
     return found
 
@@ -215,7 +216,7 @@ def unreadable(lake: Lake, name: str, error: Exception) -> TableError:
 def check_log(lake: Lake, name: str, version: int) -> None:
     """Raise TableError where one of the newest files of a table's log is empty: what it committed is lost."""
     if empty := lake.empty_commits(name, version):
-        raise TableError(name, f"it cannot be read: {', '.join(empty)} {DAMAGED_LOG} empty")
+        raise TableError(name, f"it cannot be read: {DAMAGED_LOG} damaged: {', '.join(empty)} is empty")
 
 
 def spark_table(spark: SparkSession, lake: Lake, name: str) -> SparkTable | None:

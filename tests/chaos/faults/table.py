@@ -52,7 +52,7 @@ class Fault:
 AGAIN = "is read again"
 MENDED = "the manifest says where the batch ends"
 BEGINS = "where the first batch begins"
-OF_LOG = "of its log is"
+OF_LOG = "its log is"
 AND_COMMIT: Literal["delete it and `commits/N`"] = "delete it and `commits/N`"
 RUMMY, BRONZE = "silver/rummy/_delta_log/*.json", "bronze/events/_delta_log/*.json"
 LEDGER = "ops/ledger/_delta_log/*.json"
