@@ -38,8 +38,8 @@ def first_line(error: BaseException | None) -> str:
     """Return the first line of an error's message, cut off where it is too long for a log.
 
     Of what a Python task raised that is the last line of its traceback, and of what the JVM raised its second line:
-    before them stand words of Spark and Py4J only. An error of delta-rs has a line for each of its causes; the last says
-    what the disk has said.
+    before them stand words of Spark and Py4J only. An error of delta-rs has a line for each of its causes, and the last
+    is what the disk has said.
     """
     lines = (str(error).strip() or type(error).__name__).split("JVM stacktrace")[0].strip().splitlines()
     if causes := [at for at, line in enumerate(lines) if CAUSE in line]:

@@ -15,7 +15,7 @@ import pytest
 from tests.chaos import lakes
 from tests.chaos.conftest import GAMES, configuration
 from tests.chaos.faults.table import DISKS, Disk
-from tests.chaos.processes import until
+from tests.chaos.processes import RouterProcess, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -50,7 +50,7 @@ def test_a_failing_disk_is_waited_for_and_named(router_run, new_topic, order: Pa
         order.write_text(disk.path)
         topic.send([EVENT] * SENT)
         said = len(router.said)
-        until(lambda disk=disk, said=said: told(router.said[said:], disk), f"{disk.says} for {disk.path}")
+        heard(router, disk, said)
         order.unlink()
         until(lambda sent=sent: lakes.rows(lake, "silver.rummy").total() >= sent, f"rows after {disk.path}")
     until(lambda: booked(lake) == sent, "the ledger has all")
@@ -62,6 +62,13 @@ def booked(lake: Path) -> int:
     return sum(row["read"] or 0 for row in lakes.read(lake, "ops.ledger"))
 
 
-def told(said: str, disk: Disk) -> bool:
-    """Say whether a line names what fails, and why."""
-    return any(disk.says in line and disk.also in line for line in said.splitlines())
+def heard(router: RouterProcess, disk: Disk, already: int) -> None:
+    """Wait until a line names what fails, and why."""
+
+    def told() -> bool:
+        return any(disk.says in line and disk.also in line for line in router.said[already:].splitlines())
+
+    try:
+        until(told, f"{disk.says} for {disk.path}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}:\n{router.said[already:]}") from None
