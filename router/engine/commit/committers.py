@@ -120,13 +120,15 @@ class Committers:
                 tell(index + 1)
         return made, errors
 
-    def staged(self, works: Iterable[TableCommit]) -> bool:
-        """Say whether the files of decided commits are there whole: a VACUUM takes what no commit refers to."""
+    def missing(self, works: Iterable[TableCommit]) -> list[str]:
+        """Return the files of decided commits that are not there whole: a VACUUM takes what no commit refers to."""
         files = [file for work in works for file in work.files]
         found = self.lake.files.get_file_info([file.path for file in files])
-        return all(
-            info.type is fs.FileType.File and info.size == file.bytes for info, file in zip(found, files, strict=True)
-        )
+        return [
+            file.path
+            for info, file in zip(found, files, strict=True)
+            if info.type is not fs.FileType.File or info.size != file.bytes
+        ]
 
     def applied(self, work: TableCommit) -> None:
         """Delete the staged files of an outbox that its sink has dealt with, where its table has rows of its own."""

@@ -51,6 +51,7 @@ class Fault:
 
 AGAIN = "is read again"
 MENDED = "the manifest says where the batch ends"
+STAGED = "is not there whole"
 BEGINS = "where the first batch begins"
 OF_LOG = "its log is"
 AND_COMMIT: Literal["delete it and `commits/N`"] = "delete it and `commits/N`"
@@ -102,11 +103,18 @@ FAULTS = (
         "put it back",
         damages=("empty",),
     ),
-    Fault("a staged file of a table", "silver/rummy/part-0000000001-*.parquet", "manifest", "goes on"),
-    Fault("a staged file of bronze", "bronze/events/part-0000000001-*.parquet", "manifest", "goes on"),
-    Fault("a staged file of dead letters", "ops/dead_letters/part-0000000001-*.parquet", "manifest", "goes on"),
-    Fault("a staged file of an outbox", "outbox/*/part-0000000001-*.parquet", "manifest", "goes on"),
-    Fault("a committed file of an outbox", "outbox/*/part-0000000001-*.parquet", "apply", "goes on", left_out="outbox"),
+    Fault("a staged file of a table", "silver/rummy/part-0000000001-*.parquet", "manifest", "goes on", STAGED),
+    Fault("a staged file of bronze", "bronze/events/part-0000000001-*.parquet", "manifest", "goes on", STAGED),
+    Fault("a staged file of dead letters", "ops/dead_letters/part-0000000001-*.parquet", "manifest", "goes on", STAGED),
+    Fault("a staged file of an outbox", "outbox/*/part-0000000001-*.parquet", "manifest", "goes on", STAGED),
+    Fault(
+        "a committed file of an outbox",
+        "outbox/*/part-0000000001-*.parquet",
+        "apply",
+        "goes on",
+        STAGED,
+        left_out="outbox",
+    ),
     Fault("the log of a table", RUMMY, "manifest", "quarantine", OF_LOG, "put it back"),
     Fault("the log of a table", RUMMY, "offsets", "quarantine", OF_LOG, "put it back"),
     Fault("the log of a table", RUMMY, "offsets", "quarantine", OF_LOG, "delete it"),
