@@ -305,5 +305,16 @@ class StagedParts:
 
     @property
     def _folder(self) -> str:
-        owner = self.owner.replace("/", "__").replace(":", "__")
-        return f"{self.table.replace('.', '/')}/{owner}/{self.batch:010d}"
+        return f"{self.table.replace('.', '/')}/{_parts_of(self.owner)}/{self.batch:010d}"
+
+
+def has_parts(lake: Lake, owner: str, batch: int) -> bool:
+    """Say whether a sink has staged parts about a batch for any table."""
+    layers = (fs.FileSelector(layer) for layer in lake.layers())
+    tables = (entry.path for layer in layers for entry in lake.files.get_file_info(layer))
+    found = lake.files.get_file_info([f"{table}/{_parts_of(owner)}/{batch:010d}" for table in tables])
+    return any(entry.type is fs.FileType.Directory for entry in found)
+
+
+def _parts_of(owner: str) -> str:
+    return owner.replace("/", "__").replace(":", "__")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 
+from router.delta.lake import DAMAGED_LOG
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 COMMIT = re.compile(r"[0-9]{20}\.json")
-DAMAGED_LOG = "of its log is"
-"""What stands in the error of a table of whose log a file is damaged, after the file's name."""
-LOOKED_AT = 1_000
+SEARCHED = 1_000
 """Files of a log that are searched for the damaged one, the newest."""
 
 
@@ -80,11 +79,11 @@ def log_commits(lake: Lake, table: str, versions: Iterable[int]) -> Iterator[Log
         name = f"{version:020}.json"
         text = lake.read(f"{log_folder(table)}/{name}")
         if not text:
-            raise TableError(table, f"{name} {DAMAGED_LOG} {'not there' if text is None else 'empty'}")
+            raise TableError(table, f"{name} of {DAMAGED_LOG} {'not there' if text is None else 'empty'}")
         try:
             yield _commit(version, [json.loads(line) for line in text.splitlines() if line.strip()])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TableError(table, f"{name} {DAMAGED_LOG} damaged") from error
+            raise TableError(table, f"{name} of {DAMAGED_LOG} damaged") from error
 
 
 def log_damage(lake: Lake, table: str) -> str:
@@ -93,7 +92,7 @@ def log_damage(lake: Lake, table: str) -> str:
     Both Delta libraries say that a log cannot be read, and not which file of it.
     """
     try:
-        for _ in log_commits(lake, table, log_versions(lake, table)[-LOOKED_AT:]):
+        for _ in log_commits(lake, table, log_versions(lake, table)[-SEARCHED:]):
             pass
     except TableError as found:
         return found.what

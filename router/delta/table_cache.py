@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from deltalake import Schema
 from deltalake.exceptions import DeltaError
 
-from router.delta.history import DAMAGED_LOG, log_damage
+from router.delta.history import log_damage
+from router.delta.lake import DAMAGED_LOG
 from router.errors import TableError, first_line
 from router.spark_internals import delta_snapshot
 
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 THREADS = 8
-LOOKED_AT = 20
-"""The newest files of a table's log that must not be empty when it is opened: as many as there are between two
-checkpoints of a table made here. Both Delta libraries take an empty commit for one that changed nothing."""
 FILES = 200_000
 """Files that cached tables may refer to together; a handle takes 0.7 KB of memory for each."""
 
@@ -210,17 +208,16 @@ def whole(found: Mapping[str, T | TableError]) -> dict[str, T]:
 
 def unreadable(lake: Lake, name: str, error: Exception) -> TableError:
     """Return the error of a table that could not be opened: which file of its log is damaged, or what was raised."""
-    found = TableError(name, f"it cannot be read: {log_damage(lake, name) or first_line(error)}")
+    said = first_line(error)
+    found = TableError(name, f"it cannot be read: {said if DAMAGED_LOG in said else log_damage(lake, name) or said}")
     found.__cause__ = error
     return found
 
 
 def check_log(lake: Lake, name: str, version: int) -> None:
     """Raise TableError where one of the newest files of a table's log is empty: what it committed is lost."""
-    newest = range(max(0, version + 1 - LOOKED_AT), version + 1)
-    paths = [f"{name.replace('.', '/')}/_delta_log/{number:020}.json" for number in newest]
-    if empty := [info.base_name for info in lake.files.get_file_info(paths) if info.is_file and info.size == 0]:
-        raise TableError(name, f"it cannot be read: {', '.join(empty)} {DAMAGED_LOG} empty")
+    if empty := lake.empty_commits(name, version):
+        raise TableError(name, f"it cannot be read: {DAMAGED_LOG} damaged: {', '.join(empty)} is empty")
 
 
 def spark_table(spark: SparkSession, lake: Lake, name: str) -> SparkTable | None:

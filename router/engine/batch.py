@@ -126,16 +126,21 @@ class Batches:
         """
         tables = self.tables.readable({work.table for work in manifest.commits})
         left = [work for work in manifest.commits if not self._done(work, tables[work.table], manifest)]
-        if self.committers.staged([*left, *self.outboxes.unapplied(manifest)]):
+        missing = self.committers.missing([*left, *self.outboxes.unapplied(manifest)])
+        if not missing:
             return manifest
+        where = f"{missing[0]} is not there whole"
+        if any(work.place in manifest.quarantined for work in manifest.commits if work not in left):
+            what = f"{where}, and other rows of the batch are in the quarantine already: restore that file"
+            raise BatchError(self.config.name, manifest.batch, what)
         if manifest.config != self.fingerprint and len(left) < len(manifest.commits):
             raise BatchError(
                 self.config.name,
                 manifest.batch,
                 "it was cut off when some tables had it, and must be read again for the others; but the configuration "
-                f"has changed since ({manifest.config}). Start once with the former one, then change it",
+                f"has changed since ({manifest.config}), and {where}. Start once with the former one, then change it",
             )
-        log.info("%s, batch %d: deciding it again, it was cut off", self.config.name, manifest.batch)
+        log.warning("%s, batch %d: deciding it again, it was cut off, and %s", self.config.name, manifest.batch, where)
         return None
 
     def _done(self, work: TableCommit, table: Any, manifest: Manifest) -> bool:

@@ -16,8 +16,7 @@ from pyspark.errors import StreamingQueryException
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_event_set, wait_exponential_jitter
 from tenacity.nap import sleep_using_event
 
-from router.delta.history import DAMAGED_LOG
-from router.delta.lake import Lake
+from router.delta.lake import DAMAGED_LOG, Lake
 from router.engine import source
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from router.config.loader import load
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore, Manifest
-from router.engine.spark_checkpoint import CheckpointMending, SparkNotes, offsets_in
+from router.engine.outbox.apply import keeper
+from router.engine.outbox.detached import DetachedSink
+from router.engine.spark_checkpoint import NO_WATERMARK, CheckpointMending, SparkNotes, offsets_in
 from router.registry import load_registry
+from router.sinks import Applied
 from tests.engine.test_checkpoint_store import PARTITION, manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 from router import StartError
@@ -182,3 +188,61 @@ def test_an_empty_format_is_not_taken_for_another_version(notes: Notes) -> None:
     notes.store.write("format", b"")
     with pytest.raises(StartError, match="store/format is damaged: it is empty"):
         notes.store.begin()
+
+
+@pytest.fixture
+def detached(tmp_path: Path) -> DetachedSink:
+    """Return a detached sink that has sent one batch and begun another."""
+    notes = Notes(tmp_path)
+    about: Any = notes.config, None, notes.lake, notes.checkpoint, threading.Event(), "r", "s", None
+    sink = DetachedSink(*about)
+    own = SparkNotes(notes.checkpoint, sink.place)
+    own.write("metadata", '{"id":"run-7"}')
+    for batch in (0, 1):
+        own.write(f"offsets/{batch}", f'{HEAD}\n{{"reservoirVersion":{batch}}}')
+    own.write("commits/0", NO_WATERMARK)
+    return sink
+
+
+def own(sink: DetachedSink) -> SparkNotes:
+    return SparkNotes(sink.checkpoint, sink.place)
+
+
+def test_a_batch_that_its_sink_has_not_got_is_read_again(detached: DetachedSink) -> None:
+    """Without it a power cut stops a detached sink for good."""
+    detached.checkpoint.write(f"{detached.place}/offsets/1", b"v1")
+    detached.mend()
+    assert own(detached).numbers("offsets") == [0]
+
+
+def sent(sink: DetachedSink) -> None:
+    CheckpointStore(sink.checkpoint, "run-7").mark_applied(1, "r/s", Applied(3))
+
+
+def begun(sink: DetachedSink) -> None:
+    keeper(sink.lake, "games:run-7/r/s", 1)("ops.receipts").write(pa.table({"n": [1]}))
+
+
+def ended(sink: DetachedSink) -> None:
+    own(sink).write("commits/1", NO_WATERMARK)
+
+
+@pytest.mark.parametrize("got", [sent, begun, ended])
+def test_a_batch_that_its_sink_may_have_got_is_not_read_again(
+    detached: DetachedSink, got: Callable[[DetachedSink], None]
+) -> None:
+    """Without it an API gets rows a second time, in other calls."""
+    got(detached)
+    detached.checkpoint.write(f"{detached.place}/offsets/1", b"")
+    with pytest.raises(StartError, match=r"detached/r__s/offsets/1 is damaged: it is empty.*--accept duplicates"):
+        detached.mend()
+
+
+def test_the_end_of_a_sinks_batch_is_noted_again(detached: DetachedSink) -> None:
+    """Without it a sink whose rows are all sent stops for good."""
+    ended(detached)
+    for batch in (0, 1):
+        detached.checkpoint.write(f"{detached.place}/commits/{batch}", b"")
+    detached.mend()
+    assert own(detached).numbers("commits") == [0]
+    assert own(detached).text("commits/0") == NO_WATERMARK

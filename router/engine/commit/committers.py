@@ -40,7 +40,7 @@ from router.delta.commit import (
 )
 from router.delta.constraints import unsupported
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
-from router.delta.table_cache import THREADS, SparkTable, spark_table, unreadable
+from router.delta.table_cache import THREADS, SparkTable, check_log, spark_table, unreadable
 from router.delta.upsert import SUPPORTED_PROPERTIES, create_table, made_by_spark
 from router.delta.widening import WIDENED, narrower, rewrite, rewritten, way, wider_schema
 from router.errors import TableError, first_line
@@ -120,13 +120,15 @@ class Committers:
                 tell(index + 1)
         return made, errors
 
-    def staged(self, works: Iterable[TableCommit]) -> bool:
-        """Say whether the files of decided commits are there whole: a VACUUM takes what no commit refers to."""
+    def missing(self, works: Iterable[TableCommit]) -> list[str]:
+        """Return the files of decided commits that are not there whole: a VACUUM takes what no commit refers to."""
         files = [file for work in works for file in work.files]
         found = self.lake.files.get_file_info([file.path for file in files])
-        return all(
-            info.type is fs.FileType.File and info.size == file.bytes for info, file in zip(found, files, strict=True)
-        )
+        return [
+            file.path
+            for info, file in zip(found, files, strict=True)
+            if info.type is not fs.FileType.File or info.size != file.bytes
+        ]
 
     def applied(self, work: TableCommit) -> None:
         """Delete the staged files of an outbox that its sink has dealt with, where its table has rows of its own."""
@@ -151,7 +153,7 @@ class Committers:
                 raise table
             by_spark = self.only_spark or _staged_elsewhere(work)
             if table is None:
-                table = spark_table(self.spark, self.lake, work.table) if by_spark else self.lake.open(work.table)
+                table = self._opened(work.table) if by_spark else self.lake.open(work.table)
             if table is not None and is_committed(table, work):
                 continue
             options = self.options.get(work.target)
@@ -166,6 +168,12 @@ class Committers:
             else:
                 made += commit(self.lake, still, notes, table)
         return made
+
+    def _opened(self, name: str) -> SparkTable | None:
+        table = spark_table(self.spark, self.lake, name)
+        if table is not None:
+            check_log(self.lake, name, table.version())
+        return table
 
     def _make(self, work: TableCommit, options: TableOptions, *, by_spark: bool) -> Any:
         """Make the table of a commit as its sink asks for, without rows; return it open.

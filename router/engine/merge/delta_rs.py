@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from router.decoding import keep_archives
 from router.delta.casting import cast_to
 from router.delta.commit import StagedFile, to_arrow_schema
+from router.delta.history import log_damage
 from router.delta.parquet_writer import attempt
 from router.delta.row_checks import REASON, EvolutionForbidden
 from router.delta.row_order import OUTBOX_ONLY, POSITION
@@ -200,7 +201,8 @@ def merge_table(job: MergeJob, given: tuple[str, pa.Table]) -> Merge:
     except TableError as error:
         what, forbidden = error.what, isinstance(error, EvolutionForbidden)
     except Exception as error:  # whatever is raised concerns this table only
-        what, forbidden = f"{type(error).__name__}: {error}", False
+        damaged = log_damage(job.staging.lake, table)
+        what, forbidden = damaged or f"{type(error).__name__}: {first_line(error)}", False
     else:
         return table, {"counts": counts(found)}, found.refused
     return table, {"failed": what, "forbidden": forbidden, "rows": len(rows)}, None

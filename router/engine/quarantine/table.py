@@ -26,7 +26,7 @@ from pyarrow import dataset
 from pyspark.sql import functions as F
 
 from router.delta.commit import TableCommit, has_transaction, to_arrow, to_arrow_schema, to_delta
-from router.delta.history import DAMAGED_LOG
+from router.delta.lake import DAMAGED_LOG
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import TableCache
 from router.engine.commit.committers import staged_rows
@@ -180,7 +180,7 @@ class Quarantine:
 
     def has(self, work: TableCommit) -> bool:
         """Say whether the rows of a commit that failed are in the quarantine."""
-        table = self.lake.open(self._table(work))
+        table = TableCache(self.lake).open([self._table(work)])[self._table(work)]
         return table is not None and has_transaction(table, Transaction(self._app_id(work), work.version))
 
     def take(self, work: TableCommit, manifest: Manifest) -> None:
@@ -195,8 +195,9 @@ class Quarantine:
         rows = staged_rows(session, self.lake, work).select(*own, "*")
         moved = TableCommit(work.target, self._table(work), self._app_id(work), work.version, (), work.columns)
         self.committers.append(session, moved, manifest.notes(self.query), rows)
-        for file in work.files:
-            self.lake.delete(file.path)
+        if not isinstance(TableCache(self.lake).readable([work.table])[work.table], TableError):
+            for file in work.files:  # a log that nobody can read may refer to them: it may be put back
+                self.lake.delete(file.path)
 
     def size(self, staged: Iterable[StagedFile]) -> int:
         """Return the bytes that the quarantine has with what is staged for it; 0 where nothing is."""

@@ -28,7 +28,7 @@ class Fault:
 
     `path` is a pattern below the lake, of which the newest file is damaged, or all with `every`. `says` is in a line of
     the log, or in the sentence that the run ends with; the file's name is, too, unless `says` is empty. `way` is what a
-    person does then: puts the file back, or deletes it.
+    person does then: puts the file back, or deletes it. `left_out` is the layer of a table that keeps the damaged file.
     """
 
     what: str
@@ -38,6 +38,7 @@ class Fault:
     says: str = ""
     way: Literal["", "put it back", "delete it", "delete it and `commits/N`"] = ""
     every: bool = False
+    left_out: str = ""
     quick: bool = False
     damages: tuple[str, ...] = ("empty", "cut")
 
@@ -50,7 +51,9 @@ class Fault:
 
 AGAIN = "is read again"
 MENDED = "the manifest says where the batch ends"
-OF_LOG = "of its log is"
+STAGED = "is not there whole"
+BEGINS = "where the first batch begins"
+OF_LOG = "its log is"
 AND_COMMIT: Literal["delete it and `commits/N`"] = "delete it and `commits/N`"
 RUMMY, BRONZE = "silver/rummy/_delta_log/*.json", "bronze/events/_delta_log/*.json"
 LEDGER = "ops/ledger/_delta_log/*.json"
@@ -73,9 +76,13 @@ FAULTS = (
     Fault("`metadata` of Spark", f"{SPARK}/metadata", "end", "goes on", "say which run this is"),
     Fault("`sources/0/0` of Spark", f"{SPARK}/sources/0/0", "land, first batch", "goes on", "from its beginning"),
     Fault(
-        "`sources/0/0` of Spark", f"{SPARK}/sources/0/0", "manifest, first batch", "goes on", "where the batch begins"
+        "`sources/0/0` of Spark",
+        f"{SPARK}/sources/0/0",
+        "manifest, first batch",
+        "goes on",
+        "where the first batch begins",
     ),
-    Fault("`sources/0/0` of Spark", f"{SPARK}/sources/0/0", "end", "goes on", "where the first batch begins"),
+    Fault("`sources/0/0` of Spark", f"{SPARK}/sources/0/0", "end", "goes on", BEGINS),
     Fault("a checksum of Spark", f"{SPARK}/offsets/.*.crc", "commit", "goes on", "the checksum was cut off"),
     Fault("all of Spark's notes", f"{SPARK}/*/[0-9]*", "offsets", "goes on", MENDED, every=True),
     Fault("the manifest of N", f"{STORE}/manifests/*/*.json", "manifest", "goes on", "which is decided anew"),
@@ -96,11 +103,18 @@ FAULTS = (
         "put it back",
         damages=("empty",),
     ),
-    Fault("a staged file of a table", "silver/rummy/part-0000000001-*.parquet", "manifest", "goes on"),
-    Fault("a staged file of bronze", "bronze/events/part-0000000001-*.parquet", "manifest", "goes on", quick=True),
-    Fault("a staged file of dead letters", "ops/dead_letters/part-0000000001-*.parquet", "commit", "goes on"),
-    Fault("a staged file of an outbox", "outbox/*/part-0000000001-*.parquet", "manifest", "goes on"),
-    Fault("a committed file of an outbox", "outbox/*/part-0000000001-*.parquet", "apply", "goes on"),
+    Fault("a staged file of a table", "silver/rummy/part-0000000001-*.parquet", "manifest", "goes on", STAGED),
+    Fault("a staged file of bronze", "bronze/events/part-0000000001-*.parquet", "manifest", "goes on", STAGED),
+    Fault("a staged file of dead letters", "ops/dead_letters/part-0000000001-*.parquet", "manifest", "goes on", STAGED),
+    Fault("a staged file of an outbox", "outbox/*/part-0000000001-*.parquet", "manifest", "goes on", STAGED),
+    Fault(
+        "a committed file of an outbox",
+        "outbox/*/part-0000000001-*.parquet",
+        "apply",
+        "goes on",
+        STAGED,
+        left_out="outbox",
+    ),
     Fault("the log of a table", RUMMY, "manifest", "quarantine", OF_LOG, "put it back"),
     Fault("the log of a table", RUMMY, "offsets", "quarantine", OF_LOG, "put it back"),
     Fault("the log of a table", RUMMY, "offsets", "quarantine", OF_LOG, "delete it"),
@@ -114,4 +128,29 @@ FAULTS = (
     Fault("the log of the ledger", LEDGER, "apply", "waits", OF_LOG, "put it back"),
     Fault("the log of the ledger", LEDGER, "offsets", "waits", OF_LOG, "delete it"),
     Fault("the log of the ledger", LEDGER, "end", "waits", OF_LOG, AND_COMMIT),
+)
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Files in which writing fails with EIO while a run goes on, and what a line of the log says: `says` and `also`."""
+
+    group: Literal["lake", "checkpoint"]
+    what: str
+    path: str
+    outcome: Literal["waits", "quarantine"]
+    says: str
+    also: str = ""
+
+
+TRIES = "trying again"
+DISKS = (
+    Disk("lake", "a table's files", "/silver/rummy/part-", "quarantine", "silver.rummy cannot be written", "Errno 5"),
+    Disk("lake", "the log of a table", "/silver/rummy/_delta_log/", "quarantine", "silver.rummy cannot", "os error 5"),
+    Disk("lake", "bronze's files", "/bronze/events/part-", "waits", TRIES, "Errno 5"),
+    Disk("lake", "the log of bronze", "/bronze/events/_delta_log/", "waits", TRIES, "bronze.events"),
+    Disk("checkpoint", "the manifest", "/store/manifests/", "waits", TRIES, "Errno 5"),
+    Disk("checkpoint", "the log of the ledger", "/ops/ledger/_delta_log/", "waits", TRIES, "ops.ledger"),
+    Disk("checkpoint", "`offsets/N` of Spark", "/spark/offsets/", "waits", TRIES, "Input/output error"),
+    Disk("checkpoint", "`commits/N` of Spark", "/spark/commits/", "waits", TRIES, "Input/output error"),
 )
