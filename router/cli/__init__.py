@@ -47,6 +47,7 @@ COMMANDS = {
     "test": ("router.cli.check:test", "Run route tests: records in, rows expected."),
     "verify": ("router.cli.verify:verify", "Hold tables against manifests, ledger and bronze."),
     "warm-up": ("router.cli.run:warm_up", "Make every later start some seconds shorter."),
+    "size": ("router.cli.size:size", "Say how many cores, files and requests a rate takes."),
     "simulate": ("router_demo.cli:simulate", "Write game events to a Kafka topic."),
 }
 """Command -> where it is, and its line in the help: `router --help` imports none of them."""

@@ -39,9 +39,9 @@ PAIRS = {"4.0": "4.0.1", "4.1": "4.3.1", "4.2": "4.4.0"}
 """Spark -> the Delta that was tested with it. Delta's log classes, which Delta on Spark commits by, change with it."""
 CONNECTORS = {"avro": "spark-avro", "kafka": "spark-sql-kafka-0-10"}
 """What a part or a source asks for -> the artifact of Spark."""
-RESOLVER = "spark.jars."
-"""Settings that say where packages are looked for: spark.jars.ivySettings, spark.jars.repositories, spark.jars.ivy."""
 PACKAGES = "spark.jars.packages"
+RESOLVING = (PACKAGES, "spark.jars.ivySettings", "spark.jars.repositories", "spark.jars.ivy", "spark.jars.excludes")
+"""Settings that are for the resolver alone."""
 NETWORK = ("UnknownHostException", "ConnectException", "SocketException", "SocketTimeoutException", "NoRouteToHost")
 MARK = "jars of spark-event-router: "
 
@@ -127,8 +127,8 @@ def resolved_jars(connectors: Collection[str], asked: Mapping[str, str]) -> list
         return jars
     if (java := find_java()).fault:
         raise MachineError(java.fault, java.todo)
-    job = {"connectors": sorted(connectors), "asked": {k: v for k, v in asked.items() if k.startswith(RESOLVER)}}
-    command = [sys.executable, "-m", __name__, "--job"]
+    job = {"connectors": sorted(connectors), "asked": {k: v for k, v in asked.items() if k in RESOLVING}}
+    command = [sys.executable, "-m", "router.engine.connectors", "--job"]
     ended = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True, check=False)
     for line in ended.stdout.splitlines():
         if line.startswith(MARK):
@@ -141,7 +141,8 @@ def _failure(said: str, connectors: Collection[str]) -> MachineError:
     """Return the error for what Spark's resolver has printed, which is kept in a file."""
     missing = sorted(set(re.findall(r"unresolved dependency: ([\w.-]+#[\w.-]+;[\w.-]+)", said)))
     missing += sorted(set(re.findall(r"download failed: ([\w.-]+#[\w.-]+;[\w.-]+)", said)))
-    what = f"jars that Spark needs cannot be fetched ({', '.join(missing[:3]) or 'its resolver has failed'})"
+    last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "its resolver has failed")
+    what = f"jars that Spark needs cannot be fetched ({', '.join(missing[:3]) or last[:200]})"
     what += ": no repository can be reached" if any(sign in said for sign in NETWORK) else ""
     log = cache() / "spark-jars.log"
     with suppress(OSError):

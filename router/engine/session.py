@@ -25,7 +25,7 @@ from router.config.variables import substitute
 from router.config.yaml_tree import Keys, Scalar, parse
 from router.engine.connectors import (
     CONNECTORS,
-    PACKAGES,
+    RESOLVING,
     cache,
     connectors_in,
     connectors_of,
@@ -117,9 +117,7 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
     submitted = _submitted()
     connectors = connectors_of(config)
     if not submitted:
-        _refuse_java()
-        jars = resolved_jars(connectors, config.spark)  # a session that resolved them would print a hundred lines
-        _stop_other_jvm(config.spark, jars)
+        _stop_other_jvm(config.spark, ready_to_start(config))
     builder = session_builder(config.spark, None if submitted else master or local_master(config), connectors)
     session = _session_of(builder.appName(f"router {config.name}"), config.name)
     session.sparkContext.setLogLevel("ERROR")
@@ -160,10 +158,14 @@ def connect_by(asked: Mapping[str, str], master: str | None) -> str | None:
     return next((f"the environment has {name}" for name in CONNECT_VARIABLES if os.environ.get(name)), None)
 
 
-def _refuse_java() -> None:
-    """Raise MachineError where Spark's launcher would fail for want of a Java that fits."""
+def ready_to_start(config: Config) -> list[str]:
+    """Return the jars of a local session; raise MachineError, in a sentence, for want of a Java that fits or of jars.
+
+    Spark's launcher would find both out itself, and print a hundred lines.
+    """
     if not has_jvm() and not spark_env() and (java := find_java()).fault:
         raise MachineError(java.fault, java.todo)
+    return resolved_jars(connectors_of(config), config.spark)
 
 
 def spark_env() -> Path | None:
@@ -202,7 +204,7 @@ def session_builder(
         on_class_path = local and CLASS_PATH not in asked
         where, between = (CLASS_PATH, os.pathsep) if on_class_path else ("spark.jars", ",")
         builder = builder.config(where, between.join(jars))
-        asked = {key: value for key, value in asked.items() if key != PACKAGES}  # they are among the jars
+        asked = {key: value for key, value in asked.items() if key not in RESOLVING}  # it is done
     for key, value in {**SETTINGS, **asked}.items():
         builder = builder.config(key, value)
     return builder

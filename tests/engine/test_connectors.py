@@ -131,7 +131,8 @@ TESTED = [(f"{spark}.0", delta, True) for spark, delta in PAIRS.items()]
     [
         (UNREACHED, "io.delta#delta;1", "network"),
         (UNKNOWN, "spark-sql-kafka-0-10", "pair"),
-        ("whatever\n" * 200, "its resolver has failed", "network"),
+        ("whatever\n" * 200, "whatever", "network"),
+        ("", "its resolver has failed", "network"),
     ],
 )  # fmt: skip
 def test_jars_that_cannot_be_had_are_one_sentence(
