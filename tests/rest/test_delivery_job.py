@@ -292,3 +292,21 @@ def test_answers_without_any_status_stop_the_sink(raw: Tasks, server: Scripted, 
         with pytest.raises(StartError, match="until the configuration changes"):
             post("second")
         assert len(server.seen) > sent
+
+
+def test_a_row_that_is_always_told_to_wait_keeps_no_other_waiting(raw: Tasks, server: Scripted) -> None:
+    """Without it one row of thousands stops every sink on its host, 15 seconds at a time."""
+
+    def busy(talk: Talk) -> None:
+        while (seen := talk.request()) is not None:
+            if seen.body.endswith(ODD):
+                talk.answer(b"slow down", "429 Too Many Requests", "Retry-After: 15")
+            else:
+                talk.answer()
+
+    server.act = busy
+    job = raw.job()
+
+    sent = raw.run(replace(job, policy=replace(job.policy, elapsed=1.0)), rows(range(300)))
+
+    assert (sent.counts["delivered"], sent.counts["left"], sent.tried) == (299, 1, ['[["events", 0, 3, 3]]'])

@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from requests import PreparedRequest, Request
 from requests.structures import CaseInsensitiveDict
@@ -401,6 +402,7 @@ class Delivery:
             return Attempt(Action.REFUSED, "its URL is none")
         await self.lease.token(len(call))
         saw: dict[str, Any] = {"status": None, "ok": False, "throttled": False}
+        name = crc32(b"%d/%d" % (call.partition, call.offsets[0]))
         try:
             authorised = self.login.auth(request)
             mask = self.login.mask  # before the wait: others may get new credentials meanwhile
@@ -416,7 +418,7 @@ class Delivery:
             call.doubtful = frozenset(call.offsets)
             raise
         finally:
-            self.lease.saw(**saw)  # once for each token, whatever happens: it counts what is in flight
+            self.lease.saw(**saw, call=name)  # once for each token, whatever happens: it counts what is in flight
         call.attempts += 1
         return attempt
 
