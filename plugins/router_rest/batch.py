@@ -13,10 +13,12 @@ import hashlib
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from math import ceil
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
@@ -54,6 +56,9 @@ SPEED = 1000.0
 """Calls per second that one task can make, with a reserve."""
 ORDERS = 256
 """Orders of a task for `ordering: per_key`: more than calls in flight, because some keys have more rows than others."""
+REBUILT = 60.0
+"""Seconds of the shortest limit that is rebuilt from receipts at the start."""
+CALL_COLUMNS = ("query", "route", "sink", "call_id", "attempts", "at")
 EXCERPT, ANSWER, BULK = 1 << 16, 1 << 20, 1 << 24
 """Bytes of an answer that are read: for its receipt, to be landed, to be read by row."""
 QUIETEST = 10
@@ -177,12 +182,33 @@ def admitted(sink: OpenSink, leases: LeaseServer, batch: Batch) -> Iterator[Serv
             credentials=opened.current,
             stop=batch.stop.is_set,
         )
+        if leases.first_of(batch.key, options.limit):
+            count_earlier_calls(options, leases, batch)
     except ValueError as error:
         raise StartError(f"{error}; sinks that share a limit say the same of it, and of max_in_flight") from None
     try:
         yield address
     finally:
         leases.dismiss(batch.key)
+
+
+def count_earlier_calls(options: RestOptions, leases: LeaseServer, batch: Batch) -> None:
+    """Count what a sink has sent before this driver was started, by its receipts, for limits of a minute and more."""
+    longest = max((one.seconds for one in options.pace() if one.seconds >= REBUILT), default=0.0)
+    if not longest:
+        return
+    now = datetime.now(timezone.utc)
+    parts, since = batch.parts(options.receipts), now - timedelta(seconds=longest)
+    before = parts.recent(CALL_COLUMNS, "at", since)
+    of_batch = [rows for _, rows in parts.read(CALL_COLUMNS) if rows.num_rows and not parts.committed()]
+    for rows in (*of_batch, *([] if before is None else [before])):
+        mine = pc.and_(pc.equal(rows["query"], batch.query), pc.equal(rows["route"], batch.route))
+        mine = rows.filter(pc.and_(mine, pc.equal(rows["sink"], batch.sink)))
+        calls = mine.filter(pc.is_valid(mine["call_id"])).group_by("call_id")
+        for call in calls.aggregate([("at", "max"), ("attempts", "max"), ("at", "count")]).to_pylist():
+            ago = (now - call["at_max"]).total_seconds()
+            attempts = call["attempts_max"] or 0
+            leases.spent(options.limit, ago, calls=attempts, rows=attempts * call["at_count"])
 
 
 def hosts(spark: SparkSession) -> tuple[str, str]:
