@@ -140,6 +140,7 @@ def posting(sink: OpenSink, events: DataFrame, batch: Batch, plan: PartitionPlan
             authorise=apply,
             dead_at_most=allowed(plan.rows, share),
             responses=responses_of(options, batch),
+            bytes_in_flight=options.bytes_in_flight,
         )
         yield BatchJob(
             events,
@@ -234,7 +235,8 @@ def tasks_of(sink: RestOptions, spark: SparkSession | None = None) -> int:
 def cut_of(sink: RestOptions) -> CallSize:
     """Return how calls are cut."""
     room = sink.bytes_per_call - sink.joined.frame(1)
-    return CallSize(sink.rows_per_call, max(1, room), ORDERS if sink.ordering == "per_key" else 0)
+    orders = ORDERS if sink.ordering == "per_key" else 0
+    return CallSize(sink.rows_per_call, max(1, room), orders, sink.bytes_in_flight // 4)
 
 
 def form_of(sink: RestOptions) -> RequestForm:

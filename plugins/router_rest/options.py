@@ -331,6 +331,9 @@ class RestOptions(ApplyingSink):
         description="sinks and queries of one name share one limit; default: scheme, host and port of the URL",
     )
     max_in_flight: int = Field(default=64, ge=1, le=10_000, description="calls at once, of all tasks together")
+    bytes_in_flight: int = Field(
+        default=64 << 20, ge=1 << 20, description="bytes that the calls of a task may take in memory, gzip included"
+    )
     tasks: int | None = Field(default=None, ge=1, le=10_000, description="tasks that send; default: the job's cores")
 
     ordering: Literal["none", "per_key"] = Field(

@@ -146,7 +146,7 @@ def _settled(job: TaskJob, call: Call, reason: str, status: Status) -> Settled:
     if call.rows == [b""]:  # no call can be made of it
         return Settled(call, status, time.time(), reason=reason)
     name = call.id(job.form.body.join(call.rows), job.owner.name.encode())
-    call.rows = [b""] * len(call)
+    call.drop_rows()
     return Settled(call, status, time.time(), id=name, key=name if job.form.key_header else None, reason=reason)
 
 
