@@ -14,6 +14,7 @@ import json
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from importlib.metadata import version
 from math import ceil
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,7 +26,7 @@ from pyspark.sql import functions as F
 from router import Resent, StartError
 from router_encoders.outbox_rows import PLACE
 from router_rest.credentials import apply
-from router_rest.delivery.batcher import FORMER, Batcher, CallSize, RowReader
+from router_rest.delivery.batcher import FORMER, Batcher, CallSize, RowReader, values_of
 from router_rest.delivery.call import Policy, RequestBuilder, RequestForm
 from router_rest.delivery.job import RANKS, BatchJob, allowed, counted, outcome, planned
 from router_rest.delivery.receipts import PLACES, SCHEMA, Owner, Responses
@@ -56,6 +57,8 @@ SPEED = 1000.0
 """Calls per second that one task can make, with a reserve."""
 ORDERS = 256
 """Orders of a task for `ordering: per_key`: more than calls in flight, because some keys have more rows than others."""
+PRODUCT = {"User-Agent": f"spark-event-router/{version('spark-event-router')}", "Accept": "application/json, */*;q=0.5"}
+"""Headers that every call has unless the configuration says otherwise."""
 REBUILT = 60.0
 """Seconds of the shortest limit that is rebuilt from receipts at the start."""
 CALL_COLUMNS = ("query", "route", "sink", "call_id", "attempts", "at")
@@ -111,7 +114,11 @@ class OpenSink:
     def task_columns(self, events: DataFrame) -> DataFrame:
         """Return what tasks take; `_to` is null where all rows have one URL."""
         rows = self.columns(events)
-        return rows if self.options.template.fields else rows.withColumn("_to", F.lit(None).cast("string"))
+        return (
+            rows
+            if self.options.template.fields or self.options.rendered
+            else rows.withColumn("_to", F.lit(None).cast("string"))
+        )
 
 
 def post(sink: OpenSink, events: DataFrame, batch: Batch) -> Outcome:
@@ -242,7 +249,10 @@ def cut_of(sink: RestOptions) -> CallSize:
 def form_of(sink: RestOptions) -> RequestForm:
     """Return what all requests have in common, without secrets: these come with the credentials."""
     url = "" if sink.template.fields else sink.url
-    return RequestForm(sink.method, url, {}, sink.joined, sink.idempotency_header)
+    own = sink.idempotency_key == "uuid5"
+    header = sink.idempotency_header if own else None
+    row_key = not own and sink.idempotency_header is not None
+    return RequestForm(sink.method, url, PRODUCT, sink.joined, header, tuple(sink.rendered), row_key)
 
 
 def policy_of(sink: RestOptions) -> Policy:
@@ -265,6 +275,7 @@ def client_arguments(sink: RestOptions, folder: Path, tasks: int) -> dict[str, A
         "read": times.read,
         "total": times.total,
         "most": BULK if sink.results else ANSWER if sink.responses else EXCERPT,
+        "age": times.connection,
         "in_flight": min(sink.max_in_flight, shares * ceil(sink.max_in_flight / tasks)),
         "verify": tls.verify,
         "cert": tls.cert,
@@ -285,13 +296,13 @@ def calls(sink: RestOptions, rows: DataFrame, encoding: Encoding) -> Iterator[di
             request = builder.request(call.url, body, "")
         except ValueError:  # its URL is none: a dead letter
             continue
-        headers = sink.joined.headers
+        headers = {**sink.joined.headers, **dict(zip(sink.rendered, values_of(call.url), strict=True))}
         shown = _shown(body, sink.joined)
         yield {"method": sink.method, "url": request.url, "headers": headers, "body": shown, "rows": len(call)}
 
 
 def _cut(sink: RestOptions, rows: DataFrame, encoding: Encoding) -> Iterator[Call]:
-    reader = RowReader(encoding, sink.joined, urls=bool(sink.template.fields))
+    reader = RowReader(encoding, sink.joined, urls=bool(sink.template.fields), values=bool(sink.rendered))
     batcher = Batcher(cut_of(sink))
     for batch in rows.coalesce(1).sortWithinPartitions(*PLACE).toArrow().to_batches():
         for one in reader.rows(batch):

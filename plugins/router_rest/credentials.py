@@ -20,6 +20,7 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote, quote_plus, unquote, urlsplit
+from urllib.request import getproxies_environment
 
 from requests.auth import AuthBase
 
@@ -129,7 +130,8 @@ def _hmac(options: Hmac) -> dict[str, Any]:
 
 def secrets_of(auth: Auth | None, proxy: Secret | None) -> list[str]:
     """Return the texts that no answer may be kept with, beside the values of headers, which are secret as well."""
-    found = [] if proxy is None else [unquote(urlsplit(_open(proxy)).password or "")]
+    proxies = {} if proxy is None else proxies_of(_open(proxy))
+    found = [unquote(urlsplit(one).password or "") for scheme, one in proxies.items() if scheme != "no"]
     if auth is None:
         return found
     given = [auth.bearer, *(one for one in auth.options.values() if isinstance(one, Secret))]
@@ -148,8 +150,8 @@ def _open(secret: Secret) -> str:
 
 
 def proxies_of(proxy: str) -> dict[str, str]:
-    """Return a proxy as `requests` takes it."""
-    return {"http": proxy, "https": proxy}
+    """Return a proxy as `requests` takes it; or those of the environment, with `no` for hosts that have none."""
+    return getproxies_environment() if proxy == "environment" else {"http": proxy, "https": proxy}
 
 
 def apply(given: Mapping[str, Any], clock: Callable[[], float] = time.time) -> AuthBase:

@@ -334,3 +334,16 @@ def test_calls_that_are_refused_together_ask_once(second: str | None, got: bool)
 
     assert asyncio.run(story()) == [got] * 8
     assert driver.asked == ["", "1"] if got else ["", "1", "1"]
+
+
+def test_the_environment_names_proxies_where_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it NO_PROXY has no effect, and the password of a proxy of the environment is shown."""
+    monkeypatch.setenv("HTTPS_PROXY", f"http://me:{HUSH}@proxy.test:3128")
+    monkeypatch.setenv("NO_PROXY", "10.0.0.0/8,.test")
+    proxy = Rest.model_validate({"url": "https://a.test", "proxy": "environment"}).proxy
+
+    given = Credentials(None, proxy=proxy).current()
+
+    assert given["proxies"]["https"] == f"http://me:{HUSH}@proxy.test:3128"
+    assert given["proxies"]["no"] == "10.0.0.0/8,.test"
+    assert HUSH in given["secrets"]

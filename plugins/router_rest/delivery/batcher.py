@@ -49,10 +49,11 @@ class CallSize:
 class Call:
     """Rows that are sent together: of one source partition, in the order of their offsets.
 
-    `url` is empty where it is the same for all calls. `order`: the calls of one order are sent one after the other;
-    None: at any time. `attempts` counts those made with these rows so far. `doubtful` are the offsets of rows that may
-    have arrived in an attempt that ended without an answer. `why` says what the last attempt came to, `answered`
-    whether that was an answer about this call: not that the server is away, or has too much to do.
+    `url` is empty where it is the same for all calls; the values of headers that rows name follow it, a line each.
+    `order`: the calls of one order are sent one after the other; None: at any time. `attempts` counts those made with
+    these rows so far. `doubtful` are the offsets of rows that may have arrived in an attempt that ended without an
+    answer. `why` says what the last attempt came to, `answered` whether that was an answer about this call: not that
+    the server is away, or has too much to do.
     """
 
     topic: str | None
@@ -159,6 +160,11 @@ class Batcher:
         call = self._open.pop(which)
         self._held -= call.size
         return call
+
+
+def values_of(url: str) -> list[str]:
+    """Return the values of headers that follow the URL of a call."""
+    return url.split("\n")[1:]
 
 
 @lru_cache(maxsize=1024)
@@ -293,12 +299,13 @@ class TakenRow(NamedTuple):
 class RowReader:
     """A reader of record batches with the columns of TAKES, and FORMER where rows were in a call before.
 
-    `urls`: rows name their URL.
+    `urls`: rows name their URL; `values`: they name values of headers.
     """
 
     encoding: Encoding
     body: Body
     urls: bool
+    values: bool = False
 
     def rows(self, rows: pa.RecordBatch) -> Iterator[TakenRow]:
         """Yield the rows of a record batch."""
@@ -313,12 +320,16 @@ class RowReader:
             yield TakenRow(place, value or b"", urls[at], keys[at], formers[at], why)
 
     def _urls(self, rows: pa.RecordBatch) -> tuple[Sequence[str], Sequence[str | None]]:
-        """Return the URL of each row, empty where it is the same for all, and why rows have none."""
-        if not self.urls:
+        """Return the URL of each row, with values of headers, as `Call` has them, and why rows have none."""
+        if not self.urls and not self.values:
             return [""] * rows.num_rows, [None] * rows.num_rows
         to = rows.column("_to")
         urls, faults = (to.field(name).to_pylist() for name in ("url", "fault"))
         missing = to.is_null().to_pylist()
+        urls = urls if self.urls else [""] * rows.num_rows
+        if self.values:
+            pairs = zip(urls, to.field("values").to_pylist(), strict=True)
+            urls = ["\n".join([url or "", *(values or ())]) for url, values in pairs]
         reasons = [
             "its URL cannot be evaluated" if lost else fault for lost, fault in zip(missing, faults, strict=True)
         ]

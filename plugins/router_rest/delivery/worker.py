@@ -246,7 +246,7 @@ class TaskJob:
     @property
     def reader(self) -> RowReader:
         """Return what reads rows."""
-        return RowReader(self.encoding, self.form.body, urls=not self.form.url)
+        return RowReader(self.encoding, self.form.body, urls=not self.form.url, values=bool(self.form.named))
 
     @property
     def in_flight(self) -> int:
