@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote, quote_plus, unquote, urlsplit
 from urllib.request import getproxies_environment
@@ -48,8 +49,8 @@ SHORTEST_SECRET = 4
 class Credentials:
     """The credentials of a sink for its API. For the driver and all its threads; never pickled.
 
-    `headers` are those of every call, `proxy` the URL of a proxy, `seconds` and `verify` are for the token server,
-    `clock` returns seconds.
+    `headers` are those of every call, `proxy` the URL of a proxy, `seconds` is for the token server, whose TLS
+    files are relative to `folder`; `clock` returns seconds.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Credentials:
         headers: Mapping[str, Secret] | None = None,
         *,
         seconds: float = 10.0,
-        verify: bool | str = True,
+        folder: Path = Path(),
         proxy: Secret | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -68,8 +69,9 @@ class Credentials:
         self._proxies = proxies_of(_open(proxy)) if proxy is not None else None
         self._tokens: Tokens | None = None
         if auth is not None and auth.oauth is not None:
-            _open(auth.oauth.client_secret)
-            self._tokens = Tokens(auth.oauth, seconds=seconds, verify=verify, proxies=self._proxies, clock=clock)
+            tls = auth.oauth.tls.beside(folder)
+            oauth = auth.oauth.model_copy(update={"tls": tls})
+            self._tokens = Tokens(oauth, seconds=seconds, verify=tls.verify, proxies=self._proxies, clock=clock)
         self._fixed = {"headers": self._headers, "proxies": self._proxies, **_fixed(auth, self._headers)}
         self._fixed["secrets"] = self._secrets
 
@@ -138,7 +140,7 @@ def secrets_of(auth: Auth | None, proxy: Secret | None) -> list[str]:
     given += [part.password for part in (auth.basic,) if part]
     given += [part.value for part in (auth.api_key,) if part]
     given += [part.key for part in (auth.hmac,) if part]
-    given += [part.client_secret for part in (auth.oauth,) if part]
+    given += auth.oauth.secrets if auth.oauth else ()
     return [*found, *(_open(one) for one in given if one is not None)]
 
 

@@ -70,9 +70,8 @@ class Rest(RestOptions):
         """Return the credentials for the API, the same object every time: it holds a token. For the driver."""
         from router_rest.credentials import Credentials
 
-        verify, seconds = self.tls.beside(folder).verify, self.timeouts.read
         opened: Credentials = self._credentials or Credentials(
-            self.auth, self.fixed_headers, seconds=seconds, verify=verify, proxy=self.proxy
+            self.auth, self.fixed_headers, seconds=self.timeouts.read, folder=folder, proxy=self.proxy
         )
         self._credentials = opened
         return opened
@@ -82,8 +81,10 @@ class Rest(RestOptions):
         from router_rest.batch import check_spark
 
         check_spark(opening.events.sparkSession)
-        if missing := self.tls.beside(opening.folder).missing:
-            raise StartError(f"tls: {missing}")
+        of_tokens = [self.auth.oauth.tls] if self.auth and self.auth.oauth else []
+        for tls in (self.tls, *of_tokens):
+            if missing := tls.beside(opening.folder).missing:
+                raise StartError(f"tls: {missing}")
         prepared = self._checked(opening)
         prepared._log_in()
         return prepared
