@@ -34,7 +34,7 @@ DECODERS: dict[Kind, type[RegistryDecoder]] = {"AVRO": Avro, "PROTOBUF": Protobu
 class Auto(RegistryDecoder):
     """Decode a record in whatever format the registry says that its schema has: Avro, Protobuf or JSON Schema.
 
-    The value is in the frame of a Confluent-compatible schema registry, or the record has the header
+    The value is in the wire format of a Confluent-compatible schema registry, or the record has the header
     `__value_schema_id` with the schema's GUID. One topic may hold all three formats. Each record is decoded as by the
     decoders `avro`, `protobuf` and `json_schema`, whose manual pages say how.
 
@@ -129,7 +129,7 @@ def fields(kind: Kind, made: Any) -> Taken:
 
 @dataclass(frozen=True)
 class AnyFormatRows:
-    """How rows are told apart: `written` is by frame, and its `message` is the format; `parts` are by format."""
+    """How rows are told apart: `written` is by prefix, and its `message` is the format; `parts` are by format."""
 
     written: dict[bytes, SchemaInfo]
     header: str

@@ -44,13 +44,13 @@ class RegistryDecoder(ArrowDecoder):
     subjects: tuple[str, ...] = Field(
         default=(),
         description="subjects of the registry whose schemas are known before their first record; those of records that "
-        "came are found by what their frames name",
+        "came are found by what their wire format names",
     )
 
     header: str = Field(
         default=VALUE_HEADER,
         min_length=1,
-        description=f"record header that may hold the schema's GUID, in place of a frame; that of keys is {KEY_HEADER}",
+        description=f"record header that may hold the schema's GUID, in place of its id; that of keys is {KEY_HEADER}",
     )
 
     _files: Any = PrivateAttr(default=None)

@@ -6,7 +6,7 @@
 | a schema file | its text, which is registered with `register: true` and has to be there already without |
 | neither | the newest version of the subject, if the columns go with it |
 | neither, `register: true` | the same; where there is none, or it lacks fields, one made for the columns |
-| a schema file, no registry | its text; the value has no frame |
+| a schema file, no registry | its text; the value is in no wire format |
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 NO_ID = 0
-"""The id of a schema where it is not written: in a trial, and without a frame."""
+"""The id of a schema where it is not written: in a trial, and outside the wire format."""
 
 
 class RegistryEncoder(Encoder):
@@ -46,9 +46,9 @@ class RegistryEncoder(Encoder):
     file_option: ClassVar[str]
 
     registry: RegistryOptions | None = Field(
-        default=None, description="the registry; a bare URL is enough. None: a schema file and `frame: none`"
+        default=None, description="the registry; a bare URL is enough. None: a schema file and `wire_format: none`"
     )
-    frame: Literal["confluent", "none"] = Field(
+    wire_format: Literal["confluent", "none"] = Field(
         default="confluent", description="`confluent`: as a registry's clients write; `none`: the record alone"
     )
     subject: str | None = Field(
@@ -65,8 +65,10 @@ class RegistryEncoder(Encoder):
         if self.id is not None and (self.registers or self.file):
             raise ValueError(f"`id` names a schema that is there; take `register` and `{self.file_option}` away")
         named = self.subject is not None or self.id is not None or self.registers
-        if self.registry is None and (named or self.frame != "none" or not self.file):
-            raise ValueError(f"give a `registry`, or `{self.file_option}` and `frame: none` and nothing of a registry")
+        if self.registry is None and (named or self.wire_format != "none" or not self.file):
+            raise ValueError(
+                f"give a `registry`, or `{self.file_option}` and `wire_format: none` and nothing of a registry"
+            )
         return self
 
     @property
@@ -231,8 +233,8 @@ class ToAvro(RegistryEncoder):
         from router_schemas.avro.parser import parse
         from router_schemas.wire_format import prefix
 
-        frame = b"" if self.frame == "none" else prefix(resolved.schema.id)
-        argument = AvroTarget(frame, text_of(parse(resolved)), columns)
+        before = b"" if self.wire_format == "none" else prefix(resolved.schema.id)
+        argument = AvroTarget(before, text_of(parse(resolved)), columns)
         _avro_writer(argument)  # raises here, on the driver, where columns and schema do not match
         return Encoding(encode_avro, argument, "Avro")
 
@@ -320,8 +322,8 @@ class ToProtobuf(RegistryEncoder):
         files = descriptors(resolved)
         message = self.message or next(iter(message_names(files)), "")
         path = message_index_of(files, message)
-        frame = b"" if self.frame == "none" else prefix(resolved.schema.id, path)
-        argument = ProtobufTarget(frame, files, message, columns)
+        before = b"" if self.wire_format == "none" else prefix(resolved.schema.id, path)
+        argument = ProtobufTarget(before, files, message, columns)
         _protobuf_writer(argument)  # raises here, on the driver, where columns and schema do not match
         return Encoding(encode_protobuf, argument, f"Protobuf message {message}")
 

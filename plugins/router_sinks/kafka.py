@@ -35,8 +35,8 @@ TAKEN = {
     "enable.idempotence": "the promise needs it",
     "enable.gapless.guarantee": "the promise needs it",
     "transactional.id": "records are deduplicated by their headers",
-    "message.timeout.ms": "write `patience`",
-    "delivery.timeout.ms": "write `patience`",
+    "message.timeout.ms": "write `timeout`",
+    "delivery.timeout.ms": "write `timeout`",
     "allow.auto.create.topics": "write `create_topics`",
     "message.send.max.retries": "the promise needs retries without end",
     "retries": "the promise needs retries without end",
@@ -91,7 +91,7 @@ class Kafka(ApplyingSink):
     options: dict[str, SecretStr] = Field(
         default_factory=dict, description="passed to librdkafka as they are: security.protocol, sasl.password, ..."
     )
-    patience: float = Field(
+    timeout: float = Field(
         default=30.0,
         gt=0,
         le=3600,
@@ -138,7 +138,7 @@ class Kafka(ApplyingSink):
             prepared._rows(opening.events, encoding).schema  # noqa: B018 - analyses the expressions
         except (AnalysisException, ParseException) as error:
             raise StartError(str(error).strip().split("\n")[0]) from error
-        Sender(self._settings, self.patience).check()
+        Sender(self._settings, self.timeout).check()
         prepared._topics(None, trial=opening.trial)
         log.info("values for %s are written as %s", self.topic, encoding.what)
         return prepared
@@ -156,7 +156,7 @@ class Kafka(ApplyingSink):
             topics=replace(self._topics(rows), other_cluster=self.other_cluster),
             headers=tuple(self.headers),
             marks=tuple((f"{OURS}{name}", text.encode()) for name, text in marks.items()),
-            patience=self.patience,
+            timeout=self.timeout,
         )
         ordered = rows.repartition("_topic", "_partition").sortWithinPartitions(*PLACE)
         with bounded_batches(events.sparkSession):

@@ -29,6 +29,7 @@ COMMANDS = {
     "bench": ("router.cli.bench:bench", "Measure a configuration against the partitions of its topic."),
     "check": ("router.cli.check:check", "Find every mistake in a configuration."),
     "explain-table": ("router.cli.tables:explain_table", "Say what a table is, and who writes it how."),
+    "graph": ("router.cli.graph:graph", "Draw source, decoder, routes, sinks and tables."),
     "ledger": ("router.cli.tables:ledger", "Print the last batches and their balance."),
     "maintain": ("router.cli.tables:maintain", "Compact and clean tables."),
     "plugins": ("router.cli.plugins:plugins", "List decoders, rules, sinks and encoders, or show the page of one."),

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from router.delta.commit import StagedFile, TableCommit, to_delta
@@ -75,6 +76,7 @@ A replay has a row without a batch, of what it changed: more rows are `applied`,
 """
 
 
+SOURCE = ("read", "decoded", "failed", "bare", "unmatched", "lost")
 SUMMED = (
     *("matched", "landed", "refused", "dropped", "applied", "dead", "backlog", "frozen", "quarantined", "released"),
     *("parked", "in_doubt"),
@@ -247,6 +249,22 @@ def last(config: Config, batches: int) -> list[dict[str, Any]]:
         _summed(chosen),
         key=lambda row: (row["finished"], row["route"] or "", row["topic"] or "", row["partition"] or 0),
     )
+
+
+def totals(config: Config) -> dict[tuple[str | None, str | None], dict[str, int]]:
+    """Return the sums of all counts of a query, by route and sink; (None, None) are those of the source."""
+    table = Lake.at(config.lake, config.storage()).open(config.ledger)
+    if table is None:
+        return {}
+    counts = [name for name in (*SOURCE, *SUMMED) if name in {field.name for field in table.schema().fields}]
+    found: dict[tuple[str | None, str | None], dict[str, int]] = {}
+    reading = table.to_pyarrow_dataset().scanner(["route", "sink", *counts], ds.field("query") == config.name)
+    for part in reading.to_batches():
+        sums = pa.table(part).group_by(["route", "sink"]).aggregate([(name, "sum") for name in counts])
+        for row in sums.to_pylist():
+            have = found.setdefault((row["route"], row["sink"]), dict.fromkeys(counts, 0))
+            have |= {name: have[name] + (row[f"{name}_sum"] or 0) for name in counts}
+    return found
 
 
 def _summed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -182,7 +182,7 @@ class Release:
             approval.decided[query] = last, rows_of_query.frame.filter(F.col("_batch_id") <= last).count()
             write(self.store, approval)
         rows = approval.decided[query][1]
-        rows_of_query.bury(last)
+        rows_of_query.add_dead_letters(last)
         self._book(approval, query, last, {"quarantined": -rows, "refused": rows})
         rows_of_query.delete(last)
         log.info("%s: %d quarantined rows for %s are dead letters now", self.config.name, rows, approval.place.table)
@@ -293,7 +293,7 @@ class _ReleasedRows:
             for file in files if not made else ():
                 lake.delete(file.path)
 
-    def bury(self, last: int) -> None:
+    def add_dead_letters(self, last: int) -> None:
         """Append the rows of batches up to the last to the dead letters, once: as received, where bronze has them.
 
         Without bronze, or where a row's coordinates are not known, the value is the row as JSON.
