@@ -18,8 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote, quote_plus, unquote, urlsplit
+from urllib.request import getproxies_environment
 
 from requests.auth import AuthBase
 
@@ -47,8 +49,8 @@ SHORTEST_SECRET = 4
 class Credentials:
     """The credentials of a sink for its API. For the driver and all its threads; never pickled.
 
-    `headers` are those of every call, `proxy` the URL of a proxy, `seconds` and `verify` are for the token server,
-    `clock` returns seconds.
+    `headers` are those of every call, `proxy` the URL of a proxy, `seconds` is for the token server, whose TLS
+    files are relative to `folder`; `clock` returns seconds.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Credentials:
         headers: Mapping[str, Secret] | None = None,
         *,
         seconds: float = 10.0,
-        verify: bool | str = True,
+        folder: Path = Path(),
         proxy: Secret | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -67,8 +69,9 @@ class Credentials:
         self._proxies = proxies_of(_open(proxy)) if proxy is not None else None
         self._tokens: Tokens | None = None
         if auth is not None and auth.oauth is not None:
-            _open(auth.oauth.client_secret)
-            self._tokens = Tokens(auth.oauth, seconds=seconds, verify=verify, proxies=self._proxies, clock=clock)
+            tls = auth.oauth.tls.beside(folder)
+            oauth = auth.oauth.model_copy(update={"tls": tls})
+            self._tokens = Tokens(oauth, seconds=seconds, verify=tls.verify, proxies=self._proxies, clock=clock)
         self._fixed = {"headers": self._headers, "proxies": self._proxies, **_fixed(auth, self._headers)}
         self._fixed["secrets"] = self._secrets
 
@@ -129,14 +132,15 @@ def _hmac(options: Hmac) -> dict[str, Any]:
 
 def secrets_of(auth: Auth | None, proxy: Secret | None) -> list[str]:
     """Return the texts that no answer may be kept with, beside the values of headers, which are secret as well."""
-    found = [] if proxy is None else [unquote(urlsplit(_open(proxy)).password or "")]
+    proxies = {} if proxy is None else proxies_of(_open(proxy))
+    found = [unquote(urlsplit(one).password or "") for scheme, one in proxies.items() if scheme != "no"]
     if auth is None:
         return found
     given = [auth.bearer, *(one for one in auth.options.values() if isinstance(one, Secret))]
     given += [part.password for part in (auth.basic,) if part]
     given += [part.value for part in (auth.api_key,) if part]
     given += [part.key for part in (auth.hmac,) if part]
-    given += [part.client_secret for part in (auth.oauth,) if part]
+    given += auth.oauth.secrets if auth.oauth else ()
     return [*found, *(_open(one) for one in given if one is not None)]
 
 
@@ -148,8 +152,8 @@ def _open(secret: Secret) -> str:
 
 
 def proxies_of(proxy: str) -> dict[str, str]:
-    """Return a proxy as `requests` takes it."""
-    return {"http": proxy, "https": proxy}
+    """Return a proxy as `requests` takes it; or those of the environment, with `no` for hosts that have none."""
+    return getproxies_environment() if proxy == "environment" else {"http": proxy, "https": proxy}
 
 
 def apply(given: Mapping[str, Any], clock: Callable[[], float] = time.time) -> AuthBase:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import (
     CommitProperties,
@@ -32,6 +33,7 @@ from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from router.delta.lake import Lake
     from router.sinks import Widening
@@ -287,6 +289,13 @@ class StagedParts:
         new = [column for column in schema if handle and column.name not in to_arrow(handle).names]
         work = TableCommit(files[0].target, self.table, self.owner, self.batch, files, to_delta(schema))
         commit(self.lake, replace(work, added=to_delta(pa.schema(new)) if new else None), self.notes, handle)
+
+    def recent(self, columns: Sequence[str], at: str, since: datetime) -> pa.Table | None:
+        """Return rows of the table, of all batches, whose time `at` is not before `since`; None: there is no table."""
+        table = self.lake.open(self.table)
+        if table is None:
+            return None
+        return table.to_pyarrow_dataset().to_table(columns=list(columns), filter=pc.field(at) >= pa.scalar(since))
 
     def committed(self) -> bool:
         """Say whether the table has the parts of this batch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -292,3 +292,44 @@ def test_answers_without_any_status_stop_the_sink(raw: Tasks, server: Scripted, 
         with pytest.raises(StartError, match="until the configuration changes"):
             post("second")
         assert len(server.seen) > sent
+
+
+def test_a_row_that_is_always_told_to_wait_keeps_no_other_waiting(raw: Tasks, server: Scripted) -> None:
+    """Without it one row of thousands stops every sink on its host, 15 seconds at a time."""
+
+    def busy(talk: Talk) -> None:
+        while (seen := talk.request()) is not None:
+            if seen.body.endswith(ODD):
+                talk.answer(b"slow down", "429 Too Many Requests", "Retry-After: 15")
+            else:
+                talk.answer()
+
+    server.act = busy
+    job = raw.job()
+
+    sent = raw.run(replace(job, policy=replace(job.policy, elapsed=1.0)), rows(range(300)))
+
+    assert (sent.counts["delivered"], sent.counts["left"], sent.tried) == (299, 1, ['[["events", 0, 3, 3]]'])
+
+
+@pytest.mark.parametrize("compressed", [False, True], ids=["plain", "gzip"])
+def test_large_calls_are_in_flight_within_their_bytes(raw: Tasks, server: Scripted, compressed: bool) -> None:
+    """Without it a task with 64 calls of 1 MiB in flight, and four times as many ahead, takes 865 MB."""
+    large = 1 << 16
+    together = threading.Barrier(2 if compressed else 3)
+
+    def slow(talk: Talk) -> None:
+        while talk.request() is not None:
+            with suppress(threading.BrokenBarrierError):
+                together.wait(0.2)
+            talk.answer()
+
+    server.act = slow
+    batch = rows(range(24)).set_column(5, "_row", pa.array([b"x" * large] * 24))
+    job = raw.job(cut=CallSize(), client={**CLIENT, "in_flight": 8}, bytes_in_flight=7 * large)
+    form = replace(job.form, body=replace(job.form.body, compressed=compressed))
+
+    sent = raw.run(replace(job, form=form), batch)
+
+    assert sent.counts["delivered"] == 24
+    assert server.most_open == (2 if compressed else 3)

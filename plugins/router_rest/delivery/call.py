@@ -11,14 +11,17 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import uuid
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from requests import PreparedRequest, Request
 from requests.structures import CaseInsensitiveDict
 from tenacity import AsyncRetrying, retry_if_result
 
+from router_rest.delivery.batcher import values_of
 from router_rest.delivery.receipts import Settled
 from router_rest.delivery.response_status import (
     NO_STATUS,
@@ -69,6 +72,8 @@ class Headers(CaseInsensitiveDict[Any]):
         return self._store.values()
 
 
+KEYS = uuid.UUID("6a5f2c1e-8f0b-5d53-9d0e-6f1f7c3b2a10")
+"""The namespace of idempotency keys."""
 MOST_KEPT = 1024
 """Prepared requests that are kept: where URLs are made of data there may be as many as rows."""
 
@@ -77,7 +82,8 @@ MOST_KEPT = 1024
 class RequestForm:
     """What all requests of a sink have in common; it is pickled to tasks.
 
-    `url`: empty where rows name theirs. `key_header` carries the idempotency key, where there is one.
+    `url`: empty where rows name theirs. `key_header` carries the idempotency key, where there is one of our own.
+    `named` are the headers whose values rows name, with `row_key` the last one the idempotency key.
     """
 
     method: str
@@ -85,6 +91,14 @@ class RequestForm:
     headers: Mapping[str, str]
     body: Body
     key_header: str | None = None
+    named: tuple[str, ...] = ()
+    row_key: bool = False
+
+    def key(self, call: Call, name: str, owner: bytes) -> str | None:
+        """Return the idempotency key of a call; None: it has none. `name` is that of the call, `owner` its sink's."""
+        if self.key_header is not None:
+            return str(uuid.uuid5(KEYS, f"{owner.decode()} {name}"))
+        return values_of(call.url)[-1] if self.row_key else None
 
 
 @dataclass
@@ -96,7 +110,7 @@ class RequestBuilder:
 
     def request(self, url: str, body: bytes, key: str) -> PreparedRequest:
         """Return the request of a call. Raises ValueError for an invalid URL."""
-        base = self._base(url or self.form.url)
+        base = self._base(url)
         request = PreparedRequest()
         request.method, request.url = base.method, base.url
         request.headers = Headers.of(base.headers)
@@ -112,8 +126,10 @@ class RequestBuilder:
         if found is None:
             if len(self._prepared) >= MOST_KEPT:
                 self._prepared.popitem(last=False)
-            headers = {**self.form.body.headers, **self.form.headers}
-            found = self._prepared[url] = Request(self.form.method, url, headers=headers).prepare()
+            target, *values = url.split("\n")
+            named = dict(zip(self.form.named, values, strict=True))
+            headers = {**self.form.body.headers, **self.form.headers, **named}
+            found = self._prepared[url] = Request(self.form.method, target or self.form.url, headers=headers).prepare()
             found.headers = Headers.of(found.headers)
         return found
 
@@ -259,7 +275,8 @@ class Classifier:
         `hide` masks secrets: an API may show all that it was sent.
         """
         status = answer.status
-        meant = action_for(status, doubt=bool(call.doubtful), url_of_data=bool(call.url), again=self.policy.again)
+        of_data = bool(call.url.partition("\n")[0])
+        meant = action_for(status, doubt=bool(call.doubtful), url_of_data=of_data, again=self.policy.again)
         attempt = Attempt(meant, "", status, answer.seconds, hide(answer.body))
         if doubtful(status) or answer.resent:
             call.doubtful = frozenset(call.offsets)
@@ -396,11 +413,12 @@ class Delivery:
 
     async def _sent(self, call: Call, body: bytes, key: str) -> Attempt:
         try:
-            request = self.builder.request(call.url, body, key)
+            request = self.builder.request(call.url, body, self.builder.form.key(call, key, self.owner) or "")
         except ValueError:
             return Attempt(Action.REFUSED, "its URL is none")
         await self.lease.token(len(call))
         saw: dict[str, Any] = {"status": None, "ok": False, "throttled": False}
+        name = crc32(b"%d/%d" % (call.partition, call.offsets[0]))
         try:
             authorised = self.login.auth(request)
             mask = self.login.mask  # before the wait: others may get new credentials meanwhile
@@ -416,7 +434,7 @@ class Delivery:
             call.doubtful = frozenset(call.offsets)
             raise
         finally:
-            self.lease.saw(**saw)  # once for each token, whatever happens: it counts what is in flight
+            self.lease.saw(**saw, call=name)  # once for each token, whatever happens: it counts what is in flight
         call.attempts += 1
         return attempt
 
@@ -481,9 +499,9 @@ class Delivery:
 
     def _settle(self, call: Call, status: Any, attempt: Attempt, key: str, reason: str | None = None) -> None:
         if len(call):
-            name = None if self.builder.form.key_header is None else key
+            own = self.builder.form.key(call, key, self.owner)
             self.settle(
-                Settled(call, status, self.clock(), attempt.status, attempt.seconds, attempt.body, key, name, reason)
+                Settled(call, status, self.clock(), attempt.status, attempt.seconds, attempt.body, key, own, reason)
             )
 
 

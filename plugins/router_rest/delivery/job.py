@@ -145,9 +145,10 @@ def _settled(job: TaskJob, call: Call, reason: str, status: Status) -> Settled:
     """Return the parked rows of a call; drop their values, which are not needed any more."""
     if call.rows == [b""]:  # no call can be made of it
         return Settled(call, status, time.time(), reason=reason)
-    name = call.id(job.form.body.join(call.rows), job.owner.name.encode())
-    call.rows = [b""] * len(call)
-    return Settled(call, status, time.time(), id=name, key=name if job.form.key_header else None, reason=reason)
+    owner = job.owner.name.encode()
+    name = call.id(job.form.body.join(call.rows), owner)
+    call.drop_rows()
+    return Settled(call, status, time.time(), id=name, key=job.form.key(call, name, owner), reason=reason)
 
 
 def _counted(rows: int) -> pa.RecordBatch:

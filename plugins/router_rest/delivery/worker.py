@@ -227,7 +227,7 @@ class TaskJob:
 
     `client`: the arguments of HttpClient. `authorise` turns what the driver gives into an `AuthBase`. A task gives up
     when more than `dead_at_most` of its rows are refused, for then it is not the rows that are wrong.
-    `responses` lands the answers, before their receipts.
+    `responses` lands the answers, before their receipts. Its calls take about `bytes_in_flight` of memory.
     """
 
     owner: Owner
@@ -241,11 +241,12 @@ class TaskJob:
     authorise: Callable[[Mapping[str, Any]], AuthBase]
     dead_at_most: int
     responses: Responses | None = None
+    bytes_in_flight: int = 64 << 20
 
     @property
     def reader(self) -> RowReader:
         """Return what reads rows."""
-        return RowReader(self.encoding, self.form.body, urls=not self.form.url)
+        return RowReader(self.encoding, self.form.body, urls=not self.form.url, values=bool(self.form.named))
 
     @property
     def in_flight(self) -> int:
@@ -351,7 +352,8 @@ class TaskWorker:
 
     def __post_init__(self) -> None:
         job = self.job
-        self._queue = CallQueue(job.in_flight * _AHEAD)
+        times = 3 if job.form.body.compressed else 2
+        self._queue = CallQueue(job.in_flight * _AHEAD, job.bytes_in_flight, times)
         self._receipts = ReceiptWriter(job.parts, job.owner, job.responses)
         self._feeder = Feeder(
             Batcher(job.cut),
@@ -419,9 +421,12 @@ class TaskWorker:
         while (call := await self._queue.take()) is not None:
             self.counts["calls"] += 1
             left = await self._delivery.deliver(call)
-            if left:
-                self._left += left
+            for one in left:
+                one.drop_rows()
+            self._left += left
             self._queue.finished(call, whole=not left)
+            if self._receipts.size > self.job.bytes_in_flight // 4:
+                await self._receipts.flush()
             if self._delivery.ending.is_set():
                 wrong = self._delivery.wrong
                 self._end("wrong" if wrong else "away", wrong or self._delivery.why)
@@ -429,6 +434,8 @@ class TaskWorker:
     def _settle(self, settled: Settled) -> None:
         """Take rows that are done with. Those that are dead get their receipts when the whole batch may have them."""
         self.counts[settled.status] += len(settled.call)
+        if self.job.responses is None:
+            settled.call.drop_rows()
         if settled.status != "dead":
             self._receipts.settle(settled)
             return

@@ -67,6 +67,7 @@ class LeaseServer:
         self._numbers = count(1)
         self._refused: set[str] = set()
         self._set_aside: dict[str, float] = {}
+        self._counted: set[tuple[str, str]] = set()
 
     def start(self) -> LeaseServer:
         """Listen. Raises OSError when the address is not one of this machine."""
@@ -119,6 +120,13 @@ class LeaseServer:
                 self._ask(lambda: self._succeed(self._limits[limit], sessions))
             self._sinks[sink] = AdmittedSink(limit, credentials, stop)
         return ServerAddress(self._host, self._port, limit, self._secret)
+
+    def first_of(self, sink: str, limit: str) -> bool:
+        """Say whether a sink has not been counted under a limit yet; it is from now on."""
+        with self._lock:
+            known = (sink, limit) in self._counted
+            self._counted.add((sink, limit))
+            return not known
 
     def dismiss(self, sink: str) -> None:
         """Admit no more tasks of a sink. What its limit has counted is kept."""
