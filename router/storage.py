@@ -121,6 +121,9 @@ class Files(Protocol):
     def stamp(self, path: str) -> str | None:
         """Return what changes whenever a file is written, or None where there is none."""
 
+    def stamps(self, folder: str, after: str) -> dict[str, str]:
+        """Return the stamps of the files in a folder whose paths come after another one."""
+
     def delete(self, paths: Iterable[str]) -> None:
         """Delete files, those that are there."""
 
@@ -175,6 +178,10 @@ class LocalFiles:
             return str(Path(self.root, path).stat().st_mtime_ns)
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def stamps(self, folder: str, after: str) -> dict[str, str]:
+        found = (f"{folder}/{entry.name}" for entry in Path(self.root, folder).iterdir())
+        return {path: self.stamp(path) or "" for path in sorted(found) if path > after}
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
@@ -248,6 +255,11 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
                 return str(_obstore().head(self.store, path)["e_tag"])
         except FileNotFoundError:
             return None
+
+    def stamps(self, folder: str, after: str) -> dict[str, str]:
+        with failures():
+            chunks = _obstore().list(self.store, folder, offset=after, chunk_size=1000)
+            return {one["path"]: str(one["e_tag"]) for chunk in chunks for one in chunk}
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from deltalake import Schema
 from deltalake.exceptions import DeltaError
 
+from router.delta.log_tail import LogTail
 from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class TableCache:
 
     def _renewed(self, name: str, cached: CachedTable) -> CachedTable | None:
         """Return a cached table at its newest version; None where the table of that name is another one by now."""
+        if isinstance(cached.table, LogTail):
+            return cached if cached.table.renewed() else None
         if cached.written is None or cached.written != self._written(name, cached.table):
             return None
         before = cached.table.version()
@@ -103,6 +106,9 @@ class TableCache:
         table = self.lake.open(name)
         if table is None:
             return None
+        if not self.lake.local:  # no commit is half there, and every look at one is a request
+            tail = LogTail.of(self.lake, name, table)
+            return CachedTable(cast("DeltaTable", tail), None, table.get_add_actions().num_rows)
         check_log(self.lake, name, table.version())
         return CachedTable(table, self._written(name, table), table.get_add_actions().num_rows)
 
@@ -214,7 +220,12 @@ def unreadable(name: str, error: Exception) -> TableError:
 
 
 def check_log(lake: Lake, name: str, version: int) -> None:
-    """Raise TableError where one of the newest files of a table's log is empty: what it committed is lost."""
+    """Raise TableError where one of the newest files of a table's log is empty: what it committed is lost.
+
+    In an object store a file is there whole or not at all.
+    """
+    if not lake.local:
+        return
     newest = range(max(0, version + 1 - LOOKED_AT), version + 1)
     paths = [f"{name.replace('.', '/')}/_delta_log/{number:020}.json" for number in newest]
     if empty := [info.base_name for info in lake.files.get_file_info(paths) if info.is_file and info.size == 0]:

@@ -11,6 +11,7 @@ import pytest
 from deltalake import write_deltalake
 from pyarrow import fs
 
+from benchmarks.s3_server import Fault
 from router import storage
 from router.delta.commit import TableCommit, commit, to_delta
 from router.delta.lake import Lake
@@ -18,7 +19,7 @@ from router.delta.parquet_writer import Staging
 from router.errors import StartError
 
 if TYPE_CHECKING:
-    from benchmarks.s3_server import Request, S3Server
+    from benchmarks.s3_server import S3Server
 
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64()), "name": ["a", "b"]})
 
@@ -139,11 +140,7 @@ def test_a_store_travels_to_executors(bucket: Lake) -> None:
 
 def test_faults_of_the_store_are_those_of_a_disk(bucket: Lake, server: S3Server) -> None:
     """Without it an outage of the storage stops a stream for good, or a key of it stands in a log."""
-
-    def refused(request: Request) -> tuple[str, bytes] | None:
-        return ("403 Forbidden", b"<Error><Code>AccessDenied</Code></Error>") if "denied" in request.path else None
-
-    server.fault = refused
+    server.fail(Fault("*", "denied", "403 Forbidden", times=9))
     with pytest.raises(PermissionError) as caught:
         bucket.read("denied")
     assert "hush-hush" not in str(caught.value)
@@ -151,21 +148,16 @@ def test_faults_of_the_store_are_those_of_a_disk(bucket: Lake, server: S3Server)
 
 def test_a_failure_that_passes_is_tried_again(bucket: Lake, server: S3Server) -> None:
     """Without it one slow answer of a store fails a batch."""
-    answers = [("503 Slow Down", b"<Error><Code>SlowDown</Code></Error>"), ("500 Internal Server Error", b""), None]
-
-    def failing(request: Request) -> tuple[str, bytes] | None:
-        if "flaky" not in request.path or not answers:
-            return None
-        answer = answers.pop(0)
-        if answer is None:
-            raise ConnectionResetError
-        return answer
-
-    server.fault = failing
+    server.fail(
+        Fault("PUT", "flaky", "503 Slow Down"),
+        Fault("PUT", "flaky", "500 Internal Server Error"),
+        Fault("PUT", "flaky"),
+        Fault("GET", "flaky", "503 Slow Down", seconds=0.5),
+    )
     bucket.write("flaky", b"whole")
 
     assert bucket.read("flaky") == b"whole"
-    assert not answers
+    assert not server.faults_left()
 
 
 def test_options_that_only_delta_rs_knows_do_not_matter(server: S3Server) -> None:
