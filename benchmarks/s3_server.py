@@ -38,6 +38,7 @@ class Fault:
     """What happens to the next requests of a method whose path contains a text.
 
     `answer` is a status line; none cuts the connection. `done`: the request is carried out all the same.
+    `unconditional`: nothing happens but that its conditions are ignored.
     """
 
     method: str
@@ -46,6 +47,7 @@ class Fault:
     times: int = 1
     done: bool = False
     seconds: float = 0.0
+    unconditional: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,9 @@ class _Application:
             self.requests.append((environ["REQUEST_METHOD"], path, environ.get("QUERY_STRING", "")))
             fault = self._due(environ["REQUEST_METHOD"], path)
         if fault is None:
+            return self.moto(environ, start_response)
+        if fault["unconditional"]:
+            environ.pop("HTTP_IF_NONE_MATCH", None)
             return self.moto(environ, start_response)
         time.sleep(fault["seconds"])
         if fault["done"]:

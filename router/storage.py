@@ -14,9 +14,11 @@ options, and it writes a file only if none is there yet, which pyarrow's own cli
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
@@ -99,6 +101,33 @@ def for_spark(place: str, options: Mapping[str, str]) -> str:
     return place
 
 
+def hadoop_settings(place: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return what Spark's own file systems must know to reach a place with these options; secrets are among it."""
+    given, scheme = _lower(options), place.partition("://")[0]
+    if SCHEMES.get(scheme) == "s3":
+        found = {f"fs.s3a.{name}": given.get(option) for name, option in S3A.items()}
+        if endpoint := given.get("aws_endpoint_url"):
+            plain = given.get("aws_virtual_hosted_style_request", "false") != "true"
+            found |= {"fs.s3a.path.style.access": str(plain).lower()}
+            found |= {"fs.s3a.connection.ssl.enabled": str(not endpoint.startswith("http://")).lower()}
+    elif SCHEMES.get(scheme) == "azure":
+        host = for_spark(place, options).partition("@")[2].partition("/")[0]
+        found = {f"fs.azure.account.key.{host}": given.get("azure_storage_account_key")}
+    else:
+        found = {}
+    return {name: value for name, value in found.items() if value}
+
+
+S3A = {
+    "access.key": "aws_access_key_id",
+    "secret.key": "aws_secret_access_key",
+    "session.token": "aws_session_token",
+    "endpoint": "aws_endpoint_url",
+    "endpoint.region": "aws_region",
+}
+"""Names of Hadoop's s3a for options that delta-rs and obstore know."""
+
+
 class Files(Protocol):
     """What both kinds of storage do; paths are relative to the place."""
 
@@ -129,6 +158,31 @@ class Files(Protocol):
 
     def sync(self, path: str) -> None:
         """Return when a closed file, and its name, survive a power cut."""
+
+
+def probe(place: str, options: Mapping[str, str]) -> None:
+    """Raise StartError where a place does not keep a file that is there from one that is created in its stead.
+
+    Two writers of one commit would both believe that it is theirs. Mounted buckets are like that, and stores that do
+    not know conditional writes. What else is wrong with a folder, a full disk for one, passes: the run waits for it.
+    """
+    files, path = files_at(place, options), f"_router/probe-{uuid.uuid4().hex}"
+    try:
+        written = [files.create(path, content) is not None for content in (b"1", b"2")]
+        alike = written == [True, False] and files.read(path) == b"1"
+        files.delete([path])
+    except OSError as error:
+        if not is_local(place):
+            raise StartError(f"{place} cannot be written: {first_line(error)}") from None
+        alike = error.errno not in NO_LINKS
+    if not alike:
+        what = "the folder is a mounted bucket, or on a file system without hard links; give the bucket's own address"
+        if not is_local(place):
+            what = "the store ignores If-None-Match; take one, or a version of it, that has conditional writes"
+        raise StartError(f"{place} cannot hold a lake: a file there can be replaced by one that is created: {what}")
+
+
+NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 def files_at(place: str, options: Mapping[str, str]) -> Files:
@@ -164,7 +218,7 @@ class LocalFiles:
         except FileExistsError:
             return None
         finally:
-            unfinished.unlink()
+            unfinished.unlink(missing_ok=True)
         return self.stamp(path)
 
     def replace(self, path: str, content: bytes, stamp: str) -> str | None:

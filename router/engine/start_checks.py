@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
+from router import storage
 from router.delta.commit import to_arrow
 from router.delta.table_cache import THREADS
 from router.engine import source
@@ -209,6 +210,18 @@ def begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, acc
     if config.source.kafka is None:
         raise StartError("only a Kafka source can go on from the ledger; restore the checkpoint")
     return source.completed(spark, config.source.kafka, resume(lake, config.ledger, config.name))
+
+
+def reach(spark: SparkSession, place: Lake) -> None:
+    """Try a place, and let Spark's own file systems reach it with the rights of the router. Raises StartError.
+
+    The settings hold secrets: they go where no page of Spark and no plan shows them.
+    """
+    storage.probe(place.root, place.options)
+    settings = storage.hadoop_settings(place.root, place.options)
+    hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration() if settings else None
+    for name, value in settings.items():
+        hadoop.set(name, value)
 
 
 def try_parts_on_executors(spark: SparkSession, registry: Registry, config: Config) -> None:

@@ -29,7 +29,7 @@ from router.engine.quarantine.release import Release
 from router.engine.retryable_errors import Outage, passing, says_lost
 from router.engine.run_lock import alone
 from router.engine.session import alive, quiet_failures, quiet_gateway
-from router.engine.start_checks import begin, try_parts_on_executors
+from router.engine.start_checks import begin, reach, try_parts_on_executors
 from router.errors import SessionLost, first_line
 from router.parts import BatchReport, Preparation
 
@@ -97,6 +97,8 @@ def run(
 def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOptions) -> list[BatchReport]:
     config = loaded.config
     lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
+    for place in (lake, checkpoint):
+        reach(spark, place)
     with alone(checkpoint, config.name, options.stop.set):
         CheckpointStore(checkpoint).begin()
         since = begin(spark, lake, checkpoint, config, options.accept)
