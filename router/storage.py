@@ -21,7 +21,7 @@ import re
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import unquote, urlsplit
@@ -103,7 +103,7 @@ def for_spark(place: str, options: Mapping[str, str]) -> str:
 
 def hadoop_settings(place: str, options: Mapping[str, str]) -> dict[str, str]:
     """Return what Spark's own file systems must know to reach a place with these options; secrets are among it."""
-    given, scheme = _lower(options), place.partition("://")[0]
+    given, scheme = _lower(for_delta(place, options) or {}), place.partition("://")[0]
     if SCHEMES.get(scheme) == "s3":
         found = {f"fs.s3a.{name}": given.get(option) for name, option in S3A.items()}
         if endpoint := given.get("aws_endpoint_url"):
@@ -348,7 +348,7 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
                 return _file_info(_obstore().head(self.store, path))
         except FileNotFoundError:
             with failures():
-                inside = next(iter(_obstore().list(self.store, path, chunk_size=1)), [])
+                inside: Any = next(iter(_obstore().list(self.store, path, chunk_size=1)), [])
             return fs.FileInfo(path, fs.FileType.Directory if inside else fs.FileType.NotFound)
 
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
@@ -519,21 +519,41 @@ def _configured(kind: Any, root: str, bucket: str, prefix: str | None, given: di
             raise StartError(f"{root}: its storage_options cannot be used: {_said(error)}") from None
 
 
-def _boto3(root: str, given: dict[str, str], aws_profile: str | None, aws_iam_role_arn: str | None) -> Any:
+def for_delta(place: str, options: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the options that delta-rs takes: it knows no profiles, so it gets the keys that belong to one just now."""
+    if is_local(place) or SCHEMES[place.partition("://")[0]] != "s3":
+        return dict(options) or None
+    given = _lower(options)
+    role = {name: given.pop(name, None) for name in ("aws_profile", "aws_iam_role_arn")}
+    provider = _boto3(place, given, **role)
+    if provider is None:
+        return dict(options) or None
+    keys = provider()
+    found = {"aws_access_key_id": keys["access_key_id"], "aws_secret_access_key": keys["secret_access_key"]}
+    found |= {"aws_session_token": keys["token"]} if keys.get("token") else {}
+    return {**given, **found}
+
+
+def _boto3(root: str, given: Mapping[str, str], aws_profile: str | None, aws_iam_role_arn: str | None) -> Any:
     """Return who asks for credentials where a profile or a role is named; None where keys or the machine say it."""
     profile = aws_profile or os.environ.get("AWS_PROFILE")
     if "aws_access_key_id" in given or not (profile or aws_iam_role_arn):
         return None
+    return _provider(root, profile, aws_iam_role_arn, given.get("aws_region"))
+
+
+@cache
+def _provider(root: str, profile: str | None, role: str | None, region: str | None) -> Any:
     try:
-        import boto3  # noqa: PLC0415 - few need it
+        import boto3  # type: ignore[import-untyped]  # noqa: PLC0415 - few need it
         from obstore.auth.boto3 import Boto3CredentialProvider, StsCredentialProvider  # noqa: PLC0415
     except ImportError:
         raise StartError(
             f"{root}: a profile or a role needs boto3; install spark-event-router[aws], or name keys in storage_options"
         ) from None
-    session = boto3.Session(profile_name=profile, region_name=given.get("aws_region"))
-    if aws_iam_role_arn:
-        return StsCredentialProvider(session, RoleArn=aws_iam_role_arn, RoleSessionName="spark-event-router")
+    session = boto3.Session(profile_name=profile, region_name=region)
+    if role:
+        return StsCredentialProvider(session, RoleArn=role, RoleSessionName="spark-event-router")
     return Boto3CredentialProvider(session)
 
 

@@ -51,6 +51,11 @@ class Lake:
         return storage.files_at(self.root, self.options)
 
     @property
+    def delta_options(self) -> dict[str, str] | None:
+        """Return the options as delta-rs takes them; they hold secrets."""
+        return storage.for_delta(self.root, self.options)
+
+    @property
     def files(self) -> fs.FileSystem:
         """Return the same files as Arrow's file system."""
         return self.store.arrow
@@ -58,7 +63,7 @@ class Lake:
     def open(self, table: str) -> DeltaTable | None:
         """Return the Delta table of that name, or None where there is none."""
         try:
-            return DeltaTable(self.address(table), storage_options=self.options or None)
+            return DeltaTable(self.address(table), storage_options=self.delta_options)
         except TableNotFoundError:
             return None
 

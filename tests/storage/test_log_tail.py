@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 
 from benchmarks.s3_server import Fault
 from router.delta.commit import TableCommit, commit, to_delta
+from router.delta.lake import Lake
 from router.delta.log_tail import LogTail
 from router.delta.parquet_writer import Staging
 from router.delta.table_cache import TableCache
 from router.errors import TableError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from benchmarks.s3_server import S3Server
-    from router.delta.lake import Lake
 
 TABLE = "silver.uno"
 SCHEMA = pa.schema([("batch", pa.int64())])
@@ -153,19 +156,37 @@ def test_what_is_no_append_is_done_on_the_newest_version(bucket: Lake) -> None:
 
 def test_a_feature_that_an_append_must_say_something_for_is_left_to_delta_rs(bucket: Lake) -> None:
     """Without it a reader of commit times reads nonsense."""
-    DeltaTable.create(
-        bucket.address(TABLE),
-        SCHEMA,
-        configuration={"delta.enableInCommitTimestamps": "true"},
-        storage_options=bucket.options,
-        raise_if_key_not_exists=False,
-    )
-    handle: Any = TableCache(bucket).open([TABLE])[TABLE]
-    if "inCommitTimestamp" in (handle.protocol().writer_features or ()):
-        assert not handle.appends
+    cache = TableCache(bucket)
+    take(cache, 0)
+    handle: Any = cache.open([TABLE])[TABLE]
+    asked = handle.protocol()._replace(min_writer_version=7, writer_features=["inCommitTimestamp"])
+
+    assert handle.appends
+    handle.opened = SimpleNamespace(protocol=lambda: asked, version=handle.opened.version)
+    assert not handle.appends
 
 
 def _below(folder: str) -> Any:
     from pyarrow import fs
 
     return fs.FileSelector(folder, recursive=True)
+
+
+@pytest.mark.parametrize("named", ["variable", "option"])
+def test_a_profile_has_the_rights(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """Without it keys stand in a configuration, or files are reached and tables are not."""
+    (tmp_path / "credentials").write_text("[work]\naws_access_key_id = me\naws_secret_access_key = hush\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    options = {name: value for name, value in server.options.items() if "key" not in name}
+    if named == "variable":
+        monkeypatch.setenv("AWS_PROFILE", "work")
+    else:
+        options["aws_profile"] = "work"
+    lake = Lake.at(f"s3://lake/profile-{named}", options)
+
+    assert take(TableCache(lake), 0)
+    assert batches(lake) == [0]
+    assert lake.delta_options
+    assert lake.delta_options["aws_access_key_id"] == "me"
