@@ -160,6 +160,13 @@ def to_spark_type(kind: pa.DataType) -> DataType:
 # ---- Delta on Spark
 
 
+def set_hadoop(spark: SparkSession, settings: Mapping[str, str]) -> None:
+    """Set what Hadoop's file systems read; unlike the settings of a session it is shown nowhere."""
+    hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
+    for name, value in settings.items():
+        hadoop.set(name, value)
+
+
 def delta_snapshot(spark: SparkSession, address: str) -> Any:
     """Return the newest snapshot of a Delta table as Delta on Spark has it; None where there is no table."""
     classes: Any = jvm(spark)

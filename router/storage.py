@@ -14,12 +14,14 @@ options, and it writes a file only if none is there yet, which pyarrow's own cli
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import unquote, urlsplit
@@ -99,6 +101,33 @@ def for_spark(place: str, options: Mapping[str, str]) -> str:
     return place
 
 
+def hadoop_settings(place: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return what Spark's own file systems must know to reach a place with these options; secrets are among it."""
+    given, scheme = _lower(for_delta(place, options) or {}), place.partition("://")[0]
+    if SCHEMES.get(scheme) == "s3":
+        found = {f"fs.s3a.{name}": given.get(option) for name, option in S3A.items()}
+        if endpoint := given.get("aws_endpoint_url"):
+            plain = given.get("aws_virtual_hosted_style_request", "false") != "true"
+            found |= {"fs.s3a.path.style.access": str(plain).lower()}
+            found |= {"fs.s3a.connection.ssl.enabled": str(not endpoint.startswith("http://")).lower()}
+    elif SCHEMES.get(scheme) == "azure":
+        host = for_spark(place, options).partition("@")[2].partition("/")[0]
+        found = {f"fs.azure.account.key.{host}": given.get("azure_storage_account_key")}
+    else:
+        found = {}
+    return {name: value for name, value in found.items() if value}
+
+
+S3A = {
+    "access.key": "aws_access_key_id",
+    "secret.key": "aws_secret_access_key",
+    "session.token": "aws_session_token",
+    "endpoint": "aws_endpoint_url",
+    "endpoint.region": "aws_region",
+}
+"""Names of Hadoop's s3a for options that delta-rs and obstore know."""
+
+
 class Files(Protocol):
     """What both kinds of storage do; paths are relative to the place."""
 
@@ -121,11 +150,39 @@ class Files(Protocol):
     def stamp(self, path: str) -> str | None:
         """Return what changes whenever a file is written, or None where there is none."""
 
+    def stamps(self, folder: str, after: str) -> dict[str, str]:
+        """Return the stamps of the files in a folder whose paths come after another one."""
+
     def delete(self, paths: Iterable[str]) -> None:
         """Delete files, those that are there."""
 
     def sync(self, path: str) -> None:
         """Return when a closed file, and its name, survive a power cut."""
+
+
+def probe(place: str, options: Mapping[str, str]) -> None:
+    """Raise StartError where a place does not keep a file that is there from one that is created in its stead.
+
+    Two writers of one commit would both believe that it is theirs. Mounted buckets are like that, and stores that do
+    not know conditional writes. What else is wrong with a folder, a full disk for one, passes: the run waits for it.
+    """
+    files, path = files_at(place, options), f"_router/probe-{uuid.uuid4().hex}"
+    try:
+        written = [files.create(path, content) is not None for content in (b"1", b"2")]
+        alike = written == [True, False] and files.read(path) == b"1"
+        files.delete([path])
+    except OSError as error:
+        if not is_local(place):
+            raise StartError(f"{place} cannot be written: {first_line(error)}") from None
+        alike = error.errno not in NO_LINKS
+    if not alike:
+        what = "the folder is a mounted bucket, or on a file system without hard links; give the bucket's own address"
+        if not is_local(place):
+            what = "the store ignores If-None-Match; take one, or a version of it, that has conditional writes"
+        raise StartError(f"{place} cannot hold a lake: a file there can be replaced by one that is created: {what}")
+
+
+NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 def files_at(place: str, options: Mapping[str, str]) -> Files:
@@ -163,7 +220,7 @@ class LocalFiles:
         except FileExistsError:
             return None
         finally:
-            unfinished.unlink()
+            unfinished.unlink(missing_ok=True)
         _sync(unfinished.parent)
         return self.stamp(path)
 
@@ -178,6 +235,10 @@ class LocalFiles:
             return str(Path(self.root, path).stat().st_mtime_ns)
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def stamps(self, folder: str, after: str) -> dict[str, str]:
+        found = (f"{folder}/{entry.name}" for entry in Path(self.root, folder).iterdir())
+        return {path: self.stamp(path) or "" for path in sorted(found) if path > after}
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
@@ -255,6 +316,11 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
                 return str(_obstore().head(self.store, path)["e_tag"])
         except FileNotFoundError:
             return None
+
+    def stamps(self, folder: str, after: str) -> dict[str, str]:
+        with failures():
+            chunks = _obstore().list(self.store, folder, offset=after, chunk_size=1000)
+            return {one["path"]: str(one["e_tag"]) for chunk in chunks for one in chunk}
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
@@ -460,11 +526,31 @@ def _configured(kind: Any, root: str, bucket: str, prefix: str | None, given: di
             raise StartError(f"{root}: its storage_options cannot be used: {_said(error)}") from None
 
 
-def _boto3(root: str, given: dict[str, str], aws_profile: str | None, aws_iam_role_arn: str | None) -> Any:
+def for_delta(place: str, options: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the options that delta-rs takes: it knows no profiles, so it gets the keys that belong to one just now."""
+    if is_local(place) or SCHEMES[place.partition("://")[0]] != "s3":
+        return dict(options) or None
+    given = _lower(options)
+    role = {name: given.pop(name, None) for name in ("aws_profile", "aws_iam_role_arn")}
+    provider = _boto3(place, given, **role)
+    if provider is None:
+        return dict(options) or None
+    keys = provider()
+    found = {"aws_access_key_id": keys["access_key_id"], "aws_secret_access_key": keys["secret_access_key"]}
+    found |= {"aws_session_token": keys["token"]} if keys.get("token") else {}
+    return {**given, **found}
+
+
+def _boto3(root: str, given: Mapping[str, str], aws_profile: str | None, aws_iam_role_arn: str | None) -> Any:
     """Return who asks for credentials where a profile or a role is named; None where keys or the machine say it."""
     profile = aws_profile or os.environ.get("AWS_PROFILE")
     if "aws_access_key_id" in given or not (profile or aws_iam_role_arn):
         return None
+    return _provider(root, profile, aws_iam_role_arn, given.get("aws_region"))
+
+
+@cache
+def _provider(root: str, profile: str | None, role: str | None, region: str | None) -> Any:
     try:
         import boto3  # type: ignore[import-untyped]  # noqa: PLC0415 - few need it
         from obstore.auth.boto3 import Boto3CredentialProvider, StsCredentialProvider  # noqa: PLC0415
@@ -472,9 +558,9 @@ def _boto3(root: str, given: dict[str, str], aws_profile: str | None, aws_iam_ro
         raise StartError(
             f"{root}: a profile or a role needs boto3; install spark-event-router[aws], or name keys in storage_options"
         ) from None
-    session = boto3.Session(profile_name=profile, region_name=given.get("aws_region"))
-    if aws_iam_role_arn:
-        return StsCredentialProvider(session, RoleArn=aws_iam_role_arn, RoleSessionName="spark-event-router")
+    session = boto3.Session(profile_name=profile, region_name=region)
+    if role:
+        return StsCredentialProvider(session, RoleArn=role, RoleSessionName="spark-event-router")
     return Boto3CredentialProvider(session)
 
 

@@ -22,6 +22,7 @@ from pydantic import (
 
 from router.parts import Decoder, Rule
 from router.sinks import ApplyingSink, Sink, TableSink
+from router.storage import normalized
 from router.table_names import BronzeTables
 from router.table_options import TableOptions
 
@@ -70,6 +71,11 @@ def _moment(text: str) -> str:
     return text
 
 
+def _place(text: str) -> str:
+    normalized(text)
+    return text
+
+
 def _debug(place: str) -> str:
     """Return the place beside another one; within it where it is a whole bucket."""
     place = place.rstrip("/")
@@ -82,6 +88,7 @@ HyphenedName = Annotated[str, StringConstraints(pattern=HYPHENED_PATTERN)]
 TableName = Annotated[str, StringConstraints(pattern=TABLE_PATTERN)]
 BronzeName = Annotated[str, StringConstraints(pattern=BRONZE_PATTERN)]
 Interval = Annotated[str, AfterValidator(_interval)]
+Place = Annotated[str, AfterValidator(_place)]
 Moment = Annotated[str, AfterValidator(_moment)]
 
 
@@ -246,9 +253,9 @@ class Config(Model):
     """One router: a source, a decoder, routes and where everything goes."""
 
     name: HyphenedName
-    lake: str = Field(description="folder or URI; the table layer.table lives at lake/layer/table")
+    lake: Place = Field(description="folder or URI; the table layer.table lives at lake/layer/table")
     storage_options: dict[str, SecretStr] = Field(default_factory=dict)
-    checkpoint: str | None = Field(default=None, description="default: LAKE/_router/NAME")
+    checkpoint: Place | None = Field(default=None, description="default: LAKE/_router/NAME")
     source: Source
     decode: Decoder
     bronze: Annotated[Bronze, BeforeValidator(_bronze, json_schema_input_type=BronzeName | Bronze)] | None = Field(

@@ -29,6 +29,7 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 from pyarrow import fs
 
 from router.delta.file_statistics import statistics
+from router.delta.log_tail import LogTail, newest
 from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
@@ -138,6 +139,8 @@ def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTab
             return _create(lake, work, actions, properties)
         if is_committed(handle, work):
             return False
+        if isinstance(handle, LogTail) and handle.appends and not work.added:
+            return handle.append(actions, (work.app_id, work.version), notes)
         if work.added:
             add_columns(handle, work.added)
         handle.create_write_transaction(
@@ -173,14 +176,14 @@ def _create(lake: Lake, work: TableCommit, actions: list[AddAction], properties:
         name=made_as(work.table),
         configuration=PROPERTIES,
         commit_properties=properties,
-        storage_options=lake.options or None,
+        storage_options=lake.delta_options,
     )
     return True
 
 
 def add_columns(table: DeltaTable, added: str) -> None:
     """Add columns and nested fields in one commit of their own; those already there change nothing."""
-    empty = to_arrow_schema(added).empty_table()
+    empty, table = to_arrow_schema(added).empty_table(), newest(table)
     hooks = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
     write_deltalake(table, empty, mode="append", schema_mode="merge", post_commithook_properties=hooks)
     table.update_incremental()

@@ -57,6 +57,11 @@ class Lake:
         return storage.files_at(self.root, self.options)
 
     @property
+    def delta_options(self) -> dict[str, str] | None:
+        """Return the options as delta-rs takes them; they hold secrets."""
+        return storage.for_delta(self.root, self.options)
+
+    @property
     def files(self) -> fs.FileSystem:
         """Return the same files as Arrow's file system."""
         return self.store.arrow
@@ -68,7 +73,7 @@ class Lake:
         for a commit that changed nothing, and what it had committed would be lost, or come twice.
         """
         try:
-            found = DeltaTable(self.address(table), storage_options=self.options or None)
+            found = DeltaTable(self.address(table), storage_options=self.delta_options)
         except TableNotFoundError:
             return None
         if self.local and (empty := self.empty_commits(table, found.version())):

@@ -91,7 +91,7 @@ def delete_older(lake: Lake, table: str, before: datetime, version: int, more: s
     Rows that were added later stay, whatever their time. Where a row that just came would have to go, nothing is done.
     `more` is SQL that holds for the rows that may go.
     """
-    handle = DeltaTable(lake.address(table), version=version, storage_options=lake.options or None)
+    handle = DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options)
     moment = before.astimezone(timezone.utc).isoformat(timespec="microseconds")
     old = f"_timestamp < arrow_cast('{moment}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
     try:

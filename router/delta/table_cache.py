@@ -19,6 +19,7 @@ from deltalake.exceptions import DeltaError
 
 from router.delta.history import log_damage
 from router.delta.lake import DAMAGED_LOG
+from router.delta.log_tail import LogTail
 from router.errors import TableError, first_line
 from router.spark_internals import delta_snapshot
 
@@ -86,6 +87,8 @@ class TableCache:
 
     def _renewed(self, name: str, cached: CachedTable) -> CachedTable | None:
         """Return a cached table at its newest version; None where the table of that name is another one by now."""
+        if isinstance(cached.table, LogTail):
+            return cached if cached.table.renewed() else None
         if cached.written is None or cached.written != self._written(name, cached.table):
             return None
         before = cached.table.version()
@@ -103,6 +106,9 @@ class TableCache:
         table = self.lake.open(name)
         if table is None:
             return None
+        if not self.lake.local:  # no commit is half there, and every look at one is a request
+            tail = LogTail.of(self.lake, name, table)
+            return CachedTable(cast("DeltaTable", tail), None, table.get_add_actions().num_rows)
         check_log(self.lake, name, table.version())
         return CachedTable(table, self._written(name, table), table.get_add_actions().num_rows)
 
@@ -215,8 +221,11 @@ def unreadable(lake: Lake, name: str, error: Exception) -> TableError:
 
 
 def check_log(lake: Lake, name: str, version: int) -> None:
-    """Raise TableError where one of the newest files of a table's log is empty: what it committed is lost."""
-    if empty := lake.empty_commits(name, version):
+    """Raise TableError where one of the newest files of a table's log is empty: what it committed is lost.
+
+    In an object store a file is there whole or not at all.
+    """
+    if lake.local and (empty := lake.empty_commits(name, version)):
         raise TableError(name, f"it cannot be read: {DAMAGED_LOG} damaged: {', '.join(empty)} is empty")
 
 

@@ -283,7 +283,7 @@ def create_table(lake: Lake, table: str, schema: pa.Schema, keyed: KeyedTable | 
         description=keyed.comment,
         partition_by=list(keyed.partition_by) or None,
         configuration={**PROPERTIES, **keyed.properties},
-        storage_options=lake.options or None,
+        storage_options=lake.delta_options,
     )
 
 

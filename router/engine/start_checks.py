@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
+from router import storage
 from router.delta.commit import to_arrow
 from router.delta.table_cache import THREADS, TableCache
 from router.engine import source
@@ -22,6 +23,7 @@ from router.engine.ledger import SCHEMA as LEDGER
 from router.errors import StartError
 from router.registry import parts_in
 from router.sinks import TableSink
+from router.spark_internals import set_hadoop
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -248,6 +250,17 @@ def begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, acc
     if config.source.kafka is None:
         raise StartError("only a Kafka source can go on from the ledger; restore the checkpoint")
     return source.completed(spark, config.source.kafka, resume(lake, config.ledger, config.name))
+
+
+def reach(spark: SparkSession, place: Lake) -> None:
+    """Try a place, and let Spark's own file systems reach it with the rights of the router. Raises StartError.
+
+    The settings hold secrets: they go where no page of Spark and no plan shows them.
+    """
+    storage.probe(place.root, place.options)
+    settings = storage.hadoop_settings(place.root, place.options)
+    if settings:
+        set_hadoop(spark, settings)
 
 
 def executors_of(spark: SparkSession, registry: Registry, config: Config, lake: Lake, command: str = "") -> Executors:

@@ -30,7 +30,7 @@ from router.engine.retryable_errors import Outage, passing, says_lost
 from router.engine.run_lock import alone
 from router.engine.session import alive, quiet_failures, quiet_gateway
 from router.engine.spark_checkpoint import CheckpointMending
-from router.engine.start_checks import begin, executors_of
+from router.engine.start_checks import begin, executors_of, reach
 from router.errors import SessionLost, TableError, first_line
 from router.parts import BatchReport, Preparation
 
@@ -102,6 +102,8 @@ def run(
 def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOptions) -> list[BatchReport]:
     config = loaded.config
     lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
+    for place in (lake, checkpoint):
+        reach(spark, place)
     with alone(checkpoint, config.name, options.stop.set):
         since = retrying(config, spark, options.stop)(_checked, loaded, spark, (lake, checkpoint), options.accept)
         prepared = config.decode.prepare(

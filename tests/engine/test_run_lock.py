@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.s3_server import S3Server, s3_server
+from benchmarks.s3_server import Fault, S3Server, s3_server
 from router.delta.lake import Lake
 from router.engine import run_lock
 from router.engine.checkpoint_store import CheckpointStore, Manifest
@@ -17,8 +17,6 @@ from router.errors import RunningError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from benchmarks.s3_server import Request
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +32,7 @@ def checkpoint(server: S3Server, request: pytest.FixtureRequest, monkeypatch: py
     monkeypatch.setattr(run_lock, "RENEWED", 0.1)
     monkeypatch.setattr(run_lock, "EXPIRES", 1.0)
     yield Lake.at(f"s3://lake/{request.node.name}", server.options)
-    server.fault = lambda _: None
+    server.fail()
 
 
 def test_a_second_run_is_refused_and_a_third_one_after_the_first_is_not(checkpoint: Lake) -> None:
@@ -90,18 +88,11 @@ def test_a_run_that_lost_its_lock_is_told(checkpoint: Lake) -> None:
 
 def test_a_lock_outlives_a_short_outage(checkpoint: Lake, server: S3Server) -> None:
     """Without it one lost answer of the store ends a run that nobody disturbs."""
-    told, answers = threading.Event(), [b"lost"]
-
-    def lost_after_it_was_done(request: Request) -> tuple[str, bytes] | None:
-        if request.method != "PUT" or not answers:
-            return None
-        answers.clear()
-        return "503 Slow Down", b"<Error><Code>SlowDown</Code></Error>"
-
+    told = threading.Event()
     with alone(checkpoint, "games", told.set):
-        server.fault = lost_after_it_was_done
+        server.fail(Fault("PUT", "lock", "503 Slow Down", done=True))
         assert not told.wait(0.5)
-    assert not answers
+    assert not server.faults_left()
 
 
 def test_a_batch_is_decided_by_one_run(checkpoint: Lake) -> None:

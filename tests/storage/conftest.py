@@ -24,4 +24,4 @@ def server() -> Iterator[S3Server]:
 def bucket(server: S3Server, request: pytest.FixtureRequest) -> Iterator[Lake]:
     """Return a lake of this test's own in a bucket."""
     yield Lake.at(f"s3://lake/{request.node.name.replace('[', '-').replace(']', '')}", server.options)
-    server.fault = lambda _: None
+    server.fail()

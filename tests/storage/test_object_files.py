@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ import pytest
 from deltalake import write_deltalake
 from pyarrow import fs
 
+from benchmarks.s3_server import Fault
 from router import storage
 from router.delta.commit import TableCommit, commit, to_delta
 from router.delta.lake import Lake
@@ -18,7 +21,7 @@ from router.delta.parquet_writer import Staging
 from router.errors import StartError
 
 if TYPE_CHECKING:
-    from benchmarks.s3_server import Request, S3Server
+    from benchmarks.s3_server import S3Server
 
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64()), "name": ["a", "b"]})
 
@@ -139,11 +142,7 @@ def test_a_store_travels_to_executors(bucket: Lake) -> None:
 
 def test_faults_of_the_store_are_those_of_a_disk(bucket: Lake, server: S3Server) -> None:
     """Without it an outage of the storage stops a stream for good, or a key of it stands in a log."""
-
-    def refused(request: Request) -> tuple[str, bytes] | None:
-        return ("403 Forbidden", b"<Error><Code>AccessDenied</Code></Error>") if "denied" in request.path else None
-
-    server.fault = refused
+    server.fail(Fault("*", "denied", "403 Forbidden", times=9))
     with pytest.raises(PermissionError) as caught:
         bucket.read("denied")
     assert "hush-hush" not in str(caught.value)
@@ -151,21 +150,16 @@ def test_faults_of_the_store_are_those_of_a_disk(bucket: Lake, server: S3Server)
 
 def test_a_failure_that_passes_is_tried_again(bucket: Lake, server: S3Server) -> None:
     """Without it one slow answer of a store fails a batch."""
-    answers = [("503 Slow Down", b"<Error><Code>SlowDown</Code></Error>"), ("500 Internal Server Error", b""), None]
-
-    def failing(request: Request) -> tuple[str, bytes] | None:
-        if "flaky" not in request.path or not answers:
-            return None
-        answer = answers.pop(0)
-        if answer is None:
-            raise ConnectionResetError
-        return answer
-
-    server.fault = failing
+    server.fail(
+        Fault("PUT", "flaky", "503 Slow Down"),
+        Fault("PUT", "flaky", "500 Internal Server Error"),
+        Fault("PUT", "flaky"),
+        Fault("GET", "flaky", "503 Slow Down", seconds=0.5),
+    )
     bucket.write("flaky", b"whole")
 
     assert bucket.read("flaky") == b"whole"
-    assert not answers
+    assert not server.faults_left()
 
 
 def test_options_that_only_delta_rs_knows_do_not_matter(server: S3Server) -> None:
@@ -190,3 +184,56 @@ def test_tables_beside_other_files_are_found(bucket: Lake) -> None:
     bucket.write("silver/no_table/notes.txt", b"none")
 
     assert bucket.tables("silver") == ["silver.hearts", "silver.uno"]
+
+
+@pytest.mark.parametrize("where", ["bucket", "lake"])
+def test_a_place_that_keeps_files_is_taken(where: str, request: pytest.FixtureRequest) -> None:
+    """Without it no run starts."""
+    place: Lake = request.getfixturevalue(where)
+    storage.probe(place.root, place.options)
+
+    assert place.layers() == []
+
+
+def test_a_store_without_conditional_writes_is_refused(bucket: Lake, server: S3Server) -> None:
+    """Without it a commit of another writer is overwritten, and its rows are gone."""
+    server.fail(Fault("PUT", "probe", times=9, unconditional=True))
+
+    with pytest.raises(StartError, match="If-None-Match"):
+        storage.probe(bucket.root, bucket.options)
+
+
+def test_a_bucket_that_is_not_there_is_one_sentence(server: S3Server) -> None:
+    """Without it a typing error ends in a traceback."""
+    with pytest.raises(StartError, match="s3://no-such-bucket/lake cannot be written"):
+        storage.probe("s3://no-such-bucket/lake", server.options)
+
+
+def test_a_mounted_bucket_is_refused(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it two commits of one version both succeed, and one of them is gone."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")  # what FUSE says that has no links
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(StartError, match="mounted bucket"):
+        storage.probe(lake.root, {})
+
+
+def test_spark_gets_the_rights_of_the_router() -> None:
+    """Without it Spark reads no outbox in a bucket, and keeps no checkpoint there."""
+    options = {"AWS_ACCESS_KEY_ID": "me", "aws_secret_access_key": "hush", "aws_endpoint_url": "http://127.0.0.1:9000"}
+    azure = {"account_name": "acc", "azure_storage_account_key": "hush"}
+
+    assert storage.hadoop_settings("s3://lake/x", options) == {
+        "fs.s3a.access.key": "me",
+        "fs.s3a.secret.key": "hush",
+        "fs.s3a.endpoint": "http://127.0.0.1:9000",
+        "fs.s3a.path.style.access": "true",
+        "fs.s3a.connection.ssl.enabled": "false",
+    }
+    assert storage.hadoop_settings("az://c/x", azure) == {"fs.azure.account.key.acc.dfs.core.windows.net": "hush"}
+    assert storage.hadoop_settings("/lake", {}) == {}
+    assert storage.for_spark("s3://lake/x", options) == "s3a://lake/x"
+    assert storage.for_spark("az://c/x", azure) == "abfss://c@acc.dfs.core.windows.net/x"
+    assert storage.for_spark("/lake", {}) == "/lake"

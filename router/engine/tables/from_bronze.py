@@ -86,7 +86,7 @@ def _until(lake: Lake, table: str, app_id: str, last: int) -> DeltaTable | None:
     if version is None:
         return lake.open(table)
     return (
-        DeltaTable(lake.address(table), version=version, storage_options=lake.options or None) if version >= 0 else None
+        DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options) if version >= 0 else None
     )
 
 

@@ -387,7 +387,7 @@ class Repair:
             description=options.comment,
             configuration={**PROPERTIES, **known},
             commit_properties=self._properties(landed, [], None, self._releases(waited)),
-            storage_options=self.lake.options or None,
+            storage_options=self.lake.delta_options,
         )
         if made_by_spark(options):
             finish(self.spark.newSession(), self.lake.spark_address(self.table), options)
