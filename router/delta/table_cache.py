@@ -37,9 +37,13 @@ FILES = 200_000
 
 @dataclass(frozen=True)
 class CachedTable:
-    """A table as it was last opened; `written` is when the commit of its version was written, in ns."""
+    """A table as it was last opened, at a version; `written` is when the commit of that version was written, in ns.
+
+    The handle itself may be further by now: it goes on with the commits made through it.
+    """
 
     table: DeltaTable
+    version: int
     written: int | None
     files: int
 
@@ -85,32 +89,36 @@ class TableCache:
         return found.table
 
     def _renewed(self, name: str, cached: CachedTable) -> CachedTable | None:
-        """Return a cached table at its newest version; None where the table of that name is another one by now."""
-        if cached.written is None or cached.written != self._written(name, cached.table):
+        """Return a cached table at its newest version; None where the table of that name is another one by now.
+
+        A look at two files says it: listing a log takes longer with each commit that is in it.
+        """
+        handle, version = cached.table, cached.table.version()
+        known, newest, following = self._written(name, cached.version, version, version + 1)
+        if known is None or known != cached.written:
             return None
-        before = cached.table.version()
         try:
-            cached.table.update_incremental()
+            if following is not None:
+                handle.update_incremental()
+                version = handle.version()
+                (newest,) = self._written(name, version)
         except (DeltaError, OSError):
             return None  # opening it anew says what is wrong, if it still is
-        if cached.table.version() > before:
-            check_log(self.lake, name, cached.table.version())
-        return CachedTable(
-            cached.table, self._written(name, cached.table), cached.files + cached.table.version() - before
-        )
+        check_log(self.lake, name, version, cached.version + 1)
+        return CachedTable(handle, version, newest, cached.files + version - cached.version)
 
     def _opened(self, name: str) -> CachedTable | None:
         table = self.lake.open(name)
         if table is None:
             return None
-        check_log(self.lake, name, table.version())
-        return CachedTable(table, self._written(name, table), table.get_add_actions().num_rows)
+        version = table.version()
+        check_log(self.lake, name, version)
+        return CachedTable(table, version, self._written(name, version)[0], table.get_add_actions().num_rows)
 
-    def _written(self, name: str, table: DeltaTable) -> int | None:
-        """Return when the commit of a handle's version was written: it tells a table from one made in its place."""
-        path = f"{name.replace('.', '/')}/_delta_log/{table.version():020}.json"
-        written: int | None = self.lake.files.get_file_info(path).mtime_ns
-        return written
+    def _written(self, name: str, *versions: int) -> list[int | None]:
+        """Return when commits of a table were written: it tells a table from one made in its place."""
+        paths = [f"{name.replace('.', '/')}/_delta_log/{version:020}.json" for version in versions]
+        return [info.mtime_ns for info in self.lake.files.get_file_info(paths)]
 
 
 @dataclass(frozen=True)
@@ -213,9 +221,12 @@ def unreadable(name: str, error: Exception) -> TableError:
     return found
 
 
-def check_log(lake: Lake, name: str, version: int) -> None:
-    """Raise TableError where one of the newest files of a table's log is empty: what it committed is lost."""
-    newest = range(max(0, version + 1 - LOOKED_AT), version + 1)
+def check_log(lake: Lake, name: str, version: int, since: int = 0) -> None:
+    """Raise TableError where one of the newest files of a table's log is empty: what it committed is lost.
+
+    Those before version `since` were looked at before.
+    """
+    newest = range(max(since, version + 1 - LOOKED_AT), version + 1)
     paths = [f"{name.replace('.', '/')}/_delta_log/{number:020}.json" for number in newest]
     if empty := [info.base_name for info in lake.files.get_file_info(paths) if info.is_file and info.size == 0]:
         raise TableError(name, f"its log is damaged: {', '.join(empty)} is empty; `router repair` makes it whole again")
