@@ -70,6 +70,11 @@ class TableCache:
             files -= self.cached.popitem(last=False)[1].files
         return found
 
+    def files(self, name: str) -> int:
+        """Return about how many files a table has, 0 where it is not open."""
+        cached = self.cached.get(name)
+        return cached.files if cached else 0
+
     def _tried(self, name: str) -> DeltaTable | TableError | None:
         try:
             return self._table(name)
@@ -190,6 +195,10 @@ class SparkTables:
     def readable(self, tables: Iterable[str]) -> dict[str, SparkTable | TableError | None]:
         """Return tables at their newest version; None where there is none, the error where one cannot be read."""
         return {name: self._tried(name) for name in sorted(tables)}
+
+    def files(self, name: str) -> int:
+        """Return 0: Delta on Spark does not say how many files a table has without looking."""
+        return 0
 
     def _tried(self, name: str) -> SparkTable | TableError | None:
         try:
