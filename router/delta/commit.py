@@ -45,6 +45,11 @@ PROPERTIES: Mapping[str, str | None] = {"delta.checkpointInterval": "20"}
 default of 100 an append to a table of small commits takes twice the time."""
 
 
+HOOKS = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
+"""What delta-rs does after each commit. Left alone it also looks through the whole log for expired files, every time:
+0.36 s instead of 0.03 s where the log has 10 000 files. Maintenance does that, at its own pace."""
+
+
 MADE = "router.table"
 """A property of the tables that Delta on Spark makes for the router: the table's name. delta-rs cannot make a table
 with such a property together with its first rows: there the metadata's `name` says it."""
@@ -149,6 +154,7 @@ def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTab
             schema=handle.schema(),
             partition_by=handle.metadata().partition_columns,
             commit_properties=properties,
+            post_commithook_properties=HOOKS,
         )
     except (DeltaError, OSError) as error:
         raise TableError(work.table, f"the commit failed: {first_line(error)}") from error

@@ -80,9 +80,9 @@ class Lake:
             raise DeltaError(f"{DAMAGED_LOG} damaged: {', '.join(empty)} is empty")
         return found
 
-    def empty_commits(self, table: str, version: int) -> list[str]:
-        """Return those of the newest files of a table's log that are empty, up to a version."""
-        newest = range(max(0, version + 1 - LOOKED_AT), version + 1)
+    def empty_commits(self, table: str, version: int, since: int = 0) -> list[str]:
+        """Return those of the newest files of a table's log that are empty, between two versions."""
+        newest = range(max(since, version + 1 - LOOKED_AT), version + 1)
         paths = [f"{table.replace('.', '/')}/_delta_log/{number:020}.json" for number in newest]
         return [info.base_name for info in self.files.get_file_info(paths) if info.is_file and info.size == 0]
 

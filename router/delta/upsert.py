@@ -22,6 +22,7 @@ from pyarrow import fs
 from router.delta import row_versions
 from router.delta.casting import cast_to
 from router.delta.commit import (
+    HOOKS,
     PROPERTIES,
     add_columns,
     conflict_error,
@@ -289,7 +290,8 @@ def create_table(lake: Lake, table: str, schema: pa.Schema, keyed: KeyedTable | 
 
 def write_append(table: DeltaTable, changes: TableChanges, once: CommitProperties) -> None:
     """Append rows that are all new."""
-    write_deltalake(table, cast_to(changes.rows, to_arrow(table)), mode="append", commit_properties=once)
+    rows = cast_to(changes.rows, to_arrow(table))
+    write_deltalake(table, rows, mode="append", commit_properties=once, post_commithook_properties=HOOKS)
 
 
 def write_merge(table: DeltaTable, changes: TableChanges, keyed: KeyedTable, once: CommitProperties) -> None:
@@ -307,6 +309,7 @@ def write_merge(table: DeltaTable, changes: TableChanges, keyed: KeyedTable, onc
         max_spill_size=_pool(rows, keyed.memory) if keyed.memory else None,
         writer_properties=_row_groups(rows, keyed.memory) if keyed.memory else None,
         commit_properties=once,
+        post_commithook_properties=HOOKS,
     )
     for op in (UPDATE, PATCH, FLAG, CLOSE):
         if changes.count(op):

@@ -93,8 +93,9 @@ class Batches:
         self.quarantine = Quarantine(config, self.lake, self.store, self.committers, self.query)
         self.demands = replace(self.demands, blocked=self.quarantine.blocked())
         self.release = Release(config, self.spark, self.lake, self.store, self.committers)
+        plans = config.maintenance if only_spark else config.maintenance_plans()
         self.maintenance = TableMaintenance(
-            self.lake, lambda: self.spark, config.maintenance, detached_outboxes(config)
+            self.lake, lambda: self.spark, plans, detached_outboxes(config), beside=True
         )
         self.catalog = Catalog(self.spark, self.lake)
 
@@ -303,7 +304,7 @@ class Batches:
         """Release approved rows, maintain tables and register them in the catalog, once the batch is in the ledger."""
         if self.config.register_tables:
             self.catalog.register(tables)
-        self.maintenance.after_batch({*tables, self.config.ledger})
+        self.maintenance.after_batch({*tables, self.config.ledger}, self.tables.files)
         asked = any(target.evolution == "quarantine" for target in plan.layout.targets)
         if (asked or self.demands.blocked) and (due := self.release.due()):
             with steps.step("release"):

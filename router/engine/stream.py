@@ -296,6 +296,8 @@ class _StreamRun:
         """Stop the query between two batches, and report the last ones."""
         with self.busy:
             query.stop()
+        if self.batches:
+            self.batches.maintenance.close()
         self._tell(query, last=True)
 
     def _handle(self, raw: DataFrame, batch: int) -> None:
