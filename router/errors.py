@@ -16,8 +16,13 @@ A fault of a single record is never an exception: it becomes a dead letter.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar
+
+CAUSE = "\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}"
+"""What delta-rs writes before each cause of an error of the storage, in colours."""
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def printable(text: str) -> str:
@@ -34,9 +39,15 @@ def first_line(error: BaseException | None) -> str:
     """Return the first line of an error's message, cut off where it is too long for a log.
 
     Of what a Python task raised that is the last line of its traceback, and of what the JVM raised its second line:
-    before them stand words of Spark and Py4J only.
+    before them stand words of Spark and Py4J only. An error of delta-rs has a line for each of its causes, and the last
+    is what the disk has said.
     """
     lines = (str(error).strip() or type(error).__name__).split("JVM stacktrace")[0].strip().splitlines()
+    if causes := [at for at, line in enumerate(lines) if CAUSE in line]:
+        told = (
+            COLOUR.sub("", line).replace(CAUSE, "").strip() for line in lines[max(0, causes[0] - 1) : causes[-1] + 1]
+        )
+        return ": ".join(told)[:300]
     if any(line.startswith("Traceback (most recent call last)") for line in lines):
         return lines[-1].strip()[:300]
     by_py4j = lines[0].startswith("An error occurred while calling") and len(lines) > 1

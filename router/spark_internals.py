@@ -15,7 +15,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import pyarrow as pa
     from pyspark import SparkConf
@@ -158,6 +158,13 @@ def to_spark_type(kind: pa.DataType) -> DataType:
 
 
 # ---- Delta on Spark
+
+
+def set_hadoop(spark: SparkSession, settings: Mapping[str, str]) -> None:
+    """Set what Hadoop's file systems read; unlike the settings of a session it is shown nowhere."""
+    hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
+    for name, value in settings.items():
+        hadoop.set(name, value)
 
 
 def delta_snapshot(spark: SparkSession, address: str) -> Any:

@@ -42,6 +42,7 @@ COMMANDS = {
     ),
     "run": ("router.cli.run:run", "Run a configuration."),
     "schema": ("router.cli.plugins:schema", "Print the configuration's JSON Schema, for editors."),
+    "submit": ("router.cli.submit:submit", "Run a configuration on a cluster, by spark-submit."),
     "tables": ("router.cli.tables:tables", "List every table with its state."),
     "test": ("router.cli.check:test", "Run route tests: records in, rows expected."),
     "verify": ("router.cli.verify:verify", "Hold tables against manifests, ledger and bronze."),

@@ -20,17 +20,16 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
-from uuid import uuid4
 
 import pyspark
 
-from router.delta.lake import Lake
 from router.engine.connectors import CONNECTORS, connectors_of, known_jars, unpaired
 from router.engine.java import find_java
 from router.engine.session import spark_env
-from router.errors import first_line
+from router.errors import StartError, first_line
 from router.parts import Server
 from router.registry import missing_extras, parts_in
+from router.storage import is_local, normalized, probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,7 +46,6 @@ BESIDE_HEAP = 400 << 20
 """Bytes that the driver's JVM takes beside its heap: classes, compiled code, Arrow's buffers."""
 PYTHON = 300 << 20
 """Bytes of the driver's Python, and of each worker: landing 1M events on 2 cores takes 2.4 GB with a heap of 1 GB."""
-PROBE = "_router_doctor"
 
 
 @dataclass(frozen=True)
@@ -156,49 +154,29 @@ def size_of(text: str) -> int | None:
 
 
 def storage(subject: str, place: str, options: dict[str, str]) -> Diagnosis:
-    """Say whether a lake or a checkpoint can be written, whole files only, and how much room there is."""
+    """Say whether a lake or a checkpoint can be written, never one file in place of another, and how much room it has."""
     try:
-        lake = Lake.at(place, options)
-        return _folder(subject, Path(lake.root)) if lake.local else _bucket(subject, lake)
+        if is_local(place):
+            return _folder(subject, Path(normalized(place)), options)
+        probe(place, options)
+    except StartError as error:
+        return Diagnosis(subject, "wrong", str(error), "check address, credentials (storage_options) and rights")
     except Exception as error:  # the storage's client raises what it likes
         todo = "check path, credentials (storage_options) and rights"
         return Diagnosis(subject, "wrong", f"{place} cannot be written: {first_line(error)}", todo)
+    return Diagnosis(subject, "ok", f"{place} can be written, and no file in place of another")
 
 
-def _folder(subject: str, folder: Path) -> Diagnosis:
+def _folder(subject: str, folder: Path, options: dict[str, str]) -> Diagnosis:
     """Look at a folder, or at the one that it will be made in."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
-    with tempfile.TemporaryDirectory(prefix=f".{PROBE}", dir=there) as probe:
-        if not _creates_once(Path(probe, "once")):
-            todo = "use a disk, or the bucket's own URI in place of a mounted one"
-            return Diagnosis(
-                subject, "wrong", f"{folder} lets two processes create one file: commits would be lost", todo
-            )
+    with tempfile.TemporaryDirectory(prefix=".router-doctor-", dir=there) as trial:
+        probe(trial, options)
     free = shutil.disk_usage(there).free
     what = f"{folder} can be written, {free / 2**30:,.1f} GiB free"
     if free < TOO_LITTLE:
         return Diagnosis(subject, "wrong", what, "make room")
     return Diagnosis(subject, "warn" if free < LITTLE else "ok", what, "make room" if free < LITTLE else "")
-
-
-def _creates_once(path: Path) -> bool:
-    path.open("x").close()
-    try:
-        path.open("x").close()
-    except FileExistsError:
-        return True
-    return False
-
-
-def _bucket(subject: str, lake: Lake) -> Diagnosis:
-    path = f"{PROBE}/{uuid4().hex}"
-    lake.write(path, b"router doctor")
-    try:
-        if lake.read(path) != b"router doctor":
-            return Diagnosis(subject, "wrong", f"{lake.root} gives back something else than was written")
-    finally:
-        lake.delete(path)
-    return Diagnosis(subject, "ok", f"{lake.root} can be written and read")
 
 
 # ---- servers

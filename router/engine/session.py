@@ -34,7 +34,7 @@ from router.engine.connectors import (
     versions_of_jars,
 )
 from router.engine.java import find_java
-from router.errors import MachineError, first_line
+from router.errors import MachineError, SessionLost, StartError, first_line
 from router.spark_internals import has_jvm, is_running, log_level, options_of, quiet_accumulators, stop_jvm
 
 if TYPE_CHECKING:
@@ -68,6 +68,14 @@ YOUNG = 96
 and with a third of the heap, as is the JVM's way, a gigabyte of it lies there."""
 LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 """Options of the JVM that makes the command line of the JVM proper: it lives for half a second."""
+CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "IS_SERVERLESS")
+"""Variables of a Python that has Spark Connect only; the last is of Databricks' serverless compute."""
+NO_CONTEXT = ("JVM_ATTRIBUTE_NOT_SUPPORTED", "CONTEXT_UNAVAILABLE", "Py4JSecurityException", "is not whitelisted")
+"""Parts of what Databricks says in shared clusters (standard access mode) of what needs a SparkContext."""
+NO_CONNECT = (
+    "the router needs a Spark driver of its own, and {} (Spark Connect, serverless and shared clusters have none): run "
+    "it with `router run`, spark-submit or `router submit`, on Databricks on a cluster with dedicated access mode"
+)
 SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -102,33 +110,52 @@ SETTINGS = {
 def build_session(config: Config, master: str | None = None) -> SparkSession:
     """Return the session of a configuration; under spark-submit what was submitted wins.
 
-    `spark:` of the configuration overrides the router's settings.
+    `spark:` of the configuration overrides the router's settings. Raises StartError for Spark Connect.
     """
+    if by := connect_by(config.spark, master):
+        raise StartError(NO_CONNECT.format(by))
     submitted = _submitted()
     connectors = connectors_of(config)
     if not submitted:
         _stop_other_jvm(config.spark, ready_to_start(config))
     builder = session_builder(config.spark, None if submitted else master or local_master(config), connectors)
-    session = _session_of(builder.appName(f"router {config.name}"))
+    session = _session_of(builder.appName(f"router {config.name}"), config.name)
     session.sparkContext.setLogLevel("ERROR")
     quiet_accumulators(session)
     return session
 
 
-def _session_of(builder: SparkSession.Builder) -> SparkSession:
+def _session_of(builder: SparkSession.Builder, name: str) -> SparkSession:
     """Return the session; raise MachineError with the reason in one line where Spark does not start."""
     interrupt = signal.getsignal(signal.SIGINT)
     try:
         SparkContext.getOrCreate(_conf(builder))
         starting.join()  # only now may this thread load classes of SQL: two that load them wait for each other
         session = builder.getOrCreate()
-    except (PySparkException, Py4JError, OSError, ValueError) as error:
+    except Exception as error:
+        if any(sign in str(error) for sign in NO_CONTEXT):
+            raise StartError(NO_CONNECT.format("this cluster gives no SparkContext")) from error
+        if "stopped SparkContext" in str(error):
+            what = "the cluster has ended the application before it began: its executors do not start"
+            raise SessionLost(f"{name}: {what}. Their logs on the workers say why") from error
+        if not isinstance(error, PySparkException | Py4JError | OSError | ValueError):
+            raise
         starting.join()
         todo = "look at what stands under `spark:`, and at the memory and Java of this machine: router doctor FILE"
         raise MachineError(f"Spark does not start: {first_line(error)}", todo) from error
     if interrupt is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, interrupt)  # Spark's own handler would cancel the jobs of the current batch
     return session
+
+
+def connect_by(asked: Mapping[str, str], master: str | None) -> str | None:
+    """Return what asks for Spark Connect, in which no code of the router can run; None for a Spark of its own."""
+    given = {**asked, "--master": master or ""}
+    if found := [name for name in ("--master", "spark.master", "spark.remote") if "sc://" in given.get(name, "")]:
+        return f"{found[0]} is {given[found[0]]}"
+    if asked.get("spark.api.mode", "").lower() == "connect":
+        return "spark.api.mode is connect"
+    return next((f"the environment has {name}" for name in CONNECT_VARIABLES if os.environ.get(name)), None)
 
 
 def ready_to_start(config: Config) -> list[str]:
@@ -190,6 +217,8 @@ def start_jvm(path: Path, master: str | None) -> None:
     `build_session` starts it and the loader says why. Comes back at once: a session waits for the JVM by itself.
     """
     asked = settings_in(path)
+    if connect_by(asked or {}, master):
+        return
     local = asked is not None and asked.get("spark.master", master or "local").startswith("local")
     if asked is None or not local or _submitted() or has_jvm() or find_java().fault:
         return

@@ -18,6 +18,7 @@ from router import registry as parts_on_offer
 from router.cli import commands
 from router.engine import doctor
 from router.engine.doctor import clocks, limit_of_memory, memory, storage
+from router.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -180,7 +181,11 @@ def test_a_file_in_the_place_of_the_lake_is_wrong(tmp_path: Path) -> None:
 
 def test_a_file_system_without_atomic_create_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it two commits of one version overwrite each other on a mounted bucket."""
-    monkeypatch.setattr(doctor, "_creates_once", lambda path: False)
+
+    def refused(place: str, options: dict[str, str]) -> None:
+        raise StartError(f"{place} cannot hold a lake")
+
+    monkeypatch.setattr(doctor, "probe", refused)
     assert storage("lake", str(tmp_path), {}).state == "wrong"
 
 

@@ -151,7 +151,7 @@ class TableMerge:
     checks: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.address = self.lake.address(self.work.table)
+        self.address = self.lake.spark_address(self.work.table)
 
     def merge(self) -> dict[str, Any]:
         """Return the report."""
@@ -174,7 +174,7 @@ class TableMerge:
                 self._remember(decided, asked, deleting.app_id)
             if report["refused"]:
                 dead = decided.filter(F.col(OP) == REFUSED_ROW).select(f"{DEAD_LETTER}.*")
-                self._append(dead, self.lake.address(self.job.dead_letters), f"{self.work.app_id}/dead_letters")
+                self._append(dead, self.lake.spark_address(self.job.dead_letters), f"{self.work.app_id}/dead_letters")
         finally:
             decided.unpersist()
         return {"counts": {name: report[name] for name in COUNTS}}
