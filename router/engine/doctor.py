@@ -154,7 +154,7 @@ def size_of(text: str) -> int | None:
 
 
 def storage(subject: str, place: str, options: dict[str, str]) -> Diagnosis:
-    """Say whether a lake or a checkpoint can be written, never one file in place of another, and how much room it has."""
+    """Say whether a lake or a checkpoint can be written, no file in place of another, and how much room it has."""
     try:
         if is_local(place):
             return _folder(subject, Path(normalized(place)), options)
