@@ -210,7 +210,8 @@ def _main() -> None:
         sys.stdout.write(f"{MARK}{json.dumps(_resolve(job['connectors'], job['asked']))}\n")
         return
     try:
-        sys.stdout.write("\n".join(resolved_jars(sys.argv[1:] or tuple(CONNECTORS), {})) + "\n")
+        wanted = set(sys.argv[1:] or CONNECTORS) & set(CONNECTORS)  # `delta` alone: none of them
+        sys.stdout.write("\n".join(resolved_jars(wanted, {})) + "\n")
     except MachineError as error:
         sys.exit(f"router: {error}")
 
