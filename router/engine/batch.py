@@ -63,7 +63,8 @@ class Batches:
     """The batches of one query.
 
     `fingerprint` is the configuration's. What the object keeps between batches (demands, known names, the size of
-    files) only saves work: a new process starts without it. `prepared` is a planner that may have begun already.
+    files) only saves work: a new process starts without it. `prepared` is a planner that may have begun already,
+    `opened` has tables that are open.
     """
 
     config: Config
@@ -75,6 +76,7 @@ class Batches:
     stop: threading.Event = field(default_factory=threading.Event)
     demands: Demands = field(default_factory=Demands)
     prepared: Planner | None = None
+    opened: TableCache | None = None
 
     def __post_init__(self) -> None:
         config = self.config
@@ -82,7 +84,7 @@ class Batches:
         self.committers = Committers.of(config, self.spark, self.lake)
         only_spark = self.committers.only_spark
         staging = f"{STAGING}/{config.name}" if only_spark else None
-        self.tables: Any = SparkTables(self.spark, self.lake) if only_spark else TableCache(self.lake)
+        self.tables: Any = SparkTables(self.spark, self.lake) if only_spark else self.opened or TableCache(self.lake)
         self.planner = self.prepared or Planner(config, config.decode)
         self.landing = LandingJob(self.spark, self.lake, config.landing, self.query, staging)
         self.evolution = SchemaEvolution(self.lake, self.tables, self.query, self.spark, config.table_options())

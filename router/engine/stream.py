@@ -17,6 +17,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_eve
 from tenacity.nap import sleep_using_event
 
 from router.delta.lake import Lake
+from router.delta.table_cache import TableCache
 from router.engine import source
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
@@ -98,7 +99,8 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
     lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
     with alone(checkpoint, config.name):
         CheckpointStore(checkpoint).begin()
-        since = begin(spark, lake, checkpoint, config, options.accept)
+        tables = TableCache(lake)
+        since = begin(spark, tables, checkpoint, config, options.accept)
         prepared = config.decode.prepare(
             Preparation(
                 loaded.path.parent,
@@ -111,7 +113,7 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
         config = config.model_copy(update={"decode": prepared})
         with ThreadPoolExecutor(1) as pool:  # Spark plans the query meanwhile; the first batch waits for it
             probe = pool.submit(try_parts_on_executors, spark, registry, config)
-            about = registry, spark, lake, checkpoint, options, probe
+            about = registry, spark, tables, checkpoint, options, probe
             return _StreamRun(config, loaded.path.parent, loaded.fingerprint, *about).until_done(since)
 
 
@@ -122,7 +124,7 @@ class _StreamRun:
     fingerprint: str
     registry: Registry
     spark: SparkSession
-    lake: Lake
+    tables: TableCache
     checkpoint: Lake
     options: RunOptions
     probe: Future[None]
@@ -137,6 +139,11 @@ class _StreamRun:
     open: bool = False
     stopped: bool = False
     detached: DetachedSinks | None = None
+
+    @property
+    def lake(self) -> Lake:
+        """Return the lake of the tables."""
+        return self.tables.lake
 
     def until_done(self, begin: source.Offsets | None) -> list[BatchReport]:
         """Run the query, and again after a failure that passes: every batch can go on where it was interrupted."""
@@ -268,7 +275,7 @@ class _StreamRun:
         with self.busy:
             query.stop()
         if self.batches:
-            self.batches.maintenance.close()
+            self.batches.maintenance.close(finish=self._once)
         self._tell(query, last=True)
 
     def _handle(self, raw: DataFrame, batch: int) -> None:
@@ -304,6 +311,7 @@ class _StreamRun:
             self.options.watch,
             self.options.stop,
             prepared=self.planner,
+            opened=self.tables,
         )
 
     def _tell(self, query: StreamingQuery, *, last: bool = False) -> None:
