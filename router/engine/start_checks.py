@@ -166,16 +166,22 @@ def refuse_shared(lake: Lake, config: Config) -> None:
     `a-b` and `a_b` do, and an outbox that two queries share is sent, or merged, twice.
     """
     own = [of(config.name, route, sink) for route, sink, _ in config.all_sinks() for of in (outbox_of, quarantine_of)]
-    for table in own:
-        try:
-            handle = lake.open(table)
-        except (DeltaError, OSError):  # the first batch that writes it says what is wrong
-            continue
-        if handle and (others := _writers(handle) - {config.name}):
-            raise StartError(
-                f"{table} in {lake.root} belongs to the query {others.pop()}, and {config.name} would write it, too; "
-                "give this query another name, or a lake of its own"
-            )
+    with ThreadPoolExecutor(THREADS) as pool:
+        writers = pool.map(lambda table: _writers_of(lake, table), own)
+        for table, found in zip(own, writers, strict=True):
+            if others := found - {config.name}:
+                raise StartError(
+                    f"{table} in {lake.root} belongs to the query {others.pop()}, and {config.name} would write it, "
+                    "too; give this query another name, or a lake of its own"
+                )
+
+
+def _writers_of(lake: Lake, table: str) -> set[str]:
+    try:
+        handle = lake.open(table)
+        return _writers(handle) if handle else set()
+    except (DeltaError, OSError):  # the first batch that writes it says what is wrong
+        return set()
 
 
 def refuse_speculation(setting: str | None, config: Config) -> None:
@@ -237,14 +243,15 @@ def _refuse_half_batch(lake: Lake, name: str, booked: dict[str, int]) -> None:
         )
 
 
-def begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, accept: Accept) -> Offsets | None:
+def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Config, accept: Accept) -> Offsets | None:
     """Return where a new checkpoint begins, None for where the configuration says."""
+    lake = tables.lake
     past = Checkpoint.read(checkpoint)
     refuse_speculation(spark.sparkContext.getConf().get("spark.speculation"), config)
     refuse_shared(lake, config)
     examine(lake, config.ledger, config.name, past, accept)
     if past.run:
-        refuse_lost_tables(lake, CheckpointStore(checkpoint, past.run), config, past.last, accept)
+        refuse_lost_tables(tables, CheckpointStore(checkpoint, past.run), config, past.last, accept)
     if accept != "lost-checkpoint" or past.begun:
         return None
     if config.source.kafka is None:
