@@ -209,7 +209,9 @@ class LocalFiles:
             return None
 
     def write(self, path: str, content: bytes) -> None:
-        self._unfinished(path, content).replace(Path(self.root, path))
+        whole = Path(self.root, path)
+        self._unfinished(path, content).replace(whole)
+        _sync(whole.parent)  # or a power cut takes the name, and what relied on it stays
 
     def create(self, path: str, content: bytes) -> str | None:
         unfinished = self._unfinished(path, content)
@@ -219,6 +221,7 @@ class LocalFiles:
             return None
         finally:
             unfinished.unlink(missing_ok=True)
+        _sync(unfinished.parent)
         return self.stamp(path)
 
     def replace(self, path: str, content: bytes, stamp: str) -> str | None:
@@ -245,11 +248,7 @@ class LocalFiles:
     def sync(self, path: str) -> None:
         whole = Path(self.root, path)
         for place in (whole, whole.parent):
-            at = os.open(place, os.O_RDONLY)
-            try:
-                os.fsync(at)
-            finally:
-                os.close(at)
+            _sync(place)
 
     def _unfinished(self, path: str, content: bytes) -> Path:
         """Write the content beside its file, down to the disk."""
@@ -260,6 +259,14 @@ class LocalFiles:
             stream.flush()
             os.fsync(stream.fileno())
         return unfinished
+
+
+def _sync(place: Path) -> None:
+    at = os.open(place, os.O_RDONLY)
+    try:
+        os.fsync(at)
+    finally:
+        os.close(at)
 
 
 class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]

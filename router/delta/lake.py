@@ -6,10 +6,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow import fs
 
 from router import storage
+
+DAMAGED_LOG = "its log is"
+"""What stands in the error of a table of whose log a file is damaged."""
+LOOKED_AT = 20
+"""The newest files of a table's log that must not be empty when it is opened: as many as there are between two
+checkpoints of a table made here. Both Delta libraries take an empty commit for one that changed nothing."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +67,24 @@ class Lake:
         return self.store.arrow
 
     def open(self, table: str) -> DeltaTable | None:
-        """Return the Delta table of that name, or None where there is none."""
+        """Return the Delta table of that name, or None where there is none.
+
+        Raises DeltaError where its log cannot be read, and where one of the newest files is empty: delta-rs takes that
+        for a commit that changed nothing, and what it had committed would be lost, or come twice.
+        """
         try:
-            return DeltaTable(self.address(table), storage_options=self.delta_options)
+            found = DeltaTable(self.address(table), storage_options=self.delta_options)
         except TableNotFoundError:
             return None
+        if self.local and (empty := self.empty_commits(table, found.version())):
+            raise DeltaError(f"{DAMAGED_LOG} damaged: {', '.join(empty)} is empty")
+        return found
+
+    def empty_commits(self, table: str, version: int, since: int = 0) -> list[str]:
+        """Return those of the newest files of a table's log that are empty, between two versions."""
+        newest = range(max(since, version + 1 - LOOKED_AT), version + 1)
+        paths = [f"{table.replace('.', '/')}/_delta_log/{number:020}.json" for number in newest]
+        return [info.base_name for info in self.files.get_file_info(paths) if info.is_file and info.size == 0]
 
     def tables(self, layer: str) -> list[str]:
         """Return the names of the Delta tables of a layer, sorted."""

@@ -20,7 +20,6 @@ import pyarrow as pa
 from delta.tables import DeltaTable as SparkDeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from router.columns import quoted
 from router.decoding import keep_archives
@@ -48,6 +47,7 @@ from router.engine.quarantine.table import (
 from router.engine.start_checks import Checkpoint
 from router.errors import TableError, first_line
 from router.sinks import TableSink
+from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -92,7 +92,7 @@ class Release:
         table = self.lake.open(self.config.ledger)
         booked = table.transaction_version(f"{self.config.name}:{run}/ledger") if table else None
         cut_off = f"manifests/{run}/{-1 if booked is None else booked + 1:010d}.json"
-        return set() if self.store.read(cut_off) else self.carry_out(found)
+        return self.carry_out(found) if self.store.read(cut_off) is None else set()
 
     def carry_out(self, found: list[Approval]) -> set[str]:
         """Carry out approvals while no batch is under way; return the tables that changed."""
@@ -313,7 +313,7 @@ class _ReleasedRows:
             found = _as_received(
                 found, reduce(DataFrame.unionByName, [read.load(lake.spark_address(t)) for t in tables])
             )
-        kinds = from_arrow_schema(DEAD_SCHEMA)
+        kinds = to_spark_columns(DEAD_SCHEMA)
         found = found.select(*(_or_null(found, field.name).cast(field.dataType).alias(field.name) for field in kinds))
         app_id = f"{self.query}/discard/{place}"
         work = TableCommit("/dead_letters", config.dead_letters, app_id, last, (), to_delta(DEAD_SCHEMA))

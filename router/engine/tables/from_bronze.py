@@ -8,7 +8,7 @@ that was refused, or waits, is there since its batch). What is landed is staged;
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame
 from router.delta.history import log_commits, log_versions
 from router.engine.balance import keyed, partitions, total
 from router.engine.commit.schema_evolution import SchemaEvolution
+from router.engine.executors import Executors
 from router.engine.explain import fixed_table
 from router.engine.label.layout import RAW_COLUMNS, Demands
 from router.engine.label.planner import Planner
@@ -129,11 +130,14 @@ class FromBronze:
     only: frozenset[str]
     tables: Any
     folder: str | None = None
+    executors: Executors = field(default_factory=Executors)
 
     def __post_init__(self) -> None:
         self.planner = Planner(self._config(), self.config.decode, quiet=True)
         options = self.config.landing
-        self.landing = LandingJob(self.spark, self.lake, options, self.query, self.folder, only=self.only)
+        self.landing = LandingJob(
+            self.spark, self.lake, options, self.query, self.folder, only=self.only, executors=self.executors
+        )
         self.evolution = SchemaEvolution(self.lake, self.tables, self.query, self.spark, self.config.table_options())
 
     def land(self, records: DataFrame, expected: int, batch: int) -> LandedAgain:

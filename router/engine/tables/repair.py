@@ -51,6 +51,7 @@ from router.delta.upsert import SUPPORTED_PROPERTIES, made_by_spark
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.committers import Committers, finish, only_spark_appends, staged_rows, widen
+from router.engine.executors import Executors
 from router.engine.explain import fixed_table
 from router.engine.merge.coordinator import MergedTables
 from router.engine.quarantine.table import Quarantined, quarantined
@@ -116,6 +117,7 @@ class Repair:
     table: str
     accept: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
+    executors: Executors = field(default_factory=Executors)
 
     def __post_init__(self) -> None:
         self.written = WrittenDown.read(self.config, self.lake, self.checkpoint)
@@ -268,7 +270,7 @@ class Repair:
         only = frozenset({self.table})
         given = GivenTables(lambda name: handle if name == self.table else None)
         staging = f"_staged/{self.config.name}" if self.committers.only_spark else None
-        landing = FromBronze(self.config, self.spark, self.lake, self.query, only, given, staging)
+        landing = FromBronze(self.config, self.spark, self.lake, self.query, only, given, staging, self.executors)
         return landing.land(records.frame(self.spark, self.lake), records.rows, self.last)
 
     def _refuse_unknown_rows(self, handle: DeltaTable | None, landed: LandedAgain) -> None:
