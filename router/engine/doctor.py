@@ -28,9 +28,10 @@ from router.delta.lake import Lake
 from router.engine.connectors import CONNECTORS, connectors_of, known_jars, unpaired
 from router.engine.java import find_java
 from router.engine.session import spark_env
-from router.errors import first_line
+from router.errors import StartError, first_line
 from router.parts import Server
 from router.registry import missing_extras, parts_in
+from router.storage import probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -188,6 +189,10 @@ def _creates_once(path: Path) -> bool:
 
 
 def _bucket(subject: str, lake: Lake) -> Diagnosis:
+    try:
+        probe(lake.root, lake.options)
+    except StartError as error:
+        return Diagnosis(subject, "wrong", str(error), "check bucket, credentials (storage_options) and rights")
     path = f"{PROBE}/{uuid4().hex}"
     lake.write(path, b"router doctor")
     try:

@@ -1,4 +1,4 @@
-"""A router whose lake, and then its checkpoint, lie in an object store: killed at steps, two at once."""
+"""A router whose lake and checkpoint lie in an object store: killed at steps, two at once, both committers."""
 
 from __future__ import annotations
 
