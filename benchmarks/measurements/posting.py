@@ -195,9 +195,9 @@ def worst(runs: list[Run]) -> tuple[float, float, float, float]:
 
 
 _LIMITS_NOTES = (
-    f"An API that lets {LIMIT:,} calls per second through, or as many as the line says, 20 of them at once, and answers "
-    "429 to others. Most in 1 s: of all seconds, wherever they begin, counted from the time of every call at the API, "
-    "refused ones too.",
+    f"An API that lets {LIMIT:,} calls per second through, or as many as the line says, 20 of them at once, and "
+    "answers 429 to others. Most in 1 s: of all seconds, wherever they begin, counted from the time of every call "
+    "at the API, refused ones too.",
     "Used: of what the limit allows between the first call and the last. The worst of all runs, the first batch of the "
     f"process too. {TASKS} tasks send at once; several queries are sinks at once, with one limit between them.",
 )
