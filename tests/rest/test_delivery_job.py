@@ -150,6 +150,7 @@ BROKEN = {
     "length and chunks": OK + b"\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
     "a header that goes on": OK + b"\r\nX: a\r\n b\r\nContent-Length: 2\r\n\r\nok",
     "500": b"HTTP/1.1 500 Oops\r\nContent-Length: 2\r\n\r\nno",
+    "404": b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno",
     "409 in doubt": b"",
     "a reset": b"",
 }
@@ -182,13 +183,19 @@ def test_one_odd_row_is_set_aside_and_stops_nobody(raw: Tasks, server: Scripted,
     server.act = odd_one(how)
     job = raw.job(cut=CallSize())
     offsets = range(others + 1) if others else [3]
+    if how == "404" and not others:  # nothing says that it is the row
+        with pytest.raises(StartError, match="404"):
+            whole(raw, rows(offsets), job=job).deliver()
+        return
 
     whole(raw, rows(offsets), job=replace(job, policy=replace(job.policy, attempts=2))).deliver()
 
     receipts = {row["offset"]: row for row in raw.receipts()}
     times = sum(body.endswith(ODD) for body in server.bodies)
     assert {*receipts} == {*offsets}
-    if receipts[3]["status"] == "delivered":  # what aiohttp reads counts
+    if how == "404":
+        assert (receipts[3]["status"], receipts[3]["in_doubt"], times) == ("parked", False, 3)
+    elif receipts[3]["status"] == "delivered":  # what aiohttp reads counts
         assert (how in {"a header that goes on", "lines end with LF alone"}, times) == (True, 1)
     else:
         assert (receipts[3]["status"], receipts[3]["in_doubt"]) == ("parked", True)
@@ -287,3 +294,21 @@ def test_large_calls_are_in_flight_within_their_bytes(raw: Tasks, server: Script
 
     assert sent.counts["delivered"] == 24
     assert server.most_open == (2 if compressed else 3)
+
+
+def test_a_right_that_ends_stops_the_sink_although_others_were_taken(raw: Tasks, server: Scripted) -> None:
+    """Without it each row of a topic is sent, and refused, when the API has taken a right away."""
+
+    def until(talk: Talk) -> None:
+        while talk.request() is not None:
+            if len(server.seen) <= 20:
+                talk.answer()
+            else:
+                talk.answer(b"no", "403 Forbidden")
+
+    server.act = until
+
+    with pytest.raises(StartError, match="403"):
+        whole(raw, rows(range(500)), job=raw.job(client={**CLIENT, "in_flight": 2})).deliver()
+
+    assert len(server.seen) <= 20 + 10 + 2
