@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +17,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from router.delta.commit import to_arrow
+from router.delta.history import commit_notes
 from router.delta.table_cache import THREADS
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore
@@ -164,7 +165,7 @@ def _last_note(table: DeltaTable | None, name: str) -> tuple[str, int] | None:
     for entry in table.history(RECENT) if table else []:
         if entry.get("operation") == "RESTORE":
             return None  # the operator who restored the table has decided about older commits
-        note = _note(entry)
+        note = commit_notes(entry)
         query, _, run = str(note.get("router.query", "")).rpartition(":")
         if query == name:
             return run, int(note["router.batch"])
@@ -191,17 +192,8 @@ def refuse_shared(lake: Lake, config: Config) -> None:
 
 def _writers(table: DeltaTable) -> set[str]:
     """Return the queries that a table's last commits are of."""
-    notes = (str(_note(entry).get("router.query", "")) for entry in table.history(RECENT))
+    notes = (str(commit_notes(entry).get("router.query", "")) for entry in table.history(RECENT))
     return {note.rpartition(":")[0] for note in notes if note}
-
-
-def _note(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return what a commit says about its batch: delta-rs keeps it as fields, Delta on Spark as one text."""
-    try:
-        note = json.loads(entry.get("userMetadata") or "{}")
-    except ValueError:
-        note = {}
-    return {**entry, **note} if isinstance(note, dict) else entry
 
 
 def resume(lake: Lake, ledger: str, name: str) -> Offsets:
