@@ -36,7 +36,7 @@ def count(value: float | None) -> str:
     return MISSING if value is None else f"{value:,.0f}".replace(",", " ")
 
 
-def verdict(value: float | None, bar: float, *, at_least: bool) -> str:
+def met(value: float | None, bar: float, *, at_least: bool) -> str:
     """Say whether a bar was reached."""
     if value is None:
         return MISSING

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks.cells import Cell
-from benchmarks.format import figure, times, verdict
+from benchmarks.format import figure, met, times
 from benchmarks.measurements import Measurement, Table
 from benchmarks.results import median, ratio
 
@@ -32,7 +32,7 @@ def _cold_table(results: Results, scale: Scale) -> Table:
         than_loop = ratio(whole["loop"], whole["router"])
         figures |= {f"queries_over_router_{games}": faster, f"loop_over_router_{games}": than_loop}
         cells = [text for result in found.values() for text in (figure(result, "process_seconds"), figure(result))]
-        outcome = verdict(faster, bar, at_least=True)
+        outcome = met(faster, bar, at_least=True)
         rows.append((str(games), *cells, times(than_loop), times(faster), f"{bar:g} x", outcome))
     columns = [name for subject in ("router", "loop", "queries") for name in (f"{subject}: process", "processing")]
     return Table(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks.cells import Cell
-from benchmarks.format import MISSING, figure, rate, seconds, times, verdict
+from benchmarks.format import MISSING, figure, met, rate, seconds, times
 from benchmarks.measurements import Measurement, Table
 from benchmarks.results import median, ratio
 
@@ -50,7 +50,7 @@ def _formats_table(results: Results, scale: Scale) -> Table:
             other, bar = BARS[feed]
             longer = ratio(median(found), median(results.of(cell(scale, other))))
             figures[f"{feed}_over_{other}"] = longer
-            beside = (NAMES[other], times(longer), f"at most {bar:g} x", verdict(longer, bar, at_least=False))
+            beside = (NAMES[other], times(longer), f"at most {bar:g} x", met(longer, bar, at_least=False))
         rows.append((name, figure(found), rate(found), *beside))
     return Table(
         ("format", "time", "events/s", "beside", "takes", "bar", ""),
@@ -146,7 +146,7 @@ def _evolution_table(results: Results, scale: Scale) -> Table:
     worst = max(columns["delay"]) if columns else None
     return Table(
         ("of ten versions", *COLUMNS.values(), f"bar: under {BAR:g} s"),
-        (rows[0] + ("",), rows[1] + (verdict(worst, BAR, at_least=False),)),
+        (rows[0] + ("",), rows[1] + (met(worst, BAR, at_least=False),)),
         {f"{name}_{what}": how(values) for name, values in columns.items() for what, how in _SUMS.items()},
         (f"Batches of {EVENTS:,} records of a stream that is not restarted; each version brings a column.",),
     )

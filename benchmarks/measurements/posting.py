@@ -10,7 +10,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from benchmarks.cells import Cell
-from benchmarks.format import MISSING, count, events_per_second, figure, rate, seconds, times, verdict
+from benchmarks.format import MISSING, count, events_per_second, figure, met, rate, seconds, times
 from benchmarks.measurements import Measurement, Table
 from router.bench.chart import Chart
 
@@ -70,7 +70,7 @@ def _posting_table(results: Results, scale: Scale) -> Table:
         name, bar = f"{rows_per_call}_rows_{partitions}_partitions", BARS[rows_per_call, partitions]
         figures |= {f"over_published_{name}": ratios[0], f"over_udf_{name}": ratios[1]}
         known = [value for value in ratios if value is not None]
-        outcome = verdict(min(known) if len(known) == len(ratios) else None, bar, at_least=True)
+        outcome = met(min(known) if len(known) == len(ratios) else None, bar, at_least=True)
         speeds = (count(published), rate(other), _first(mine), _sending(mine), rate(mine))
         rows.append((str(rows_per_call), str(partitions), *speeds, *map(times, ratios), f"{bar} x", outcome))
     return Table((*POSTING_COLUMNS, *RATIOS), tuple(rows), figures, _notes(results, scale))
@@ -163,9 +163,9 @@ def _limits_table(results: Results, scale: Scale) -> Table:
         rows.append(
             (
                 name,
-                *(count(calls), count(highest), count(LIMIT), verdict(highest, LIMIT, at_least=False)),
-                *(f"{throttled:.3%}", f"{THROTTLED:.2%}", verdict(throttled, THROTTLED, at_least=False)),
-                *(f"{used:.1%}", f"{USED:.0%}", verdict(used, USED, at_least=True)),
+                *(count(calls), count(highest), count(LIMIT), met(highest, LIMIT, at_least=False)),
+                *(f"{throttled:.3%}", f"{THROTTLED:.2%}", met(throttled, THROTTLED, at_least=False)),
+                *(f"{used:.1%}", f"{USED:.0%}", met(used, USED, at_least=True)),
             )
         )
     return Table(LIMITS_COLUMNS, tuple(rows), figures, _LIMITS_NOTES)
@@ -224,7 +224,7 @@ def _freshness_table(results: Results, scale: Scale) -> Table:
 
 def _row(api: str, counts: dict[str, float], over: float) -> tuple[str, ...]:
     ages = [seconds(counts[f"{api}: {name}"]) for name in ("p50", "p99", "max")]
-    bar = ("", "") if api == HEALTHY else (f"{BAR} x", verdict(over, BAR, at_least=False))
+    bar = ("", "") if api == HEALTHY else (f"{BAR} x", met(over, BAR, at_least=False))
     return (api, count(counts[f"{api}: batches"]), *ages, times(over), *bar, count(counts[f"{api}: taken"]))
 
 

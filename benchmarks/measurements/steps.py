@@ -6,7 +6,7 @@ import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from benchmarks.format import MISSING, count, figure, seconds, verdict
+from benchmarks.format import MISSING, count, figure, met, seconds
 from benchmarks.measurements import Measurement, Table
 from benchmarks.results import median_steps
 
@@ -81,7 +81,7 @@ def _commits_table(results: Results, scale: Scale) -> Table:
     each = milliseconds(result)
     first = milliseconds(result, first=True)
     shown = [MISSING if value is None else f"{value:.1f} ms" for value in (each, first)]
-    row = (count(GAMES), *shown, f"at most {BAR:g} ms", verdict(each, BAR, at_least=False))
+    row = (count(GAMES), *shown, f"at most {BAR:g} ms", met(each, BAR, at_least=False))
     return Table(
         ("tables", "one commit, warm", "in the first batch", "bar", ""),
         (row,),

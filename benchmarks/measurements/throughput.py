@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from benchmarks.format import MISSING, events_per_second, figure, rate, times, verdict
+from benchmarks.format import MISSING, events_per_second, figure, met, rate, times
 from benchmarks.measurements import Measurement, Table
 from benchmarks.results import median, ratio
 from router.bench.chart import Chart
@@ -77,7 +77,7 @@ def _warm_table(results: Results, scale: Scale) -> Table:
         )
         faster, than_tuned = ratio(median(loop), median(ours)), ratio(median(tuned), median(ours))
         figures |= {f"loop_over_router_{games}": faster, f"loop_tuned_over_router_{games}": than_tuned}
-        outcome = verdict(faster, bar, at_least=True)
+        outcome = met(faster, bar, at_least=True)
         beside = (figure(tuned), times(than_tuned), figure(single))
         rows.append((str(games), figure(ours), figure(loop), times(faster), f"{bar:g} x", outcome, *beside))
     return Table(
@@ -155,7 +155,7 @@ def _width_cells(scale: Scale) -> list[Cell]:
 def _width_table(results: Results, scale: Scale) -> Table:
     one, many = (results.of(cell) for cell in _width_cells(scale))
     longer = ratio(median(many), median(one))
-    row = (figure(one), figure(many), times(longer), f"at most {BAR:g} x", verdict(longer, BAR, at_least=False))
+    row = (figure(one), figure(many), times(longer), f"at most {BAR:g} x", met(longer, BAR, at_least=False))
     return Table(
         ("bronze + 1 table", "bronze + 200 tables", "takes", "bar", ""), (row,), {"two_hundred_over_one": longer}
     )

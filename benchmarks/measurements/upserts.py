@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchmarks.cells import Cell
-from benchmarks.format import MISSING, count, figure, megabytes, times, verdict
+from benchmarks.format import MISSING, count, figure, megabytes, met, times
 from benchmarks.measurements import Measurement, Table
 from benchmarks.measurements.memory import peak
 from benchmarks.results import median, ratio
@@ -64,7 +64,7 @@ def _upserts_table(results: Results, scale: Scale) -> Table:
         whole = _whole(into, median(theirs))
         faster = ratio(whole, median(ours))
         figures[f"merge_over_router_{into}"] = faster
-        beside = (f"{bar:g} x", verdict(faster, bar, at_least=True)) if bar else ("", "")
+        beside = (f"{bar:g} x", met(faster, bar, at_least=True)) if bar else ("", "")
         merged = MISSING if whole is None else f"{whole:.1f} s"
         sizes = (count(_changes(scale, into)), WHERE[into], count(_rows(scale, into)))
         rows.append((*sizes, figure(ours), merged, times(faster), *beside, _files(ours)))

@@ -119,18 +119,18 @@ def _servers(demo: Demo, held: ExitStack) -> tuple[EmbeddedKafka, EmbeddedRegist
 def _stream(demo: Demo, router: Router, kafka: EmbeddedKafka, write: Callable[[Traffic], Values]) -> Sent | None:
     """Let the games send, wait until all of it has been read; None where the router never read."""
     options = demo.options
-    if not router.wait_until_it_reads(options.patience):
+    if not router.wait_until_it_reads(options.timeout):
         return None
     opening, traffic = _opening(options), _traffic(options)
     demo.say(
         f"[bold]{options.games} games open[/] with {opening.events:,} records; the router's first batch is its slowest"
     )
     sent = simulate(kafka.servers, TOPIC, opening, stop=router.over, write=write)
-    router.wait_for(sent.events, options.patience)
+    router.wait_for(sent.events, options.timeout)
     demo.say(f"[bold]they go on[/] with {traffic.events:,} records, {options.rate:,.0f} a second")
     sent += simulate(kafka.servers, TOPIC, traffic, stop=router.over, write=write)
     demo.say(f"[bold]the games have sent {sent.events:,} records[/], {sent.garbage.total():,} of them garbage")
-    router.wait_for(sent.events, options.patience)
+    router.wait_for(sent.events, options.timeout)
     return sent
 
 
@@ -140,7 +140,7 @@ def _change(demo: Demo, router: Router, kafka: EmbeddedKafka, profiles: Profiles
     demo.say(f"[bold]players change their profiles[/] {changes:,} times, half of it once their tables are there")
     for count in (changes // 2, changes - changes // 2):
         send(kafka.servers, PROFILE_TOPIC, profiles.changes(count))
-        if not router.wait_for(profiles.records, demo.options.patience):
+        if not router.wait_for(profiles.records, demo.options.timeout):
             return
 
 
@@ -166,7 +166,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--changes", type=int, default=20_000, help="changes of players' profiles, afterwards (20000)")
     parser.add_argument("--wins", type=int, default=1000, help="big wins that go to an API, at last (1000)")
     parser.add_argument("--folder", default=".demo", help="where the lake is left (.demo)")
-    parser.add_argument("--patience", type=float, default=120, help="seconds to wait for the router (120)")
+    parser.add_argument("--timeout", type=float, default=120, help="seconds to wait for the router (120)")
     return parser.parse_args(arguments)
 
 

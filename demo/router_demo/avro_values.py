@@ -1,4 +1,4 @@
-"""Render events as Avro in the frame of a schema registry, with the schema of each version."""
+"""Render events as Avro in the wire format of a schema registry, with the schema of each version."""
 
 from __future__ import annotations
 
@@ -107,18 +107,18 @@ class AvroValues:
             return kind, FRAMED_GARBAGE[kind](event, random)
         if kind == "truncated":  # an end is needed to the last byte, wherever it is cut
             return kind, event[: random.randrange(1, len(event))]
-        frame, game, rest = _apart(event)
+        start, game, rest = _apart(event)
         if kind == "random_payload":
-            return kind, frame + _NO_BRANCH + random.randbytes(random.randrange(1, 2 * len(event)))
+            return kind, start + _NO_BRANCH + random.randbytes(random.randrange(1, 2 * len(event)))
         if kind == "json_text":
             return kind, json.dumps({"game": game}).encode()
         name = None if kind == "no_game" else random.choice(BAD_NAMES[kind])
-        return kind, frame + _encoded(["null", "string"], name) + rest
+        return kind, start + _encoded(["null", "string"], name) + rest
 
     def _begun(self, version: int) -> tuple[Texts, list[Texts]]:
         """Return beginnings by game and ends by kind of game of a version; only the newest version is held."""
         if self._rendered[0] != version:
-            frame = prefix(self._subject.register("AVRO", schema_text(version)))
+            start = prefix(self._subject.register("AVRO", schema_text(version)))
             members = event_schema(version)["fields"][_FIELDS_OF_THE_HEAD:]
 
             def tail(kind: int, fields: Fields) -> bytes:
@@ -126,7 +126,7 @@ class AvroValues:
                 event = fields | {GAMES[kind]: own}
                 return b"".join(_encoded(member["type"], event.get(member["name"])) for member in members)
 
-            self._rendered = (version, [frame + name for name in self._names], draw_ends(self._traffic, version, tail))
+            self._rendered = (version, [start + name for name in self._names], draw_ends(self._traffic, version, tail))
         return self._rendered[1:]
 
     def _session(self, number: int) -> bytes:
@@ -136,7 +136,7 @@ class AvroValues:
 
 
 def _apart(event: bytes) -> tuple[bytes, str, bytes]:
-    """Return the frame of an event, its game and the rest; no game's name has 64 bytes."""
+    """Return the prefix of an event, its game and the rest; no game's name has 64 bytes."""
     begin = _FRAME + 2
     end = begin + (event[begin - 1] >> 1)
     return event[:_FRAME], event[begin:end].decode(), event[end:]

@@ -161,7 +161,7 @@ class Crm:
         out = self.api.play(**self.script, failures=[Failure(status=STATUS, body='{"error": "out of order"}')])
         self.demo.say(f"[bold red]the API is out of order:[/] it answers {STATUS} to every call; the games play on")
         send(self.servers, TOPIC, self.wins.events(self.demo.options.wins))
-        if not self.router.wait_for(self.wins.records, self.demo.options.patience):
+        if not self.router.wait_for(self.wins.records, self.demo.options.timeout):
             return None
         self.router.over.wait(max(0, out + OUTAGE_SECONDS - time.monotonic()))
         back, landed = self.api.play(**self.script), self.wins.records - before
@@ -177,7 +177,7 @@ class Crm:
 
     def _until(self, done: Callable[[], bool]) -> bool:
         """Wait until something is so; say whether it is."""
-        deadline = time.monotonic() + self.demo.options.patience
+        deadline = time.monotonic() + self.demo.options.timeout
         while not (so := done()) and not self.router.over.wait(LOOK_SECONDS) and time.monotonic() < deadline:
             pass
         return so

@@ -55,7 +55,7 @@ def letters(dead: Landed) -> Counter[tuple[str, str]]:
 
 
 def schema_ids(bronze: Landed, dead: Landed) -> Counter[int]:
-    """Count records that are no dead letters by the schema id in their frame: bronze keeps values as they came."""
+    """Count records that are no dead letters by their schema id: bronze keeps values as they came."""
     raw = bronze.table.to_pyarrow_table(columns=["partition", "offset", "value"]).combine_chunks()
     refused = dead.table.to_pyarrow_table(columns=["partition", "offset"])
     good = pa.array(~np.isin(_places(raw), _places(refused)))

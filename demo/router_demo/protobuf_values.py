@@ -1,4 +1,4 @@
-"""Render events as Protobuf in the frame of a schema registry, with the schema of each version, and garbage."""
+"""Render events as Protobuf in the wire format of a schema registry, with the schema of each version, and garbage."""
 
 from __future__ import annotations
 
@@ -175,10 +175,10 @@ class ProtobufValues:
     def _begun(self, version: int) -> tuple[Texts, list[Texts]]:
         """Return beginnings by game and ends by kind of game of a version; only the newest version is held."""
         if self._rendered[0] != version:
-            frame = prefix(self._subject.register("PROTOBUF", schema_text(version)), (0,))
+            start = prefix(self._subject.register("PROTOBUF", schema_text(version)), (0,))
             self._message = message_class(version)
             ends = draw_ends(self._traffic, version, self._tail)
-            self._rendered = (version, [frame + name for name in self._names], ends)
+            self._rendered = (version, [start + name for name in self._names], ends)
         return self._rendered[1:]
 
     def _tail(self, kind: int, fields: Fields) -> bytes:
@@ -225,7 +225,7 @@ def _truncated(event: bytes, random: Random, message: Any) -> bytes:
 
 
 def _random_payload(event: bytes, random: Random, message: Any) -> bytes:
-    """Put random bytes into a good frame; some are a message, of fields nobody knows, and are not taken."""
+    """Put random bytes behind a good prefix; some are a message, of fields nobody knows, and are not taken."""
     while True:
         payload = random.randbytes(random.randrange(1, 2 * len(event)))
         if not _is_message(payload, message):

@@ -147,7 +147,7 @@ def stage_of(kind: str) -> str:
 
 
 def random_bytes(event: bytes, random: Random) -> bytes:
-    """Begin with a byte that no UTF-8 text contains and no frame begins with, so that chance cannot write either."""
+    """Begin with a byte of no UTF-8 text and no wire format, so that chance cannot write either."""
     return b"\xff" + random.randbytes(random.randrange(1, 2 * len(event)))
 
 
@@ -176,4 +176,4 @@ FRAMED_GARBAGE: dict[str, Maker] = {
     "empty": empty,
     "null": null,
 }
-"""A maker of each kind in the frame of a schema registry: from a good event to the value sent in its place."""
+"""A maker of each kind in the wire format of a schema registry: from a good event to the value sent in its place."""

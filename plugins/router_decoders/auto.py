@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pyspark.sql import types as T
 from typing_extensions import override
 
-from router import ArrowDecoding
+from router import ArrowDecoding, to_arrow_columns
 from router_decoders.avro import Avro
 from router_decoders.json import JsonSchema
 from router_decoders.protobuf import Protobuf
@@ -34,7 +34,7 @@ DECODERS: dict[Kind, type[RegistryDecoder]] = {"AVRO": Avro, "PROTOBUF": Protobu
 class Auto(RegistryDecoder):
     """Decode a record in whatever format the registry says that its schema has: Avro, Protobuf or JSON Schema.
 
-    The value is in the frame of a Confluent-compatible schema registry, or the record has the header
+    The value is in the wire format of a Confluent-compatible schema registry, or the record has the header
     `__value_schema_id` with the schema's GUID. One topic may hold all three formats. Each record is decoded as by the
     decoders `avro`, `protobuf` and `json_schema`, whose manual pages say how.
 
@@ -49,6 +49,7 @@ class Auto(RegistryDecoder):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_decoders.json_arrow",)
+    connectors: ClassVar[tuple[str, ...]] = ("avro",)
 
     @property
     @override
@@ -129,7 +130,7 @@ def fields(kind: Kind, made: Any) -> Taken:
 
 @dataclass(frozen=True)
 class AnyFormatRows:
-    """How rows are told apart: `written` is by frame, and its `message` is the format; `parts` are by format."""
+    """How rows are told apart: `written` is by prefix, and its `message` is the format; `parts` are by format."""
 
     written: dict[bytes, SchemaInfo]
     header: str
@@ -183,11 +184,10 @@ def _read(records: pa.RecordBatch, of_row: Any, known: AnyFormatRows) -> dict[st
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
-    from pyspark.sql.pandas.types import to_arrow_schema
 
     from router_schemas.wire_format import ADDED, at_rows, widened
 
-    adds = pa.schema([to_arrow_schema(T.StructType([T.StructField("event", known.event)])).field("event"), *ADDED])
+    adds = pa.schema([to_arrow_columns(T.StructType([T.StructField("event", known.event)])).field("event"), *ADDED])
     parts: list[pa.StructArray] = []
     order: list[Any] = []
     for kind, made in known.parts.items():

@@ -2,7 +2,8 @@
 
 Spark's from_avro reads the values before the tasks, and tasks decide what each value is. from_avro adds native columns
 that read each row once. What starts where is what `router_schemas.wire_format` says, to which tests hold these columns;
-tasks say why a row has no frame. The expressions are small on purpose: a method of more than 8000 bytes is not compiled
+tasks say why a row is in no wire format. The expressions are small on purpose: a method of more than 8000 bytes is not
+compiled
 by the JVM, and all of a plan's stage is one method. For the same reason nothing here uses a lambda where there is
 another way: it would take the projection out of whole-stage code generation.
 """
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from router import Preparation
-    from router_schemas.avro.library import Frame, RecordReader, Records
+    from router_schemas.avro.library import RecordReader, Records, WireFormat
     from router_schemas.library import Library
     from router_schemas.registry_client import OfflineRegistry
     from router_schemas.wire_format import FramedRows
@@ -42,7 +43,7 @@ READ = "_avro"
 """The column with a row's `event`, or the `reason` why its value could not be read; null where nothing reads it."""
 OBJECT_KEY = 10
 """Bytes before the value of a single object: C3 01 and the fingerprint."""
-NO_OBJECT = "frame: the value does not start with C3 01 and the 8 bytes of a fingerprint"
+NO_OBJECT = "wire format: the value does not start with C3 01 and the 8 bytes of a fingerprint"
 TEMPORARY = ("_header", "_key", "_body", "_writer")
 TO_THE_END = 2**31 - 1
 ID_KEY, GUID_KEY = 5, 17
@@ -52,15 +53,16 @@ ID_KEY, GUID_KEY = 5, 17
 class Avro(RegistryDecoder):
     """Decode a record whose value is an Avro record.
 
-    With a `registry` the value is in the frame of a Confluent-compatible schema registry: a zero byte and the schema's
-    id (4 bytes, big-endian); or the record has the header `__value_schema_id` with the schema's GUID, and the value is
-    the bare record. Or it is a single object (`frame: single_object`): C3 01 and the fingerprint of its schema, which
-    is looked for among all versions of the `subjects`. Every version is read with the schema that wrote it into one
-    merged reader's schema: a field that a version lacks is null, numbers are widened (int to long, float to double).
-    New versions are looked for before every batch, and an id that comes unannounced within it.
+    With a `registry` the value is in the wire format of a Confluent-compatible schema registry: a zero byte and the
+    schema's id (4 bytes, big-endian); or the record has the header `__value_schema_id` with the schema's GUID, and the
+    value is the bare record. Or it is a single object (`wire_format: single_object`): C3 01 and the fingerprint of its
+    schema, which is looked for among all versions of the `subjects`. Every version is read with the schema that wrote
+    it into one merged reader's schema: a field that a version lacks is null, numbers are widened (int to long, float to
+    double). New versions are looked for before every batch, and an id that comes unannounced within it.
 
     Without one, `schema_file` has the schema that all values were written with. The value is the record alone
-    (`frame: none`), or has a frame, of which id and GUID do not count; the fingerprint of a single object does.
+    (`wire_format: none`), or is in the registry's wire format, of which id and GUID do not count; the fingerprint of a
+    single object does.
 
     A version that no single table column can hold together with the older ones is reported with both versions and the
     field, and its records become dead letters. So do records with an unknown id, of another format, and values that
@@ -71,12 +73,13 @@ class Avro(RegistryDecoder):
     Avro's limits (docs/formats.md): a hostile length in a record can end it otherwise.
     """
 
+    connectors: ClassVar[tuple[str, ...]] = ("avro",)
     sources: ClassVar[tuple[str, ...]] = ("registry", "schema_file")
 
     schema_file: str | None = Field(
         default=None, min_length=1, description="an Avro schema in JSON (.avsc), from the configuration's folder"
     )
-    frame: Literal["confluent", "none", "single_object"] = Field(
+    wire_format: Literal["confluent", "none", "single_object"] = Field(
         default="confluent",
         description="`confluent`: as a registry's clients write; `single_object`: as Avro's own libraries do; `none`: "
         "the value is the record, with a file only",
@@ -84,9 +87,9 @@ class Avro(RegistryDecoder):
 
     @model_validator(mode="after")
     def _fits_the_source(self) -> Self:
-        if self.registry is not None and self.frame == "none":
-            raise ValueError("without a frame nothing names a schema of the registry; use schema_file")
-        if self.registry is not None and self.frame == "single_object" and not self.subjects:
+        if self.registry is not None and self.wire_format == "none":
+            raise ValueError("without the wire format nothing names a schema of the registry; use schema_file")
+        if self.registry is not None and self.wire_format == "single_object" and not self.subjects:
             raise ValueError("a registry cannot be asked for a fingerprint; name the subjects to look among")
         return self
 
@@ -95,9 +98,9 @@ class Avro(RegistryDecoder):
         from router_schemas.avro.library import OneSchema, SingleObjects, Writers
 
         if self.registry is None:
-            return OneSchema(preparation.folder / str(self.schema_file), self.frame, self.header)
+            return OneSchema(preparation.folder / str(self.schema_file), self.wire_format, self.header)
         schemas = self.schemas(preparation)
-        kind = SingleObjects if self.frame == "single_object" else Writers
+        kind = SingleObjects if self.wire_format == "single_object" else Writers
         return kind(schemas, preparation.memory, self.subjects, header=self.header)
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
@@ -107,7 +110,7 @@ class Avro(RegistryDecoder):
         return OfflineRegistry("AVRO", schemas)
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
-        """Return the record of an event, in its frame."""
+        """Return the record of an event, in its wire format."""
         from router_schemas.avro.encode import encoded_event
         from router_schemas.avro.model import single_object_header
         from router_schemas.avro.parser import parse_text
@@ -116,9 +119,9 @@ class Avro(RegistryDecoder):
         number, path = self.chosen(schema)
         read = parse_text(path.read_text(encoding="utf-8"))
         record = encoded_event(event, read)
-        if self.frame == "single_object":
+        if self.wire_format == "single_object":
             return single_object_header(read) + record
-        return record if self.frame == "none" else pack(number, None, record)
+        return record if self.wire_format == "none" else pack(number, None, record)
 
     def decoding(self) -> ArrowDecoding:
         """Return how tasks decode: from_avro before them, and the rest in them."""
@@ -126,7 +129,7 @@ class Avro(RegistryDecoder):
 
         known: Records = self.known
         added = [field for field in ADDED_FIELDS if not (known.only and field.name == "_wanted")]
-        rows = AvroRows(known.written, known.frame, known.header, known.only)
+        rows = AvroRows(known.written, known.wire_format, known.header, known.only)
         adds = T.StructType([T.StructField("event", known.event), *added])
         return ArrowDecoding(avro_events, rows, adds, before=lambda raw: with_records(raw, known))
 
@@ -190,13 +193,15 @@ def _fields(known: Records, part: _Part) -> list[Column]:
     return [column.alias(one.name) for one, column in found.items()]
 
 
-# Keys: what names the schema of a row, as the bytes of its frame
+# Keys: what names the schema of a row, as the bytes of its prefix
 
 
 def framed(raw: DataFrame, known: Records) -> DataFrame:
     """Return raw records with `_header` (that may hold a GUID), `_key` and `_body`, null where there is none."""
     key, body = _key_and_body(known)
-    frame = raw.withColumn("_header", _header(known) if known.frame == "confluent" else F.lit(None).cast("binary"))
+    frame = raw.withColumn(
+        "_header", _header(known) if known.wire_format == "confluent" else F.lit(None).cast("binary")
+    )
     return frame.withColumns({"_key": key, "_body": body})
 
 
@@ -208,9 +213,9 @@ def _header(known: Records) -> Column:
 
 def _key_and_body(known: Records) -> tuple[Column, Column]:
     value, header = F.col("value"), F.col("_header")
-    if known.frame == "none":
+    if known.wire_format == "none":
         return F.when(value.isNotNull(), _binary(b"")), value
-    if known.frame == "single_object":
+    if known.wire_format == "single_object":
         good = _begins(value, MARKER) & (F.length(value) >= OBJECT_KEY)
         return F.when(good, F.substring(value, 1, OBJECT_KEY)), F.substring(value, OBJECT_KEY + 1, TO_THE_END)
     good = _begins(header, b"\1") & (F.length(header) >= GUID_KEY)
@@ -287,13 +292,13 @@ def _elements(values: Column, kind: T.DataType) -> Iterator[Column]:
 
 @dataclass(frozen=True)
 class AvroRows:
-    """How rows are told apart. `written` is by frame: the bytes before a value, or those in its `header`.
+    """How rows are told apart. `written` is by prefix: the bytes before a value, or those in its `header`.
 
     `only` names the file whose schema reads all values, whatever their ids and GUIDs; empty where these count.
     """
 
     written: dict[bytes, SchemaInfo]
-    frame: Frame
+    wire_format: WireFormat
     header: str
     only: str
 
@@ -327,8 +332,8 @@ def _framed(records: pa.RecordBatch, known: AvroRows) -> FramedRows:
 
     from router_schemas.wire_format import FramedRows, framed_rows
 
-    if known.frame != "single_object":
-        return framed_rows(records, known.frame, known.header, indexed=False)
+    if known.wire_format != "single_object":
+        return framed_rows(records, known.wire_format, known.header, indexed=False)
     values = records.column("value")
     heads = pc.binary_slice(values, 0, OBJECT_KEY)
     good = pc.and_(pc.starts_with(heads, MARKER), pc.equal(pc.binary_length(heads), OBJECT_KEY)).fill_null(False)
@@ -344,7 +349,7 @@ def _info(writer: str, known: AvroRows) -> SchemaInfo | None:
     """Return what is known of a writer's schema; None where that is to be fetched."""
     from router_schemas.wire_format import schema_bytes
 
-    if known.frame == "single_object":
+    if known.wire_format == "single_object":
         found = known.written.get(MARKER + bytes.fromhex(writer.removeprefix(FINGERPRINT)))
     elif known.only:
         found = known.written[b""]

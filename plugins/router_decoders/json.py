@@ -286,7 +286,7 @@ def _replace(file: Path, text: str) -> None:
 class JsonSchema(RegistryDecoder):
     """Decode a record whose value is a JSON object with a JSON Schema in a registry.
 
-    The value is in the frame of a Confluent-compatible schema registry: a zero byte, the schema's id (4 bytes,
+    The value is in the wire format of a Confluent-compatible schema registry: a zero byte, the schema's id (4 bytes,
     big-endian) and the object in UTF-8; or the record has the header `__value_schema_id` with the schema's GUID, and
     the value is the bare object. The schemas of all versions are merged into one, by which every object is read: a
     property that a version lacks is null, integers become doubles where a version says number. New versions are looked
@@ -320,7 +320,7 @@ class JsonSchema(RegistryDecoder):
         return OfflineRegistry("JSON", schemas)
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
-        """Return an event as an object in its frame. It is not checked against the schema."""
+        """Return an event as an object in its wire format. It is not checked against the schema."""
         from router_schemas.wire_format import pack
 
         return pack(self.chosen(schema)[0], None, json.dumps(event, ensure_ascii=False).encode())

@@ -406,7 +406,7 @@ def _cast(texts: pa.Array, shape: Shape, zone: str) -> pa.Array:
 
 @dataclass(frozen=True)
 class FramedObjects:
-    """How framed objects are read. `written` is by frame; `header` is the one that may hold a GUID."""
+    """How framed objects are read. `written` is by prefix; `header` is the one that may hold a GUID."""
 
     asked: JsonEvents
     written: dict[bytes, SchemaInfo]

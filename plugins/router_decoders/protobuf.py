@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003 - pydantic reads it
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -11,10 +12,10 @@ from typing_extensions import override
 from router import ArrowDecoding, Preparation
 from router_decoders.registry_decoder import RegistryDecoder
 from router_schemas.model import FULL_NAME
-from router_schemas.protobuf import needed
+from router_schemas.protobuf import EXTRAS, needed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -62,8 +63,8 @@ class Wrapper(BaseModel):
 class Protobuf(RegistryDecoder):
     """Decode a record whose value is a Protobuf message.
 
-    With a `registry` the value is in the frame of a Confluent-compatible schema registry: a zero byte, the schema's id
-    (4 bytes, big-endian) and the index path of the message in its file; or the record has the header
+    With a `registry` the value is in the wire format of a Confluent-compatible schema registry: a zero byte, the
+    schema's id (4 bytes, big-endian) and the message index in its file; or the record has the header
     `__value_schema_id` with the schema's GUID, and the value is the bare message. All versions of a message are read
     by one merged schema: a field that a version lacks is null (zero, where the field cannot tell absent from zero), one
     that was removed keeps its data, an unknown one is never lost silently, because its schema is fetched first. New
@@ -71,8 +72,8 @@ class Protobuf(RegistryDecoder):
     again for them.
 
     Without one, `descriptor_file` or `proto_file` says what the one `message` looks like. The value is the message
-    alone (`frame: none`), or has a frame, of which id and GUID do not count; a record whose index path is that of
-    another message is a dead letter.
+    alone (`wire_format: none`), or is in the registry's wire format, of which id and GUID do not count; a record whose
+    message index is that of another message is a dead letter.
 
     With a `wrapper` the message found so is only the outer one, and the event is the message inside: see its options.
     `message` is then the full name of the message inside.
@@ -87,6 +88,7 @@ class Protobuf(RegistryDecoder):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_schemas.protobuf.events",)
+    extras: ClassVar[Mapping[str, str]] = EXTRAS
     sources: ClassVar[tuple[str, ...]] = ("registry", "descriptor_file", "proto_file")
 
     descriptor_file: str | None = Field(
@@ -100,7 +102,7 @@ class Protobuf(RegistryDecoder):
         description="a .proto text, from the configuration's folder; what it imports is looked for beside it",
     )
     message: str | None = Field(default=None, pattern=FULL_NAME, description="with a file: full name of the message")
-    frame: Literal["confluent", "none"] = Field(
+    wire_format: Literal["confluent", "none"] = Field(
         default="confluent", description="`confluent`: as a registry's clients write; `none`: the value is the message"
     )
     wrapper: Wrapper | None = Field(
@@ -112,8 +114,8 @@ class Protobuf(RegistryDecoder):
 
     @model_validator(mode="after")
     def _fits_the_source(self) -> Self:
-        if self.registry is not None and (self.message is not None or self.frame == "none"):
-            raise ValueError("records of a registry name their message in a frame; leave out message and frame")
+        if self.registry is not None and (self.message is not None or self.wire_format == "none"):
+            raise ValueError("records of a registry name their message themselves; leave out message and wire_format")
         if self.registry is None and self.message is None:
             raise ValueError("say which message of the file the records are: message: PACKAGE.NAME")
         if self.registry is None and self.wrapper is not None and self.wrapper.schema_id is not None:
@@ -142,7 +144,7 @@ class Protobuf(RegistryDecoder):
             inner = Messages(schemas, memory, wrapper.subjects, keep="payloads")
         else:
             files = Files.read(preparation.folder / str(self.descriptor_file or self.proto_file))
-            outer = OneMessage(files, str(self.message), self.frame, self.header)
+            outer = OneMessage(files, str(self.message), self.wire_format, self.header)
             if wrapper is None:
                 return outer
             inner = FileMessages(files, memory)
@@ -165,7 +167,7 @@ class Protobuf(RegistryDecoder):
         return OfflineRegistry("PROTOBUF", schemas, imports_below)
 
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
-        """Return the message of an event given as in ProtoJSON, in its frame: the outer message, with a wrapper."""
+        """Return the message of an event given as in ProtoJSON, in its wire format; with a wrapper the outer one."""
         from router_schemas.protobuf.descriptors import from_file, message_index_of, message_names
         from router_schemas.protobuf.encode import encoded_event
         from router_schemas.wire_format import pack
@@ -174,7 +176,7 @@ class Protobuf(RegistryDecoder):
         files = from_file(path)
         name = message or self.message or message_names(files)[0]
         payload = encoded_event(event, files, name)
-        return payload if self.frame == "none" else pack(number, message_index_of(files, name), payload)
+        return payload if self.wire_format == "none" else pack(number, message_index_of(files, name), payload)
 
     def wanted_by(self, records: pa.RecordBatch, known: Any) -> frozenset[str]:
         """Return the schemas and messages that records name and that are not known."""

@@ -6,25 +6,27 @@
 | a schema file | its text, which is registered with `register: true` and has to be there already without |
 | neither | the newest version of the subject, if the columns go with it |
 | neither, `register: true` | the same; where there is none, or it lacks fields, one made for the columns |
-| a schema file, no registry | its text; the value has no frame |
+| a schema file, no registry | its text; the value is in no wire format |
 """
 
 from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from router import Encoded, Encoder, Encoding, StartError
+from router import Encoded, Encoder, Encoding, Server, StartError
 from router_schemas.model import FULL_NAME, Kind, RegisteredSchema, ResolvedSchema, SchemaOrigin
-from router_schemas.protobuf import needed
+from router_schemas.protobuf import EXTRAS, needed
 from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryOptions, UnusableSchema
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     import pyarrow as pa
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 
 NO_ID = 0
-"""The id of a schema where it is not written: in a trial, and without a frame."""
+"""The id of a schema where it is not written: in a trial, and outside the wire format."""
 
 
 class RegistryEncoder(Encoder):
@@ -46,9 +48,9 @@ class RegistryEncoder(Encoder):
     file_option: ClassVar[str]
 
     registry: RegistryOptions | None = Field(
-        default=None, description="the registry; a bare URL is enough. None: a schema file and `frame: none`"
+        default=None, description="the registry; a bare URL is enough. None: a schema file and `wire_format: none`"
     )
-    frame: Literal["confluent", "none"] = Field(
+    wire_format: Literal["confluent", "none"] = Field(
         default="confluent", description="`confluent`: as a registry's clients write; `none`: the record alone"
     )
     subject: str | None = Field(
@@ -60,13 +62,21 @@ class RegistryEncoder(Encoder):
         default=False, alias="register", description="register the schema file, or a schema made for the columns"
     )
 
+    def talks_to(self) -> Iterable[Server]:
+        """Yield the URLs of the registry."""
+        from router_schemas.registry_client import servers_of
+
+        return servers_of(self.registry)
+
     @model_validator(mode="after")
     def _one_schema(self) -> Self:
         if self.id is not None and (self.registers or self.file):
             raise ValueError(f"`id` names a schema that is there; take `register` and `{self.file_option}` away")
         named = self.subject is not None or self.id is not None or self.registers
-        if self.registry is None and (named or self.frame != "none" or not self.file):
-            raise ValueError(f"give a `registry`, or `{self.file_option}` and `frame: none` and nothing of a registry")
+        if self.registry is None and (named or self.wire_format != "none" or not self.file):
+            raise ValueError(
+                f"give a `registry`, or `{self.file_option}` and `wire_format: none` and nothing of a registry"
+            )
         return self
 
     @property
@@ -231,8 +241,8 @@ class ToAvro(RegistryEncoder):
         from router_schemas.avro.parser import parse
         from router_schemas.wire_format import prefix
 
-        frame = b"" if self.frame == "none" else prefix(resolved.schema.id)
-        argument = AvroTarget(frame, text_of(parse(resolved)), columns)
+        before = b"" if self.wire_format == "none" else prefix(resolved.schema.id)
+        argument = AvroTarget(before, text_of(parse(resolved)), columns)
         _avro_writer(argument)  # raises here, on the driver, where columns and schema do not match
         return Encoding(encode_avro, argument, "Avro")
 
@@ -286,6 +296,7 @@ class ToProtobuf(RegistryEncoder):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_schemas.protobuf.encode",)
+    extras: ClassVar[Mapping[str, str]] = EXTRAS
     schema_kind: ClassVar[Kind] = "PROTOBUF"
     file_option: ClassVar[str] = "proto_file"
 
@@ -320,8 +331,8 @@ class ToProtobuf(RegistryEncoder):
         files = descriptors(resolved)
         message = self.message or next(iter(message_names(files)), "")
         path = message_index_of(files, message)
-        frame = b"" if self.frame == "none" else prefix(resolved.schema.id, path)
-        argument = ProtobufTarget(frame, files, message, columns)
+        before = b"" if self.wire_format == "none" else prefix(resolved.schema.id, path)
+        argument = ProtobufTarget(before, files, message, columns)
         _protobuf_writer(argument)  # raises here, on the driver, where columns and schema do not match
         return Encoding(encode_protobuf, argument, f"Protobuf message {message}")
 

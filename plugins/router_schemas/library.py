@@ -202,7 +202,7 @@ class EventMaking(ABC, Generic[K, N, R]):
 
     A reader reads all versions that fit the oldest one; those that do not are refused, as is a name with a field that
     has another type elsewhere. `uses`, and the `reasons` why some cannot be read, are by what tells records apart: a
-    frame, or a writer's schema. `taken` are the fields of records of other formats.
+    prefix, or a writer's schema. `taken` are the fields of records of other formats.
     """
 
     def __init__(self, uses: Mapping[K, N], reasons: Mapping[K, str], taken: Taken | None = None) -> None:
@@ -258,13 +258,13 @@ KEPT = "formats.json"
 class Formats:
     """How records of several formats are read. `made` is by format, in the order in which they came.
 
-    `written` is by frame; its `message` is the format there, its `reason` why the schema is of no use.
+    `written` is by prefix; its `message` is the format there, its `reason` why the schema is of no use.
     """
 
     made: dict[Kind, Any]
     written: dict[bytes, SchemaInfo]
     header: str = VALUE_HEADER
-    frame: str = "confluent"
+    wire_format: str = "confluent"
     only: str = ""
 
 
@@ -350,7 +350,7 @@ class AnyFormat(Library[Formats]):
         return all(kind is None or (kind in libraries and text in _writers(libraries[kind])) for text, kind in kinds)
 
     def _written(self, made: Mapping[Kind, Any]) -> dict[bytes, SchemaInfo]:
-        """Return the format of every frame."""
+        """Return the format of every prefix."""
         written: dict[bytes, SchemaInfo] = {}
         for kind, library in self._libraries.items():
             for text, (reason, _) in library.unknown.items():

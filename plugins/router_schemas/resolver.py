@@ -49,7 +49,7 @@ PAUSES = (0.1, 0.3, 0.6)
 HOLD = 30.0
 """Seconds for which what was not there stays unknown."""
 AT_ONCE = 8
-"""Requests that a registry gets at the same time: garbage can look like frames with as many ids as there are rows."""
+"""Requests that a registry gets at the same time: garbage can look like prefixes with as many ids as there are rows."""
 
 
 class SchemaResolver:

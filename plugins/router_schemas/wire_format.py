@@ -24,8 +24,8 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import from_arrow_schema
 
+from router import to_spark_columns
 from router_schemas.byte_columns import varint
 from router_schemas.model import FIRST, VALUE_HEADER, WriterSchema, dotted
 
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 FINE, CUT, RANGE, DEEP = range(4)
 PROBLEMS = (
-    "frame: the bytes end within the message index",
-    "frame: an index of the message is negative or too large",
-    "frame: the message index is too long",
+    "wire format: the bytes end within the message index",
+    "wire format: an index of the message is negative or too large",
+    "wire format: the message index is too long",
 )
 """What is wrong, for CUT, RANGE and DEEP in turn."""
 
@@ -59,11 +59,11 @@ FRAMED, NULL, EMPTY, SHORT, MAGIC, ID, HEADER = range(7)
 REASONS = (
     None,
     None,
-    "frame: the value is empty",
-    "frame: the value is shorter than the 5 bytes of a frame",
-    "frame: the value does not start with the magic byte 0",
-    "frame: the schema id is negative",
-    "frame: the header with the schema's GUID is not 01 and 16 bytes",
+    "wire format: the value is empty",
+    "wire format: the value is shorter than the 5 bytes before a payload",
+    "wire format: the value does not start with the magic byte 0",
+    "wire format: the schema id is negative",
+    "wire format: the header with the schema's GUID is not 01 and 16 bytes",
     *PROBLEMS,
 )
 """The reason of each status; FRAMED and NULL (a tombstone, which names no schema) have none."""
@@ -375,7 +375,7 @@ def _number(raw: bytes, at: int) -> tuple[int, int, int]:
 # Records: what each of them was written with
 
 
-Frame = Literal["confluent", "none"]
+WireFormat = Literal["confluent", "none"]
 WHOLE = ""
 """The name of the writer where values name no schema: one schema wrote them all."""
 _UNFRAMED = pa.array([*REASONS[:NULL], "value is null", *REASONS[NULL + 1 :]], pa.string())
@@ -399,7 +399,7 @@ class FramedRows:
 
 def framed_rows(
     records: pa.RecordBatch,
-    frame: Frame,
+    wire_format: WireFormat,
     header: str,
     numbered: bool = True,
     indexed: bool | Collection[int | bytes] = True,
@@ -410,7 +410,7 @@ def framed_rows(
     ignored, and only the message index counts. `indexed`: which schemas have message indexes, as for `parse`.
     """
     values = records.column("value")
-    if frame == "none":
+    if wire_format == "none":
         known = np.asarray(values.is_valid())
         groups = np.where(known, 0, -1).astype(np.int64)
         reasons = pa.array(["value is null"], pa.string()).take(pa.array(np.zeros(len(values), np.int8), mask=known))
@@ -434,7 +434,7 @@ ABOUT = pa.schema(
 """What is known of an event's schema."""
 ADDED = pa.schema([("_error", pa.string()), ("_wanted", pa.string()), *ABOUT])
 """The columns beside an event."""
-ADDED_FIELDS: tuple[T.StructField, ...] = tuple(from_arrow_schema(ADDED))
+ADDED_FIELDS: tuple[T.StructField, ...] = tuple(to_spark_columns(ADDED))
 """The same as Spark's fields."""
 
 

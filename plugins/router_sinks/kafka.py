@@ -10,14 +10,14 @@ from pydantic import Field, PrivateAttr, SecretStr, field_validator
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as F
 
-from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, StartError, row, tried
+from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, Server, StartError, row, tried
 from router_encoders import ToJson
 from router_encoders.outbox_rows import PLACE, as_bytes, bounded_batches, own_columns
 from router_encoders.templates import parse, text_column
 from router_sinks.kafka_topics import CreateTopics, Topics, check_topic, is_fixed, unusable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from pyspark.sql import Column, DataFrame
     from typing_extensions import Self
@@ -35,8 +35,8 @@ TAKEN = {
     "enable.idempotence": "the promise needs it",
     "enable.gapless.guarantee": "the promise needs it",
     "transactional.id": "records are deduplicated by their headers",
-    "message.timeout.ms": "write `patience`",
-    "delivery.timeout.ms": "write `patience`",
+    "message.timeout.ms": "write `timeout`",
+    "delivery.timeout.ms": "write `timeout`",
     "allow.auto.create.topics": "write `create_topics`",
     "message.send.max.retries": "the promise needs retries without end",
     "retries": "the promise needs retries without end",
@@ -67,6 +67,10 @@ class Kafka(ApplyingSink):
     ordered: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("router_sinks.kafka_client",)
 
+    def talks_to(self) -> Iterable[Server]:
+        """Yield the brokers."""
+        return [Server("broker", server.strip()) for server in self.servers.split(",")]
+
     servers: str = Field(min_length=1, description="host:port, several with commas")
     topic: str = Field(description="a topic, or text with fields in braces behind it: games-{event.game}")
     key: str | None = Field(
@@ -91,7 +95,7 @@ class Kafka(ApplyingSink):
     options: dict[str, SecretStr] = Field(
         default_factory=dict, description="passed to librdkafka as they are: security.protocol, sasl.password, ..."
     )
-    patience: float = Field(
+    timeout: float = Field(
         default=30.0,
         gt=0,
         le=3600,
@@ -138,7 +142,7 @@ class Kafka(ApplyingSink):
             prepared._rows(opening.events, encoding).schema  # noqa: B018 - analyses the expressions
         except (AnalysisException, ParseException) as error:
             raise StartError(str(error).strip().split("\n")[0]) from error
-        Sender(self._settings, self.patience).check()
+        Sender(self._settings, self.timeout).check()
         prepared._topics(None, trial=opening.trial)
         log.info("values for %s are written as %s", self.topic, encoding.what)
         return prepared
@@ -156,7 +160,7 @@ class Kafka(ApplyingSink):
             topics=replace(self._topics(rows), other_cluster=self.other_cluster),
             headers=tuple(self.headers),
             marks=tuple((f"{OURS}{name}", text.encode()) for name, text in marks.items()),
-            patience=self.patience,
+            timeout=self.timeout,
         )
         ordered = rows.repartition("_topic", "_partition").sortWithinPartitions(*PLACE)
         with bounded_batches(events.sparkSession):

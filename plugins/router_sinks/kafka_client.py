@@ -227,14 +227,14 @@ class Denied(Exception):  # noqa: N818
 
 @dataclass
 class Sender:
-    """A sender of the records of one task. `patience`: seconds without any arrival after which it gives up.
+    """A sender of the records of one task. `timeout`: seconds without any arrival after which it gives up.
 
     `named_by_data`: a forbidden topic is the fault of its records, not of the configuration. `alone` counts the
     records that had to be sent one by one.
     """
 
     settings: Mapping[str, str]
-    patience: float
+    timeout: float
     named_by_data: bool = False
     alone: int = 0
     trouble: Trouble = field(default_factory=Trouble)
@@ -361,9 +361,9 @@ class _Round:
         return False
 
     def _give_up_after(self, since: float) -> None:
-        if time.monotonic() - since > self.sender.patience:
+        if time.monotonic() - since > self.sender.timeout:
             self.producer.purge()
-            raise self.sender.away(f"nothing arrived for {self.sender.patience:g} s")
+            raise self.sender.away(f"nothing arrived for {self.sender.timeout:g} s")
 
 
 _UNSENT = KafkaError(KafkaError._NOENT)
@@ -382,7 +382,7 @@ class PublishJob:
     topics: Topics
     headers: tuple[str, ...]
     marks: tuple[tuple[str, bytes], ...]
-    patience: float
+    timeout: float
 
 
 def task(job: PublishJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -390,7 +390,7 @@ def task(job: PublishJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Re
 
     def publish(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         keep_archives()
-        sender = Sender(job.settings, job.patience, named_by_data=not job.topics.fixed)
+        sender = Sender(job.settings, job.timeout, named_by_data=not job.topics.fixed)
         trouble: list[dict[str, Any]] = []
         for rows in batches:
             if trouble or not rows.num_rows:

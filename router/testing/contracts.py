@@ -104,8 +104,8 @@ def check_rule(spark: SparkSession, rule: Rule, events: DataFrame) -> None:
     row, says the same of a row again, and does not match a record without an event.
     """
     frame = _with_empty_record(spark, _with_raw_columns(events))
-    verdicts = _evaluated(frame, rule.matches, T.BooleanType(), "matches()")
-    _require(verdicts[-1] is not True, "the rule matches a record without an event")
+    results = _evaluated(frame, rule.matches, T.BooleanType(), "matches()")
+    _require(results[-1] is not True, "the rule matches a record without an event")
 
 
 def check_table_sink(spark: SparkSession, sink: TableSink, events: DataFrame) -> None:
@@ -234,11 +234,11 @@ def _in_outbox(rows: DataFrame) -> DataFrame:
 def _evaluated(frame: DataFrame, make: Callable[[], str | Column], kind: T.DataType, what: str) -> list[Any]:
     """Return the values of a column, after checking its type, that it raises nowhere, and that it repeats itself."""
     # made and analysed twice: Spark fixes the seed of a random function when it analyses the frame
-    one, other = (frame.select(F.lit(make()).alias("verdict")) for _ in range(2))
-    found = one.schema["verdict"].dataType
+    one, other = (frame.select(F.lit(make()).alias("result")) for _ in range(2))
+    found = one.schema["result"].dataType
     _require(isinstance(found, type(kind)), f"{what} is a {found.simpleString()}, not a {kind.simpleString()}")
     try:
-        first, second = ([row["verdict"] for row in chosen.collect()] for chosen in (one, other))
+        first, second = ([row["result"] for row in chosen.collect()] for chosen in (one, other))
     except Exception as error:
         raise AssertionError(f"{what} raises on a row: {error}") from error
     _require(first == second, f"{what} says something else of the same row the second time")

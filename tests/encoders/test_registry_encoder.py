@@ -55,7 +55,7 @@ def encoder(faulty: FaultyRegistry, kind: str) -> Encode:
 
 
 def number_of(encoder: Encoder, columns: T.StructType, folder: Path = HERE, subject: str | None = None) -> int:
-    """Return the id in the frame of a row that is encoded."""
+    """Return the id in the prefix of a row that is encoded."""
     encoding = encoder.open(columns, folder, subject)
     found = encoding.function(rows_of(columns, [dict.fromkeys(columns.names)]), encoding.argument)
     assert not found.reasons
@@ -146,15 +146,15 @@ def test_a_record_can_be_alone(faulty: FaultyRegistry, encoder: Encode, kind: st
     (tmp_path / name).write_text(TEXTS[kind])
     faulty.book.add(SUBJECT, TEXTS[kind], KINDS[kind])
     made = type(encoder())
-    alone = made.model_validate({option: name, "frame": "none"}).open(COLUMNS, tmp_path)
-    seen = [encoder().open(COLUMNS, HERE), encoder(frame="none").open(COLUMNS, HERE), alone]
+    alone = made.model_validate({option: name, "wire_format": "none"}).open(COLUMNS, tmp_path)
+    seen = [encoder().open(COLUMNS, HERE), encoder(wire_format="none").open(COLUMNS, HERE), alone]
     rows = rows_of(COLUMNS, [{"game": "uno", "amount": 7}])
 
     framed, *bare = (encoding.function(rows, encoding.argument).values[0] or b"" for encoding in seen)
 
     assert {framed[5:] if kind == "avro" else framed[6:]} == set(bare)
     with pytest.raises(StartError, match=rf"{name}: field note"):
-        made.model_validate({option: name, "frame": "none"}).open(WIDER, tmp_path)
+        made.model_validate({option: name, "wire_format": "none"}).open(WIDER, tmp_path)
 
 
 def test_a_trial_registers_nothing(faulty: FaultyRegistry, encoder: Encode, kind: str, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_the_subject_is_that_of_the_topic(faulty: FaultyRegistry, encoder: Encod
         encoder(subject=None).open(COLUMNS, HERE)
 
 
-def test_a_message_inside_of_another_is_named_in_the_frame(faulty: FaultyRegistry) -> None:
+def test_a_message_inside_of_another_is_named_in_the_prefix(faulty: FaultyRegistry) -> None:
     """Without it consumers read another message of the same file."""
     inner = "message B { map<string, int64> m = 1; message C { string game = 1; } }"
     text = f'syntax = "proto3"; package g; message A {{ {inner} }}'
@@ -230,10 +230,13 @@ def test_a_record_is_called_by_its_subject(subject: str, name: str) -> None:
         ({}, "an encoder is one key"),
         ({"to_json": {}, "to_avro": {"registry": "http://a"}}, "`to_json` is here already"),
         ({"to_json": {"null": "keep"}}, "Extra inputs"),
-        ({"to_avro": {}}, "give a `registry`, or `schema_file` and `frame: none`"),
-        ({"to_avro": {"schema_file": "a.avsc"}}, "give a `registry`, or `schema_file` and `frame: none`"),
-        ({"to_avro": {"schema_file": "a.avsc", "frame": "none", "id": 1}}, "take `register` and `schema_file` away"),
-        ({"to_avro": {"schema_file": "a.avsc", "frame": "none", "subject": "a"}}, "nothing of a registry"),
+        ({"to_avro": {}}, "give a `registry`, or `schema_file` and `wire_format: none`"),
+        ({"to_avro": {"schema_file": "a.avsc"}}, "give a `registry`, or `schema_file` and `wire_format: none`"),
+        (
+            {"to_avro": {"schema_file": "a.avsc", "wire_format": "none", "id": 1}},
+            "take `register` and `schema_file` away",
+        ),
+        ({"to_avro": {"schema_file": "a.avsc", "wire_format": "none", "subject": "a"}}, "nothing of a registry"),
         ({"to_avro": {"registry": "http://a", "id": 1, "register": True}}, "take `register` and `schema_file` away"),
         ({"to_protobuf": {"registry": "http://a", "id": 1, "proto_file": "a.proto"}}, "take `register` and `proto_"),
         ({"to_protobuf": {"registry": "http://a", "proto_file": "a.desc"}}, "a .proto file is needed"),

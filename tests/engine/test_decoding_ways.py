@@ -128,7 +128,7 @@ def test_formats_that_are_mixed_in_one_topic_are_learnt_within_the_batch(
 
 @pytest.mark.parametrize("source", [{"proto_file": "games.proto"}, {"descriptor_file": "games.desc"}], ids=str)
 def test_bare_messages_are_read_with_a_file(begin: Callable[..., Query], proto: Proto, source: dict[str, str]) -> None:
-    query = begin(Protobuf.model_validate({**source, "message": "games.Bet", "frame": "none"}))
+    query = begin(Protobuf.model_validate({**source, "message": "games.Bet", "wire_format": "none"}))
 
     report = query.take(records([proto.bytes("Bet", game="uno", amount=5), b"\xff", None, b""]))
 
@@ -140,7 +140,7 @@ def test_a_new_message_inside_is_learnt_within_the_batch(begin: Callable[..., Qu
     """Without it a new kind of event waits for a restart."""
     bet = proto.envelope("Bet", proto.message("Bet", game="uno", amount=5))
     login = proto.envelope("games.Login", proto.message("Login", game="uno", gamer="g-1"))
-    options = {"proto_file": "games.proto", "message": "games.Envelope", "frame": "none", "wrapper": WRAPPER}
+    options = {"proto_file": "games.proto", "message": "games.Envelope", "wire_format": "none", "wrapper": WRAPPER}
     query = begin(Protobuf.model_validate(options), records([bet]))
 
     query.take(records([bet, proto.envelope("Gone", proto.message("Bet"))]))
@@ -154,8 +154,8 @@ def test_a_new_message_inside_is_learnt_within_the_batch(begin: Callable[..., Qu
     assert query.letters("reason") == {"wrapper: the file has no message 'Gone'": 1}
 
 
-@pytest.mark.parametrize("frame", ["none", "confluent", "single_object"])
-def test_avro_is_read_with_a_file(begin: Callable[..., Query], proto: Proto, frame: str) -> None:
+@pytest.mark.parametrize("wire_format", ["none", "confluent", "single_object"])
+def test_avro_is_read_with_a_file(begin: Callable[..., Query], proto: Proto, wire_format: str) -> None:
     body = bet_in_avro(game="uno", amount=5)
     fingerprint = fastavro.schema.fingerprint(fastavro.schema.to_parsing_canonical_form(BET), "CRC-64-AVRO")
     framed = {
@@ -163,22 +163,27 @@ def test_avro_is_read_with_a_file(begin: Callable[..., Query], proto: Proto, fra
         "confluent": pack(9, None, body),
         "single_object": b"\xc3\x01" + bytes.fromhex(fingerprint) + body,
     }
-    query = begin(Avro.model_validate({"schema_file": "bet.avsc", "frame": frame}))
+    query = begin(Avro.model_validate({"schema_file": "bet.avsc", "wire_format": wire_format}))
 
-    report = query.take(records([framed[frame], framed[frame][:-1], None]))
+    report = query.take(records([framed[wire_format], framed[wire_format][:-1], None]))
 
     assert (report.decoded, report.failed) == (1, 2)
     assert query.rows("silver.uno", "amount") == [{"amount": 5}]
 
 
-@pytest.mark.parametrize("frame", ["none", "confluent"])
+@pytest.mark.parametrize("wire_format", ["none", "confluent"])
 @pytest.mark.parametrize("wrapper", [None, {**WRAPPER, "messages": ["games.Bet"]}], ids=["bare", "wrapped"])
-def test_files_keep_the_contract(spark: SparkSession, proto: Proto, lake: Lake, frame: str, wrapper: Any) -> None:
+def test_files_keep_the_contract(spark: SparkSession, proto: Proto, lake: Lake, wire_format: str, wrapper: Any) -> None:
     bet = proto.message("Bet", game="uno", amount=5)
     message, path, good = (
         ("Bet", (0,), bet.SerializeToString()) if wrapper is None else ("Envelope", (3,), proto.envelope("Bet", bet))
     )
-    options = {"proto_file": "games.proto", "message": f"games.{message}", "frame": frame, "wrapper": wrapper}
+    options = {
+        "proto_file": "games.proto",
+        "message": f"games.{message}",
+        "wire_format": wire_format,
+        "wrapper": wrapper,
+    }
     prepared = Protobuf.model_validate(options).prepare(
         Preparation(
             proto.path.parent,
@@ -188,4 +193,4 @@ def test_files_keep_the_contract(spark: SparkSession, proto: Proto, lake: Lake, 
         )
     )
 
-    check_decoder(spark, prepared.refresh(frozenset()), [good if frame == "none" else pack(3, path, good)])
+    check_decoder(spark, prepared.refresh(frozenset()), [good if wire_format == "none" else pack(3, path, good)])

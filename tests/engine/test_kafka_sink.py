@@ -341,7 +341,7 @@ def test_a_stream_waits_for_the_broker_it_sends_to(
     events.mkdir()
     (events / "a.jsonl").write_text('{"n": 1}\n{"n": 2}')
     own_broker.create_topic(topic)
-    sinks = [{"kafka": {"servers": own_broker.servers, "topic": topic, "patience": 2}}]
+    sinks = [{"kafka": {"servers": own_broker.servers, "topic": topic, "timeout": 2}}]
     loaded = configured(tmp_path / "w", "waits", {"files": {"path": str(events)}}, {"json": "n int"}, sinks)
     options = RunOptions(stop=stop, finished=lambda report, behind: done.append(report))
     thread = threading.Thread(target=run, args=(loaded, load_registry(), spark, options))

@@ -201,11 +201,11 @@ SCENARIOS = (
     ),
     Scenario(
         "avro_file",
-        "Avro without a frame, by a schema in a file",
+        "Avro without a wire format, by a schema in a file",
         (
             Taken(
                 (*_written(ONE), *_frames(), *_noise(5, 40)),
-                f"{HEAD}decode: {{avro: {{schema_file: one.avsc, frame: none}}}}\n{ALL}",
+                f"{HEAD}decode: {{avro: {{schema_file: one.avsc, wire_format: none}}}}\n{ALL}",
             ),
         ),
     ),
@@ -215,17 +215,18 @@ SCENARIOS = (
         (
             Taken(
                 (*_written(TWO), *_frames(), *_noise(6, 20, b"\xc3\x01")),
-                f"{HEAD}decode: {{avro: {{schema_file: two.avsc, frame: single_object}}}}\n{ALL}",
+                f"{HEAD}decode: {{avro: {{schema_file: two.avsc, wire_format: single_object}}}}\n{ALL}",
             ),
         ),
     ),
     Scenario(
         "protobuf_file",
-        "Protobuf without a frame, by a schema in a file",
+        "Protobuf without a wire format, by a schema in a file",
         (
             Taken(
                 (*_written(TWO), *_frames(), *_noise(7, 60)),
-                f"{HEAD}decode: {{protobuf: {{proto_file: two.proto, message: games.Event, frame: none}}}}\n{ALL}",
+                f"{HEAD}decode: {{protobuf: "
+                f"{{proto_file: two.proto, message: games.Event, wire_format: none}}}}\n{ALL}",
             ),
         ),
     ),

@@ -28,6 +28,8 @@ RENAMES = saved.Renames(
         "lanes.games__all__tables": "quarantine.games__all__tables",
         "lanes.": "outbox.",
         "index path of the message": "message index",
+        "frame: ": "wire format: ",
+        "the 5 bytes of a frame": "the 5 bytes before a payload",
     },
 )
 

@@ -97,7 +97,7 @@ def test_records_of_all_formats_are_one_event(topic: Mixed, opened: Open, stream
     assert [row["_error"] for row in rows[:5]] == [None] * 5
     assert [row["_error"] for row in rows[5:7]] == [
         "value is null",
-        "frame: the value is shorter than the 5 bytes of a frame",
+        "wire format: the value is shorter than the 5 bytes before a payload",
     ]
     assert rows[7]["_error"].startswith("the registry does not give schema 99")
     assert [row["schema_id"] for row in rows[6:]] == [None, 99]

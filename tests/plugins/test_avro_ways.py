@@ -1,4 +1,4 @@
-"""Avro values in every frame, with schemas from a registry and from a file, held to fastavro and the frames' parser."""
+"""Avro values in every wire format, with schemas from a registry and from a file, held to fastavro and its parser."""
 
 from __future__ import annotations
 
@@ -113,10 +113,10 @@ def _raw(spark: SparkSession, values: Sequence[bytes | None], headers: Sequence[
     [
         ({}, "exactly one of registry, schema_file; none"),
         ({"registry": "http://r.test", "schema_file": "a.avsc"}, "registry and schema_file are given"),
-        ({"registry": "http://r.test", "frame": "none"}, "use schema_file"),
-        ({"registry": "http://r.test", "frame": "single_object"}, "name the subjects"),
+        ({"registry": "http://r.test", "wire_format": "none"}, "use schema_file"),
+        ({"registry": "http://r.test", "wire_format": "single_object"}, "name the subjects"),
         ({"schema_file": "a.avsc", "subjects": ["s"]}, "leave them out with schema_file"),
-        ({"schema_file": "a.avsc", "frame": "glue"}, "single_object"),
+        ({"schema_file": "a.avsc", "wire_format": "glue"}, "single_object"),
     ],
     ids=str,
 )
@@ -150,10 +150,10 @@ def test_the_fingerprint_is_fastavros() -> None:
         assert single_object(one, game="uno", amount=1)[:10] == single_object_header(parse_text(json.dumps(one)))
 
 
-def test_values_without_a_frame_are_read_with_the_file(open_, written: str, decode) -> None:
+def test_values_in_no_wire_format_are_read_with_the_file(open_, written: str, decode) -> None:
     good = body(schema(), game="uno", amount=5)
 
-    rows = decode(open_(schema_file=written, frame="none"), [good, None, b"", good[:-1], good + b"\0"])
+    rows = decode(open_(schema_file=written, wire_format="none"), [good, None, b"", good[:-1], good + b"\0"])
 
     assert [row["event"] for row in rows] == [{"game": "uno", "amount": 5}, None, None, None, None]
     broken, more = "avro: the value is broken or cut off", "avro: there are more bytes behind the value"
@@ -186,14 +186,14 @@ def test_a_string_that_is_not_utf8_is_a_dead_letter_however_deep(open_, tmp_path
     at = [place for place, byte in enumerate(whole) if byte == ord("@")]
     spoilt = [whole[:place] + b"\xe2" + whole[place + 1 :] for place in at]
 
-    rows = decode(open_(schema_file="deep.avsc", frame="none"), [whole, *spoilt])
+    rows = decode(open_(schema_file="deep.avsc", wire_format="none"), [whole, *spoilt])
 
     assert rows[0]["event"]["plain"] == rows[-1]["event"]["plain"] == "@"  # the last ones are the bytes
     assert len(rows) == 11
     assert {row["_error"] for row in rows[1:-1]} == {"avro: a string is not UTF-8"}
 
 
-def test_with_a_file_the_id_of_a_frame_does_not_count(open_, written: str, decode) -> None:
+def test_with_a_file_the_id_of_a_prefix_does_not_count(open_, written: str, decode) -> None:
     """Nothing is to be asked: without a registry such a topic could not be read."""
     good = body(schema(), game="uno", amount=5)
     headed = {VALUE_HEADER: guid_header(GUID)}
@@ -211,7 +211,7 @@ def test_a_single_object_is_read_when_its_fingerprint_is_that_of_the_file(open_,
     """Read with another schema than its own a value is wrong, and nobody knows."""
     good, other = single_object(schema(), game="uno", amount=5), single_object(schema(1), game="uno")
 
-    rows = decode(open_(schema_file=written, frame="single_object"), [good, other, good[2:], b"", None, good[:9]])
+    rows = decode(open_(schema_file=written, wire_format="single_object"), [good, other, good[2:], b"", None, good[:9]])
 
     assert [row["event"] for row in rows] == [{"game": "uno", "amount": 5}, *[None] * 5]
     assert rows[1]["_error"] == f"fingerprint {other[2:10].hex()} is not that of {written}"
@@ -220,7 +220,7 @@ def test_a_single_object_is_read_when_its_fingerprint_is_that_of_the_file(open_,
 
 def test_single_objects_of_all_versions_of_a_subject_are_one_event(open_, faulty: FaultyRegistry, decode) -> None:
     first = faulty.book.add("bets", json.dumps(schema(2)), "AVRO")
-    decoder = open_(registry=faulty.url, subjects=["bets"], frame="single_object")
+    decoder = open_(registry=faulty.url, subjects=["bets"], wire_format="single_object")
     old, new = single_object(schema(2), game="uno", amount=5), single_object(schema(3), game="uno", amount=6, note="a")
     assert [row["event"] is None for row in decode(decoder, [old, new])] == [False, True]
 
@@ -241,7 +241,7 @@ def test_a_fingerprint_that_two_meanings_share_is_refused(open_, faulty: FaultyR
     faulty.book.add("bets", json.dumps(schema(2)), "AVRO")
     faulty.book.add("bets", json.dumps(timed), "AVRO")
     faulty.book.add("bets", json.dumps(schema(3)), "AVRO")
-    decoder = open_(registry=faulty.url, subjects=["bets"], frame="single_object")
+    decoder = open_(registry=faulty.url, subjects=["bets"], wire_format="single_object")
 
     rows = decode(
         decoder, [single_object(schema(2), game="uno", amount=5), single_object(schema(3), game="u", amount=1)]
@@ -300,7 +300,7 @@ def test_more_versions_than_a_list_of_conditions_takes_are_one_event(open_, faul
     assert all(row["event"] == {"game": "uno", "amount": 5} for row in rows)
 
 
-def test_native_frames_are_those_of_the_parser(spark: SparkSession) -> None:
+def test_native_prefixes_are_those_of_the_parser(spark: SparkSession) -> None:
     """Both say where a value starts and what wrote it: one topic may be read by either."""
     from router_decoders.avro import framed
 
@@ -326,8 +326,8 @@ def test_native_frames_are_those_of_the_parser(spark: SparkSession) -> None:
     assert ID in frames.status
 
 
-@pytest.mark.parametrize("frame", ["confluent", "none", "single_object"])
-def test_every_frame_keeps_the_contract(spark: SparkSession, open_, written: str, frame: str) -> None:
+@pytest.mark.parametrize("wire_format", ["confluent", "none", "single_object"])
+def test_every_wire_format_keeps_the_contract(spark: SparkSession, open_, written: str, wire_format: str) -> None:
     good = body(schema(), game="uno", amount=5)
     framed = {
         "none": good,
@@ -335,7 +335,9 @@ def test_every_frame_keeps_the_contract(spark: SparkSession, open_, written: str
         "single_object": single_object(schema(), game="uno", amount=5),
     }
 
-    check_decoder(spark, open_(schema_file=written, frame=frame).refresh(frozenset()), [framed[frame]])
+    check_decoder(
+        spark, open_(schema_file=written, wire_format=wire_format).refresh(frozenset()), [framed[wire_format]]
+    )
 
 
 def test_a_use_is_a_record() -> None:

@@ -101,7 +101,7 @@ PROFILES = {"table": "silver.p", "keys": ["a"]}
         (Kafka, {"servers": "b:1", "topic": "a", "options": {"acks": "1"}}, "the promise needs `all`"),
         (Kafka, {"servers": "b:1", "topic": "a", "options": {"bootstrap.servers": "c:1"}}, "write `servers`"),
         (Kafka, {"servers": "b:1", "topic": "a", "create_topics": {}}, "partitions"),
-        (Kafka, {"servers": "b:1", "topic": "a", "patience": 0}, "greater than 0"),
+        (Kafka, {"servers": "b:1", "topic": "a", "timeout": 0}, "greater than 0"),
     ],
     ids=str,
 )

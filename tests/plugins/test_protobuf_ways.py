@@ -99,7 +99,7 @@ def read(decoder: Decoder, values: Sequence[bytes | None], headers: Any = None) 
         ({"proto_file": "a.proto", "message": "a B"}, "pattern"),
         ({"proto_file": "a.proto", "message": "a.B", "subjects": ["s"]}, "leave them out with proto_file"),
         ({"registry": URL, "message": "a.B"}, "leave out message"),
-        ({"registry": URL, "frame": "none"}, "leave out message and frame"),
+        ({"registry": URL, "wire_format": "none"}, "leave out message and wire_format"),
         ({"registry": URL, "wrapper": {"name": "a"}}, "payload"),
         ({"registry": URL, "wrapper": {"payload": "a..b"}}, "pattern"),
         ({"registry": URL, "wrapper": {"payload": "a", "name": "b", "schema_id": "c"}}, "name or schema_id"),
@@ -137,10 +137,10 @@ def test_a_file_that_is_of_no_use_stops_the_start(tmp_path: Path, open_, options
 
 
 @pytest.mark.parametrize("source", [{"proto_file": "games.proto"}, {"descriptor_file": "games.desc"}], ids=str)
-def test_values_without_a_frame_are_the_message(games: Proto, open_, source: dict[str, str]) -> None:
+def test_values_in_no_wire_format_are_the_message(games: Proto, open_, source: dict[str, str]) -> None:
     good = games.bytes("Bet", game="uno", amount=5)
 
-    rows = read(open_(**source, message="games.Bet", frame="none"), [good, None, b"\xff\xff", b"", good])
+    rows = read(open_(**source, message="games.Bet", wire_format="none"), [good, None, b"\xff\xff", b"", good])
 
     assert [row["event"] for row in rows] == [BET, None, None, {"game": "", "amount": 0, "odds": []}, BET]
     assert [row["_error"] for row in rows[1:3]] == [
@@ -151,7 +151,7 @@ def test_values_without_a_frame_are_the_message(games: Proto, open_, source: dic
     assert (rows[0]["schema_id"], rows[0]["subject"]) == (None, None)
 
 
-def test_with_a_file_the_id_of_a_frame_does_not_count(games: Proto, open_) -> None:
+def test_with_a_file_the_id_of_a_prefix_does_not_count(games: Proto, open_) -> None:
     """Nothing is to be asked: without a registry such a topic could not be read."""
     good = games.bytes("Bet", game="uno", amount=5)
     headers = [None, None, {VALUE_HEADER: guid_header(UUID(int=3), (0,))}, None]
@@ -161,7 +161,7 @@ def test_with_a_file_the_id_of_a_frame_does_not_count(games: Proto, open_) -> No
 
     assert [row["event"] for row in rows] == [BET, BET, BET, None]
     assert [row["schema_id"] for row in rows] == [7, 8, None, None]
-    assert "5 bytes of a frame" in rows[3]["_error"]
+    assert "5 bytes before a payload" in rows[3]["_error"]
 
 
 def test_a_record_of_another_message_of_the_file_is_not_read_as_this_one(games: Proto, open_) -> None:
@@ -256,12 +256,14 @@ def test_what_is_wanted_is_called_so_that_people_understand_it(faulty: FaultyReg
 
 
 @pytest.mark.parametrize("wrapper", [BY_NAME, {"payload": "any"}], ids=["bytes", "any"])
-@pytest.mark.parametrize("frame", ["none", "confluent"])
-def test_the_event_is_the_message_inside(games: Proto, open_, wrapper: dict[str, str], frame: str) -> None:
+@pytest.mark.parametrize("wire_format", ["none", "confluent"])
+def test_the_event_is_the_message_inside(games: Proto, open_, wrapper: dict[str, str], wire_format: str) -> None:
     bet, login = games.message("Bet", game="uno", amount=5), games.message("Login", gamer="g-1", game="uno")
     envelopes = [games.envelope("games.Bet", bet), games.envelope("Login", login)]
-    values = envelopes if frame == "none" else [pack(4, (3,), value) for value in envelopes]
-    decoder = open_(*values, proto_file="games.proto", message="games.Envelope", frame=frame, wrapper=wrapper)
+    values = envelopes if wire_format == "none" else [pack(4, (3,), value) for value in envelopes]
+    decoder = open_(
+        *values, proto_file="games.proto", message="games.Envelope", wire_format=wire_format, wrapper=wrapper
+    )
 
     rows = read(decoder, values)
 
@@ -277,7 +279,7 @@ def test_a_name_that_no_message_has_is_a_dead_letter(games: Proto, open_) -> Non
     bet = games.message("Bet", game="uno", amount=5)
     names = ["games.Bet", ".games.Bet", "type.googleapis.com/games.Bet", "Bet", "bet", "games.Gone", "", "a" * 500]
     values = [games.envelope(name, bet) for name in names]
-    options = {"proto_file": "games.proto", "message": "games.Envelope", "frame": "none", "wrapper": BY_NAME}
+    options = {"proto_file": "games.proto", "message": "games.Envelope", "wire_format": "none", "wrapper": BY_NAME}
 
     rows = read(
         open_(values[0], **options), [*values, games.bytes("Envelope"), games.bytes("Envelope", head={"name": "Bet"})]
@@ -297,7 +299,7 @@ def test_messages_inside_that_clash_are_refused_with_the_field(games: Proto, ope
         games.envelope("Bet", games.message("Bet", game="uno")),
         games.envelope("Clash", games.message("Clash", game="dW5v")),
     ]
-    decoder = open_(proto_file="games.proto", message="games.Envelope", frame="none",
+    decoder = open_(proto_file="games.proto", message="games.Envelope", wire_format="none",
                     wrapper={**BY_NAME, "messages": ["games.Bet"]})  # fmt: skip
 
     one, other = read(decoder, values)
@@ -308,7 +310,7 @@ def test_messages_inside_that_clash_are_refused_with_the_field(games: Proto, ope
 
 def test_a_restart_knows_what_payloads_held(games: Proto, open_) -> None:
     """Without it the first batch after every start is decoded twice, and an empty topic cannot be started on."""
-    options = {"proto_file": "games.proto", "message": "games.Envelope", "frame": "none", "wrapper": BY_NAME}
+    options = {"proto_file": "games.proto", "message": "games.Envelope", "wire_format": "none", "wrapper": BY_NAME}
     value = games.envelope("Bet", games.message("Bet", game="uno"))
     read(open_(value, **options), [value])
 
@@ -319,7 +321,7 @@ def test_a_restart_knows_what_payloads_held(games: Proto, open_) -> None:
 
 
 def test_an_unknown_wrapped_message_says_what_to_configure(games: Proto, open_) -> None:
-    decoder = open_(b"garbage", proto_file="games.proto", message="games.Envelope", frame="none", wrapper=BY_NAME)
+    decoder = open_(b"garbage", proto_file="games.proto", message="games.Envelope", wire_format="none", wrapper=BY_NAME)
 
     with pytest.raises(StartError, match="name the wrapper's `messages`"):
         decoder.refresh(frozenset())
@@ -339,7 +341,7 @@ def test_an_unknown_wrapped_message_says_what_to_configure(games: Proto, open_) 
 )
 def test_a_wrapper_that_does_not_fit_its_message_stops_the_start(games: Proto, open_, wrapper, word: str) -> None:
     value = games.envelope("Bet", games.message("Bet", game="uno"))
-    decoder = open_(value, proto_file="games.proto", message="games.Envelope", frame="none", wrapper=wrapper)
+    decoder = open_(value, proto_file="games.proto", message="games.Envelope", wire_format="none", wrapper=wrapper)
 
     with pytest.raises(StartError, match=word):
         decoder.refresh(frozenset())
@@ -392,7 +394,9 @@ def test_a_message_of_other_files_may_be_in_an_any(games: Proto, open_) -> None:
     value = games.envelope("", StringValue(value="hello"))
 
     (row,) = read(
-        open_(value, proto_file="games.proto", message="games.Envelope", frame="none", wrapper={"payload": "any"}),
+        open_(
+            value, proto_file="games.proto", message="games.Envelope", wire_format="none", wrapper={"payload": "any"}
+        ),
         [value],
     )
 
@@ -408,7 +412,7 @@ def test_a_wrapped_row_has_one_verdict_whatever_is_around_it(games: Proto, open_
     """A replay in other batches must say the same, of damaged bytes too, and never raise."""
     names = ["Bet", "games.Login", "Clash", "gone", "", "\x00", "Envelope", "Card"]
     wrapper = {**BY_NAME, "messages": ["games.Bet", "games.Login"]}
-    options = {"proto_file": "games.proto", "message": "games.Envelope", "frame": "none", "wrapper": wrapper}
+    options = {"proto_file": "games.proto", "message": "games.Envelope", "wire_format": "none", "wrapper": wrapper}
     decoder = open_(**options).refresh(frozenset())
     values: list[bytes | None] = []
     for kind, body, at in drawn:

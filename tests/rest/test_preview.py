@@ -122,7 +122,7 @@ def test_a_body_that_is_no_text_is_shown_in_base64(events: DataFrame, tmp_path: 
         "fields": [{"name": "player", "type": ["null", "string"]}, {"name": "amount", "type": "double"}],
     }
     (tmp_path / "win.avsc").write_text(json.dumps(schema))
-    value = {"to_avro": {"schema_file": "win.avsc", "frame": "none"}}
+    value = {"to_avro": {"schema_file": "win.avsc", "wire_format": "none"}}
 
     found = rest(f"{NOBODY}/wins", value=value).preview(
         events.filter("_offset = 4"), Opening(tmp_path, events.limit(0))

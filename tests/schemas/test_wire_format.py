@@ -152,7 +152,7 @@ def test_an_index_path_in_a_header_can_be_cut_off_too() -> None:
 
     frames = parse(array(b"a", b"b"), True, headers)
 
-    assert frames.reasons.to_pylist()[0] == "frame: the bytes end within the message index"
+    assert frames.reasons.to_pylist()[0] == "wire format: the bytes end within the message index"
     assert key_of(frames, 1) == SchemaKey(None, GUID, (0,))
     assert key_of(parse(array(b"a", b"b"), {GUID}, headers), 1) == SchemaKey(None, GUID, (0,))
     assert key_of(parse(array(b"a", b"b"), {7}, headers), 1) == SchemaKey(None, GUID)

@@ -57,7 +57,7 @@ def wanted(count: int, without: tuple[int, ...] = ()) -> dict[bytes | None, list
 
 @pytest.fixture
 def sender(broker: EmbeddedKafka) -> Sender:
-    return Sender({"bootstrap.servers": broker.servers}, patience=20)
+    return Sender({"bootstrap.servers": broker.servers}, timeout=20)
 
 
 def test_records_arrive_in_order_with_key_and_headers(broker: EmbeddedKafka, sender: Sender) -> None:
@@ -129,7 +129,7 @@ def test_a_broker_that_is_not_there_is_said_to_be_away() -> None:
     began = time.monotonic()
 
     with pytest.raises(BrokerAway, match="refused"):
-        Sender({"bootstrap.servers": NOBODY}, patience=1).send(records("any", 10))
+        Sender({"bootstrap.servers": NOBODY}, timeout=1).send(records("any", 10))
 
     assert time.monotonic() - began < 10
 
@@ -138,14 +138,14 @@ def test_a_wrong_setting_is_named_without_its_value() -> None:
     """Without it the stream tries for ever, or the log has the password."""
     for settings in ({"security.protocol": "geheim"}, {"sasl.pass": "geheim"}, {"message.max.bytes": "geheim"}):
         with pytest.raises(StartError) as caught:
-            Sender({"bootstrap.servers": NOBODY, **settings}, patience=1).check()
+            Sender({"bootstrap.servers": NOBODY, **settings}, timeout=1).check()
         assert next(iter(settings)) in str(caught.value)
         assert "geheim" not in str(caught.value)
 
 
 def test_a_login_that_is_refused_is_not_waited_for() -> None:
     """Without it a wrong password looks like a broker that is away."""
-    sender = Sender({"bootstrap.servers": NOBODY}, patience=1, trouble=Trouble("no such user", refused=True))
+    sender = Sender({"bootstrap.servers": NOBODY}, timeout=1, trouble=Trouble("no such user", refused=True))
 
     assert isinstance(sender.away(""), Denied)
 
@@ -155,7 +155,7 @@ def test_what_is_there_when_a_broker_goes_is_a_beginning(own_broker: EmbeddedKaf
     """Without it a record is overtaken by those behind it, and who skips repetitions ends with the old one."""
     own_broker.create_topic("cut", partitions=3)
     sent = records("cut", 20_000, size=2000)
-    sender = Sender({"bootstrap.servers": own_broker.servers, "linger.ms": "50", "batch.size": "20000"}, patience=2)
+    sender = Sender({"bootstrap.servers": own_broker.servers, "linger.ms": "50", "batch.size": "20000"}, timeout=2)
     killer = threading.Timer(0.15, own_broker.kill)
     killer.start()
     try:
@@ -170,7 +170,7 @@ def test_what_is_there_when_a_broker_goes_is_a_beginning(own_broker: EmbeddedKaf
     before = numbers(own_broker.servers, "cut")
     for key, found in before.items():
         assert found == wanted(20_000)[key][: len(found)], "a gap"
-    assert Sender({"bootstrap.servers": own_broker.servers}, patience=30).send(sent) == {}
+    assert Sender({"bootstrap.servers": own_broker.servers}, timeout=30).send(sent) == {}
     after = numbers(own_broker.servers, "cut")
     assert after == {key: before.get(key, []) + every for key, every in wanted(20_000).items()}
 
@@ -179,7 +179,7 @@ def test_what_is_there_when_a_broker_goes_is_a_beginning(own_broker: EmbeddedKaf
 def test_a_short_absence_costs_nothing(own_broker: EmbeddedKafka) -> None:
     """Without it every election of a leader sends a batch twice."""
     own_broker.create_topic("blink")
-    sender = Sender({"bootstrap.servers": own_broker.servers}, patience=60)
+    sender = Sender({"bootstrap.servers": own_broker.servers}, timeout=60)
     assert sender.send(records("blink", 100)) == {}
     own_broker.stop()
     starter = threading.Timer(2, own_broker.start)
@@ -201,7 +201,7 @@ def test_no_topic_is_created_by_accident(own_broker: EmbeddedKafka) -> None:
         cluster.fixed("mistyped", None, running=True)
     assert cluster.matching("mis{x}") == frozenset()
     with pytest.raises(BrokerAway):
-        Sender({"bootstrap.servers": own_broker.servers}, patience=2).send(records("mistyped", 1))
+        Sender({"bootstrap.servers": own_broker.servers}, timeout=2).send(records("mistyped", 1))
     assert "mistyped" not in topics_of(own_broker.servers)
 
 

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from router_schemas.model import Kind, ResolvedSchema, SchemaConflict, Taken
 
 
-Frame = Literal["confluent", "none", "single_object"]
+WireFormat = Literal["confluent", "none", "single_object"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class RecordUse:
 
 @dataclass(frozen=True)
 class RecordReader:
-    """How one record is read: the text of its reader's schema, those of its writers by frame, and the columns."""
+    """How one record is read: the text of its reader's schema, those of its writers by prefix, and the columns."""
 
     reader: str
     writers: dict[bytes, str]
@@ -90,16 +90,16 @@ class RecordReader:
 
 @dataclass(frozen=True)
 class Records:
-    """How values are read. `written` is by frame: the bytes before a value, or those in its `header`.
+    """How values are read. `written` is by prefix: the bytes before a value, or those in its `header`.
 
-    `only` names the file whose schema reads all values, whatever their ids and GUIDs (the frame is then b""); it is
-    empty where these count, and a frame that is not known is wanted.
+    `only` names the file whose schema reads all values, whatever their ids and GUIDs (the prefix is then b""); it is
+    empty where these count, and a prefix that is not known is wanted.
     """
 
     event: T.StructType
     records: tuple[RecordReader, ...] = ()
     written: dict[bytes, SchemaInfo] = field(default_factory=dict)
-    frame: Frame = "confluent"
+    wire_format: WireFormat = "confluent"
     header: str = VALUE_HEADER
     only: str = ""
     origins: dict[str, str] = field(default_factory=dict)
@@ -114,7 +114,7 @@ def records_of(uses: Mapping[bytes, RecordUse], reasons: Mapping[bytes, str], ta
 
 
 class _RecordEvent(EventMaking[bytes, RecordUse, RecordReader]):
-    """The event of Avro records, by their frames."""
+    """The event of Avro records, by the bytes before them."""
 
     def merged(self, uses: list[RecordUse]) -> tuple[AvroSchema, Sequence[SchemaConflict]]:
         found = merge([RecordVersion(use.origin.label, use.schema) for use in uses])
@@ -122,7 +122,7 @@ class _RecordEvent(EventMaking[bytes, RecordUse, RecordReader]):
 
     def reader(self, merged: AvroSchema, fits: Mapping[bytes, RecordUse]) -> tuple[RecordReader, T.StructType]:
         found = mapped(merged)
-        texts = {frame: writer_text(use.schema, found.reader) for frame, use in fits.items()}
+        texts = {prefix: writer_text(use.schema, found.reader) for prefix, use in fits.items()}
         return RecordReader(reader_text(found.reader), texts, found.struct), found.struct
 
 
@@ -139,7 +139,7 @@ class Writers(RegistryLibrary[RecordUse, Records]):
         return RecordUse.of(SchemaOrigin.of(resolved), parse(resolved))
 
     def make(self) -> Records:
-        """Return one reader's schema per record, and the schema of every frame."""
+        """Return one reader's schema per record, and the schema of every prefix."""
         uses = {schema_bytes(WriterSchema.of(writer)): use for writer, use in self.uses.items()}
         reasons = {schema_bytes(WriterSchema.of(writer)): reason for writer, reason in self.reasons.items()}
         return replace(records_of(uses, reasons, self.taken), header=self.header)
@@ -173,20 +173,20 @@ class SingleObjects(Writers):
             both = merge([RecordVersion(one.origin.label, one.schema) for one in (older, use)])
             if both.conflicts:
                 reasons[header] = f"{both.conflicts[0]}; both have one fingerprint"
-        return replace(records_of(uses, reasons), frame="single_object")
+        return replace(records_of(uses, reasons), wire_format="single_object")
 
 
 class OneSchema(Library[Records]):
     """The schema of a file, which reads all values, whatever schema a value names."""
 
-    def __init__(self, path: Path, frame: Frame, header: str = VALUE_HEADER) -> None:
+    def __init__(self, path: Path, wire_format: WireFormat, header: str = VALUE_HEADER) -> None:
         with schema_file(path):
             use = RecordUse.of(SchemaOrigin(path.name), parse_text(path.read_text(encoding="utf-8")))
-        key = single_object_header(use.schema) if frame == "single_object" else b""
+        key = single_object_header(use.schema) if wire_format == "single_object" else b""
         made = records_of({key: use}, {})
         if not made.records:
             raise StartError(f"schema file {path}: {made.written[key].reason}")
-        self._made = replace(made, frame=frame, header=header, only=path.name)
+        self._made = replace(made, wire_format=wire_format, header=header, only=path.name)
 
     @property
     def empty(self) -> bool:

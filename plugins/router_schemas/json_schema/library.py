@@ -70,13 +70,13 @@ class ObjectUse:
 class Objects:
     """How objects are read: all by one `struct`, which has the names of their properties.
 
-    `written` is by frame: the bytes before a value, or those in its `header`.
+    `written` is by prefix: the bytes before a value, or those in its `header`.
     """
 
     struct: T.StructType
     written: dict[bytes, SchemaInfo]
     header: str = VALUE_HEADER
-    frame: str = "confluent"
+    wire_format: str = "confluent"
     only: str = ""
     origins: dict[str, str] = field(default_factory=dict)
     """Property -> the version that shaped it."""

@@ -234,9 +234,7 @@ def name_at(descriptors: bytes, path: Sequence[int]) -> str:
     file = _main(descriptors)
     found = _walked(file, path, entries=True) or _walked(file, path, entries=False)
     if found is None:
-        raise ValueError(
-            f"{file.name}: no message at the message index {list(path)}; a frame names another schema's message"
-        )
+        raise ValueError(f"{file.name}: no message at the message index {list(path)}; it is one of another schema")
     return found
 
 

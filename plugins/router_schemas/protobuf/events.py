@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from router_schemas.model import SchemaInfo
-    from router_schemas.wire_format import Frame
+    from router_schemas.wire_format import WireFormat
 
     Numbers = NDArray[np.int64]
 
@@ -44,11 +44,11 @@ class Events:
     event: pa.StructType
     readers: tuple[MessageReader, ...] = ()
     written: dict[str, SchemaInfo] = field(default_factory=dict)
-    frame: Frame = "confluent"
+    wire_format: WireFormat = "confluent"
     header: str = VALUE_HEADER
     only: str = ""
     indexed: bool | frozenset[int | bytes] = True
-    """Which schemas have a message index in their frames: all, or these ids and GUIDs."""
+    """Which schemas have a message index in their prefixes: all, or these ids and GUIDs."""
     origins: dict[str, str] = field(default_factory=dict)
     """Field of the event -> the message and version that brought it."""
 
@@ -63,7 +63,7 @@ def events(records: pa.RecordBatch, known: Events) -> pa.RecordBatch:
 
 def found_in(records: pa.RecordBatch, known: Events) -> FramedRows:
     """Return what records were written with."""
-    return framed_rows(records, known.frame, known.header, not known.only, known.indexed)
+    return framed_rows(records, known.wire_format, known.header, not known.only, known.indexed)
 
 
 def read(found: FramedRows, known: Events) -> pa.RecordBatch:
@@ -110,7 +110,7 @@ def _read(found: FramedRows, known: Events, infos: list[SchemaInfo | None]) -> _
 
 
 def _reasons(found: FramedRows, known: Events, infos: list[SchemaInfo | None], read: dict[int, str]) -> pa.StringArray:
-    """Return why rows have no event: their frame, their schema, their payload."""
+    """Return why rows have no event: their wire format, their schema, their payload."""
     reasons = why(found, infos, known.only)
     if not read:
         return reasons

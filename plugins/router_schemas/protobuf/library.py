@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from router_schemas.model import Kind, ResolvedSchema, SchemaConflict, Taken
     from router_schemas.protobuf.events import Fields
     from router_schemas.protobuf.merge import MergedMessage
-    from router_schemas.wire_format import Frame
+    from router_schemas.wire_format import WireFormat
 
 
 @dataclass(frozen=True)
@@ -134,16 +134,18 @@ class OneMessage(Library[Events]):
 
     settled: ClassVar[bool] = True
 
-    def __init__(self, files: Files, message: str, frame: Frame, header: str = VALUE_HEADER) -> None:
+    def __init__(self, files: Files, message: str, wire_format: WireFormat, header: str = VALUE_HEADER) -> None:
         use = files.use(message)
         writers = (
-            [WHOLE] if frame == "none" else [at_index(path) for path in message_indexes_of(files.descriptors, message)]
+            [WHOLE]
+            if wire_format == "none"
+            else [at_index(path) for path in message_indexes_of(files.descriptors, message)]
         )
         made = events_of(dict.fromkeys(writers, use), {})
         if not made.readers:
             raise StartError(f"schema file {files.label}: {made.written[writers[0]].reason}")
         self.uses = dict.fromkeys(writers, use)
-        self._made = replace(made, frame=frame, header=header, only=message)
+        self._made = replace(made, wire_format=wire_format, header=header, only=message)
 
     @property
     def empty(self) -> bool:

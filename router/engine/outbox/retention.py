@@ -92,7 +92,7 @@ class OutboxRetention:
         session: Any = self.committers.spark.newSession()
         # VACUUM lists a table in as many tasks as this says, 10 000 of them if nobody does
         session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "2")
-        place = f"delta.{quoted(self.lake.address(table))}"
+        place = f"delta.{quoted(self.lake.spark_address(table))}"
         old = f"_timestamp < timestamp_micros({(before - EPOCH) // timedelta(microseconds=1)})"
         try:
             (found,) = session.sql(f"DELETE FROM {place} WHERE {old} AND {more}").collect()
@@ -110,7 +110,7 @@ def not_parked(sink: ApplyingSink, batch: Batch, spark: SparkSession, lake: Lake
 
     def read(table: str) -> DataFrame | None:
         there = lake.open(table) is not None
-        return spark.read.format("delta").load(lake.address(table)) if there else None
+        return spark.read.format("delta").load(lake.spark_address(table)) if there else None
 
     try:
         aside = sink.set_aside(batch, read)

@@ -108,7 +108,7 @@ class MergedAgain:
             name=made_as(self.name) if may_widen else None,
             partition_by=[*self.merged_as.partition_by] or None,
             configuration=dict(PROPERTIES),
-            storage_options=self.lake.options or None,
+            storage_options=self.lake.delta_options,
         )
         for key, sql in like.metadata().configuration.items():
             if key.startswith(CHECK):
@@ -163,7 +163,7 @@ class MergedAgain:
             found.to_pyarrow_dataset().scanner().to_reader(),
             mode="append",
             schema_mode="merge",
-            storage_options=self.lake.options or None,
+            storage_options=self.lake.delta_options,
             commit_properties=CommitProperties(app_transactions=[once]),
         )
 

@@ -67,11 +67,12 @@ from router.engine.commit.committers import (
     staged_rows,
     widen,
 )
+from router.engine.executors import Executors
 from router.engine.explain import fixed_table
 from router.engine.label.layout import asked, counted
 from router.engine.merge.coordinator import MergedTables
 from router.engine.quarantine.table import Quarantined, quarantined
-from router.engine.start_checks import alone, locked
+from router.engine.run_lock import alone, locked
 from router.engine.tables.from_bronze import BronzeRecords, FromBronze, GivenTables, LandedAgain
 from router.engine.tables.merged_again import MergedAgain, batch_spans
 from router.engine.tables.verify import REPAIRED, WrittenDown, done_by, own, places, slashed
@@ -135,6 +136,7 @@ class Repair:
     table: str
     accept: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
+    executors: Executors = field(default_factory=Executors)
 
     def __post_init__(self) -> None:
         self.written = WrittenDown.read(self.config, self.lake, self.checkpoint)
@@ -299,7 +301,7 @@ class Repair:
         only = frozenset({self.table})
         given = GivenTables(lambda name: handle if name == self.table else None)
         staging = f"_staged/{self.config.name}" if self.committers.only_spark else None
-        landing = FromBronze(self.config, self.spark, self.lake, self.query, only, given, staging)
+        landing = FromBronze(self.config, self.spark, self.lake, self.query, only, given, staging, self.executors)
         return landing.land(records.frame(self.spark, self.lake), records.rows, self.last)
 
     def _refuse_unknown_rows(self, handle: DeltaTable | None, landed: LandedAgain) -> None:
@@ -418,10 +420,10 @@ class Repair:
             description=options.comment,
             configuration={**PROPERTIES, **known},
             commit_properties=self._properties(landed, [], None, self._releases(waited)),
-            storage_options=self.lake.options or None,
+            storage_options=self.lake.delta_options,
         )
         if made_by_spark(options):
-            finish(self.spark.newSession(), self.lake.address(self.table), options)
+            finish(self.spark.newSession(), self.lake.spark_address(self.table), options)
 
     def _grow(self, landed: LandedAgain, handle: DeltaTable) -> str | None:
         """Give the table the columns that it lacks; return its schema with wider types, None where it needs none.
@@ -588,7 +590,7 @@ class Repair:
             if work.widened and wide is not None and way(handle, self.table, work.widening) == "rewrite":
                 wide = wider_schema(wide, work.widened, new_fields=False)
             elif work.widened:
-                widen(session, self.lake.address(self.table), work.widened)
+                widen(session, self.lake.spark_address(self.table), work.widened)
             part = staged_rows(session, self.lake, work)
             rows = part if rows is None else rows.unionByName(part, allowMissingColumns=True)
         if rows is None:
@@ -602,7 +604,7 @@ class Repair:
         once = (self._app_id(key), last) if key is not None else (f"{self.query}/repair", int(time.time()))
         writer = writer.mode("overwrite").option("txnAppId", once[0]).option("txnVersion", once[1])
         try:
-            writer.option("userMetadata", json.dumps(self._notes(ends))).save(self.lake.address(self.table))
+            writer.option("userMetadata", json.dumps(self._notes(ends))).save(self.lake.spark_address(self.table))
         except Exception as error:  # whatever Spark raises
             raise TableError(self.table, f"the repair could not be committed: {first_line(error)}") from error
 
@@ -645,7 +647,8 @@ class Repair:
         bronze = records.filter(F.col("batch_id") > after)
         spans, only = batch_spans(bronze), frozenset({self.table})
         folder, tables = f"_staged/{self.config.name}", GivenTables(lambda _: None)
-        landing = FromBronze(self.config, self.spark, self.lake, self.query, only, tables, folder)
+        given = self.lake, self.query, only, tables, folder, self.executors
+        landing = FromBronze(self.config, self.spark, *given)
         landed = landing.land(bronze, sum(span.records for span in spans), until)
         try:
             found.merge(landed.commits, spans)
@@ -710,20 +713,20 @@ class Repair:
             description=keyed.comment,
             configuration={**PROPERTIES, **known},
             commit_properties=properties,
-            storage_options=self.lake.options or None,
+            storage_options=self.lake.delta_options,
         )
         if made_by_spark(keyed):
-            finish(self.spark.newSession(), self.lake.address(self.table), keyed)
+            finish(self.spark.newSession(), self.lake.spark_address(self.table), keyed)
 
     def _replace_merged_with_spark(self, found: MergedAgain, key: str, until: int, handle: DeltaTable | None) -> None:
         """Overwrite the table through Delta on Spark; only without a stream, whose merges it would take for old."""
         if self._running():
             what = "it needs Delta on Spark, which cannot replace it beside the stream"
             raise TableError(self.table, f"{what}; end the stream with a whole batch, then repair it")
-        session, address, merged = self.spark.newSession(), self.lake.address(self.table), to_arrow(found.open())
+        session, address, merged = self.spark.newSession(), self.lake.spark_address(self.table), to_arrow(found.open())
         if handle is None:
             create_with_spark(session, (self.table, address), merged, found.keyed)
-        rows = session.read.format("delta").load(self.lake.address(found.name))
+        rows = session.read.format("delta").load(self.lake.spark_address(found.name))
         wider = () if handle is None else compare(delta_schema(to_arrow(handle)), delta_schema(merged)).widened
         if handle is not None and wider and way(handle, self.table, found.keyed.widening) == "rewrite":
             wide = wider_schema(handle.schema().to_json(), to_delta(pa.schema(list(wider))), new_fields=False)
