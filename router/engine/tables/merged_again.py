@@ -15,10 +15,12 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_d
 from pyspark.sql import functions as F
 
 from router.columns import any_of
-from router.delta.commit import PROPERTIES, made_as, to_arrow
+from router.delta.casting import cast_to
+from router.delta.commit import PROPERTIES, made_as, to_arrow, to_arrow_schema
 from router.delta.constraints import CHECK
 from router.delta.parquet_writer import Staging
 from router.delta.row_versions import DELETIONS, deletions_table
+from router.delta.schema_diff import delta_schema
 from router.delta.widening import copied_rows, way
 from router.engine.commit.committers import staged_rows
 from router.engine.label.layout import TABLE
@@ -137,7 +139,7 @@ class MergedAgain:
         self.merges += 1
         found = MergeOutcomes()
         if self.keyed.engine != "spark":
-            given = rows.toArrow()
+            given = cast_to(rows.toArrow(), delta_schema(to_arrow_schema(work.columns)))
             if not len(given):
                 return
             name, report, _ = merge_table(job, (self.name, given))
