@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
@@ -13,6 +13,7 @@ from pyarrow import fs
 
 from router import storage
 from router.delta.commit import to_arrow
+from router.delta.history import commit_notes
 from router.delta.table_cache import THREADS, TableCache
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore
@@ -135,7 +136,7 @@ def having(lake: Lake, query: str, batch: int) -> dict[str, str]:
     def committed(table: str) -> str | None:
         try:
             handle = lake.open(table)
-            notes = map(_note, handle.history(RECENT)) if handle else iter(())
+            notes = map(commit_notes, handle.history(RECENT)) if handle else iter(())
             mine = (
                 note for note in notes if (note.get("router.query"), note.get("router.batch")) == (query, str(batch))
             )
@@ -153,7 +154,7 @@ def _last_note(table: DeltaTable | None, name: str) -> tuple[str, int] | None:
     for entry in table.history(RECENT) if table else []:
         if entry.get("operation") == "RESTORE":
             return None  # the operator who restored the table has decided about older commits
-        note = _note(entry)
+        note = commit_notes(entry)
         query, _, run = str(note.get("router.query", "")).rpartition(":")
         if query == name:
             return run, int(note["router.batch"])
@@ -200,17 +201,8 @@ def refuse_speculation(setting: str | None, config: Config) -> None:
 
 def _writers(table: DeltaTable) -> set[str]:
     """Return the queries that a table's last commits are of."""
-    notes = (str(_note(entry).get("router.query", "")) for entry in table.history(RECENT))
+    notes = (str(commit_notes(entry).get("router.query", "")) for entry in table.history(RECENT))
     return {note.rpartition(":")[0] for note in notes if note}
-
-
-def _note(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return what a commit says about its batch: delta-rs keeps it as fields, Delta on Spark as one text."""
-    try:
-        note = json.loads(entry.get("userMetadata") or "{}")
-    except ValueError:
-        note = {}
-    return {**entry, **note} if isinstance(note, dict) else entry
 
 
 def resume(lake: Lake, ledger: str, name: str) -> Offsets:

@@ -29,6 +29,7 @@ from router.engine.label.layout import (
     QUARANTINE_COLUMNS,
     RAW_COLUMNS,
     SCHEMA_COLUMNS,
+    TABLE,
     Demands,
     RouteLabels,
     Target,
@@ -197,8 +198,8 @@ def groups(rows: Rows, target: Target) -> Iterator[tuple[str, Numbers | None, pa
 
 @dataclass(frozen=True)
 class LandingWork:
-    """What every task of a landing job is given. `only` are the tables that get rows, None for all: nothing else lands
-    then, no dead letter either.
+    """What every task of a landing job is given. `only` are the tables that get rows, also by way of an outbox, None
+    for all: nothing else lands then, no dead letter either.
     """
 
     labelling: Labelling
@@ -302,7 +303,7 @@ class _Task:
             if target.bad_name:
                 rows.add("rejected", target.key, rows.mask(target.bad_name))
             for table, at, part in groups(rows, target):
-                self._land(rows, target, table, at, part=part)
+                self._land(rows, target, table, self._for_only(rows, target, at), part=part)
 
     def _land(
         self,
@@ -318,7 +319,7 @@ class _Task:
 
         In a quarantine, `whose` is the table that they are for, `cause` why it has none.
         """
-        if self.work.only is not None and table not in self.work.only:
+        if self.work.only is not None and table not in self.work.only and not target.merge_by:
             return
         allowed = self.work.demands.allowed.get(target.key)
         if target.names_in_outbox:
@@ -351,6 +352,15 @@ class _Task:
         kinds, names = {f.name: f.type for f in target.schema} | frozen | casts, set(part.schema.names)
         schema = pa.schema([(name, kind) for name, kind in kinds.items() if name in names])
         self.writer.hold(target.key, table, _cast(part, schema), seen=target.seen, by=target.partition_by)
+
+    def _for_only(self, rows: Rows, target: Target, at: Numbers | None) -> Numbers | None:
+        """Return the rows of an outbox that are for the tables which get rows; of others what is given."""
+        if self.work.only is None or target.merge_by is None:
+            return at
+        wanted = pa.array(sorted(self.work.only), pa.string())
+        mine = pc.is_in(rows.struct(target.merge_by, at).column(TABLE), value_set=wanted)
+        found: Numbers = rows.where(at)[mine.to_numpy(zero_copy_only=False)]
+        return found
 
     def _named(self, rows: Rows, target: Target, at: Numbers | None) -> Numbers:
         """Note the tables that the rows of an outbox name; refuse the rows of tables beyond what the sink may have."""
