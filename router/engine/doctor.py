@@ -154,11 +154,12 @@ def size_of(text: str) -> int | None:
 
 
 def storage(subject: str, place: str, options: dict[str, str]) -> Diagnosis:
-    """Say whether a lake or a checkpoint can be written, never one file in place of another, and how much room it has."""
+    """Say whether a lake or a checkpoint can be written, never one file in place of another, and how much is free."""
     try:
-        if is_local(place):
-            return _folder(subject, Path(normalized(place)), options)
-        probe(place, options)
+        root = normalized(place)
+        if is_local(root):
+            return _folder(subject, Path(root), options)
+        probe(root, options)
     except StartError as error:
         return Diagnosis(subject, "wrong", str(error), "check address, credentials (storage_options) and rights")
     except Exception as error:  # the storage's client raises what it likes
