@@ -103,7 +103,7 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
     config = loaded.config
     lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
     for place in (lake, checkpoint):
-        reach(spark, place)
+        reach(spark, place, by_spark=place is checkpoint)
     with alone(checkpoint, config.name, options.stop.set):
         since = retrying(config, spark, options.stop)(_checked, loaded, spark, (lake, checkpoint), options.accept)
         prepared = config.decode.prepare(
