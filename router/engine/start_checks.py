@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
+from py4j.protocol import Py4JError
 from pyarrow import fs
 
 from router import storage
@@ -21,7 +22,7 @@ from router.engine.commit.lost_tables import refuse_lost_tables
 from router.engine.executors import Executors
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.ledger import SCHEMA as LEDGER
-from router.errors import StartError
+from router.errors import StartError, first_line
 from router.registry import parts_in
 from router.sinks import TableSink
 from router.spark_internals import set_hadoop
@@ -251,15 +252,27 @@ def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Con
     return source.completed(spark, config.source.kafka, resume(lake, config.ledger, config.name))
 
 
-def reach(spark: SparkSession, place: Lake) -> None:
+def reach(spark: SparkSession, place: Lake, *, by_spark: bool = False) -> None:
     """Try a place, and let Spark's own file systems reach it with the rights of the router. Raises StartError.
 
-    The settings hold secrets: they go where no page of Spark and no plan shows them.
+    The settings hold secrets: they go where no page of Spark and no plan shows them. With `by_spark` Spark itself has to
+    have a file system for the place.
     """
     storage.probe(place.root, place.options)
-    settings = storage.hadoop_settings(place.root, place.options)
-    if settings:
-        set_hadoop(spark, settings)
+    if place.local:
+        return
+    hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
+    for name, value in storage.hadoop_settings(place.root, place.options).items():
+        hadoop.set(name, value)
+    jvm: Any = spark.sparkContext._jvm
+    try:
+        if by_spark:
+            jvm.org.apache.hadoop.fs.Path(place.for_spark()).getFileSystem(hadoop)
+    except Py4JError as error:
+        raise StartError(
+            f"Spark cannot reach the checkpoint {place.root}: {first_line(error)}. Name its file system under `spark:`, "
+            "for S3 as spark.jars.packages: org.apache.hadoop:hadoop-aws:3.4.1; or keep the checkpoint in a folder"
+        ) from None
 
 
 def executors_of(spark: SparkSession, registry: Registry, config: Config, lake: Lake, command: str = "") -> Executors:

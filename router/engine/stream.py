@@ -105,7 +105,7 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
     lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
     tables = TableCache(lake)
     for place in (lake, checkpoint):
-        reach(spark, place)
+        reach(spark, place, by_spark=place is checkpoint)
     with alone(checkpoint, config.name, options.stop.set):
         since = retrying(config, spark, options.stop)(_checked, loaded, spark, (tables, checkpoint), options.accept)
         prepared = config.decode.prepare(
