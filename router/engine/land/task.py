@@ -328,8 +328,7 @@ class _Task:
             self._refuse(rows, target, rows.where(at), "name", target.beyond(table))
             return
         if target.quarantine and (blocked := self.work.demands.blocked.get(target.place(table))):
-            assert target.quarantine.table is not None  # it has one
-            self._land(rows, target.quarantine, target.quarantine.table, at, table, blocked)
+            self._to_quarantine(rows, target, at, table, blocked)
             return
         part = rows.struct(target.rows, at) if part is None else part
         for column, reason in self.work.demands.conflicts.get(target.place(table), {}).items():
@@ -352,6 +351,14 @@ class _Task:
         kinds, names = {f.name: f.type for f in target.schema} | frozen | casts, set(part.schema.names)
         schema = pa.schema([(name, kind) for name, kind in kinds.items() if name in names])
         self.writer.hold(target.key, table, _cast(part, schema), seen=target.seen, by=target.partition_by)
+
+    def _to_quarantine(
+        self, rows: Rows, target: Target, at: Numbers | None, table: str, cause: str | None = None
+    ) -> None:
+        """Land rows for a table in the quarantine of their target, which it has."""
+        assert target.quarantine is not None
+        assert target.quarantine.table is not None
+        self._land(rows, target.quarantine, target.quarantine.table, at, table, cause)
 
     def _for_only(self, rows: Rows, target: Target, at: Numbers | None) -> Numbers | None:
         """Return the rows of an outbox that are for the tables which get rows; of others what is given."""
@@ -422,10 +429,8 @@ class _Task:
                     lost[~found.too_wide],
                 )
         if target.evolution == "quarantine" and lost.any():
-            assert target.quarantine is not None
-            assert target.quarantine.table is not None
             rows.add("quarantined", target.place(table), index[lost])
-            self._land(rows, target.quarantine, target.quarantine.table, index[lost], table)
+            self._to_quarantine(rows, target, index[lost], table)
             part, index = part.filter(pa.array(~lost)), index[~lost]
         else:
             rows.add("frozen", target.key, index[lost])
