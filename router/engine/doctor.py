@@ -23,13 +23,14 @@ from urllib.parse import urlsplit
 
 import pyspark
 
+from router.addresses import is_local, normalized
 from router.engine.connectors import CONNECTORS, connectors_of, known_jars, unpaired
 from router.engine.java import find_java
 from router.engine.session import spark_env
 from router.errors import StartError, first_line
 from router.parts import Server
 from router.registry import missing_extras, parts_in
-from router.storage import is_local, normalized, probe
+from router.storage import probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -25,7 +25,7 @@ from router.engine.ledger import SCHEMA as LEDGER
 from router.errors import StartError, first_line
 from router.registry import parts_in
 from router.sinks import TableSink
-from router.spark_internals import set_hadoop
+from router.spark_internals import open_file_system, set_hadoop
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -240,7 +240,6 @@ def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Con
     """Return where a new checkpoint begins, None for where the configuration says."""
     lake = tables.lake
     past = Checkpoint.read(checkpoint)
-    refuse_speculation(spark.sparkContext.getConf().get("spark.speculation"), config)
     refuse_shared(lake, config)
     examine(lake, config.ledger, config.name, past, accept)
     if past.run:
@@ -255,23 +254,21 @@ def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Con
 def reach(spark: SparkSession, place: Lake, *, by_spark: bool = False) -> None:
     """Try a place, and let Spark's own file systems reach it with the rights of the router. Raises StartError.
 
-    The settings hold secrets: they go where no page of Spark and no plan shows them. With `by_spark` Spark itself has to
-    have a file system for the place.
+    The settings hold secrets: they go where no page of Spark and no plan shows them. With `by_spark` Spark itself has
+    to have a file system for the place.
     """
     storage.probe(place.root, place.options)
     if place.local:
         return
-    hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
-    for name, value in storage.hadoop_settings(place.root, place.options).items():
-        hadoop.set(name, value)
-    jvm: Any = spark.sparkContext._jvm
+    set_hadoop(spark, storage.hadoop_settings(place.root, place.options))
     try:
         if by_spark:
-            jvm.org.apache.hadoop.fs.Path(place.for_spark()).getFileSystem(hadoop)
+            open_file_system(spark, place.for_spark())
     except Py4JError as error:
         raise StartError(
-            f"Spark cannot reach the checkpoint {place.root}: {first_line(error)}. Name its file system under `spark:`, "
-            "for S3 as spark.jars.packages: org.apache.hadoop:hadoop-aws:3.4.1; or keep the checkpoint in a folder"
+            f"Spark cannot reach the checkpoint {place.root}: {first_line(error)}. Name its file system under "
+            "`spark:`, for S3 as spark.jars.packages: org.apache.hadoop:hadoop-aws:3.4.1; or keep the checkpoint in a "
+            "folder"
         ) from None
 
 

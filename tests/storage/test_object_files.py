@@ -15,6 +15,7 @@ from pyarrow import dataset, fs
 
 from benchmarks.s3_server import Fault
 from router import storage
+from router.addresses import normalized
 from router.delta.commit import TableCommit, commit, to_delta
 from router.delta.lake import Lake
 from router.delta.parquet_writer import Staging
@@ -41,7 +42,7 @@ ROWS = pa.table({"id": pa.array([1, 2], pa.int64()), "name": ["a", "b"]})
 )
 def test_a_place_has_one_address(place: str, known: str) -> None:
     """Without it `file:/x` is a folder of the working directory, and a slash makes another lake."""
-    assert storage.normalized(place) == known
+    assert normalized(place) == known
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_a_place_has_one_address(place: str, known: str) -> None:
 def test_other_schemes_are_refused(place: str) -> None:
     """Without it a lake that nobody can reach becomes a folder on the driver."""
     with pytest.raises(ValueError, match=place):
-        storage.normalized(place)
+        normalized(place)
 
 
 def test_files_are_written_read_listed_and_deleted(bucket: Lake) -> None:
