@@ -124,19 +124,18 @@ def test_a_ledger_of_another_version_is_refused(tmp_path: Path) -> None:
         examine(lake, "ops.ledger", "games", Checkpoint())
 
 
-def test_a_batch_of_which_rows_are_in_the_quarantine_is_not_decided_again(store: CheckpointStore) -> None:
+def test_a_batch_of_which_rows_are_in_the_quarantine_is_not_decided_again() -> None:
     """Without it these rows come a second time, under the transaction id of another decision."""
     other = replace(manifest(7).commits[0], table="silver.u", app_id="q/r/s/silver.u")
     moved = {"r/s/silver.t": "it takes no rows", "r/s/silver.u": "nor does it"}
-    store.decide(replace(manifest(7), commits=(*manifest(7).commits, other), quarantined=moved))
+    decided = replace(manifest(7), commits=(*manifest(7).commits, other), quarantined=moved)
     stages: Any = SimpleNamespace(
         config=SimpleNamespace(name="games"),
         fingerprint="fingerprint",
-        store=store,
         tables=SimpleNamespace(readable=dict.fromkeys),
         committers=SimpleNamespace(missing=lambda works: [work.files[0].path for work in works]),
         outboxes=SimpleNamespace(unapplied=lambda _: []),
         _done=lambda work, *_: work.table == "silver.t",
     )
     with pytest.raises(BatchError, match=r"silver/t/part-0.parquet is not there whole.*restore that file"):
-        Batches._cut_off(stages, 7)
+        Batches._cut_off(stages, decided)
