@@ -11,12 +11,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from math import ceil
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -75,13 +76,20 @@ def check_spark(spark: SparkSession) -> None:
     """Raise StartError where Spark would run a task twice, or end one that waits for its API."""
     if _set(spark, "spark.speculation") == "true":
         raise StartError("spark.speculation is on: a copy of a task would send its calls again; set it to false")
-    silent, jvm = _set(spark, *SILENT) or "0", cast("Any", spark.sparkContext._jvm)
-    seconds = jvm.org.apache.spark.network.util.JavaUtils.timeStringAsSec(silent)  # it may have a unit
+    silent = _set(spark, *SILENT) or "0"
+    seconds = _seconds(silent)
     if _set(spark, *KILL) == "true" and 0 < seconds < QUIETEST:
         raise StartError(
             f"{SILENT[1]} is {silent}, and {KILL[1]} is on: Spark would kill a task that waits for its API; set it to "
             f"{QUIETEST} or more"
         )
+
+
+def _seconds(span: str) -> float:
+    """Return the seconds of a span as Spark's settings have it: 10, 10s, 5min; none where it is written otherwise."""
+    found = re.fullmatch(r"\s*(\d+)\s*(us|ms|s|m|min|h|d)?\s*", span)
+    units = {"us": 1e-6, "ms": 1e-3, "m": 60, "min": 60, "h": 3600, "d": 86400}
+    return int(found[1]) * units.get(found[2] or "s", 1) if found else 0.0
 
 
 def _set(spark: SparkSession, *names: str) -> str:

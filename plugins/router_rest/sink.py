@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import PrivateAttr
 
-from router import Batch, Encoding, Opening, Outcome, Resent, StartError, row
+from router import Batch, Encoding, Opening, Outcome, Resent, Server, StartError, row
 from router_encoders.outbox_rows import PLACE, as_it_is, order_key, own_columns
 from router_encoders.templates import parse
 from router_rest.options import RestOptions
 from router_rest.templates import check_fields, fields_in, json_fields, json_row, to_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from pyspark.sql import DataFrame
@@ -47,6 +47,12 @@ class Rest(RestOptions):
     previews: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("router_rest.delivery.worker", "router_rest.credentials")
     resends: ClassVar[bool] = True
+
+    def talks_to(self) -> Iterable[Server]:
+        """Yield the hosts of the API, without a path: nothing is done by asking them."""
+        fixed = self.template.origin if self.template.has_fixed_host else None
+        for origin in [fixed] if fixed else [f"{self.template.scheme}://{host}" for host in self.hosts]:
+            yield Server("API", origin, self.tls.verify)
 
     _folder: Path | None = PrivateAttr(default=None)
     _encodings: dict[str, Encoding] = PrivateAttr(default_factory=dict)
