@@ -126,3 +126,20 @@ def test_a_table_that_cannot_be_read_keeps_no_other_from_it(lake: Lake, put: Cal
     assert isinstance(found["silver.a"], TableError)
     assert found["silver.b"] is not None
     assert found["silver.c"] is None
+
+
+def test_a_table_is_opened_once_however_often_it_is_written(
+    lake: Lake, land: Callable[..., TableCommit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it each batch reads the log of each of its tables anew: its own commit is taken for another table."""
+    opened = list[str]()
+    open_table = TableCache._opened
+    monkeypatch.setattr(TableCache, "_opened", lambda self, name: opened.append(name) or open_table(self, name))
+    handles = TableCache(lake)
+    for version in range(6):
+        rows = pa.table({"id": [3], "tip": ["x"]}) if version == 3 else ROWS
+        handle = handles.open([TABLE])[TABLE]
+        commit(lake, land(lake, TABLE, rows, version), {}, handle)
+
+    assert opened == [TABLE, TABLE], "for the first batch, which made it, and for the second"
+    assert to_arrow(handles.open([TABLE])[TABLE]).names == ["id", "tip"]
