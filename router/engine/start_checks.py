@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
-from py4j.protocol import Py4JError
 from pyarrow import fs
 
 from router import storage
@@ -21,10 +20,10 @@ from router.engine.commit.lost_tables import refuse_lost_tables
 from router.engine.executors import Executors
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.ledger import SCHEMA as LEDGER
-from router.errors import StartError, first_line
+from router.errors import StartError
 from router.registry import parts_in
 from router.sinks import TableSink
-from router.spark_internals import set_hadoop
+from router.spark_internals import hadoop_lacks, set_hadoop
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -256,24 +255,18 @@ def begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, acc
 def reach(spark: SparkSession, place: Lake, *, by_spark: bool = False) -> None:
     """Try a place, and let Spark's own file systems reach it with the rights of the router. Raises StartError.
 
-    The settings hold secrets: they go where no page of Spark and no plan shows them. With `by_spark` Spark itself has to
-    have a file system for the place.
+    The settings hold secrets: they go where no page of Spark and no plan shows them. With `by_spark` Spark itself has
+    to have a file system for the place.
     """
     storage.probe(place.root, place.options)
     if place.local:
         return
-    hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
-    for name, value in storage.hadoop_settings(place.root, place.options).items():
-        hadoop.set(name, value)
-    jvm: Any = spark.sparkContext._jvm
-    try:
-        if by_spark:
-            jvm.org.apache.hadoop.fs.Path(place.for_spark()).getFileSystem(hadoop)
-    except Py4JError as error:
+    set_hadoop(spark, storage.hadoop_settings(place.root, place.options))
+    if by_spark and (why := hadoop_lacks(spark, place.for_spark())):
         raise StartError(
-            f"Spark cannot reach the checkpoint {place.root}: {first_line(error)}. Name its file system under `spark:`, "
-            "for S3 as spark.jars.packages: org.apache.hadoop:hadoop-aws:3.4.1; or keep the checkpoint in a folder"
-        ) from None
+            f"Spark cannot reach the checkpoint {place.root}: {why}. Name its file system under `spark:`, for S3 as "
+            "spark.jars.packages: org.apache.hadoop:hadoop-aws:3.4.1; or keep the checkpoint in a folder"
+        )
 
 
 def executors_of(spark: SparkSession, registry: Registry, config: Config, lake: Lake, command: str = "") -> Executors:
