@@ -128,7 +128,7 @@ S3A = {
 """Names of Hadoop's s3a for options that delta-rs and obstore know."""
 
 
-class Files(Protocol):
+class Storage(Protocol):
     """What both kinds of storage do; paths are relative to the place."""
 
     @property
@@ -185,7 +185,7 @@ def probe(place: str, options: Mapping[str, str]) -> None:
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
-def files_at(place: str, options: Mapping[str, str]) -> Files:
+def files_at(place: str, options: Mapping[str, str]) -> Storage:
     """Return the files of a place that `normalized` returned."""
     return LocalFiles(place) if is_local(place) else ObjectFiles(place, options)
 
