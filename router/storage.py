@@ -166,7 +166,7 @@ def probe(place: str, options: Mapping[str, str]) -> None:
     Two writers of one commit would both believe that it is theirs. Mounted buckets are like that, and stores that do
     not know conditional writes. What else is wrong with a folder, a full disk for one, passes: the run waits for it.
     """
-    files, path = files_at(place, options), f"_router/probe-{uuid.uuid4().hex}"
+    files, path = files_at(place, options), f"_probe-{uuid.uuid4().hex}"
     try:
         written = [files.create(path, content) is not None for content in (b"1", b"2")]
         alike = written == [True, False] and files.read(path) == b"1"
