@@ -14,6 +14,8 @@ from pyspark import SparkContext
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from router.errors import first_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -160,17 +162,21 @@ def to_spark_type(kind: pa.DataType) -> DataType:
 # ---- Delta on Spark
 
 
-def open_file_system(spark: SparkSession, address: str) -> None:
-    """Open Hadoop's file system for an address; raise Py4JError where there is none."""
-    hadoop: Any = spark.sparkContext._jsc
-    jvm(spark).org.apache.hadoop.fs.Path(address).getFileSystem(hadoop.hadoopConfiguration())
-
-
 def set_hadoop(spark: SparkSession, settings: Mapping[str, str]) -> None:
     """Set what Hadoop's file systems read; unlike the settings of a session it is shown nowhere."""
     hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
     for name, value in settings.items():
         hadoop.set(name, value)
+
+
+def hadoop_lacks(spark: SparkSession, address: str) -> str:
+    """Say why Hadoop has no file system for an address; nothing where it has one."""
+    classes: Any = jvm(spark)
+    try:
+        classes.org.apache.hadoop.fs.Path(address).getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+    except Py4JError as error:
+        return first_line(error)
+    return ""
 
 
 def delta_snapshot(spark: SparkSession, address: str) -> Any:

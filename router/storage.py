@@ -80,7 +80,7 @@ S3A = {
 """Names of Hadoop's s3a for options that delta-rs and obstore know."""
 
 
-class StoredFiles(Protocol):
+class Storage(Protocol):
     """What both kinds of storage do; paths are relative to the place."""
 
     @property
@@ -118,7 +118,7 @@ def probe(place: str, options: Mapping[str, str]) -> None:
     Two writers of one commit would both believe that it is theirs. Mounted buckets are like that, and stores that do
     not know conditional writes. What else is wrong with a folder, a full disk for one, passes: the run waits for it.
     """
-    files, path = files_at(place, options), f"_router/probe-{uuid.uuid4().hex}"
+    files, path = files_at(place, options), f"_probe-{uuid.uuid4().hex}"
     try:
         written = [files.create(path, content) is not None for content in (b"1", b"2")]
         alike = written == [True, False] and files.read(path) == b"1"
@@ -137,7 +137,7 @@ def probe(place: str, options: Mapping[str, str]) -> None:
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
-def files_at(place: str, options: Mapping[str, str]) -> StoredFiles:
+def files_at(place: str, options: Mapping[str, str]) -> Storage:
     """Return the files of a place that `normalized` returned."""
     return LocalFiles(place) if is_local(place) else ObjectFiles(place, options)
 

@@ -53,7 +53,7 @@ class Lake:
         return self.for_spark(table.replace(".", "/"))
 
     @cached_property
-    def store(self) -> storage.StoredFiles:
+    def store(self) -> storage.Storage:
         """Return the files below the root. Works on driver and executors."""
         return storage.files_at(self.root, self.options)
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
-from py4j.protocol import Py4JError
 from pyarrow import fs
 
 from router import storage
@@ -22,10 +21,10 @@ from router.engine.commit.lost_tables import refuse_lost_tables
 from router.engine.executors import Executors
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.ledger import SCHEMA as LEDGER
-from router.errors import StartError, first_line
+from router.errors import StartError
 from router.registry import parts_in
 from router.sinks import TableSink
-from router.spark_internals import open_file_system, set_hadoop
+from router.spark_internals import hadoop_lacks, set_hadoop
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -261,15 +260,11 @@ def reach(spark: SparkSession, place: Lake, *, by_spark: bool = False) -> None:
     if place.local:
         return
     set_hadoop(spark, storage.hadoop_settings(place.root, place.options))
-    try:
-        if by_spark:
-            open_file_system(spark, place.for_spark())
-    except Py4JError as error:
+    if by_spark and (why := hadoop_lacks(spark, place.for_spark())):
         raise StartError(
-            f"Spark cannot reach the checkpoint {place.root}: {first_line(error)}. Name its file system under "
-            "`spark:`, for S3 as spark.jars.packages: org.apache.hadoop:hadoop-aws:3.4.1; or keep the checkpoint in a "
-            "folder"
-        ) from None
+            f"Spark cannot reach the checkpoint {place.root}: {why}. Name its file system under `spark:`, for S3 as "
+            "spark.jars.packages: org.apache.hadoop:hadoop-aws:3.4.1; or keep the checkpoint in a folder"
+        )
 
 
 def executors_of(spark: SparkSession, registry: Registry, config: Config, lake: Lake, command: str = "") -> Executors:
