@@ -15,6 +15,7 @@ import psutil
 
 from benchmarks.runs import Job, append_run, batches_done, footprint
 from benchmarks.subjects import Subject
+from router.spark_internals import collect_garbage, jvm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ def _subject(job: Job) -> Subject:
 def _run(subject: Subject, spark: SparkSession, job: Job, number: int) -> Run:
     task = job.task.nth(number)
     if number:  # what the run before left must not be cleared away on this run's time
-        spark._jvm.java.lang.System.gc()  # type: ignore[union-attr]
+        collect_garbage(spark)
         os.sync()
     with sampled(job.sample, spark, task) as add_samples:
         run = subject.run(spark, task)
@@ -98,7 +99,7 @@ class Driver:
             self.samples.append(self._now(batches))
 
     def _now(self, batches: int) -> dict[str, float]:
-        java = self._spark._jvm.java.lang  # type: ignore[union-attr]  # no other door to the JVM
+        java = jvm(self._spark).java.lang
         java.System.gc()
         runtime = java.Runtime.getRuntime()
         return {

@@ -25,6 +25,7 @@ from benchmarks.verify import compare
 from router.config.models import Config
 from router.delta.lake import Lake
 from router.delta.parquet_writer import Staging
+from router.engine.executors import Executors
 from router.engine.merge.coordinator import TASKS_PER_CORE
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_by_tasks
 from router.engine.merge.delta_spark import SparkMerger
@@ -76,7 +77,7 @@ def _run(spark: SparkSession, task: Task) -> Run:
 def _router(spark: SparkSession, lake: Lake, events: DataFrame, names: list[str], batch: int, task: Task) -> None:
     """Merge as the engine does: a sink with one table needs one task."""
     several = TASKS_PER_CORE * spark.sparkContext.defaultParallelism
-    found = merge_by_tasks(events, _job(lake, batch, task), 1 if len(names) == 1 else several)
+    found = merge_by_tasks(events, _job(lake, batch, task), 1 if len(names) == 1 else several, Executors())
     assert not found.failed, found.failed
     assert not found.spark, found.spark
 

@@ -83,7 +83,7 @@ def rest_replay(
             if dry_run:
                 _show_all([resend.Resender(*about, *sink, folder) for sink in chosen], asked)
                 return
-            start.try_parts_on_executors(spark, registry, loaded.config)
+            start.executors_of(spark, registry, loaded.config, lake, "rest-replay").look(spark)
             whole = _replayed(resend.Resender(*about, *chosen[0], folder), asked)
         finally:
             session.stop_session(spark)

@@ -91,8 +91,9 @@ def _repair(
     learnt = stores.LearntSchemas(stores.CheckpointStore(checkpoint))
     about = loaded.path.parent, False, lambda rows: source.sample(spark, config, rows), learnt
     config = config.model_copy(update={"decode": config.decode.prepare(parts.Preparation(*about))})
-    import_module("router.engine.start_checks").try_parts_on_executors(spark, registry, config)
-    made: Repair = engine.Repair(config, spark, lake, checkpoint, table, accept, stop)
+    executors = import_module("router.engine.start_checks").executors_of(spark, registry, config, lake, "repair")
+    executors.look(spark)
+    made: Repair = engine.Repair(config, spark, lake, checkpoint, table, accept, stop, executors=executors)
     return made
 
 

@@ -22,6 +22,7 @@ from pydantic import (
 
 from router.parts import Decoder, Rule
 from router.sinks import ApplyingSink, Sink, TableSink
+from router.storage import normalized
 from router.table_names import BronzeTables
 from router.table_options import TableOptions
 
@@ -70,6 +71,11 @@ def _moment(text: str) -> str:
     return text
 
 
+def _place(text: str) -> str:
+    normalized(text)
+    return text
+
+
 def _debug(place: str) -> str:
     """Return the place beside another one; within it where it is a whole bucket."""
     place = place.rstrip("/")
@@ -82,6 +88,7 @@ HyphenedName = Annotated[str, StringConstraints(pattern=HYPHENED_PATTERN)]
 TableName = Annotated[str, StringConstraints(pattern=TABLE_PATTERN)]
 BronzeName = Annotated[str, StringConstraints(pattern=BRONZE_PATTERN)]
 Interval = Annotated[str, AfterValidator(_interval)]
+Place = Annotated[str, AfterValidator(_place)]
 Moment = Annotated[str, AfterValidator(_moment)]
 
 
@@ -255,9 +262,9 @@ class Config(Model):
     """One router: a source, a decoder, routes and where everything goes."""
 
     name: HyphenedName
-    lake: str = Field(description="folder or URI; the table layer.table lives at lake/layer/table")
+    lake: Place = Field(description="folder or URI; the table layer.table lives at lake/layer/table")
     storage_options: dict[str, SecretStr] = Field(default_factory=dict)
-    checkpoint: str | None = Field(default=None, description="default: LAKE/_router/NAME")
+    checkpoint: Place | None = Field(default=None, description="default: LAKE/_router/NAME")
     source: Source
     decode: Decoder
     bronze: Annotated[Bronze, BeforeValidator(_bronze, json_schema_input_type=BronzeName | Bronze)] | None = Field(
@@ -275,7 +282,9 @@ class Config(Model):
     trigger: Trigger = Trigger(continuous=True)
     landing: Landing = Landing()
     register_tables: bool = Field(
-        default=False, alias="register", description="make tables known to Spark's catalog as layer.table"
+        default=False,
+        alias="register",
+        description="make tables known to Spark's catalog as layer.table; a debugging run does not",
     )
     maintenance: tuple[Maintenance, ...] = Field(
         default=(),
@@ -310,9 +319,10 @@ class Config(Model):
                 yield route, name, sink
 
     def debugged(self) -> Config:
-        """Return this with a lake and a checkpoint of its own."""
+        """Return this with a lake and a checkpoint of its own; the catalog keeps the names of the other lake."""
         checkpoint = _debug(self.checkpoint) if self.checkpoint else None
-        return self.model_copy(update={"lake": _debug(self.lake), "checkpoint": checkpoint, "debug": True})
+        changes = {"lake": _debug(self.lake), "checkpoint": checkpoint, "debug": True, "register_tables": False}
+        return self.model_copy(update=changes)
 
     def bronze_tables(self) -> BronzeTables | None:
         """Return which tables have every record as received."""

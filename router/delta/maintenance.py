@@ -135,7 +135,9 @@ def shorten_log(
     found = lake.files.get_file_info(fs.FileSelector(f"{table.replace('.', '/')}/_delta_log"))
     files = [(int(name[1]), info) for info in found if (name := LOG_FILE.fullmatch(info.base_name))]
     checkpoints = [(version, info) for version, info in files if CHECKPOINT.fullmatch(info.base_name)]
-    begins = max((v for v, info in checkpoints if v <= newest and info.mtime.timestamp() < young), default=0)
+    begins = max(
+        (v for v, info in checkpoints if v <= newest and info.mtime and info.mtime.timestamp() < young), default=0
+    )
     old = sorted(info.path for version, info in files if version < begins)
     for path in old:  # oldest first: a process that is killed leaves no gap
         with suppress(FileNotFoundError):
@@ -150,7 +152,7 @@ def delete_older(lake: Lake, table: str, before: datetime, version: int, more: s
     `more` is SQL that holds for the rows that may go. What the version has is compacted, and the log begins at the
     version at the latest: a query may have read it as far as that.
     """
-    handle = DeltaTable(lake.address(table), version=version, storage_options=lake.options or None)
+    handle = DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options)
     moment = before.astimezone(timezone.utc).isoformat(timespec="microseconds")
     old = f"_timestamp < arrow_cast('{moment}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
     try:

@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from deltalake import Schema
 from deltalake.exceptions import DeltaError
 
+from router.delta.history import log_damage
+from router.delta.lake import DAMAGED_LOG
+from router.delta.log_tail import LogTail
 from router.errors import TableError, first_line
+from router.spark_internals import delta_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,9 +32,6 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 THREADS = 8
-LOOKED_AT = 20
-"""The newest files of a table's log that must not be empty when it is opened: as many as there are between two
-checkpoints of a table made here. Both Delta libraries take an empty commit for one that changed nothing."""
 FILES = 200_000
 """Files that cached tables may refer to together; a handle takes 0.7 KB of memory for each."""
 TABLES = 1_000
@@ -83,7 +84,7 @@ class TableCache:
         except TableError as error:
             return error
         except (DeltaError, OSError, ValueError) as error:  # ValueError: a log that delta-rs takes for nonsense
-            return unreadable(name, error)
+            return unreadable(self.lake, name, error)
 
     def _table(self, name: str) -> DeltaTable | None:
         with self.lock:
@@ -100,6 +101,8 @@ class TableCache:
 
         A look at two files says it: listing a log takes longer with each commit that is in it.
         """
+        if isinstance(cached.table, LogTail):
+            return cached if cached.table.renewed() else None
         handle, version = cached.table, cached.table.version()
         known, newest, following = self._written(name, cached.version, version, version + 1)
         if known is None or known != cached.written:
@@ -118,8 +121,11 @@ class TableCache:
         table = self.lake.open(name)
         if table is None:
             return None
+        if not self.lake.local:  # no commit is half there, and every look at one is a request
+            tail = LogTail.of(self.lake, name, table)
+            rows = table.get_add_actions().num_rows
+            return CachedTable(cast("DeltaTable", tail), table.version(), None, rows)
         version = table.version()
-        check_log(self.lake, name, version)
         return CachedTable(table, version, self._written(name, version)[0], table.get_add_actions().num_rows)
 
     def _written(self, name: str, *versions: int) -> list[int | None]:
@@ -210,7 +216,7 @@ class SparkTables:
         except TableError as error:
             return error
         except Exception as error:  # whatever Spark raises concerns this table
-            return unreadable(name, error)
+            return unreadable(self.lake, name, error)
         return table
 
 
@@ -225,9 +231,10 @@ def whole(found: Mapping[str, T | TableError]) -> dict[str, T]:
     return cast("dict[str, T]", dict(found))
 
 
-def unreadable(name: str, error: Exception) -> TableError:
-    """Return the error of a table that could not be opened, with the first line of the cause."""
-    found = TableError(name, f"it cannot be read: {first_line(error)}")
+def unreadable(lake: Lake, name: str, error: Exception) -> TableError:
+    """Return the error of a table that could not be opened: which file of its log is damaged, or what was raised."""
+    said = first_line(error)
+    found = TableError(name, f"it cannot be read: {said if DAMAGED_LOG in said else log_damage(lake, name) or said}")
     found.__cause__ = error
     return found
 
@@ -235,18 +242,13 @@ def unreadable(name: str, error: Exception) -> TableError:
 def check_log(lake: Lake, name: str, version: int, since: int = 0) -> None:
     """Raise TableError where one of the newest files of a table's log is empty: what it committed is lost.
 
-    Those before version `since` were looked at before.
+    Those before version `since` were looked at before. In an object store a file is there whole or not at all.
     """
-    newest = range(max(since, version + 1 - LOOKED_AT), version + 1)
-    paths = [f"{name.replace('.', '/')}/_delta_log/{number:020}.json" for number in newest]
-    if empty := [info.base_name for info in lake.files.get_file_info(paths) if info.is_file and info.size == 0]:
-        raise TableError(name, f"its log is damaged: {', '.join(empty)} is empty; `router repair` makes it whole again")
+    if lake.local and (empty := lake.empty_commits(name, version, since)):
+        raise TableError(name, f"it cannot be read: {DAMAGED_LOG} damaged: {', '.join(empty)} is empty")
 
 
 def spark_table(spark: SparkSession, lake: Lake, name: str) -> SparkTable | None:
     """Return the table of that name at its newest version, or None where there is none."""
-    jvm: Any = spark.sparkContext._jvm
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, lake.address(name))
-    return (
-        SparkTable(log.update(False, jvm.scala.Option.empty(), jvm.scala.Option.empty())) if log.tableExists() else None
-    )
+    snapshot = delta_snapshot(spark, lake.spark_address(name))
+    return None if snapshot is None else SparkTable(snapshot)

@@ -34,6 +34,7 @@ from router.delta.commit import (
     to_delta,
 )
 from router.delta.constraints import unmergeable
+from router.delta.history import log_damage
 from router.delta.row_checks import check_rows
 from router.delta.row_order import DELETED, OUTBOX_ONLY, comparable, newer_rows, order_names
 from router.delta.scd import (
@@ -49,7 +50,7 @@ from router.delta.scd import (
     latest_changes,
 )
 from router.delta.widening import way
-from router.errors import TableError
+from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +117,8 @@ def upsert(lake: Lake, work: TableUpsert, rows: pa.Table, tries: int = TRIES) ->
     except CommitFailedError as error:
         raise conflict_error(work.table, tries, error) from error
     except (DeltaError, OSError, pa.ArrowException) as error:
-        raise TableError(work.table, f"the merge failed: {error}; it is tried again with the batch") from error
+        why = log_damage(lake, work.table) or first_line(error)
+        raise TableError(work.table, f"the merge failed: {why}; it is tried again with the batch") from error
 
 
 def _upsert(lake: Lake, work: TableUpsert, rows: pa.Table) -> UpsertResult:
@@ -282,7 +284,7 @@ def create_table(lake: Lake, table: str, schema: pa.Schema, keyed: KeyedTable | 
         description=keyed.comment,
         partition_by=list(keyed.partition_by) or None,
         configuration={**PROPERTIES, **keyed.properties},
-        storage_options=lake.options or None,
+        storage_options=lake.delta_options,
     )
 
 

@@ -32,6 +32,7 @@ from router.engine.balance import imbalances, keyed, partitions
 from router.engine.checkpoint_store import CheckpointStore, Manifest, frozen_as_text
 from router.engine.commit.committers import Catalog, Committers
 from router.engine.commit.schema_evolution import SchemaEvolution
+from router.engine.executors import Executors
 from router.engine.label.layout import Demands
 from router.engine.label.planner import Plan, Planner
 from router.engine.land.job import Landed, LandingJob
@@ -40,7 +41,7 @@ from router.engine.outbox.apply import Outboxes
 from router.engine.outbox.detached import detached_outboxes
 from router.engine.quarantine.release import Release
 from router.engine.quarantine.table import Quarantine
-from router.errors import BatchError, TableError
+from router.errors import BatchError, RunningError, TableError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,6 +78,7 @@ class Batches:
     demands: Demands = field(default_factory=Demands)
     prepared: Planner | None = None
     opened: TableCache | None = None
+    executors: Executors = field(default_factory=Executors)
 
     def __post_init__(self) -> None:
         config = self.config
@@ -86,9 +88,10 @@ class Batches:
         staging = f"{STAGING}/{config.name}" if only_spark else None
         self.tables: Any = SparkTables(self.spark, self.lake) if only_spark else self.opened or TableCache(self.lake)
         self.planner = self.prepared or Planner(config, config.decode)
-        self.landing = LandingJob(self.spark, self.lake, config.landing, self.query, staging)
+        self.landing = LandingJob(self.spark, self.lake, config.landing, self.query, staging, executors=self.executors)
         self.evolution = SchemaEvolution(self.lake, self.tables, self.query, self.spark, config.table_options())
-        self.outboxes = Outboxes(config, self.spark, self.lake, self.store, self.query, self.committers, self.stop)
+        about = self.lake, self.store, self.query, self.committers, self.stop, self.executors
+        self.outboxes = Outboxes(config, self.spark, *about)
         self.quarantine = Quarantine(config, self.lake, self.store, self.committers, self.query)
         self.demands = replace(self.demands, blocked=self.quarantine.blocked())
         self.release = Release(config, self.spark, self.lake, self.store, self.committers)
@@ -102,11 +105,12 @@ class Batches:
         """Take one batch of raw records to its end. Calling it again with the same batch id changes nothing."""
         steps = Steps(batch, self.watch)
         with steps.step("plan"):
-            manifest = self._cut_off(batch)
+            known = self.store.manifest(batch)
+            manifest = self._cut_off(known) if known else None
             plan = self._plan(raw, replay=manifest is not None)  # 1 read, 2 decode, 3 label
         replay, tables = manifest is not None, None
         if manifest is None:
-            manifest, tables, plan = self._decide(plan, steps)  # 4 land, 5 decide
+            manifest, tables, plan = self._decide(plan, steps, new=known is None)  # 4 land, 5 decide
         with steps.step("commit", len(manifest.commits)):
             failed = self._commit(manifest, tables, steps)  # 6 commit
             manifest = self._quarantine(manifest, failed, plan.layout)  # 7 quarantine
@@ -117,26 +121,29 @@ class Batches:
         self._after(plan, {work.table for work in manifest.commits} | applied.tables, steps)
         return ledger.report(self.config.name, plan.layout, manifest, steps.seconds, applied.counts)
 
-    def _cut_off(self, batch: int) -> Manifest | None:
-        """Return the manifest of a batch that a crash has interrupted; None for a batch that must be decided.
+    def _cut_off(self, manifest: Manifest) -> Manifest | None:
+        """Return the manifest of a batch that a crash has interrupted; None where the batch must be decided again.
 
-        Without its staged files a batch is decided again; tables that have its rows already skip them.
+        Without its staged files a batch is decided again; tables that have its rows already skip them. The sink of an
+        outbox reads them after their commit, too.
         """
-        manifest = self.store.manifest(batch)
-        if manifest is None:
-            return None
         tables = self.tables.readable({work.table for work in manifest.commits})
         left = [work for work in manifest.commits if not self._done(work, tables[work.table], manifest)]
-        if self.committers.staged(left):
+        missing = self.committers.missing([*left, *self.outboxes.unapplied(manifest)])
+        if not missing:
             return manifest
+        where = f"{missing[0]} is not there whole"
+        if any(work.place in manifest.quarantined for work in manifest.commits if work not in left):
+            what = f"{where}, and other rows of the batch are in the quarantine already: restore that file"
+            raise BatchError(self.config.name, manifest.batch, what)
         if manifest.config != self.fingerprint and len(left) < len(manifest.commits):
             raise BatchError(
                 self.config.name,
-                batch,
+                manifest.batch,
                 "it was cut off when some tables had it, and must be read again for the others; but the configuration "
-                f"has changed since ({manifest.config}). Start once with the former one, then change it",
+                f"has changed since ({manifest.config}), and {where}. Start once with the former one, then change it",
             )
-        log.info("%s, batch %d: deciding it again, it was cut off", self.config.name, batch)
+        log.warning("%s, batch %d: deciding it again, it was cut off, and %s", self.config.name, manifest.batch, where)
         return None
 
     def _done(self, work: TableCommit, table: Any, manifest: Manifest) -> bool:
@@ -150,7 +157,7 @@ class Batches:
             self.planner.refresh()
         return self.planner.plan(raw)
 
-    def _decide(self, plan: Plan, steps: Steps) -> tuple[Manifest, dict[str, Any], Plan]:
+    def _decide(self, plan: Plan, steps: Steps, *, new: bool = True) -> tuple[Manifest, dict[str, Any], Plan]:
         """Land the batch, again while tables demand other rows, and write the manifest of what is to be committed."""
         batch = steps.batch
         if self.demands.blocked:  # some may have been released meanwhile
@@ -188,13 +195,20 @@ class Batches:
                 )
                 with steps.step("manifest"):
                     self.quarantine.block(self.demands.blocked)
-                    self.store.decide(manifest)
+                    self._write_down(manifest, landed, new=new)
                 return manifest, decision.handles, plan
             self.landing.discard(landed)
             log.info("%s, batch %d: landing again, tables ask for it", self.config.name, batch)
         raise BatchError(
             self.config.name, batch, f"tables changed {TRIES} times while the batch was landed; who else writes them?"
         )
+
+    def _write_down(self, manifest: Manifest, landed: Landed, *, new: bool) -> None:
+        try:
+            self.store.decide(manifest, new=new)
+        except RunningError:
+            self.landing.discard(landed)
+            raise
 
     def _land(self, plan: Plan, steps: Steps) -> tuple[Plan, Landed]:
         """Land a batch, and again while its rows need schemas that the decoder can fetch."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from deltalake.exceptions import DeltaError
 from pyspark.errors import PySparkException
 
 from router.delta.commit import row_count as count
@@ -93,6 +94,26 @@ def _writers(config: Config, table: str, handle: DeltaTable | None, run: str | N
         batch = handle.transaction_version(f"{config.name}:{run}/{place}/{table}") if handle else None
         if batch is not None or fixed_table(sink) == table:
             yield WritingSink(place, sink, batch)
+
+
+def tables_by_sink(config: Config) -> dict[str, tuple[tuple[str, int], ...]]:
+    """Return the tables that each sink (`route/sink`) has written, with their rows.
+
+    A sink has written a table when the table has a transaction id of it. Tables that nobody can read are left out.
+    """
+    lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
+    run, found = Checkpoint.read(checkpoint).run, dict[str, list[tuple[str, int]]]()
+    for table in (table for layer in lake.layers() for table in lake.tables(layer)):
+        try:
+            handle = lake.open(table)
+        except (DeltaError, OSError):
+            continue
+        writers = [one.place for one in _writers(config, table, handle, run) if one.batch is not None]
+        if handle is not None and writers:
+            counts: Any = pa.table(handle.get_add_actions()).column("num_records")
+            for place in writers:
+                found.setdefault(place, []).append((table, sum(counts.drop_null().to_pylist())))
+    return {place: tuple(sorted(tables)) for place, tables in found.items()}
 
 
 def fixed_table(sink: Sink) -> str:

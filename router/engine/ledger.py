@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from router.delta.commit import StagedFile, TableCommit, to_delta
@@ -23,8 +24,6 @@ from router.sinks import Applied
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
-
-    import pyarrow.dataset as ds
 
     from router.config.models import Config
     from router.engine.balance import Partition
@@ -79,6 +78,7 @@ A replay has a row without a batch, of what it changed: more rows are `applied`,
 """
 
 
+SOURCE = ("read", "decoded", "failed", "bare", "unmatched", "lost")
 SUMMED = (
     *("matched", "landed", "refused", "dropped", "applied", "dead", "backlog", "frozen", "quarantined", "released"),
     *("parked", "in_doubt"),
@@ -251,6 +251,22 @@ def last(config: Config, batches: int) -> list[dict[str, Any]]:
         _summed([row for row in chosen if (row["run"], row["batch_id"]) in wanted]),
         key=lambda row: (row["finished"], row["route"] or "", row["topic"] or "", row["partition"] or 0),
     )
+
+
+def totals(config: Config) -> dict[tuple[str | None, str | None], dict[str, int]]:
+    """Return the sums of all counts of a query, by route and sink; (None, None) are those of the source."""
+    table = Lake.at(config.lake, config.storage()).open(config.ledger)
+    if table is None:
+        return {}
+    counts = [name for name in (*SOURCE, *SUMMED) if name in {field.name for field in table.schema().fields}]
+    found: dict[tuple[str | None, str | None], dict[str, int]] = {}
+    reading = table.to_pyarrow_dataset().scanner(["route", "sink", *counts], ds.field("query") == config.name)
+    for part in reading.to_batches():
+        sums = pa.table(part).group_by(["route", "sink"]).aggregate([(name, "sum") for name in counts])
+        for row in sums.to_pylist():
+            have = found.setdefault((row["route"], row["sink"]), dict.fromkeys(counts, 0))
+            have |= {name: have[name] + (row[f"{name}_sum"] or 0) for name in counts}
+    return found
 
 
 BATCH = ("run", "route", "sink", "batch_id")

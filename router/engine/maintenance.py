@@ -28,6 +28,7 @@ from router.delta.maintenance import (
     small_files,
 )
 from router.errors import TableError, first_line
+from router.spark_internals import recompute_statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -181,7 +182,7 @@ class SparkMaintenance:
     def _compacted(self, found: MaintenanceResult) -> MaintenanceResult:
         handle = self.lake.open(self.table)
         assert handle is not None
-        session, address = self._session(), self.lake.address(self.table)
+        session, address = self._session(), self.lake.spark_address(self.table)
         table = f"delta.{quoted(address)}"
         vacuum = f"VACUUM {table} RETAIN {self.options.hours} HOURS"
         old = [row["path"].removeprefix("file:") for row in session.sql(f"{vacuum} DRY RUN").collect()]
@@ -210,14 +211,7 @@ class SparkMaintenance:
 
     def _recompute(self) -> None:
         """Let Delta read the files and note their statistics. Its command for that is not in the open version."""
-        assert self.spark.sparkContext._jvm is not None
-        delta = self.spark.sparkContext._jvm.org.apache.spark.sql.delta
-        session = self.spark._jsparkSession
-        statistics = getattr(getattr(delta.stats, "StatisticsCollection$"), "MODULE$")
-        log = delta.DeltaLog.forTable(session, self.lake.address(self.table))
-        none = getattr(getattr(self.spark.sparkContext._jvm.scala, "None$"), "MODULE$")
-        every = [getattr(statistics, f"recompute$default${number}")() for number in (4, 5)]  # all rows, all files
-        statistics.recompute(session, log, none, *every)
+        recompute_statistics(self.spark, self.lake.spark_address(self.table))
 
     def _tried(self, work: Callable[[], T]) -> T:
         return retry_on_conflict(work, DeltaConcurrentModificationException, TRIES, WAIT_SECONDS)

@@ -1,81 +1,42 @@
-"""Refuse a start that would lose or duplicate records: a second run, a lost or stale checkpoint, a lost lake."""
+"""Refuse a start that would lose or duplicate records: a lost or stale checkpoint, a lost lake."""
 
 from __future__ import annotations
 
-import fcntl
-import importlib
 import json
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
+from router import storage
 from router.delta.commit import to_arrow
-from router.delta.table_cache import THREADS
+from router.delta.table_cache import THREADS, TableCache
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.lost_tables import refuse_lost_tables
+from router.engine.executors import Executors
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.ledger import SCHEMA as LEDGER
-from router.errors import RunningError, StartError
+from router.errors import StartError
 from router.registry import parts_in
+from router.sinks import TableSink
+from router.spark_internals import set_hadoop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
     from router.config.models import Config
     from router.delta.lake import Lake
-    from router.delta.table_cache import TableCache
     from router.engine.source import Offsets
     from router.registry import Registry
 
 Accept = Literal["", "lost-checkpoint", "lost-lake", "lost-records", "lost-tables", "duplicates"]
-PROBES = 8
 RECENT = 100
 """Commits of a table that are searched for the last batch of a query."""
-
-
-@contextmanager
-def alone(checkpoint: Lake, name: str) -> Iterator[None]:
-    """Hold the lock of a checkpoint; raise RunningError while another run holds it.
-
-    Runs on the driver. A checkpoint in an object store has no lock; there Spark's own check of the commit log stops
-    the second run at its first batch.
-    """
-    refusal = (
-        f"{name} is running already: its checkpoint {checkpoint.root} is locked; stop that run, or give this "
-        "one another name and checkpoint"
-    )
-    with locked(checkpoint, "lock", refusal):
-        yield
-
-
-@contextmanager
-def locked(checkpoint: Lake, file: str, refusal: str) -> Iterator[None]:
-    """Hold a lock that is a file in a checkpoint; raise RunningError while another process holds it.
-
-    The lock of a killed process is free again. An object store has no lock.
-    """
-    if not checkpoint.local:
-        yield
-        return
-    path = Path(checkpoint.root, file)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunningError(refusal) from None
-        yield
 
 
 @dataclass(frozen=True)
@@ -94,7 +55,11 @@ class Checkpoint:
     def read(cls, place: Lake) -> Checkpoint:
         """Read the Spark checkpoint in the folder `spark` of the configuration's checkpoint."""
         metadata = place.read("spark/metadata")
-        run = json.loads(metadata)["id"] if metadata else None
+        try:
+            run = None if metadata is None else json.loads(metadata)["id"]
+        except ValueError:
+            what = "is damaged; `router run` mends it, or says what to do"
+            raise StartError(f"{place.root}/spark/metadata {what}") from None
         return cls(run, bool(_numbers(place, "spark/offsets")), max(_numbers(place, "spark/commits"), default=-1))
 
 
@@ -111,7 +76,7 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
     new records for a batch that the tables have; a lake without its checkpoint would get everything again. A batch is
     in the ledger before Spark commits it, so the ledger is level with the checkpoint or one batch ahead.
     """
-    table = lake.open(ledger)
+    table = TableCache(lake).open([ledger])[ledger]
     if table is not None and (lacks := sorted(set(LEDGER.names) - set(to_arrow(table).names))):
         raise StartError(
             f"{ledger} in {lake.root} was written by another version of the router (it has no {', '.join(lacks)}), "
@@ -161,6 +126,29 @@ def _last_batches(lake: Lake, name: str) -> dict[str, tuple[str, int]]:
         return {table: note for table, note in zip(tables, notes, strict=True) if note}
 
 
+def having(lake: Lake, query: str, batch: int) -> dict[str, str]:
+    """Return the tables that have a batch of a query (with its run), and the configuration of that commit.
+
+    A table that cannot be read counts as one that has it.
+    """
+
+    def committed(table: str) -> str | None:
+        try:
+            handle = lake.open(table)
+            notes = map(_note, handle.history(RECENT)) if handle else iter(())
+            mine = (
+                note for note in notes if (note.get("router.query"), note.get("router.batch")) == (query, str(batch))
+            )
+            return next((str(note.get("router.configuration")) for note in mine), None)
+        except (DeltaError, OSError):
+            return ""
+
+    tables = [table for layer in lake.layers() for table in lake.tables(layer)]
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = zip(tables, pool.map(committed, tables), strict=True)
+        return {table: configuration for table, configuration in found if configuration is not None}
+
+
 def _last_note(table: DeltaTable | None, name: str) -> tuple[str, int] | None:
     for entry in table.history(RECENT) if table else []:
         if entry.get("operation") == "RESTORE":
@@ -194,6 +182,20 @@ def _writers_of(lake: Lake, table: str) -> set[str]:
         return _writers(handle) if handle else set()
     except (DeltaError, OSError):  # the first batch that writes it says what is wrong
         return set()
+
+
+def refuse_speculation(setting: str | None, config: Config) -> None:
+    """Raise StartError where Spark may run a task twice at once whose work is more than staged files.
+
+    Of two attempts of a landing task, Spark hands on the report of one, and only its files are committed. Calls and
+    messages of both are sent, and both merge.
+    """
+    doing = [f"{route}/{name}" for route, name, sink in config.all_sinks() if not isinstance(sink, TableSink)]
+    if setting == "true" and doing:
+        raise StartError(
+            f"spark.speculation runs a task twice at once, and {', '.join(doing)} would send or merge rows twice; set "
+            "it to false"
+        )
 
 
 def _writers(table: DeltaTable) -> set[str]:
@@ -245,6 +247,7 @@ def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Con
     """Return where a new checkpoint begins, None for where the configuration says."""
     lake = tables.lake
     past = Checkpoint.read(checkpoint)
+    refuse_speculation(spark.sparkContext.getConf().get("spark.speculation"), config)
     refuse_shared(lake, config)
     examine(lake, config.ledger, config.name, past, accept)
     if past.run:
@@ -256,32 +259,19 @@ def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Con
     return source.completed(spark, config.source.kafka, resume(lake, config.ledger, config.name))
 
 
-def try_parts_on_executors(spark: SparkSession, registry: Registry, config: Config) -> None:
-    """Import the modules of the parts on executors: a module that was not shipped stops the start, in one sentence.
+def reach(spark: SparkSession, place: Lake) -> None:
+    """Try a place, and let Spark's own file systems reach it with the rights of the router. Raises StartError.
 
-    One task for each of the first cores: their Python workers are the ones that the first batch runs in.
+    The settings hold secrets: they go where no page of Spark and no plan shows them.
     """
+    storage.probe(place.root, place.options)
+    settings = storage.hadoop_settings(place.root, place.options)
+    if settings:
+        set_hadoop(spark, settings)
+
+
+def executors_of(spark: SparkSession, registry: Registry, config: Config, lake: Lake, command: str = "") -> Executors:
+    """Return the executors of a run, which look for the modules of the parts; `command` is one beside the stream's."""
     modules = ["router.engine.land.task", *registry.modules(config)]
     modules += dict.fromkeys(module for part in parts_in(config) for module in part.needs)
-
-    def tried(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        for _ in batches:
-            pass  # a worker that was not read to the end is not used again
-        failed = []
-        for name in modules:
-            try:
-                importlib.import_module(name)
-            except ImportError as error:
-                failed.append(f"{name}: {error}")
-        yield pa.RecordBatch.from_arrays([pa.array(failed, pa.string())], names=["failed"])
-
-    tasks = min(spark.sparkContext.defaultParallelism, PROBES)
-    # As landing tasks are, by mapInArrow: workers of another kind of task are not taken for them.
-    failed = [
-        row["failed"] for row in spark.range(tasks, numPartitions=tasks).mapInArrow(tried, "failed string").collect()
-    ]
-    if failed:
-        raise StartError(
-            f"executors cannot import {'; '.join(sorted(set(failed)))}. Ship the package with --py-files (a wheel "
-            "renamed to .zip) or install it there"
-        )
+    return Executors.of(spark, modules, lake, f"{config.name}.{command}" if command else config.name)

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from pyspark.errors import StreamingQueryException
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_event_set, wait_exponential_jitter
 from tenacity.nap import sleep_using_event
 
-from router.delta.lake import Lake
+from router.delta.lake import DAMAGED_LOG, Lake
 from router.delta.table_cache import TableCache
 from router.engine import source
 from router.engine.batch import Batches
@@ -28,9 +28,11 @@ from router.engine.outbox.apply import opened
 from router.engine.outbox.detached import DetachedSinks
 from router.engine.quarantine.release import Release
 from router.engine.retryable_errors import Outage, passing, says_lost
+from router.engine.run_lock import alone
 from router.engine.session import alive, quiet_failures, quiet_gateway
-from router.engine.start_checks import alone, begin, try_parts_on_executors
-from router.errors import SessionLost, first_line
+from router.engine.spark_checkpoint import CheckpointMending
+from router.engine.start_checks import begin, executors_of, reach
+from router.errors import SessionLost, TableError, first_line
 from router.parts import BatchReport, Preparation
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from router.config.loader import Loaded
     from router.config.models import Config, Trigger
     from router.engine.batch import Watch
+    from router.engine.executors import Executors
     from router.engine.start_checks import Accept
     from router.registry import Registry
 
@@ -50,7 +53,10 @@ log = logging.getLogger("router")
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 5
 """Seconds between two looks for approvals while no batch is running."""
+EXECUTOR_SECONDS = 30
 KEPT_REPORTS = 1_000
+OWN_LOG = "put it back from a copy, or see docs/storage-faults.md"
+"""What a person can do about the log of a table for which the stream waits."""
 
 
 class _Stop(Exception):  # noqa: N818 - an order, no error
@@ -97,10 +103,11 @@ def run(
 def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOptions) -> list[BatchReport]:
     config = loaded.config
     lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
-    with alone(checkpoint, config.name):
-        CheckpointStore(checkpoint).begin()
+    for place in (lake, checkpoint):
+        reach(spark, place)
+    with alone(checkpoint, config.name, options.stop.set):
         tables = TableCache(lake)
-        since = begin(spark, tables, checkpoint, config, options.accept)
+        since = retrying(config, spark, options.stop)(_checked, loaded, spark, (tables, checkpoint), options.accept)
         prepared = config.decode.prepare(
             Preparation(
                 loaded.path.parent,
@@ -112,9 +119,36 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
         )
         config = config.model_copy(update={"decode": prepared})
         with ThreadPoolExecutor(1) as pool:  # Spark plans the query meanwhile; the first batch waits for it
-            probe = pool.submit(try_parts_on_executors, spark, registry, config)
-            about = registry, spark, tables, checkpoint, options, probe
+            executors = executors_of(spark, registry, config, lake)
+            probe = pool.submit(executors.look, spark)
+            about = registry, spark, tables, checkpoint, options, executors, probe
             return _StreamRun(config, loaded.path.parent, loaded.fingerprint, *about).until_done(since)
+
+
+def _checked(loaded: Loaded, spark: SparkSession, at: tuple[TableCache, Lake], accept: Accept) -> source.Offsets | None:
+    """Mend and check lake and checkpoint; return where a new checkpoint begins, None for where the file says."""
+    tables, checkpoint = at
+    CheckpointStore(checkpoint).begin()
+    CheckpointMending(loaded.config, tables.lake, checkpoint, loaded.fingerprint).mend()
+    return begin(spark, tables, checkpoint, loaded.config, accept)
+
+
+def retrying(config: Config, spark: SparkSession, stop: threading.Event) -> Retrying:
+    """Return what calls a function again, with growing pauses and a line for each, after failures that pass."""
+
+    def tell(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        hint = f"; {OWN_LOG}" if isinstance(error, TableError) and DAMAGED_LOG in error.what else ""
+        log.warning("%s: %s%s; trying again in %.0f s", config.name, first_line(error), hint, state.upcoming_sleep)
+
+    return Retrying(
+        retry=retry_if_exception(lambda error: passing(error) and alive(spark)),
+        wait=wait_exponential_jitter(initial=1, max=60),
+        stop=stop_when_event_set(stop),
+        sleep=sleep_using_event(stop),
+        before_sleep=tell,
+        reraise=True,
+    )
 
 
 @dataclass
@@ -127,6 +161,7 @@ class _StreamRun:
     tables: TableCache
     checkpoint: Lake
     options: RunOptions
+    executors: Executors
     probe: Future[None]
     error: BaseException | None = None
     busy: threading.Lock = field(default_factory=threading.Lock)
@@ -147,18 +182,9 @@ class _StreamRun:
 
     def until_done(self, begin: source.Offsets | None) -> list[BatchReport]:
         """Run the query, and again after a failure that passes: every batch can go on where it was interrupted."""
-        stop = self.options.stop
-        policy = Retrying(
-            retry=retry_if_exception(lambda error: passing(error) and alive(self.spark)),
-            wait=wait_exponential_jitter(initial=1, max=60),
-            stop=stop_when_event_set(stop),
-            sleep=sleep_using_event(stop),
-            before_sleep=self._tell_retry,
-            reraise=True,
-        )
         try:
             with quiet_failures(self.spark), self._detached_sinks():
-                policy(self._query, begin)
+                retrying(self.config, self.spark, self.options.stop)(self._query, begin)
                 if self._once and self.batches:
                     self.batches.outboxes.retention.tidy()
         except Exception as error:
@@ -183,10 +209,6 @@ class _StreamRun:
         if self.detached:
             self.detached.join()
 
-    def _tell_retry(self, state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        log.warning("%s: %s; trying again in %.0f s", self.config.name, first_line(error), state.upcoming_sleep)
-
     def _query(self, begin: source.Offsets | None) -> None:
         self.error, self.batches = None, None  # a query that begins anew has a session of its own
         if not self.open:  # within the retries: a source that is away is waited for
@@ -203,7 +225,7 @@ class _StreamRun:
         log.info("%s: reading %s", self.config.name, source.named(self.config))
         try:
             self.planner.prepare(self.spark)  # while Spark starts the query and asks for offsets
-            self.probe.result()
+            self._wait_for_executors()
             self._follow(query)
         except Exception as error:
             self._end(query)
@@ -214,10 +236,17 @@ class _StreamRun:
             return
         self._end(query)  # not after a KeyboardInterrupt: it does not wait for the current batch
 
+    def _wait_for_executors(self) -> None:
+        """Wait until those that are there have been looked at; say so where a cluster gives none, as Spark does not."""
+        if self.executors.check.lake and not wait([self.probe], EXECUTOR_SECONDS).done:
+            what = "no executor has taken a task for %d s: has the cluster cores and memory free for it?"
+            log.warning(f"%s: {what}", self.config.name, EXECUTOR_SECONDS)
+        self.probe.result()
+
     def _started(self, begin: source.Offsets | None) -> StreamingQuery:
         frame, trigger = source.stream(self.spark, self.config, begin), self._trigger
         writer = frame.writeStream.queryName(self.config.name).foreachBatch(self._handle)
-        writer = writer.option("checkpointLocation", f"{self.config.checkpoint_path()}/spark")
+        writer = writer.option("checkpointLocation", self.checkpoint.for_spark("spark"))
         if trigger.once:
             writer = writer.trigger(availableNow=True)
         elif trigger.every:
@@ -312,6 +341,7 @@ class _StreamRun:
             self.options.stop,
             prepared=self.planner,
             opened=self.tables,
+            executors=self.executors,
         )
 
     def _tell(self, query: StreamingQuery, *, last: bool = False) -> None:

@@ -10,8 +10,10 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from router.config.models import Config
 from router.engine import session
-from router.engine.session import class_archive, java_options, settings_in, start_jvm
+from router.engine.session import build_session, class_archive, java_options, settings_in, start_jvm
+from router.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -105,6 +107,8 @@ def test_the_jvm_is_not_started_ahead_for_what_cannot_be_read(
     """Without it a wrong file would leave a process behind, in place of a sentence."""
     begun: list[object] = []
     monkeypatch.setattr(session.starting, "begin", lambda *about: begun.append(about))
+    for of_jars in ("known_jars", "resolved_jars"):
+        monkeypatch.setattr(session, of_jars, lambda connectors, asked: ["/delta.jar"])
     monkeypatch.setattr(SparkContext, "_gateway", None)
     start_jvm(written(tmp_path, text), None)
     start_jvm(tmp_path / "absent.yaml", None)
@@ -150,3 +154,46 @@ def test_the_tasks_of_a_query_run_in_the_workers_that_the_start_has_tried(spark:
     """Without it a query, which has a copy of the session, would start a second daemon and import everything again."""
     copy = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
     assert len(daemons(spark) | daemons(copy)) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "master", "variable", "said"),
+    [
+        ({}, "sc://spark:15002", None, "--master is sc://spark:15002"),
+        ({"spark.remote": "sc://spark:15002"}, None, None, "spark.remote is sc://spark:15002"),
+        ({"spark.api.mode": "connect"}, None, None, "spark.api.mode is connect"),
+        ({}, None, "SPARK_REMOTE", "the environment has SPARK_REMOTE"),
+        ({}, None, "IS_SERVERLESS", "the environment has IS_SERVERLESS"),
+    ],
+    ids=["master", "remote", "api mode", "environment", "serverless"],
+)
+def test_spark_connect_is_refused_before_anything_starts(
+    settings: dict[str, str],
+    master: str | None,
+    variable: str | None,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session.starting, "begin", lambda *_: pytest.fail("a JVM was started"))
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+    if variable:
+        monkeypatch.setenv(variable, "true")
+    text = "spark:\n" + "".join(f"  {name}: {value}\n" for name, value in settings.items()) if settings else "name: x"
+
+    session.start_jvm(written(tmp_path, text), master)
+    with pytest.raises(StartError, match="needs a Spark driver of its own") as refused:
+        build_session(Config.model_construct(name="games", spark=settings), master)
+
+    assert said in str(refused.value)
+    assert refused.value.exit_code == 2
+
+
+def test_a_cluster_without_a_context_is_refused_in_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shared(*_: object) -> None:
+        raise RuntimeError("[JVM_ATTRIBUTE_NOT_SUPPORTED] Attribute `sparkContext` is not supported")
+
+    monkeypatch.setattr(SparkContext, "getOrCreate", shared)
+
+    with pytest.raises(StartError, match="dedicated access mode"):
+        build_session(Config.model_construct(name="games", spark={}), "local[1]")

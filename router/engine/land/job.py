@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from router.delta.commit import StagedFile
 from router.delta.parquet_writer import Staging
+from router.engine.executors import Executors, refusal
 from router.engine.land.task import LandingWork, landing_task
 from router.engine.session import BATCH_BYTES, UNBOUNDED
 
@@ -76,6 +77,7 @@ class LandingJob:
 
     The files and records of one batch decide how the next one is landed: whether rows are shuffled by table (`tiny`),
     and whether Spark bounds its Arrow batches in bytes (`measured`). `only` are the tables that get rows, None for all.
+    `run` raises StartError where an executor lacks something that the driver has; nothing is staged there then.
     """
 
     spark: SparkSession
@@ -86,6 +88,7 @@ class LandingJob:
     tiny: bool = False
     measured: bool = False
     only: frozenset[str] | None = None
+    executors: Executors = field(default_factory=Executors)
 
     def run(self, plan: Plan, demands: Demands, batch: int) -> Landed:
         """Stage the files of a batch; see `Batches of bytes` for the second job that it may take."""
@@ -130,16 +133,20 @@ class LandingJob:
         frame, labelling = plan.frame(raw, self._cores if by_table else None)
         token = uuid.uuid4().hex[:8]
         staging = Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes, self.folder, token=token)
-        task = landing_task(LandingWork(labelling, demands, staging, batch, self.query, self.only))
+        work = LandingWork(labelling, demands, staging, batch, self.query, self.only)
+        task = self.executors.guarded(landing_task(work), reports=True)
         self.spark.conf.set(BATCH_BYTES, str(BOUNDED) if bounded else UNBOUNDED)
         try:
-            reports = frame.mapInArrow(task, "report string").collect()  # one per file and source partition of a task
-        except Exception:
+            rows = frame.mapInArrow(task, "report string").collect()  # one per file and source partition of a task
+            reports = self.executors.without_looks(json.loads(row["report"]) for row in rows)
+        except Exception as error:
             self._clean(token)
+            if refused := refusal(error):
+                raise refused from error
             raise
         finally:
             self.spark.conf.set(BATCH_BYTES, UNBOUNDED)
-        return _landed(json.loads(row["report"]) for row in reports)
+        return _landed(reports)
 
 
 def _landed(reports: Any) -> Landed:

@@ -21,6 +21,7 @@ from router.delta.commit import TableCommit, to_delta
 from router.delta.parquet_writer import Staging
 from router.delta.table_cache import THREADS
 from router.delta.upsert import LARGE, merge_engine
+from router.engine.executors import on_one_machine
 from router.engine.label.layout import DEAD_SCHEMA, TABLE, asked, counted
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, is_small, merge_by_tasks, merge_here
 from router.engine.merge.delta_spark import SparkMerger
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from router.engine.balance import Partition
     from router.engine.checkpoint_store import CheckpointStore
     from router.engine.commit.committers import Committers
+    from router.engine.executors import Executors
     from router.engine.label.layout import Target
     from router.sinks import KeyedTable, MergingSink
 
@@ -76,6 +78,7 @@ class MergeCoordinator:
     committers: Committers
     options: Options
     dead_letters: str
+    executors: Executors
     tables: set[str] = field(default_factory=set)
     known: dict[str, MergedTables] = field(default_factory=dict)
     left: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -110,7 +113,7 @@ class MergeCoordinator:
     def _outcomes(self, sink: MergingSink, rows: OutboxRows, before: dict[str, Backlog]) -> MergeOutcomes:
         """Merge with delta-rs what it may write, and the other tables with Delta on Spark."""
         target, job = rows.target, self._job(sink, rows)
-        events = with_backlog(rows.events, before, self.spark, self.lake.address(rows.work.table))
+        events = with_backlog(rows.events, before, self.spark, self.lake.spark_address(rows.work.table))
         by_spark, found = SparkMerger(self.spark, self.lake, job), MergeOutcomes()
         if target.key not in self.left:
             log.info("%s: %s", target.key, MERGES[job.keyed.engine])
@@ -119,20 +122,16 @@ class MergeCoordinator:
             by_spark.merge(events, found)
             return found
         left = self._still_left(target, job.keyed)
-        if not left and not before and self._on_one_machine and is_small(rows.work):
+        if not left and not before and on_one_machine(self.spark) and is_small(rows.work):
             found = merge_here(rows.work, job)
         elif target.names_in_outbox or not left:
             several = TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism
             rest = events.filter(~F.col(TABLE).isin(*left)) if left else events
-            found = merge_by_tasks(rest, job, several if target.names_in_outbox else 1)
+            found = merge_by_tasks(rest, job, several if target.names_in_outbox else 1, self.executors)
         self._tell(target, left | found.spark)
         if self.left[target.key]:
             by_spark.merge(events.filter(F.col(TABLE).isin(*self.left[target.key])), found)
         return found
-
-    @property
-    def _on_one_machine(self) -> bool:
-        return str(self.spark.sparkContext.master).partition("[")[0] == "local"
 
     def _job(self, sink: MergingSink, rows: OutboxRows) -> MergeJob:
         target, work, keyed = rows.target, rows.work, asked(counted(sink), self.committers.only_spark)
@@ -211,7 +210,7 @@ class MergedTables:
     names: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        self.names = frozenset(json.loads(self.store.read(self._path) or b"[]"))
+        self.names = frozenset(self.store.load(self._path) or ())
 
     def note(self, tables: Iterable[str]) -> None:
         """Note tables that were merged into."""
@@ -262,7 +261,7 @@ class BacklogStore:
         self.store.write(self._path, json.dumps({"after": [query, batch], **tables}).encode())
 
     def _read(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.store.read(self._path) or b'{"after": [], "before": {}, "now": {}}')
+        found: dict[str, Any] = self.store.load(self._path) or {"after": [], "before": {}, "now": {}}
         return found
 
     @property

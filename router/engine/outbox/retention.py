@@ -85,7 +85,7 @@ class OutboxRetention:
         session: Any = self.committers.spark.newSession()
         # VACUUM lists a table in as many tasks as this says, 10 000 of them if nobody does
         session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "2")
-        place = f"delta.{quoted(self.lake.address(table))}"
+        place = f"delta.{quoted(self.lake.spark_address(table))}"
         old = f"_timestamp < timestamp_micros({(before - EPOCH) // timedelta(microseconds=1)})"
         try:
             (found,) = session.sql(f"DELETE FROM {place} WHERE {old} AND {more}").collect()

@@ -8,7 +8,7 @@ that was refused, or waits, is there since its batch). What is landed is staged;
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame
 from router.delta.history import log_commits, log_versions
 from router.engine.balance import keyed, partitions, total
 from router.engine.commit.schema_evolution import SchemaEvolution
+from router.engine.executors import Executors
 from router.engine.explain import fixed_table
 from router.engine.label.layout import RAW_COLUMNS, Demands
 from router.engine.label.planner import Planner
@@ -70,7 +71,10 @@ class BronzeRecords(NamedTuple):
     def frame(self, spark: SparkSession, lake: Lake) -> DataFrame:
         """Return the records as they were received. Lazy."""
         parts = [
-            spark.read.format("delta").option("versionAsOf", version).load(lake.address(table)).select(*RAW_COLUMNS)
+            spark.read.format("delta")
+            .option("versionAsOf", version)
+            .load(lake.spark_address(table))
+            .select(*RAW_COLUMNS)
             for table, version in self.versions.items()
         ]
         return reduce(DataFrame.unionByName, parts, spark.createDataFrame([], RAW_SCHEMA))
@@ -82,7 +86,7 @@ def _until(lake: Lake, table: str, app_id: str, last: int) -> DeltaTable | None:
     if version is None:
         return lake.open(table)
     return (
-        DeltaTable(lake.address(table), version=version, storage_options=lake.options or None) if version >= 0 else None
+        DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options) if version >= 0 else None
     )
 
 
@@ -126,11 +130,14 @@ class FromBronze:
     only: frozenset[str]
     tables: Any
     folder: str | None = None
+    executors: Executors = field(default_factory=Executors)
 
     def __post_init__(self) -> None:
         self.planner = Planner(self._config(), self.config.decode, quiet=True)
         options = self.config.landing
-        self.landing = LandingJob(self.spark, self.lake, options, self.query, self.folder, only=self.only)
+        self.landing = LandingJob(
+            self.spark, self.lake, options, self.query, self.folder, only=self.only, executors=self.executors
+        )
         self.evolution = SchemaEvolution(self.lake, self.tables, self.query, self.spark, self.config.table_options())
 
     def land(self, records: DataFrame, expected: int, batch: int) -> LandedAgain:

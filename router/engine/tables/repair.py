@@ -51,10 +51,11 @@ from router.delta.upsert import SUPPORTED_PROPERTIES, made_by_spark
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.committers import Committers, finish, only_spark_appends, staged_rows, widen
+from router.engine.executors import Executors
 from router.engine.explain import fixed_table
 from router.engine.merge.coordinator import MergedTables
 from router.engine.quarantine.table import Quarantined, quarantined
-from router.engine.start_checks import alone, locked
+from router.engine.run_lock import alone, locked
 from router.engine.tables.from_bronze import BronzeRecords, FromBronze, GivenTables, LandedAgain
 from router.engine.tables.verify import REPAIRED, WrittenDown, done_by, own, places, slashed
 from router.errors import RunningError, StartError, TableError, first_line
@@ -116,6 +117,7 @@ class Repair:
     table: str
     accept: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
+    executors: Executors = field(default_factory=Executors)
 
     def __post_init__(self) -> None:
         self.written = WrittenDown.read(self.config, self.lake, self.checkpoint)
@@ -268,7 +270,7 @@ class Repair:
         only = frozenset({self.table})
         given = GivenTables(lambda name: handle if name == self.table else None)
         staging = f"_staged/{self.config.name}" if self.committers.only_spark else None
-        landing = FromBronze(self.config, self.spark, self.lake, self.query, only, given, staging)
+        landing = FromBronze(self.config, self.spark, self.lake, self.query, only, given, staging, self.executors)
         return landing.land(records.frame(self.spark, self.lake), records.rows, self.last)
 
     def _refuse_unknown_rows(self, handle: DeltaTable | None, landed: LandedAgain) -> None:
@@ -385,10 +387,10 @@ class Repair:
             description=options.comment,
             configuration={**PROPERTIES, **known},
             commit_properties=self._properties(landed, [], None, self._releases(waited)),
-            storage_options=self.lake.options or None,
+            storage_options=self.lake.delta_options,
         )
         if made_by_spark(options):
-            finish(self.spark.newSession(), self.lake.address(self.table), options)
+            finish(self.spark.newSession(), self.lake.spark_address(self.table), options)
 
     def _grow(self, landed: LandedAgain, handle: DeltaTable) -> None:
         """Give the table the columns that it lacks. Raises TableError where the staged files do not fit it any more."""
@@ -508,7 +510,7 @@ class Repair:
         behind = [key for key, end in ends.items() if (have := self._have(key, handle)) is None or have < end]
         if len(behind) > 1:
             raise TableError(self.table, f"Delta on Spark notes one sink at a time, and {', '.join(behind)} write it")
-        session, address = self.spark.newSession(), self.lake.address(self.table)
+        session, address = self.spark.newSession(), self.lake.spark_address(self.table)
         rows = None
         for work in landed.commits:
             if work.widened:

@@ -1,0 +1,202 @@
+"""A configuration as a picture: source, decoder, routes, sinks and, with a lake, tables and counts. `router graph`.
+
+The text is a tree for a terminal; Mermaid is drawn by GitHub, GitLab and many editors. Options are shown as far as they
+are plain; secrets never are. Needs no Spark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import click
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree
+
+from router.cli import config_argument, plugin_option
+from router.config.loader import load
+from router.errors import printable
+from router.parts import Part
+from router.registry import load_registry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from router.config.models import Config, Route
+
+TABLES_SHOWN = 12
+"""Tables of one sink that are drawn; the others are counted."""
+SHAPES = {"source": "([{}])", "decoder": "{{{{{}}}}}", "route": "[/{}/]", "sink": "[{}]", "table": "[({})]"}
+"""How Mermaid draws what a node is."""
+ENTITIES = str.maketrans({"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;", "`": "#96;"})
+"""What Mermaid would take for its own, in its own writing."""
+ABOUT = ("template", "table", "name", "url", "topic")
+"""The options that say best what a sink is about; its main option stands before them."""
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """A thing that records pass through or end in. `counts` are those of the ledger, empty without a lake."""
+
+    kind: str
+    text: str
+    counts: str = ""
+    below: tuple[GraphNode, ...] = ()
+
+
+@dataclass(frozen=True)
+class GraphCounts:
+    """What the ledger and the logs of tables say: sums by (route, sink), and each sink's tables with their rows."""
+
+    sums: Mapping[tuple[str | None, str | None], Mapping[str, int]]
+    tables: Mapping[str, tuple[tuple[str, int], ...]]
+
+    def text(self, route: str | None, sink: str | None, names: tuple[str, ...]) -> str:
+        """Return the counts of these names that are not zero; the first one always."""
+        found = self.sums.get((route, sink))
+        if found is None:
+            return ""
+        return ", ".join(f"{found.get(name) or 0:,} {name}" for name in names if found.get(name) or name == names[0])
+
+
+NOTHING = GraphCounts({}, {})
+
+
+@click.command(short_help="Draw a configuration: source, decoder, routes, sinks, tables.")
+@config_argument
+@click.option("--lake", is_flag=True, help="With counts of the ledger, and the tables that each sink has written.")
+@click.option("--format", "form", default="text", show_default=True, type=click.Choice(["text", "mermaid"]))
+@plugin_option
+def graph(file: Path, lake: bool, form: str, plugin_files: tuple[Path, ...]) -> None:
+    """Draw the configuration FILE: where records come from, who takes them, and where they end. Needs no Spark."""
+    config = load(file, load_registry(plugin_files)).config
+    root = drawn(config, _counts(config) if lake else NOTHING)
+    if form == "mermaid":
+        click.echo("\n".join(mermaid(root)))
+    else:
+        Console(highlight=False).print(tree(root))
+
+
+def drawn(config: Config, counts: GraphCounts) -> GraphNode:
+    """Return the configuration as nodes, from its source on."""
+    whole = counts.text(None, None, ("decoded", "failed", "bare", "unmatched"))
+    decoder = GraphNode("decoder", f"decode {described(config.decode)}", whole, tuple(_after(config, counts)))
+    own = [GraphNode("table", config.bronze.table, counts.text(None, None, ("read",)))] if config.bronze else []
+    return GraphNode("source", _source(config), counts.text(None, None, ("read", "lost")), (*own, decoder))
+
+
+def _after(config: Config, counts: GraphCounts) -> Iterator[GraphNode]:
+    for route in config.routes:
+        yield _route(route, counts)
+    yield GraphNode("table", config.dead_letters, "what went nowhere else")
+
+
+def _route(route: Route, counts: GraphCounts) -> GraphNode:
+    checks = [f"expect {one.name}: {one.sql} (otherwise {one.otherwise})" for one in route.expect]
+    text = "\n".join([f"{route.name}: {described(route.match)}", *checks])
+    sinks = tuple(_sink(route.name, name, sink, counts) for name, sink in route.named_sinks.items())
+    matched = [counts.sums[key].get("matched") or 0 for key in counts.sums if key[0] == route.name]
+    return GraphNode("route", text, f"{max(matched):,} matched" if matched else "", sinks)
+
+
+def _sink(route: str, name: str, sink: Part, counts: GraphCounts) -> GraphNode:
+    tables = counts.tables.get(f"{route}/{name}", ())
+    shown = [GraphNode("table", table, f"{rows:,} rows") for table, rows in tables[:TABLES_SHOWN]]
+    if len(tables) > TABLES_SHOWN:
+        shown.append(GraphNode("table", f"and {len(tables) - TABLES_SHOWN:,} more tables"))
+    names = ("landed", "applied", "refused", "dropped", "quarantined", "dead", "parked", "backlog")
+    return GraphNode("sink", f"{name} {described(sink)}", counts.text(route, name, names), tuple(shown))
+
+
+def _source(config: Config) -> str:
+    source = config.source
+    if source.kafka is not None:
+        return f"kafka: {', '.join(source.kafka.topics) or source.kafka.pattern} at {source.kafka.servers}"
+    if source.files is not None:
+        return f"files: {source.files.path}"
+    return f"format: {source.format.name if source.format else ''}"
+
+
+def described(part: Part) -> str:
+    """Return what a part does in a few words: what it is about, and its other options as far as they are plain."""
+    given = {name: getattr(part, name) for name in type(part).model_fields if name in part.model_fields_set}
+    plain = {name: text for name, value in given.items() if (text := _plain(value))}
+    about = next((name for name in (part.main_option, *ABOUT) if name in plain), None)
+    main = plain.pop(about) if about else ""
+    options = ", ".join(name if text == "True" else f"{name} {text}" for name, text in plain.items())
+    bare = part.kind in ("rule", "sink") and about is not None and isinstance(given[about], str)
+    name = "" if bare else part.part_name
+    return " ".join(filter(None, (name, main, f"({options})" if options else "")))
+
+
+def _plain(value: Any) -> str:
+    """Return a value as text; nothing where it is no plain one. An address goes without its user and query."""
+    if isinstance(value, Part):
+        return described(value)
+    if isinstance(value, tuple | list):
+        return ", ".join(map(_plain, value))
+    if isinstance(value, str) and (found := urlsplit(value)).scheme in ("http", "https"):
+        return f"{found.scheme}://{found.netloc.rpartition('@')[2]}{found.path}"
+    return str(value) if isinstance(value, str | int | float | Path) else ""
+
+
+def _counts(config: Config) -> GraphCounts:
+    sums = import_module("router.engine.ledger").totals(config)
+    return GraphCounts(sums, import_module("router.engine.explain").tables_by_sink(config))
+
+
+def tree(root: GraphNode) -> Tree:
+    """Return a node and what is below it for a terminal."""
+    found = Tree(_line(root))
+    _grow(found, root)
+    return found
+
+
+def _grow(onto: Tree, node: GraphNode) -> None:
+    for one in node.below:
+        _grow(onto.add(_line(one)), one)
+
+
+def _line(node: GraphNode) -> Text:
+    first, *others = map(printable, node.text.split("\n"))
+    found = Text(first, style="bold" if node.kind in ("source", "route") else "")
+    if node.counts:
+        found.append(f"  {printable(node.counts)}", style="cyan")
+    for line in others:
+        found.append(f"\n{line}", style="dim")
+    return found
+
+
+def mermaid(root: GraphNode) -> Iterator[str]:
+    """Yield the lines of a Mermaid flow chart; a table that two sinks write is drawn once."""
+    yield "flowchart LR"
+    yield from _drawn_below(root, _name_of(root, {}, numbers := count()), {}, numbers)
+
+
+def _drawn_below(node: GraphNode, name: str, tables: dict[str, str], numbers: Iterator[int]) -> Iterator[str]:
+    yield f"  {name}{SHAPES[node.kind].format(_quoted(node))}"
+    for one in node.below:
+        known = one.kind == "table" and one.text in tables
+        below = _name_of(one, tables, numbers)
+        if not known:
+            yield from _drawn_below(one, below, tables, numbers)
+        yield f"  {name} --> {below}"
+
+
+def _name_of(node: GraphNode, tables: dict[str, str], numbers: Iterator[int]) -> str:
+    if node.kind != "table":
+        return f"n{next(numbers)}"
+    if node.text not in tables:
+        tables[node.text] = f"n{next(numbers)}"
+    return tables[node.text]
+
+
+def _quoted(node: GraphNode) -> str:
+    """Return the text of a node as Mermaid takes it, whatever is in it."""
+    lines = [*map(printable, node.text.split("\n")), *([printable(node.counts)] if node.counts else [])]
+    return f'"{"<br/>".join(line.translate(ENTITIES) for line in lines)}"'
