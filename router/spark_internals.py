@@ -160,6 +160,12 @@ def to_spark_type(kind: pa.DataType) -> DataType:
 # ---- Delta on Spark
 
 
+def open_file_system(spark: SparkSession, address: str) -> None:
+    """Open Hadoop's file system for an address; raise Py4JError where there is none."""
+    hadoop: Any = spark.sparkContext._jsc
+    jvm(spark).org.apache.hadoop.fs.Path(address).getFileSystem(hadoop.hadoopConfiguration())
+
+
 def set_hadoop(spark: SparkSession, settings: Mapping[str, str]) -> None:
     """Set what Hadoop's file systems read; unlike the settings of a session it is shown nowhere."""
     hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -108,3 +109,13 @@ def test_statistics_are_recomputed(spark: SparkSession, tmp_path: Path) -> None:
     spark.range(3).write.format("delta").save(place)
     spark_internals.recompute_statistics(spark, place)
     assert spark_internals.delta_snapshot(spark, place).version() >= 0
+
+
+def test_hadoop_is_given_settings_and_asked_for_file_systems(spark: SparkSession) -> None:
+    """Without it a checkpoint in a bucket is reached with nobody's keys."""
+    spark_internals.set_hadoop(spark, {"router.test.setting": "given"})
+    spark_internals.open_file_system(spark, "file:///tmp")
+
+    assert spark.sparkContext._jsc.hadoopConfiguration().get("router.test.setting") == "given"
+    with pytest.raises(Py4JError):
+        spark_internals.open_file_system(spark, "nosuch://bucket/x")

@@ -64,7 +64,8 @@ class Batches:
     """The batches of one query.
 
     `fingerprint` is the configuration's. What the object keeps between batches (demands, known names, the size of
-    files) only saves work: a new process starts without it. `prepared` is a planner that may have begun already.
+    files) only saves work: a new process starts without it. `prepared` is a planner that may have begun already,
+    `opened` has tables that are open.
     """
 
     config: Config
@@ -77,6 +78,7 @@ class Batches:
     demands: Demands = field(default_factory=Demands)
     prepared: Planner | None = None
     executors: Executors = field(default_factory=Executors)
+    opened: TableCache | None = None
 
     def __post_init__(self) -> None:
         config = self.config
@@ -84,7 +86,7 @@ class Batches:
         self.committers = Committers.of(config, self.spark, self.lake)
         only_spark = self.committers.only_spark
         staging = f"{STAGING}/{config.name}" if only_spark else None
-        self.tables: Any = SparkTables(self.spark, self.lake) if only_spark else TableCache(self.lake)
+        self.tables: Any = SparkTables(self.spark, self.lake) if only_spark else self.opened or TableCache(self.lake)
         self.planner = self.prepared or Planner(config, config.decode)
         self.landing = LandingJob(self.spark, self.lake, config.landing, self.query, staging, executors=self.executors)
         self.evolution = SchemaEvolution(self.lake, self.tables, self.query, self.spark, config.table_options())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
+from py4j.protocol import Py4JError
 from pyarrow import fs
 
 from router import storage
@@ -21,10 +22,10 @@ from router.engine.commit.lost_tables import refuse_lost_tables
 from router.engine.executors import Executors
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.ledger import SCHEMA as LEDGER
-from router.errors import StartError
+from router.errors import StartError, first_line
 from router.registry import parts_in
 from router.sinks import TableSink
-from router.spark_internals import set_hadoop
+from router.spark_internals import open_file_system, set_hadoop
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -167,16 +168,22 @@ def refuse_shared(lake: Lake, config: Config) -> None:
     `a-b` and `a_b` do, and an outbox that two queries share is sent, or merged, twice.
     """
     own = [of(config.name, route, sink) for route, sink, _ in config.all_sinks() for of in (outbox_of, quarantine_of)]
-    for table in own:
-        try:
-            handle = lake.open(table)
-        except (DeltaError, OSError):  # the first batch that writes it says what is wrong
-            continue
-        if handle and (others := _writers(handle) - {config.name}):
-            raise StartError(
-                f"{table} in {lake.root} belongs to the query {others.pop()}, and {config.name} would write it, too; "
-                "give this query another name, or a lake of its own"
-            )
+    with ThreadPoolExecutor(THREADS) as pool:
+        writers = pool.map(lambda table: _writers_of(lake, table), own)
+        for table, found in zip(own, writers, strict=True):
+            if others := found - {config.name}:
+                raise StartError(
+                    f"{table} in {lake.root} belongs to the query {others.pop()}, and {config.name} would write it, "
+                    "too; give this query another name, or a lake of its own"
+                )
+
+
+def _writers_of(lake: Lake, table: str) -> set[str]:
+    try:
+        handle = lake.open(table)
+        return _writers(handle) if handle else set()
+    except (DeltaError, OSError):  # the first batch that writes it says what is wrong
+        return set()
 
 
 def refuse_speculation(setting: str | None, config: Config) -> None:
@@ -229,14 +236,14 @@ def _refuse_half_batch(lake: Lake, name: str, booked: dict[str, int]) -> None:
         )
 
 
-def begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, accept: Accept) -> Offsets | None:
+def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Config, accept: Accept) -> Offsets | None:
     """Return where a new checkpoint begins, None for where the configuration says."""
+    lake = tables.lake
     past = Checkpoint.read(checkpoint)
-    refuse_speculation(spark.sparkContext.getConf().get("spark.speculation"), config)
     refuse_shared(lake, config)
     examine(lake, config.ledger, config.name, past, accept)
     if past.run:
-        refuse_lost_tables(lake, CheckpointStore(checkpoint, past.run), config, past.last, accept)
+        refuse_lost_tables(tables, CheckpointStore(checkpoint, past.run), config, past.last, accept)
     if accept != "lost-checkpoint" or past.begun:
         return None
     if config.source.kafka is None:
@@ -244,15 +251,25 @@ def begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, acc
     return source.completed(spark, config.source.kafka, resume(lake, config.ledger, config.name))
 
 
-def reach(spark: SparkSession, place: Lake) -> None:
+def reach(spark: SparkSession, place: Lake, *, by_spark: bool = False) -> None:
     """Try a place, and let Spark's own file systems reach it with the rights of the router. Raises StartError.
 
-    The settings hold secrets: they go where no page of Spark and no plan shows them.
+    The settings hold secrets: they go where no page of Spark and no plan shows them. With `by_spark` Spark itself has
+    to have a file system for the place.
     """
     storage.probe(place.root, place.options)
-    settings = storage.hadoop_settings(place.root, place.options)
-    if settings:
-        set_hadoop(spark, settings)
+    if place.local:
+        return
+    set_hadoop(spark, storage.hadoop_settings(place.root, place.options))
+    try:
+        if by_spark:
+            open_file_system(spark, place.for_spark())
+    except Py4JError as error:
+        raise StartError(
+            f"Spark cannot reach the checkpoint {place.root}: {first_line(error)}. Name its file system under "
+            "`spark:`, for S3 as spark.jars.packages: org.apache.hadoop:hadoop-aws:3.4.1; or keep the checkpoint in a "
+            "folder"
+        ) from None
 
 
 def executors_of(spark: SparkSession, registry: Registry, config: Config, lake: Lake, command: str = "") -> Executors:

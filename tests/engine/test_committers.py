@@ -28,7 +28,7 @@ def named(scenario: scenarios.Scenario) -> str:
     return scenario.__name__
 
 
-@pytest.fixture(params=scenarios.ALL, ids=named)
+@pytest.fixture(params=[pytest.param(s, marks=scenarios.marks(s, "spark")) for s in scenarios.ALL], ids=named)
 def both(request: pytest.FixtureRequest, played: Callable[..., Query]) -> tuple[Query, Query]:
     """Play a scenario with both committers."""
     return played(request.param, "auto"), played(request.param, "spark")
@@ -96,8 +96,15 @@ class Killed(BaseException):
     """End a process where it stands."""
 
 
-@pytest.mark.parametrize(("before", "after"), [("auto", "spark"), ("spark", "auto")])
-@pytest.mark.parametrize("step", ["commit", "apply"])
+@pytest.mark.parametrize(
+    ("before", "after", "step"),
+    [
+        ("auto", "spark", "commit"),
+        ("spark", "auto", "apply"),
+        pytest.param("auto", "spark", "apply", marks=pytest.mark.slow),
+        pytest.param("spark", "auto", "commit", marks=pytest.mark.slow),
+    ],
+)
 def test_a_batch_that_another_committer_was_to_finish_is_whole(
     make_query: Callable[..., Query], tmp_path: Path, before: str, after: str, step: str
 ) -> None:

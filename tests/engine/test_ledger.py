@@ -36,7 +36,11 @@ OF_A_SINK = {"name", "schema"}
 
 
 def by_commit(chosen: list[scenarios.Scenario]) -> list[Any]:
-    return [pytest.param((s, commit), id=f"{s.__name__}-{commit}") for s in chosen for commit in COMMITS]
+    return [
+        pytest.param((s, commit), id=f"{s.__name__}-{commit}", marks=scenarios.marks(s, commit))
+        for s in chosen
+        for commit in COMMITS
+    ]
 
 
 @pytest.fixture(params=by_commit(scenarios.ALL))
