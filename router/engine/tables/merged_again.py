@@ -11,7 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+from deltalake.transaction import AddAction, create_table_with_add_actions
 from pyspark.sql import functions as F
 
 from router.columns import any_of
@@ -21,7 +23,8 @@ from router.delta.constraints import CHECK
 from router.delta.parquet_writer import Staging
 from router.delta.row_versions import DELETIONS, deletions_table
 from router.delta.schema_diff import delta_schema
-from router.delta.widening import copied_rows, way
+from router.delta.upsert import GUARD, SUPPORTED_PROPERTIES
+from router.delta.widening import FILE_BYTES, HELD_BYTES, copied_rows, replaced_by, way, wider_schema
 from router.engine.commit.committers import staged_rows
 from router.engine.label.layout import TABLE
 from router.engine.merge.coordinator import within
@@ -32,10 +35,9 @@ from router.errors import TableError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from router.delta.commit import StagedFile, TableCommit
+    from router.delta.commit import TableCommit
     from router.delta.lake import Lake
     from router.engine.merge.coordinator import Spans
     from router.sinks import KeyedTable
@@ -133,27 +135,77 @@ class MergedAgain:
                 raise TableError(self.table, f"of {work.rows:,} rows {merged:,} were merged; nothing was committed")
 
     def _merge(self, rows: DataFrame, work: TableCommit) -> None:
-        route, _, sink = work.target.partition("/")
-        staging = Staging(self.lake, 128 << 20, 32 << 20)
-        job = MergeJob(staging, self.merged_as, "repair", self.merges, route, sink, f"{self.name}.refused", {})
-        self.merges += 1
+        if self.keyed.engine == "spark":
+            self._merge_with_spark(rows, work.target)
+            return
+        given = cast_to(rows.toArrow(), delta_schema(to_arrow_schema(work.columns)))
+        if len(given) and self.merge_rows(given, work.target).spark:
+            self._merge_with_spark(rows, work.target)
+
+    def merge_rows(self, rows: pa.Table, target: str) -> MergeOutcomes:
+        """Merge rows with delta-rs, where it can; they are as an outbox has them. Raises TableError."""
         found = MergeOutcomes()
-        if self.keyed.engine != "spark":
-            given = cast_to(rows.toArrow(), delta_schema(to_arrow_schema(work.columns)))
-            if not len(given):
-                return
-            name, report, _ = merge_table(job, (self.name, given))
-            found.add({"table": name, **report})
-        if found.spark or self.keyed.engine == "spark":
-            SparkMerger(self.spark, self.lake, job).merge(rows, found)
+        name, report, _ = merge_table(self._job(target), (self.name, rows))
+        found.add({"table": name, **report})
+        return self._counted(found)
+
+    def _merge_with_spark(self, rows: DataFrame, target: str) -> None:
+        found = MergeOutcomes()
+        SparkMerger(self.spark, self.lake, self._job(target)).merge(rows, found)
+        self._counted(found)
+
+    def _job(self, target: str) -> MergeJob:
+        """Return a merge with a transaction id of its own; refused rows are dead letters since their batch."""
+        route, _, sink = target.partition("/")
+        self.merges += 1
+        staging = Staging(self.lake, FILE_BYTES, HELD_BYTES)
+        return MergeJob(staging, self.merged_as, "repair", self.merges, route, sink, f"{self.name}.refused", {})
+
+    def _counted(self, found: MergeOutcomes) -> MergeOutcomes:
         if found.failed:
             raise TableError(self.table, f"its rows could not be merged: {found.failed[self.name]}")
         self.refused += found.counts.get("refused", 0)
         self.merged += found.counts.get("applied", 0) + found.counts.get("refused", 0)
+        return found
 
-    def staged(self, schema: pa.Schema) -> list[StagedFile]:
-        """Stage the rows, with a schema, in the folder of the table that is repaired."""
-        return copied_rows(self.lake, (self.name, self.open()), self.table, schema)
+    def replace(self, handle: DeltaTable | None, ids: dict[str, int], notes: dict[str, str]) -> None:
+        """Put the rows in place of the content of an open table, or make it of them, in one commit of delta-rs.
+
+        The id that all merges of one table share lets none of them pass beside this commit. Raises DeltaError where
+        another writer was faster.
+        """
+        merged, guard = self.open(), 0 if handle is None else handle.version() + 1
+        divided, schema = merged.metadata().partition_columns, merged.schema().to_json()
+        schema = schema if handle is None else wider_schema(handle.schema().to_json(), schema)
+        kinds = [column for column in delta_schema(to_arrow_schema(schema)) if column.name not in divided]
+        files = copied_rows(self.lake, (self.name, merged), self.table, pa.schema(kinds))
+        once = CommitProperties(
+            custom_metadata=notes,
+            app_transactions=[Transaction(name, version) for name, version in {**ids, GUARD: guard}.items()],
+            max_commit_retries=0,
+        )
+        adds, columns = [replaced_by(file) for file in files], Schema.from_json(schema)
+        if handle is None:
+            self._create(columns, adds, divided, once)
+            return
+        handle.create_write_transaction(
+            [*adds], mode="overwrite", schema=columns, partition_by=divided, commit_properties=once
+        )
+
+    def _create(self, columns: Schema, adds: list[AddAction], divided: list[str], once: CommitProperties) -> None:
+        given = self.keyed.properties.items()
+        create_table_with_add_actions(
+            self.lake.address(self.table),
+            columns,
+            adds,
+            mode="error",
+            partition_by=divided,
+            name=made_as(self.table),
+            description=self.keyed.comment,
+            configuration={**PROPERTIES, **{n: value for n, value in given if n.startswith(SUPPORTED_PROPERTIES)}},
+            commit_properties=once,
+            storage_options=self.lake.delta_options,
+        )
 
     def remember_deletions(self, once: Transaction) -> None:
         """Remember with the table that is repaired which keys are deleted; more than once does no harm."""

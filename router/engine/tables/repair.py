@@ -55,8 +55,8 @@ from router.delta.constraints import unmergeable, unsupported
 from router.delta.file_statistics import statistics
 from router.delta.history import LogCommit, log_commits, log_folder, log_versions
 from router.delta.schema_diff import compare, delta_schema
-from router.delta.upsert import GUARD, SUPPORTED_PROPERTIES, made_by_spark
-from router.delta.widening import replaced_by, way, wider_schema
+from router.delta.upsert import SUPPORTED_PROPERTIES, made_by_spark
+from router.delta.widening import way, wider_schema
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.committers import (
@@ -671,52 +671,16 @@ class Repair:
         return self.committers.only_spark or (handle is not None and bool(unmergeable(handle)))
 
     def _replace_merged(self, found: MergedAgain, key: str, until: int, handle: DeltaTable | None) -> None:
-        """Put merged rows in place of the content of a table as it is at this version, or make the table of them.
-
-        The id that all merges of one table share lets no merge pass beside this commit.
-        """
-        merged, now = found.open(), int(time.time())
+        """Put merged rows in place of the content of a table as it is at this version, or make the table of them."""
+        now = int(time.time())
         found.remember_deletions(Transaction(f"{self.query}/repair/{self.table}", now))
         if self._only_spark_replaces(handle):
             self._replace_merged_with_spark(found, key, until, handle)
             return
-        ids = {f"{self.query}/repair/{self.table}": now, GUARD: 0 if handle is None else handle.version() + 1}
-        ids[self._app_id(key)] = until
-        properties = CommitProperties(
-            custom_metadata=self._notes({key: until}),
-            app_transactions=[Transaction(name, version) for name, version in ids.items()],
-            max_commit_retries=0,
-        )
-        divided = merged.metadata().partition_columns
-        schema = merged.schema().to_json()
-        schema = schema if handle is None else wider_schema(handle.schema().to_json(), schema)
-        kinds = [column for column in delta_schema(to_arrow_schema(schema)) if column.name not in divided]
-        adds = [replaced_by(file) for file in found.staged(pa.schema(kinds))]
-        if handle is not None:
-            handle.create_write_transaction(
-                [*adds],
-                mode="overwrite",
-                schema=Schema.from_json(schema),
-                partition_by=divided,
-                commit_properties=properties,
-            )
-            return
-        keyed = found.keyed
-        known = {name: value for name, value in keyed.properties.items() if name.startswith(SUPPORTED_PROPERTIES)}
-        create_table_with_add_actions(
-            self.lake.address(self.table),
-            Schema.from_json(schema),
-            adds,
-            mode="error",
-            partition_by=divided,
-            name=made_as(self.table),
-            description=keyed.comment,
-            configuration={**PROPERTIES, **known},
-            commit_properties=properties,
-            storage_options=self.lake.delta_options,
-        )
-        if made_by_spark(keyed):
-            finish(self.spark.newSession(), self.lake.spark_address(self.table), keyed)
+        ids = {f"{self.query}/repair/{self.table}": now, self._app_id(key): until}
+        found.replace(handle, ids, self._notes({key: until}))
+        if handle is None and made_by_spark(found.keyed):
+            finish(self.spark.newSession(), self.lake.spark_address(self.table), found.keyed)
 
     def _replace_merged_with_spark(self, found: MergedAgain, key: str, until: int, handle: DeltaTable | None) -> None:
         """Overwrite the table through Delta on Spark; only without a stream, whose merges it would take for old."""
