@@ -135,7 +135,9 @@ def shorten_log(
     found = lake.files.get_file_info(fs.FileSelector(f"{table.replace('.', '/')}/_delta_log"))
     files = [(int(name[1]), info) for info in found if (name := LOG_FILE.fullmatch(info.base_name))]
     checkpoints = [(version, info) for version, info in files if CHECKPOINT.fullmatch(info.base_name)]
-    begins = max((v for v, info in checkpoints if v <= newest and info.mtime.timestamp() < young), default=0)
+    begins = max(
+        (v for v, info in checkpoints if v <= newest and info.mtime and info.mtime.timestamp() < young), default=0
+    )
     old = sorted(info.path for version, info in files if version < begins)
     for path in old:  # oldest first: a process that is killed leaves no gap
         with suppress(FileNotFoundError):

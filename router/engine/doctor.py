@@ -23,13 +23,14 @@ from urllib.parse import urlsplit
 
 import pyspark
 
+from router.addresses import is_local, normalized
 from router.engine.connectors import CONNECTORS, connectors_of, known_jars, unpaired
 from router.engine.java import find_java
 from router.engine.session import spark_env
 from router.errors import StartError, first_line
 from router.parts import Server
 from router.registry import missing_extras, parts_in
-from router.storage import is_local, normalized, probe
+from router.storage import probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -154,11 +155,12 @@ def size_of(text: str) -> int | None:
 
 
 def storage(subject: str, place: str, options: dict[str, str]) -> Diagnosis:
-    """Say whether a lake or a checkpoint can be written, no file in place of another, and how much room it has."""
+    """Say whether a lake or a checkpoint can be written, never one file in place of another, and how much is free."""
     try:
-        if is_local(place):
-            return _folder(subject, Path(normalized(place)), options)
-        probe(place, options)
+        root = normalized(place)
+        if is_local(root):
+            return _folder(subject, Path(root), options)
+        probe(root, options)
     except StartError as error:
         return Diagnosis(subject, "wrong", str(error), "check address, credentials (storage_options) and rights")
     except Exception as error:  # the storage's client raises what it likes

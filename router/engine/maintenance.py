@@ -81,11 +81,16 @@ class TableMaintenance:
             self.thread = threading.Thread(target=self._work, name="maintenance", daemon=True)
             self.thread.start()
 
-    def close(self) -> None:
-        """Return when the table that is being maintained is done; begin no other one."""
-        self.stop.set()
+    def close(self, *, finish: bool = False) -> None:
+        """Return when the table that is being maintained is done, or, to `finish`, all that are due and in the budget.
+
+        A run that ends with its source has no other time for it.
+        """
+        if not finish:
+            self.stop.set()
         if self.thread:
             self.thread.join(CLOSING_SECONDS)
+        self.stop.set()
 
     def plan(self, table: str) -> Maintenance | None:
         """Return how a table is maintained."""

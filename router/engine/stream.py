@@ -17,6 +17,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_eve
 from tenacity.nap import sleep_using_event
 
 from router.delta.lake import DAMAGED_LOG, Lake
+from router.delta.table_cache import TableCache
 from router.engine import source
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
@@ -30,7 +31,7 @@ from router.engine.retryable_errors import Outage, passing, says_lost
 from router.engine.run_lock import alone
 from router.engine.session import alive, quiet_failures, quiet_gateway
 from router.engine.spark_checkpoint import CheckpointMending
-from router.engine.start_checks import begin, executors_of, reach
+from router.engine.start_checks import begin, executors_of, reach, refuse_speculation
 from router.errors import SessionLost, TableError, first_line
 from router.parts import BatchReport, Preparation
 
@@ -102,10 +103,11 @@ def run(
 def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOptions) -> list[BatchReport]:
     config = loaded.config
     lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
+    tables = TableCache(lake)
     for place in (lake, checkpoint):
-        reach(spark, place)
+        reach(spark, place, by_spark=place is checkpoint)
     with alone(checkpoint, config.name, options.stop.set):
-        since = retrying(config, spark, options.stop)(_checked, loaded, spark, (lake, checkpoint), options.accept)
+        since = retrying(config, spark, options.stop)(_checked, loaded, spark, (tables, checkpoint), options.accept)
         prepared = config.decode.prepare(
             Preparation(
                 loaded.path.parent,
@@ -119,16 +121,17 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
         with ThreadPoolExecutor(1) as pool:  # Spark plans the query meanwhile; the first batch waits for it
             executors = executors_of(spark, registry, config, lake)
             probe = pool.submit(executors.look, spark)
-            about = registry, spark, lake, checkpoint, options, executors, probe
+            about = registry, spark, tables, checkpoint, options, executors, probe
             return _StreamRun(config, loaded.path.parent, loaded.fingerprint, *about).until_done(since)
 
 
-def _checked(loaded: Loaded, spark: SparkSession, at: tuple[Lake, Lake], accept: Accept) -> source.Offsets | None:
+def _checked(loaded: Loaded, spark: SparkSession, at: tuple[TableCache, Lake], accept: Accept) -> source.Offsets | None:
     """Mend and check lake and checkpoint; return where a new checkpoint begins, None for where the file says."""
-    lake, checkpoint = at
+    tables, checkpoint = at
+    refuse_speculation(spark.sparkContext.getConf().get("spark.speculation"), loaded.config)
     CheckpointStore(checkpoint).begin()
-    CheckpointMending(loaded.config, lake, checkpoint, loaded.fingerprint).mend()
-    return begin(spark, lake, checkpoint, loaded.config, accept)
+    CheckpointMending(loaded.config, tables.lake, checkpoint, loaded.fingerprint).mend()
+    return begin(spark, tables, checkpoint, loaded.config, accept)
 
 
 def retrying(config: Config, spark: SparkSession, stop: threading.Event) -> Retrying:
@@ -156,7 +159,7 @@ class _StreamRun:
     fingerprint: str
     registry: Registry
     spark: SparkSession
-    lake: Lake
+    tables: TableCache
     checkpoint: Lake
     options: RunOptions
     executors: Executors
@@ -172,6 +175,11 @@ class _StreamRun:
     open: bool = False
     stopped: bool = False
     detached: DetachedSinks | None = None
+
+    @property
+    def lake(self) -> Lake:
+        """Return the lake of the tables."""
+        return self.tables.lake
 
     def until_done(self, begin: source.Offsets | None) -> list[BatchReport]:
         """Run the query, and again after a failure that passes: every batch can go on where it was interrupted."""
@@ -297,7 +305,7 @@ class _StreamRun:
         with self.busy:
             query.stop()
         if self.batches:
-            self.batches.maintenance.close()
+            self.batches.maintenance.close(finish=self._once)
         self._tell(query, last=True)
 
     def _handle(self, raw: DataFrame, batch: int) -> None:
@@ -334,6 +342,7 @@ class _StreamRun:
             self.options.stop,
             prepared=self.planner,
             executors=self.executors,
+            opened=self.tables,
         )
 
     def _tell(self, query: StreamingQuery, *, last: bool = False) -> None:

@@ -80,11 +80,12 @@ def test_a_table_made_in_place_of_another_is_opened_anew(lake: Lake, put: Callab
     assert to_arrow(opened(handles)).names == ["name"]
 
 
+@pytest.mark.parametrize("limit", ["FILES", "TABLES"])
 def test_tables_of_many_files_are_not_kept(
-    lake: Lake, put: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    lake: Lake, put: Callable[..., None], monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     """Without it the driver holds the file lists of every table it ever wrote."""
-    monkeypatch.setattr(module, "FILES", 2)
+    monkeypatch.setattr(module, limit, 2)
     handles = TableCache(lake)
     for table in ("silver.a", "silver.b", "silver.c"):
         put(0, table=table)
