@@ -15,7 +15,6 @@ import psutil
 
 from benchmarks.runs import Job, append_run, batches_done, footprint
 from benchmarks.subjects import Subject
-from router.spark_internals import collect_garbage, jvm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,6 +43,8 @@ def _subject(job: Job) -> Subject:
 def _run(subject: Subject, spark: SparkSession, job: Job, number: int) -> Run:
     task = job.task.nth(number)
     if number:  # what the run before left must not be cleared away on this run's time
+        from router.spark_internals import collect_garbage  # noqa: PLC0415  a cold contender must not import the router
+
         collect_garbage(spark)
         os.sync()
     with sampled(job.sample, spark, task) as add_samples:
@@ -99,6 +100,8 @@ class Driver:
             self.samples.append(self._now(batches))
 
     def _now(self, batches: int) -> dict[str, float]:
+        from router.spark_internals import jvm  # noqa: PLC0415  a cold contender must not import the router
+
         java = jvm(self._spark).java.lang
         java.System.gc()
         runtime = java.Runtime.getRuntime()

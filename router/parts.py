@@ -67,8 +67,11 @@ class Part(BaseModel):
 
     _named: str = PrivateAttr(default="")
 
-    def talks_to(self) -> Iterable[Server]:
-        """Yield the servers that it asks or sends to, for `router doctor`. Runs on the driver."""
+    def talks_to(self, folder: Path) -> Iterable[Server]:
+        """Yield the servers that it asks or sends to, for `router doctor`. Runs on the driver.
+
+        `folder` is the configuration's, which files of certificates are relative to.
+        """
         return ()
 
     @property

@@ -14,6 +14,8 @@ from pyspark import SparkContext
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from router.errors import first_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -165,6 +167,16 @@ def set_hadoop(spark: SparkSession, settings: Mapping[str, str]) -> None:
     hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
     for name, value in settings.items():
         hadoop.set(name, value)
+
+
+def hadoop_lacks(spark: SparkSession, address: str) -> str:
+    """Say why Hadoop has no file system for an address; nothing where it has one."""
+    classes: Any = jvm(spark)
+    try:
+        classes.org.apache.hadoop.fs.Path(address).getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+    except Py4JError as error:
+        return first_line(error)
+    return ""
 
 
 def delta_snapshot(spark: SparkSession, address: str) -> Any:

@@ -24,69 +24,21 @@ from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
 
+from router.addresses import SCHEMES, is_local
 from router.errors import StartError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-SCHEMES = {
-    **dict.fromkeys(("s3", "s3a"), "s3"),
-    **dict.fromkeys(("abfss", "abfs", "az"), "azure"),
-    "gs": "gs",
-}
-SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)")
-"""One letter before a colon is a drive, not a scheme."""
 THREADS = 16
 WHOLE = 8 << 20
 """Bytes up to which a file is read by one request, whatever part of it is asked for."""
 PART = 8 << 20
 """Bytes of a part of an upload, and of a file that one request writes; a task has up to 128 files open."""
-
-
-def normalized(place: str) -> str:
-    """Return a place as the router writes it: an absolute path, or a URI without a slash at its end.
-
-    Raises ValueError for a scheme that cannot hold a lake, and for a URI that names no bucket.
-    """
-    found = SCHEME.match(place)
-    if found is None:
-        return str(Path(place).resolve())
-    scheme = found[1].lower()
-    if scheme == "file":
-        return _path(place)
-    if scheme == "dbfs":
-        raise ValueError(f"{place}: DBFS cannot hold a lake; give the address of the bucket beneath it: {_known()}")
-    if scheme not in SCHEMES:
-        raise ValueError(f"{place}: {scheme}:// is not a storage that the router knows; it knows {_known()}")
-    rest = place[found.end() :].lstrip("/").rstrip("/")
-    bucket = rest.partition("/")[0]
-    if not bucket or place[found.end() :][:2] != "//":
-        raise ValueError(f"{place} names no bucket; write {scheme}://BUCKET/FOLDER")
-    if scheme.startswith("abfs") and not re.fullmatch(r"[^@]+@[^.@]+\..+", bucket):
-        raise ValueError(f"{place} names no account; write {scheme}://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER")
-    return f"{scheme}://{rest}"
-
-
-def _path(uri: str) -> str:
-    """Return the path of file:/x, file:///x and file://localhost/x."""
-    parts = urlsplit(uri)
-    if parts.netloc not in ("", "localhost"):
-        raise ValueError(f"{uri} names a host; write file:///{parts.netloc}{parts.path} for a folder of this machine")
-    return str(Path(unquote(parts.path)).resolve())
-
-
-def _known() -> str:
-    return ", ".join(f"{scheme}://" for scheme in SCHEMES) + ", file:/ and paths"
-
-
-def is_local(place: str) -> bool:
-    """Say whether a place is a folder; the place as `normalized` returns it."""
-    return "://" not in place
 
 
 def for_spark(place: str, options: Mapping[str, str]) -> str:
@@ -128,7 +80,7 @@ S3A = {
 """Names of Hadoop's s3a for options that delta-rs and obstore know."""
 
 
-class Files(Protocol):
+class Storage(Protocol):
     """What both kinds of storage do; paths are relative to the place."""
 
     @property
@@ -166,7 +118,7 @@ def probe(place: str, options: Mapping[str, str]) -> None:
     Two writers of one commit would both believe that it is theirs. Mounted buckets are like that, and stores that do
     not know conditional writes. What else is wrong with a folder, a full disk for one, passes: the run waits for it.
     """
-    files, path = files_at(place, options), f"_router/probe-{uuid.uuid4().hex}"
+    files, path = files_at(place, options), f"_probe-{uuid.uuid4().hex}"
     try:
         written = [files.create(path, content) is not None for content in (b"1", b"2")]
         alike = written == [True, False] and files.read(path) == b"1"
@@ -185,7 +137,7 @@ def probe(place: str, options: Mapping[str, str]) -> None:
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
-def files_at(place: str, options: Mapping[str, str]) -> Files:
+def files_at(place: str, options: Mapping[str, str]) -> Storage:
     """Return the files of a place that `normalized` returned."""
     return LocalFiles(place) if is_local(place) else ObjectFiles(place, options)
 

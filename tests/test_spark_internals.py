@@ -108,3 +108,9 @@ def test_statistics_are_recomputed(spark: SparkSession, tmp_path: Path) -> None:
     spark.range(3).write.format("delta").save(place)
     spark_internals.recompute_statistics(spark, place)
     assert spark_internals.delta_snapshot(spark, place).version() >= 0
+
+
+def test_a_file_system_that_is_not_there_is_named(spark: SparkSession) -> None:
+    """Without it the first start with a checkpoint in a bucket ends in a hundred lines of Java."""
+    assert spark_internals.hadoop_lacks(spark, "file:/tmp") == ""
+    assert "nowhere" in spark_internals.hadoop_lacks(spark, "nowhere://bucket/x")

@@ -53,11 +53,11 @@ class RegistryDecoder(ArrowDecoder):
         description=f"record header that may hold the schema's GUID, in place of its id; that of keys is {KEY_HEADER}",
     )
 
-    def talks_to(self) -> Iterable[Server]:
+    def talks_to(self, folder: Path) -> Iterable[Server]:
         """Yield the URLs of the registry."""
         from router_schemas.registry_client import servers_of
 
-        return servers_of(self.registry)
+        return servers_of(self.registry.beside(folder)) if self.registry else ()
 
     _files: Any = PrivateAttr(default=None)
     _folder: Any = PrivateAttr(default=None)

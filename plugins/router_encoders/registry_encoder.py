@@ -62,11 +62,11 @@ class RegistryEncoder(Encoder):
         default=False, alias="register", description="register the schema file, or a schema made for the columns"
     )
 
-    def talks_to(self) -> Iterable[Server]:
+    def talks_to(self, folder: Path) -> Iterable[Server]:
         """Yield the URLs of the registry."""
         from router_schemas.registry_client import servers_of
 
-        return servers_of(self.registry)
+        return servers_of(self.registry.beside(folder)) if self.registry else ()
 
     @model_validator(mode="after")
     def _one_schema(self) -> Self:

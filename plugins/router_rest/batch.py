@@ -251,7 +251,7 @@ def cut_of(sink: RestOptions) -> CallSize:
     """Return how calls are cut."""
     room = sink.bytes_per_call - sink.joined.frame(1)
     orders = ORDERS if sink.ordering == "per_key" else 0
-    return CallSize(sink.rows_per_call, max(1, room), orders, sink.bytes_in_flight // 4)
+    return CallSize(sink.rows_per_call, max(1, room), orders, max(2 * room, sink.bytes_in_flight // 4))
 
 
 def form_of(sink: RestOptions) -> RequestForm:

@@ -48,11 +48,11 @@ class Rest(RestOptions):
     needs: ClassVar[tuple[str, ...]] = ("router_rest.delivery.worker", "router_rest.credentials")
     resends: ClassVar[bool] = True
 
-    def talks_to(self) -> Iterable[Server]:
+    def talks_to(self, folder: Path) -> Iterable[Server]:
         """Yield the hosts of the API, without a path: nothing is done by asking them."""
         fixed = self.template.origin if self.template.has_fixed_host else None
         for origin in [fixed] if fixed else [f"{self.template.scheme}://{host}" for host in self.hosts]:
-            yield Server("API", origin, self.tls.verify)
+            yield Server("API", origin, self.tls.beside(folder).verify)
 
     _folder: Path | None = PrivateAttr(default=None)
     _encodings: dict[str, Encoding] = PrivateAttr(default_factory=dict)

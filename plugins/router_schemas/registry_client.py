@@ -281,10 +281,8 @@ def _origin(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"[:200]
 
 
-def servers_of(registry: RegistryOptions | None) -> Iterator[Server]:
+def servers_of(registry: RegistryOptions) -> Iterator[Server]:
     """Yield the URLs of a registry, each with how to ask whether it takes this login: for `router doctor`."""
-    if registry is None:
-        return
     for url in registry.url:
         alone = registry.model_copy(update={"url": (url,), "attempts": 1})
         yield Server("schema registry", url, alone.verify, partial(_check, alone))

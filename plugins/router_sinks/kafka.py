@@ -18,6 +18,7 @@ from router_sinks.kafka_topics import CreateTopics, Topics, check_topic, is_fixe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from pyspark.sql import Column, DataFrame
     from typing_extensions import Self
@@ -67,7 +68,7 @@ class Kafka(ApplyingSink):
     ordered: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("router_sinks.kafka_client",)
 
-    def talks_to(self) -> Iterable[Server]:
+    def talks_to(self, folder: Path) -> Iterable[Server]:
         """Yield the brokers."""
         return [Server("broker", server.strip()) for server in self.servers.split(",")]
 

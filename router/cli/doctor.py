@@ -30,7 +30,7 @@ def doctor(file: Path | None, as_json: bool, plugin_files: tuple[Path, ...]) -> 
     from router.engine.doctor import diagnose
 
     config, found = _configuration(file, plugin_files)
-    found += diagnose(config)
+    found += diagnose(config, file.parent if file else Path())
     if as_json:
         click.echo(json.dumps([asdict(one) for one in found], indent=2))
     else:

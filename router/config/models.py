@@ -20,9 +20,9 @@ from pydantic import (
     model_validator,
 )
 
+from router.addresses import normalized
 from router.parts import Decoder, Rule
 from router.sinks import ApplyingSink, Sink, TableSink
-from router.storage import normalized
 from router.table_names import BronzeTables
 from router.table_options import TableOptions
 

@@ -121,7 +121,7 @@ def _commit(version: int, actions: list[dict[str, Any]]) -> LogCommit:
         version=version,
         operation=str(about.get("operation", "an unnamed operation")),
         author=_author(about),
-        notes={**about, **_user_metadata(about)},
+        notes=commit_notes(about),
         transactions={one["appId"]: int(one["version"]) for one in ids},
         added=tuple(_file(action["add"]) for action in actions if "add" in action),
         removed=tuple(_file(action["remove"]) for action in actions if "remove" in action),
@@ -142,10 +142,10 @@ def _author(about: dict[str, Any]) -> str:
     return f"{user}, {engine}" if user else str(engine)
 
 
-def _user_metadata(about: dict[str, Any]) -> dict[str, Any]:
-    """Return what Delta on Spark keeps as one text and delta-rs as fields."""
+def commit_notes(about: dict[str, Any]) -> dict[str, Any]:
+    """Return what a commit says of itself: delta-rs keeps notes as fields, Delta on Spark as one text."""
     try:
         found = json.loads(about.get("userMetadata") or "{}")
     except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        return about
+    return {**about, **found} if isinstance(found, dict) else about

@@ -10,6 +10,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow import fs
 
 from router import storage
+from router.addresses import is_local, normalized
 
 DAMAGED_LOG = "its log is"
 """What stands in the error of a table of whose log a file is damaged."""
@@ -32,12 +33,12 @@ class Lake:
     @classmethod
     def at(cls, place: str, options: dict[str, str] | None = None) -> Lake:
         """Return the lake at a path (made absolute) or URI."""
-        return cls(storage.normalized(place), options or {})
+        return cls(normalized(place), options or {})
 
     @property
     def local(self) -> bool:
         """Say whether the lake is on a mounted file system."""
-        return storage.is_local(self.root)
+        return is_local(self.root)
 
     def address(self, table: str) -> str:
         """Return the path or URI of `layer.name`. The name must have passed the naming rule."""
@@ -52,7 +53,7 @@ class Lake:
         return self.for_spark(table.replace(".", "/"))
 
     @cached_property
-    def store(self) -> storage.Files:
+    def store(self) -> storage.Storage:
         """Return the files below the root. Works on driver and executors."""
         return storage.files_at(self.root, self.options)
 

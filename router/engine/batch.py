@@ -35,7 +35,7 @@ from router.engine.commit.schema_evolution import SchemaEvolution
 from router.engine.executors import Executors
 from router.engine.label.layout import Demands
 from router.engine.label.planner import Plan, Planner
-from router.engine.land.job import Landed, LandingJob
+from router.engine.land.job import Landed, LandingJob, UndecodedError
 from router.engine.maintenance import TableMaintenance
 from router.engine.outbox.apply import Outboxes
 from router.engine.outbox.detached import detached_outboxes
@@ -77,8 +77,8 @@ class Batches:
     stop: threading.Event = field(default_factory=threading.Event)
     demands: Demands = field(default_factory=Demands)
     prepared: Planner | None = None
-    opened: TableCache | None = None
     executors: Executors = field(default_factory=Executors)
+    opened: TableCache | None = None
 
     def __post_init__(self) -> None:
         config = self.config
@@ -211,23 +211,10 @@ class Batches:
             raise
 
     def _land(self, plan: Plan, steps: Steps) -> tuple[Plan, Landed]:
-        """Land a batch, and again while its rows need schemas that the decoder can fetch."""
-        asked: frozenset[str] = frozenset()
-        while True:
-            with steps.step("land"):
-                landed = self.landing.run(plan, self.demands, steps.batch)
-            wanted = landed.collected("wanted")
-            if not wanted:
-                return plan, landed
-            self.landing.discard(landed)
-            if not wanted - asked:
-                what = f"the decoder {self.config.decode.part_name} wants what it was asked for: {_some(wanted)}"
-                raise BatchError(self.config.name, steps.batch, what)
-            log.info("%s, batch %d: decoding again, with %s", self.config.name, steps.batch, _some(wanted))
-            with steps.step("plan"):
-                self.planner.refresh(wanted - asked)
-                plan = self.planner.plan(plan.raw)
-            asked |= wanted
+        try:
+            return self.landing.run_decoded(self.planner, plan, self.demands, steps.batch, steps.step)
+        except UndecodedError as error:
+            raise BatchError(self.config.name, steps.batch, str(error)) from error
 
     def _stop_on(self, layout: Layout, landed: Landed, counted: tuple[Partition, ...], batch: int) -> None:
         """Raise BatchError before anything is committed: the batch does not balance, or an expectation says `fail`."""
@@ -311,12 +298,6 @@ class Batches:
         if (asked or self.demands.blocked) and (due := self.release.due()):
             with steps.step("release"):
                 self.release.carry_out(due)
-
-
-def _some(names: frozenset[str]) -> str:
-    """Return the first few of many names as text."""
-    shown = sorted(names)[:5]
-    return ", ".join(shown) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 Watch = Callable[[int, str, int, int], None]

@@ -164,12 +164,26 @@ def _resolve(connectors: Collection[str], asked: Mapping[str, str]) -> list[str]
     os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
     wanted = [*packages(connectors), *filter(None, asked.get(PACKAGES, "").split(","))]
     conf = SparkConf(loadDefaults=False).setAll([*asked.items(), (PACKAGES, ",".join(wanted))])
-    found = spark_internals.jars_of_new_jvm(conf)
+    found = not_of_spark(spark_internals.jars_of_new_jvm(conf), Path(os.environ["SPARK_HOME"], "jars"))
     known = _list(set(connectors), asked)
     with suppress(OSError):  # a read-only home costs seconds at the next start, no more
         known.parent.mkdir(parents=True, exist_ok=True)
         known.write_text("\n".join(found))
     return found
+
+
+def not_of_spark(jars: list[str], shipped: Path) -> list[str]:
+    """Return the jars whose like Spark does not ship: on the class path they would come before its own.
+
+    Delta 4.3 asks for a Jackson that is years older than that of Spark 4.1, with which Spark does not plan a query.
+    """
+    own = {_artifact(jar.name) for jar in shipped.glob("*.jar")}
+    return [jar for jar in jars if _artifact(Path(jar).name.partition("_")[2]) not in own]
+
+
+def _artifact(file: str) -> str:
+    """Return a jar's name without its version; Ivy puts the organisation and _ in front, which is to be cut off."""
+    return re.sub(r"-\d[^_]*\.jar$", "", file)
 
 
 def _list(connectors: set[str], asked: Mapping[str, str]) -> Path:

@@ -20,17 +20,17 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
-from uuid import uuid4
 
 import pyspark
 
-from router.delta.lake import Lake
+from router.addresses import is_local, normalized
 from router.engine.connectors import CONNECTORS, connectors_of, known_jars, unpaired
 from router.engine.java import find_java
 from router.engine.session import spark_env
-from router.errors import first_line
+from router.errors import StartError, first_line
 from router.parts import Server
 from router.registry import missing_extras, parts_in
+from router.storage import probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,7 +47,6 @@ BESIDE_HEAP = 400 << 20
 """Bytes that the driver's JVM takes beside its heap: classes, compiled code, Arrow's buffers."""
 PYTHON = 300 << 20
 """Bytes of the driver's Python, and of each worker: landing 1M events on 2 cores takes 2.4 GB with a heap of 1 GB."""
-PROBE = "_router_doctor"
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,11 @@ class Diagnosis:
     todo: str = ""
 
 
-def diagnose(config: Config | None = None) -> Iterator[Diagnosis]:
-    """Yield what is found on this machine, and with a configuration what it needs of this and other machines."""
+def diagnose(config: Config | None = None, folder: Path = Path()) -> Iterator[Diagnosis]:
+    """Yield what is found on this machine, and with a configuration what it needs of this and other machines.
+
+    `folder` is the configuration's.
+    """
     yield _java()
     yield _pair()
     yield _jars(config)
@@ -71,7 +73,7 @@ def diagnose(config: Config | None = None) -> Iterator[Diagnosis]:
         yield storage("lake", config.lake, config.storage())
         if config.checkpoint:
             yield storage("checkpoint", config.checkpoint, config.storage())
-        yield from _servers(config)
+        yield from _servers(config, folder)
 
 
 def _java() -> Diagnosis:
@@ -153,24 +155,25 @@ def size_of(text: str) -> int | None:
 
 
 def storage(subject: str, place: str, options: dict[str, str]) -> Diagnosis:
-    """Say whether a lake or a checkpoint can be written, whole files only, and how much room there is."""
+    """Say whether a lake or a checkpoint can be written, never one file in place of another, and how much is free."""
     try:
-        lake = Lake.at(place, options)
-        return _folder(subject, Path(lake.root)) if lake.local else _bucket(subject, lake)
+        root = normalized(place)
+        if is_local(root):
+            return _folder(subject, Path(root), options)
+        probe(root, options)
+    except StartError as error:
+        return Diagnosis(subject, "wrong", str(error), "check address, credentials (storage_options) and rights")
     except Exception as error:  # the storage's client raises what it likes
         todo = "check path, credentials (storage_options) and rights"
         return Diagnosis(subject, "wrong", f"{place} cannot be written: {first_line(error)}", todo)
+    return Diagnosis(subject, "ok", f"{place} can be written, and no file in place of another")
 
 
-def _folder(subject: str, folder: Path) -> Diagnosis:
+def _folder(subject: str, folder: Path, options: dict[str, str]) -> Diagnosis:
     """Look at a folder, or at the one that it will be made in."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
-    with tempfile.TemporaryDirectory(prefix=f".{PROBE}", dir=there) as probe:
-        if not _creates_once(Path(probe, "once")):
-            todo = "use a disk, or the bucket's own URI in place of a mounted one"
-            return Diagnosis(
-                subject, "wrong", f"{folder} lets two processes create one file: commits would be lost", todo
-            )
+    with tempfile.TemporaryDirectory(prefix=".router-doctor-", dir=there) as trial:
+        probe(trial, options)
     free = shutil.disk_usage(there).free
     what = f"{folder} can be written, {free / 2**30:,.1f} GiB free"
     if free < TOO_LITTLE:
@@ -178,32 +181,12 @@ def _folder(subject: str, folder: Path) -> Diagnosis:
     return Diagnosis(subject, "warn" if free < LITTLE else "ok", what, "make room" if free < LITTLE else "")
 
 
-def _creates_once(path: Path) -> bool:
-    path.open("x").close()
-    try:
-        path.open("x").close()
-    except FileExistsError:
-        return True
-    return False
-
-
-def _bucket(subject: str, lake: Lake) -> Diagnosis:
-    path = f"{PROBE}/{uuid4().hex}"
-    lake.write(path, b"router doctor")
-    try:
-        if lake.read(path) != b"router doctor":
-            return Diagnosis(subject, "wrong", f"{lake.root} gives back something else than was written")
-    finally:
-        lake.delete(path)
-    return Diagnosis(subject, "ok", f"{lake.root} can be written and read")
-
-
 # ---- servers
 
 
-def _servers(config: Config) -> Iterator[Diagnosis]:
+def _servers(config: Config, folder: Path) -> Iterator[Diagnosis]:
     """Ask every server once, all at the same time; then hold their clocks against this one."""
-    servers = {(one.kind, one.address): one for part in parts_in(config) for one in part.talks_to()}
+    servers = {(one.kind, one.address): one for part in parts_in(config) for one in part.talks_to(folder)}
     http = [one for one in servers.values() if one.address.startswith(("http://", "https://"))]
     others = [one for one in servers.values() if one not in http]
     with ThreadPoolExecutor(8) as pool:
@@ -235,15 +218,13 @@ def _asked(server: Server) -> tuple[Diagnosis, float | None]:
 
     parts = urlsplit(server.address)
     try:
-        session = requests.Session()
-        session.trust_env = True
         began = time.time()
-        answer = session.head(f"{parts.scheme}://{parts.netloc}/", timeout=SECONDS, verify=server.verify)
+        answer = requests.head(f"{parts.scheme}://{parts.netloc}/", timeout=SECONDS, verify=server.verify)
         skew = _ahead(answer.headers.get("Date"), (began + time.time()) / 2)
-    except requests.RequestException as error:
+    except OSError as error:  # those of requests, and a file of certificates that is not there
         reason = "its certificate is not trusted" if isinstance(error, requests.exceptions.SSLError) else "no answer"
         todo = "start it, or correct the URL; a proxy or a firewall may stand between"
-        what = f"{server.address}: {reason} ({type(error).__name__})"
+        what = f"{server.address}: {reason if isinstance(error, requests.RequestException) else first_line(error)}"
         return Diagnosis(server.kind, "wrong", what, todo), None
     try:
         if server.ask:

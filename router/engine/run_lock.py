@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from router.delta.lake import Lake
-    from router.storage import Files
+    from router.storage import Storage
 
 log = logging.getLogger("router")
 RENEWED = 5.0
@@ -90,7 +90,7 @@ def _leased(checkpoint: Lake, file: str, refusal: str, lost: Callable[[], object
 class Lease:
     """A lock in an object store: a file that its holder renews."""
 
-    files: Files
+    files: Storage
     path: str
     refusal: str
     lost: Callable[[], object] = lambda: None

@@ -48,6 +48,7 @@ class Constants:
     merge_bytes_per_row: float
     requests_per_table: float
     requests_per_batch: float
+    lock_seconds: float
 
     @classmethod
     def read(cls) -> Constants:
@@ -121,7 +122,11 @@ def size(config: Config, load: Load, constants: Constants | None = None) -> Size
     data_files = batches * _files(load.tables, partitions, bronze=config.bronze is not None)
     stored = load.events_per_second * load.event_bytes * known.stored_share
     executors = math.ceil(cores / EXECUTOR_CORES) if cores > ONE_MACHINE else 0
-    requests = batches * (known.requests_per_batch + known.requests_per_table * touched) + data_files
+    requests = (
+        DAY / known.lock_seconds
+        + batches * (known.requests_per_batch + known.requests_per_table * touched)
+        + data_files
+    )
     merge = int(load.table_rows * known.merge_bytes_per_row) if _merges(config) else 0
     return Size(
         decoded_as=kind,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
@@ -13,6 +13,7 @@ from pyarrow import fs
 
 from router import storage
 from router.delta.commit import to_arrow
+from router.delta.history import commit_notes
 from router.delta.table_cache import THREADS, TableCache
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore
@@ -23,7 +24,7 @@ from router.engine.ledger import SCHEMA as LEDGER
 from router.errors import StartError
 from router.registry import parts_in
 from router.sinks import TableSink
-from router.spark_internals import set_hadoop
+from router.spark_internals import hadoop_lacks, set_hadoop
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -135,7 +136,7 @@ def having(lake: Lake, query: str, batch: int) -> dict[str, str]:
     def committed(table: str) -> str | None:
         try:
             handle = lake.open(table)
-            notes = map(_note, handle.history(RECENT)) if handle else iter(())
+            notes = map(commit_notes, handle.history(RECENT)) if handle else iter(())
             mine = (
                 note for note in notes if (note.get("router.query"), note.get("router.batch")) == (query, str(batch))
             )
@@ -153,7 +154,7 @@ def _last_note(table: DeltaTable | None, name: str) -> tuple[str, int] | None:
     for entry in table.history(RECENT) if table else []:
         if entry.get("operation") == "RESTORE":
             return None  # the operator who restored the table has decided about older commits
-        note = _note(entry)
+        note = commit_notes(entry)
         query, _, run = str(note.get("router.query", "")).rpartition(":")
         if query == name:
             return run, int(note["router.batch"])
@@ -200,17 +201,8 @@ def refuse_speculation(setting: str | None, config: Config) -> None:
 
 def _writers(table: DeltaTable) -> set[str]:
     """Return the queries that a table's last commits are of."""
-    notes = (str(_note(entry).get("router.query", "")) for entry in table.history(RECENT))
+    notes = (str(commit_notes(entry).get("router.query", "")) for entry in table.history(RECENT))
     return {note.rpartition(":")[0] for note in notes if note}
-
-
-def _note(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return what a commit says about its batch: delta-rs keeps it as fields, Delta on Spark as one text."""
-    try:
-        note = json.loads(entry.get("userMetadata") or "{}")
-    except ValueError:
-        note = {}
-    return {**entry, **note} if isinstance(note, dict) else entry
 
 
 def resume(lake: Lake, ledger: str, name: str) -> Offsets:
@@ -247,7 +239,6 @@ def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Con
     """Return where a new checkpoint begins, None for where the configuration says."""
     lake = tables.lake
     past = Checkpoint.read(checkpoint)
-    refuse_speculation(spark.sparkContext.getConf().get("spark.speculation"), config)
     refuse_shared(lake, config)
     examine(lake, config.ledger, config.name, past, accept)
     if past.run:
@@ -259,15 +250,21 @@ def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Con
     return source.completed(spark, config.source.kafka, resume(lake, config.ledger, config.name))
 
 
-def reach(spark: SparkSession, place: Lake) -> None:
+def reach(spark: SparkSession, place: Lake, *, by_spark: bool = False) -> None:
     """Try a place, and let Spark's own file systems reach it with the rights of the router. Raises StartError.
 
-    The settings hold secrets: they go where no page of Spark and no plan shows them.
+    The settings hold secrets: they go where no page of Spark and no plan shows them. With `by_spark` Spark itself has
+    to have a file system for the place.
     """
     storage.probe(place.root, place.options)
-    settings = storage.hadoop_settings(place.root, place.options)
-    if settings:
-        set_hadoop(spark, settings)
+    if place.local:
+        return
+    set_hadoop(spark, storage.hadoop_settings(place.root, place.options))
+    if by_spark and (why := hadoop_lacks(spark, place.for_spark())):
+        raise StartError(
+            f"Spark cannot reach the checkpoint {place.root}: {why}. Name its file system under `spark:`, for S3 as "
+            "spark.jars.packages: org.apache.hadoop:hadoop-aws:3.4.1; or keep the checkpoint in a folder"
+        )
 
 
 def executors_of(spark: SparkSession, registry: Registry, config: Config, lake: Lake, command: str = "") -> Executors:

@@ -31,7 +31,7 @@ from router.engine.retryable_errors import Outage, passing, says_lost
 from router.engine.run_lock import alone
 from router.engine.session import alive, quiet_failures, quiet_gateway
 from router.engine.spark_checkpoint import CheckpointMending
-from router.engine.start_checks import begin, executors_of, reach
+from router.engine.start_checks import begin, executors_of, reach, refuse_speculation
 from router.errors import SessionLost, TableError, first_line
 from router.parts import BatchReport, Preparation
 
@@ -103,10 +103,10 @@ def run(
 def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOptions) -> list[BatchReport]:
     config = loaded.config
     lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
+    tables = TableCache(lake)
     for place in (lake, checkpoint):
-        reach(spark, place)
+        reach(spark, place, by_spark=place is checkpoint)
     with alone(checkpoint, config.name, options.stop.set):
-        tables = TableCache(lake)
         since = retrying(config, spark, options.stop)(_checked, loaded, spark, (tables, checkpoint), options.accept)
         prepared = config.decode.prepare(
             Preparation(
@@ -128,6 +128,7 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
 def _checked(loaded: Loaded, spark: SparkSession, at: tuple[TableCache, Lake], accept: Accept) -> source.Offsets | None:
     """Mend and check lake and checkpoint; return where a new checkpoint begins, None for where the file says."""
     tables, checkpoint = at
+    refuse_speculation(spark.sparkContext.getConf().get("spark.speculation"), loaded.config)
     CheckpointStore(checkpoint).begin()
     CheckpointMending(loaded.config, tables.lake, checkpoint, loaded.fingerprint).mend()
     return begin(spark, tables, checkpoint, loaded.config, accept)
@@ -340,8 +341,8 @@ class _StreamRun:
             self.options.watch,
             self.options.stop,
             prepared=self.planner,
-            opened=self.tables,
             executors=self.executors,
+            opened=self.tables,
         )
 
     def _tell(self, query: StreamingQuery, *, last: bool = False) -> None:

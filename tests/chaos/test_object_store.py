@@ -1,4 +1,4 @@
-"""A router whose lake, and then its checkpoint, lie in an object store: killed at steps, two at once."""
+"""A router whose lake and checkpoint lie in an object store: killed at steps, two at once, both committers."""
 
 from __future__ import annotations
 
@@ -119,3 +119,13 @@ def test_a_second_run_is_refused_and_a_slow_store_is_waited_for(start: Any, serv
     assert first.ended() == 0, first.said
     server.fail()
     assert_whole(tmp_path, server)
+
+
+@pytest.mark.skipif(bool(S3A), reason="S3A_JARS are on the class path")
+def test_a_checkpoint_that_spark_cannot_reach_is_one_sentence(start: Any, server: S3Server, tmp_path: Path) -> None:
+    """Without it the first start on a bucket ends in a hundred lines of Java."""
+    run = start(configuration(tmp_path, server, far=True))
+
+    assert run.ended() == 1
+    assert "Spark cannot reach the checkpoint s3://lake" in run.said
+    assert "hush-hush" not in run.said

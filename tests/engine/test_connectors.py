@@ -168,5 +168,14 @@ def test_what_pip_may_install_is_capped_to_the_tested_pairs() -> None:
     assert f'"pyspark>=4.0,<={newest}.' in text
 
 
+def test_jars_that_spark_has_itself_are_left_out(tmp_path: Path) -> None:
+    """Without it Delta's older Jackson comes before Spark's own, and no query of Spark 4.1 is planned."""
+    for name in ("jackson-databind-2.18.2.jar", "spark-core_2.13-4.1.1.jar"):
+        (tmp_path / name).write_bytes(b"")
+    own = ["/j/io.delta_delta-spark_4.1_2.13-4.3.1.jar", "/j/org.apache.spark_spark-avro_2.13-4.1.1.jar"]
+    older = "/j/com.fasterxml.jackson.core_jackson-databind-2.13.5.jar"
+    assert connectors.not_of_spark([*own, older], tmp_path) == own
+
+
 def test_all_connectors_are_names_of_artifacts() -> None:
     assert all(name.startswith("spark-") for name in CONNECTORS.values())

@@ -18,6 +18,7 @@ from router import registry as parts_on_offer
 from router.cli import commands
 from router.engine import doctor
 from router.engine.doctor import clocks, limit_of_memory, memory, storage
+from router.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,6 +135,14 @@ def test_a_registry_that_refuses_the_login_is_wrong(tmp_path: Path, api: tuple[s
     assert found["API"][0]["state"] == "ok"  # what its login takes only a call would tell
 
 
+def test_a_file_of_certificates_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = configuration(tmp_path, "https://127.0.0.1:9", "http://127.0.0.1:9", "127.0.0.1:9")
+    path.write_text(path.read_text().replace("{event.a}'", "{event.a}', tls: {ca: gone.pem}"))
+    _, found = said(str(path))
+    assert found["API"][0]["state"] == "wrong"
+    assert str(tmp_path / "gone.pem") in found["API"][0]["what"]
+
+
 def test_a_clock_that_is_wrong_is_named(tmp_path: Path, api: tuple[str, type[Handler]]) -> None:
     url, handler = api
     handler.ahead = 3600
@@ -172,7 +181,11 @@ def test_a_file_in_the_place_of_the_lake_is_wrong(tmp_path: Path) -> None:
 
 def test_a_file_system_without_atomic_create_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it two commits of one version overwrite each other on a mounted bucket."""
-    monkeypatch.setattr(doctor, "_creates_once", lambda path: False)
+
+    def refused(place: str, options: dict[str, str]) -> None:
+        raise StartError(f"{place} cannot hold a lake")
+
+    monkeypatch.setattr(doctor, "probe", refused)
     assert storage("lake", str(tmp_path), {}).state == "wrong"
 
 

@@ -18,7 +18,7 @@ from router.engine.balance import imbalances
 from router.engine.ledger import SCHEMA, last
 from router.engine.tables.verify import Verification
 from tests.engine import scenarios
-from tests.engine.conftest import COMMITS
+from tests.engine.conftest import COMMITS, EITHER
 from tests.engine.parts import Events, Fixed, Where, copied
 from tests.engine.query import RUN, records
 
@@ -36,7 +36,11 @@ OF_A_SINK = {"name", "schema"}
 
 
 def by_commit(chosen: list[scenarios.Scenario]) -> list[Any]:
-    return [pytest.param((s, commit), id=f"{s.__name__}-{commit}") for s in chosen for commit in COMMITS]
+    return [
+        pytest.param((s, commit), id=f"{s.__name__}-{commit}", marks=scenarios.marks(s, commit))
+        for s in chosen
+        for commit in COMMITS
+    ]
 
 
 @pytest.fixture(params=by_commit(scenarios.ALL))
@@ -142,7 +146,7 @@ def test_warnings_are_counted_and_the_rows_land(played: Callable[..., Query]) ->
     assert route["warned shares"] > route["warned sane"]  # 10 / 0 raises, which is a violation
 
 
-@pytest.mark.parametrize("commit", COMMITS)
+@pytest.mark.parametrize("commit", EITHER)
 def test_an_empty_batch_is_in_the_ledger_and_nowhere_else(played: Callable[..., Query], commit: str) -> None:
     """Without it a batch without records stops the stream, or leaves a version in 200 tables."""
     query = played(scenarios.garbage, commit)

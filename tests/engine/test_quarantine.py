@@ -199,14 +199,15 @@ def test_a_release_that_is_killed_again_and_again_is_done_once(
     assert told(query) == []
 
 
-def test_nothing_is_released_while_a_batch_is_half_done(make_query: MakeQuery, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", EACH)
+def test_nothing_is_released_while_a_batch_is_half_done(make_query: MakeQuery, tmp_path: Path, way: str) -> None:
     """Without it the rows of a batch that was cut off find a table that has grown meanwhile, and are taken for done."""
 
     def stop(batch: int, step: str, done: int, of: int) -> None:
         if (batch, step, done) == (2, "commit", 0):
             raise Killed
 
-    query = begun(make_query, tmp_path, "spark")
+    query = begun(make_query, tmp_path, way)
     approve(query)
     query.batches.watch = stop
     with pytest.raises(Killed):

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import threading
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
-from router import Batch, StartError
+from router import StartError
 from router_demo.api import Api
-from router_rest.delivery import job as delivery_job
 from router_rest.delivery.batcher import CallSize
-from router_rest.delivery.job import BatchJob, OutageClock, park
-from router_rest.delivery.partitioner import PartitionPlan
+from router_rest.delivery.job import OutageClock, park
 from router_rest.delivery.response_status import BulkResults
-from router_rest.rate_limit import backpressure, coordinator
 from tests.rest.scripted import Scripted, polite
-from tests.rest.tasks import CLIENT, Tasks, rows, tasks
+from tests.rest.tasks import CLIENT, Tasks, quicken, rows, tasks, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,52 +127,10 @@ def test_rows_without_a_receipt_are_parked_all_or_some(sending: Tasks, only: Any
     }
 
 
-class Placed:
-    """The rows of one task, through which the functions of tasks are run without Spark."""
-
-    def __init__(self, *batches: pa.RecordBatch) -> None:
-        self.batches = batches
-        self.made: list[pa.RecordBatch] = []
-
-    def mapInArrow(self, function: Any, schema: str) -> Placed:  # noqa: N802 - Spark's name
-        done = Placed()
-        done.made = list(function(iter(self.batches)))
-        return done
-
-    def filter(self, condition: str) -> Placed:
-        return self
-
-    def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
-        table = pa.Table.from_batches(self.made)
-        return table.filter(pc.not_equal(table["kind"], "tick"))
-
-    def collect(self) -> list[dict[str, Any]]:
-        return [row for one in self.made for row in one.to_pylist()]
-
-
-def whole(sending: Tasks, *batches: pa.RecordBatch, job: Any, **options: Any) -> BatchJob:
-    """Return the job of a batch, whose tasks run here."""
-    batch = Batch("games", 0, "wins", "rest", stop=threading.Event())
-    events: Any = SimpleNamespace(sparkSession=None)
-    plan = PartitionPlan(job.cut, 1, sum(one.num_rows for one in batches))
-    made = BatchJob(events, lambda rows: rows, batch, plan, job, sending.leases, "api", 0.05, None, **options)
-    made._placed = lambda: Placed(*batches)  # type: ignore[method-assign,assignment,return-value]
-    return made
-
-
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let rounds and outages last for tenths of a second."""
-    for module, name, seconds in (
-        (delivery_job, "FIRST_ROUND", 0.1),
-        (delivery_job, "LONGEST_ROUND", 0.3),
-        (delivery_job, "SHORTEST", 0.02),
-        (delivery_job, "LONGEST", 0.05),
-        (coordinator, "LONGEST_WAIT", 0.3),
-        (backpressure, "PROBE_PAUSE", 0.1),
-    ):
-        monkeypatch.setattr(module, name, seconds)
-    monkeypatch.setattr(delivery_job, "bounded_batches", nullcontext)
+    quicken(monkeypatch)
 
 
 @pytest.fixture
@@ -196,6 +150,7 @@ BROKEN = {
     "length and chunks": OK + b"\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
     "a header that goes on": OK + b"\r\nX: a\r\n b\r\nContent-Length: 2\r\n\r\nok",
     "500": b"HTTP/1.1 500 Oops\r\nContent-Length: 2\r\n\r\nno",
+    "404": b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno",
     "409 in doubt": b"",
     "a reset": b"",
 }
@@ -228,13 +183,19 @@ def test_one_odd_row_is_set_aside_and_stops_nobody(raw: Tasks, server: Scripted,
     server.act = odd_one(how)
     job = raw.job(cut=CallSize())
     offsets = range(others + 1) if others else [3]
+    if how == "404" and not others:  # nothing says that it is the row
+        with pytest.raises(StartError, match="404"):
+            whole(raw, rows(offsets), job=job).deliver()
+        return
 
     whole(raw, rows(offsets), job=replace(job, policy=replace(job.policy, attempts=2))).deliver()
 
     receipts = {row["offset"]: row for row in raw.receipts()}
     times = sum(body.endswith(ODD) for body in server.bodies)
     assert {*receipts} == {*offsets}
-    if receipts[3]["status"] == "delivered":  # what aiohttp reads counts
+    if how == "404":
+        assert (receipts[3]["status"], receipts[3]["in_doubt"], times) == ("parked", False, 3)
+    elif receipts[3]["status"] == "delivered":  # what aiohttp reads counts
         assert (how in {"a header that goes on", "lines end with LF alone"}, times) == (True, 1)
     else:
         assert (receipts[3]["status"], receipts[3]["in_doubt"]) == ("parked", True)
@@ -333,3 +294,21 @@ def test_large_calls_are_in_flight_within_their_bytes(raw: Tasks, server: Script
 
     assert sent.counts["delivered"] == 24
     assert server.most_open == (2 if compressed else 3)
+
+
+def test_a_right_that_ends_stops_the_sink_although_others_were_taken(raw: Tasks, server: Scripted) -> None:
+    """Without it each row of a topic is sent, and refused, when the API has taken a right away."""
+
+    def until(talk: Talk) -> None:
+        while talk.request() is not None:
+            if len(server.seen) <= 20:
+                talk.answer()
+            else:
+                talk.answer(b"no", "403 Forbidden")
+
+    server.act = until
+
+    with pytest.raises(StartError, match="403"):
+        whole(raw, rows(range(500)), job=raw.job(client={**CLIENT, "in_flight": 2})).deliver()
+
+    assert len(server.seen) <= 20 + 10 + 2

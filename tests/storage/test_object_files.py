@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
-from pyarrow import fs
+from pyarrow import dataset, fs
 
 from benchmarks.s3_server import Fault
 from router import storage
+from router.addresses import normalized
 from router.delta.commit import TableCommit, commit, to_delta
 from router.delta.lake import Lake
 from router.delta.parquet_writer import Staging
@@ -41,7 +42,7 @@ ROWS = pa.table({"id": pa.array([1, 2], pa.int64()), "name": ["a", "b"]})
 )
 def test_a_place_has_one_address(place: str, known: str) -> None:
     """Without it `file:/x` is a folder of the working directory, and a slash makes another lake."""
-    assert storage.normalized(place) == known
+    assert normalized(place) == known
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_a_place_has_one_address(place: str, known: str) -> None:
 def test_other_schemes_are_refused(place: str) -> None:
     """Without it a lake that nobody can reach becomes a folder on the driver."""
     with pytest.raises(ValueError, match=place):
-        storage.normalized(place)
+        normalized(place)
 
 
 def test_files_are_written_read_listed_and_deleted(bucket: Lake) -> None:
@@ -237,3 +238,24 @@ def test_spark_gets_the_rights_of_the_router() -> None:
     assert storage.for_spark("s3://lake/x", options) == "s3a://lake/x"
     assert storage.for_spark("az://c/x", azure) == "abfss://c@acc.dfs.core.windows.net/x"
     assert storage.for_spark("/lake", {}) == "/lake"
+
+
+def test_files_are_read_as_a_dataset(bucket: Lake) -> None:
+    """Without it rows of a quarantine in a bucket are never released."""
+    paths = [f"silver/uno/{number}.parquet" for number in range(3)]
+    for number, path in enumerate(paths):
+        with bucket.files.open_output_stream(path) as stream:
+            pq.write_table(pa.table({"n": [number]}), stream)
+
+    found = dataset.dataset(paths, format="parquet", filesystem=bucket.files).to_table()
+    assert sorted(found.column("n").to_pylist()) == [0, 1, 2]
+
+
+def test_files_are_moved(bucket: Lake) -> None:
+    """Without it a damaged log is not put aside, and a repair fails."""
+    bucket.write("a/1", b"one")
+    bucket.files.create_dir("b", recursive=True)
+    bucket.files.move("a/1", "b/1")
+
+    assert bucket.read("a/1") is None
+    assert bucket.read("b/1") == b"one"

@@ -253,6 +253,8 @@ def _last(state: RetryCallState) -> Attempt:
     return last
 
 
+WRONG_AT_MOST = 10
+"""Calls in a row that need another setting, after which nothing more is sent although others were taken before."""
 UNREAD_AT_MOST = 10
 """Answers without the status of any row, before one has it, after which nothing more is sent."""
 _LOOK = 0.05
@@ -346,6 +348,8 @@ class Delivery:
     read: int = 0
     unread: int = 0
     no_status: str = ""
+    _taken: bool = False
+    _wrong_in_row: int = 0
     clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
@@ -383,8 +387,7 @@ class Delivery:
         if attempt.action is Action.DONE:
             return await self._done(call, attempt, key)
         if attempt.action is Action.WRONG:
-            self.wrong = self.wrong or attempt.why
-            self.end()
+            self._count_wrong(call, attempt)
         if attempt.action is Action.PARK:
             self._park(call, attempt, key, attempt.why)
             self._count_unread(attempt.why)
@@ -440,6 +443,7 @@ class Delivery:
 
     async def _done(self, call: Call, attempt: Attempt, key: str) -> Sequence[Call]:
         """Settle the rows of a call that was taken, each as the answer says; return calls to send again."""
+        self._taken, self._wrong_in_row = True, 0
         if attempt.results is None:
             self._settle(call, "delivered", attempt, key)
             return ()
@@ -457,6 +461,18 @@ class Delivery:
             of_row = Attempt(Action.REFUSED, "", result.status, attempt.seconds, result.text)
             self._settle(call.of([at]), "dead", of_row, key, f"the API answers {result.status}{excerpt(result.text)}")
         return await self._later(again)
+
+    def _count_wrong(self, call: Call, attempt: Attempt) -> None:
+        """Note a call that needs another setting; send nothing more where all do, or many in a row.
+
+        One such call among others that are taken is odd, and no reason to stop them.
+        """
+        self._wrong_in_row += 1
+        self.why = call.why = attempt.why
+        call.answered = True
+        if not self._taken or self._wrong_in_row >= WRONG_AT_MOST:
+            self.wrong = self.wrong or attempt.why
+            self.end()
 
     def _park_unknown(self, call: Call, unknown: Sequence[int], attempt: Attempt, key: str) -> None:
         """Park the rows at some places, of which the answer says nothing."""

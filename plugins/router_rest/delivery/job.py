@@ -283,7 +283,7 @@ class BatchJob:
         self._unread = self._unread or result.unread
         if result.counts.get("unread", 0) >= UNREAD_AT_MOST and not self._any_status():
             self._stop(result.unread)
-        if result.wrong:
+        if result.wrong and not (result.alone and self._any_status("delivered")):
             raise StartError(f"{self.limit} does not take calls: {result.wrong}")
         self._write_refused(result.refused)
         trusted = self.leases.may_set_aside(self.limit)
@@ -353,9 +353,12 @@ class BatchJob:
         self.outage.forget()
         return rows
 
-    def _any_status(self) -> bool:
-        """Return whether an answer of the batch has told what became of a row."""
-        return any({"delivered", "dead"} & {*rows.column("status").to_pylist()} for _, rows in self._statuses())
+    def _any_status(self, *statuses: str) -> bool:
+        """Return whether an answer of the batch has told what became of a row: one of `statuses`, or any."""
+        return any(
+            {*(statuses or ("delivered", "dead"))} & {*rows.column("status").to_pylist()}
+            for _, rows in self._statuses()
+        )
 
     def _statuses(self) -> Iterator[tuple[dict[str, str], pa.Table]]:
         return self.job.parts.read(["status"])

@@ -299,7 +299,7 @@ def _unfinished(table: Any, work: TableCommit, options: TableOptions) -> bool:
     return not (whole and (not options.cluster_by or "clustering" in features)) and not len(table.file_uris())
 
 
-def finish(session: SparkSession, address: str, options: TableOptions) -> None:
+def finish(session: SparkSession, address: str, options: KeyedTable | TableOptions) -> None:
     """Give a table without rows the properties that delta-rs does not make, and let it be clustered."""
     table = f"delta.{quoted(address)}"
     if options.properties:

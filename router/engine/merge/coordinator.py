@@ -291,11 +291,11 @@ def with_backlog(events: DataFrame, backlog: dict[str, Backlog], spark: SparkSes
     if not backlog:
         return events
     rows = spark.read.format("delta").load(outbox)
-    chosen = any_of((F.col(TABLE) == table) & _within(found.spans) for table, found in backlog.items())
+    chosen = any_of((F.col(TABLE) == table) & within(found.spans) for table, found in backlog.items())
     return events.unionByName(rows.filter(chosen), allowMissingColumns=True)
 
 
-def _within(spans: Spans) -> Column:
+def within(spans: Spans) -> Column:
     return any_of(
         (F.col("_topic") == topic) & (F.col("_partition") == partition) & F.col("_offset").between(*span)
         for topic, by in spans.items()

@@ -22,7 +22,7 @@ from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.label.layout import outbox_of
 from router.engine.outbox.apply import Applier, OutboxSink
-from router.engine.outbox.retention import TIDY_SECONDS
+from router.engine.outbox.retention import TIDY_SECONDS, not_parked
 from router.engine.retryable_errors import passing
 from router.engine.spark_checkpoint import SparkNotes
 from router.errors import SinkError, StartError, TableError, first_line
@@ -198,10 +198,16 @@ class DetachedSink(OutboxSink):
             self.tidy(number)
 
     def tidy(self, number: int) -> None:
-        """Delete rows of the outbox older than `outbox_retention` that batch `number` or earlier ones have sent."""
+        """Delete rows of the outbox older than `outbox_retention` that batch `number` or earlier ones have dealt with.
+
+        Rows that the sink has parked stay.
+        """
         before = datetime.now(timezone.utc) - interval(self.config.outbox_retention)
         try:
-            if (version := self._taken(number)) and (gone := delete_older(self.lake, self.outbox, before, version - 1)):
+            if not (version := self._taken(number)):
+                return
+            kept = not_parked(self.sink, Batch(self.config.name, number, self.route, self.name), self.spark, self.lake)
+            if gone := delete_older(self.lake, self.outbox, before, version - 1, kept):
                 log.info("%s: %d rows are older than %s", self.outbox, gone, self.config.outbox_retention)
         except TableError as error:
             log.warning("%s", error)
