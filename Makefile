@@ -5,10 +5,10 @@ BIN = JAVA_HOME="$$(cat .venv/java-home)" .venv/bin
 IN_TWO = -n 2 --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-all test-cluster check bench bench-full zip clean
+.PHONY: help setup demo test test-fast test-all test-cluster test-versions check bench bench-full zip clean
 
 help: ## Show this help
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 setup: ## Set the machine up: .venv, pinned packages, jars
 	@scripts/setup.sh
@@ -27,6 +27,11 @@ test-all: setup ## Run all tests, the slow ones too, and property tests with all
 
 test-cluster: setup ## Run the tests on a standalone Spark cluster of processes (a part of test-all)
 	@$(BIN)/pytest tests/chaos/test_cluster.py
+
+test-versions: setup ## Run the tests that need no Kafka with other Pythons, Sparks and Deltas
+	@scripts/versions.sh 3.12 4.2.0 4.4.0
+	@scripts/versions.sh 3.10 4.1.1 4.3.1
+	@scripts/versions.sh 3.13 4.0.0 4.0.1
 
 check: setup ## Check style, formatting, types and the direction of imports
 	@$(BIN)/ruff check

@@ -25,9 +25,11 @@ from router.parts import (
     Part,
     Preparation,
     Rule,
+    Server,
 )
 from router.reader import read
 from router.sinks import ApplyingSink, Batch, KeyedTable, MergingSink, Opening, Outcome, Parts, Resent, Sink, TableSink
+from router.spark_internals import to_arrow_columns, to_spark_columns
 from router.table_options import check_property
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "Resent",
     "RouterError",
     "Rule",
+    "Server",
     "Sink",
     "SinkError",
     "StartError",
@@ -66,5 +69,7 @@ __all__ = [
     "keep_archives",
     "read",
     "row",
+    "to_arrow_columns",
+    "to_spark_columns",
     "tried",
 ]

@@ -9,9 +9,10 @@ import operator
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from pyspark import SparkContext
 from pyspark.sql import Column
 from pyspark.sql import functions as F
+
+from router import spark_internals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,12 +36,7 @@ def tried(column: Column) -> Column:
     shared with another column ahead of the guard, and raise there. Around a struct, since its optimiser moves what
     catches into the branches of a bare CASE, and leaves the conditions outside.
     """
-    context = SparkContext._active_spark_context
-    assert context is not None and context._jvm is not None  # noqa: PT018 - a column cannot exist without
-    spark = context._jvm.org.apache.spark.sql
-    expression = spark.classic.ExpressionUtils.expression(F.struct(column.alias("value"))._jc)
-    caught = Column(spark.classic.ExpressionUtils.column(spark.catalyst.expressions.TryEval(expression)))
-    return caught.getField("value")
+    return spark_internals.tried(column)
 
 
 def holds(given: Column, condition: Column) -> Column:

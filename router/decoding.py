@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from zipimport import zipimporter
 
 from router.errors import PluginError
+from router.spark_internals import to_arrow_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,9 +108,8 @@ def _check(added: pa.RecordBatch, records: pa.RecordBatch, made: ArrowDecoding) 
 def _joined(parts: list[Any], made: ArrowDecoding) -> pa.RecordBatch:
     """Join the batches of the function, with a row without an event for each reason."""
     import pyarrow as pa  # noqa: PLC0415 - `import router` is quick without pyarrow
-    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
 
-    schema = next((part.schema for part in parts if not isinstance(part, str)), None) or to_arrow_schema(made.adds)
+    schema = next((part.schema for part in parts if not isinstance(part, str)), None) or to_arrow_columns(made.adds)
 
     def column(part: Any, at: int) -> pa.Array:
         if not isinstance(part, str):

@@ -4,7 +4,8 @@ RouterError
 ├── ConfigError     a configuration that cannot start; carries every Problem found
 ├── PluginError     a plugin that is broken, misspelt or clashes with another
 ├── StartError      a start refused: lake and checkpoint do not belong together, records are lost, ...
-│   └── RunningError  another run of the same configuration goes on
+│   ├── RunningError  another run of the same configuration goes on
+│   └── MachineError  Spark cannot start here: no Java, jars that cannot be fetched, ...
 ├── SessionLost     Spark's JVM has ended under the router
 ├── BatchError      a batch that must stop: it does not balance, or an expectation says `fail`
 ├── TableError      a Delta table that cannot be written
@@ -15,8 +16,13 @@ A fault of a single record is never an exception: it becomes a dead letter.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar
+
+CAUSE = "\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}"
+"""What delta-rs writes before each cause of an error of the storage, in colours."""
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def printable(text: str) -> str:
@@ -33,9 +39,15 @@ def first_line(error: BaseException | None) -> str:
     """Return the first line of an error's message, cut off where it is too long for a log.
 
     Of what a Python task raised that is the last line of its traceback, and of what the JVM raised its second line:
-    before them stand words of Spark and Py4J only.
+    before them stand words of Spark and Py4J only. An error of delta-rs has a line for each of its causes, and the last
+    is what the disk has said.
     """
     lines = (str(error).strip() or type(error).__name__).split("JVM stacktrace")[0].strip().splitlines()
+    if causes := [at for at, line in enumerate(lines) if CAUSE in line]:
+        told = (
+            COLOUR.sub("", line).replace(CAUSE, "").strip() for line in lines[max(0, causes[0] - 1) : causes[-1] + 1]
+        )
+        return ": ".join(told)[:300]
     if any(line.startswith("Traceback (most recent call last)") for line in lines):
         return lines[-1].strip()[:300]
     by_py4j = lines[0].startswith("An error occurred while calling") and len(lines) > 1
@@ -99,6 +111,18 @@ class RunningError(StartError):
     """The refusal of a start while another run holds the lock."""
 
     exit_code = 1
+
+
+class MachineError(StartError):
+    """What keeps Spark from starting on this machine, and the next step."""
+
+    def __init__(self, what: str, todo: str = "") -> None:
+        super().__init__(what, todo)
+        self.what = what
+        self.todo = todo
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.todo}" if self.todo else self.what
 
 
 class SessionLost(RouterError):  # noqa: N818 - it says what happened

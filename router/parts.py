@@ -8,6 +8,7 @@ arguments. A part keeps no state between batches.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -19,7 +20,7 @@ from router.columns import row
 from router.decoding import ArrowDecoding, decode_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -33,6 +34,21 @@ RAW_SCHEMA = (
 """The columns of a raw record, whatever the source; those a source does not know are null."""
 
 
+@dataclass(frozen=True)
+class Server:
+    """A server that a part uses, for `router doctor`, which sends it no event.
+
+    `kind` is `schema registry`, `API`, `broker` or another noun; `address` an http(s) URL, or host:port; it holds no
+    secret. `verify` is what `requests` takes. `ask` raises an error where the server answers and yet is of no use, as
+    with a wrong password; None: there is nothing to ask.
+    """
+
+    kind: str
+    address: str
+    verify: bool | str = True
+    ask: Callable[[], object] | None = None
+
+
 class Part(BaseModel):
     """A thing that a configuration can name: a set of options with a manual page."""
 
@@ -44,8 +60,19 @@ class Part(BaseModel):
     """The option that a bare string (or list) stands for, so that `sql: "a > 1"` can be written."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Modules that its tasks import: they are tried once on an executor before a stream starts."""
+    connectors: ClassVar[tuple[str, ...]] = ()
+    """Connectors of Spark that it uses beside the source's: `avro`. Others are not fetched for it."""
+    extras: ClassVar[Mapping[str, str]] = {}
+    """Modules that the router installs only when asked -> what `pip install` takes: `router check` looks for them."""
 
     _named: str = PrivateAttr(default="")
+
+    def talks_to(self, folder: Path) -> Iterable[Server]:
+        """Yield the servers that it asks or sends to, for `router doctor`. Runs on the driver.
+
+        `folder` is the configuration's, which files of certificates are relative to.
+        """
+        return ()
 
     @property
     def part_name(self) -> str:

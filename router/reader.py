@@ -70,15 +70,15 @@ def _rows(lake: Lake, table: str, handle: DeltaTable, as_of: Moment | None, sinc
     reader = _session().read.format("delta")
     if as_of is not None:
         version = _version(handle, as_of)
-        return None if version is None else reader.option("versionAsOf", version).load(lake.address(table))
+        return None if version is None else reader.option("versionAsOf", version).load(lake.spark_address(table))
     if since is None:
-        return reader.load(lake.address(table))
+        return reader.load(lake.spark_address(table))
     if handle.metadata().configuration.get(CHANGES) != "true":
         raise TableError(table, f"it keeps no changes; give it the property {CHANGES}, from then on it does")
     last, version = handle.version(), _version(handle, since)
     first = 0 if version is None else version + 1
     changes = reader.option("readChangeFeed", "true").option("startingVersion", min(first, last))
-    rows = changes.load(lake.address(table))
+    rows = changes.load(lake.spark_address(table))
     return rows if first <= last else rows.limit(0)
 
 

@@ -112,6 +112,24 @@ def parts_in(value: object) -> Iterator[Part]:
             yield from parts_in(item)
 
 
+def missing_extras(config: BaseModel) -> dict[str, str]:
+    """Return the modules that parts of a configuration need and that are not installed -> a sentence about each."""
+    wanted = {module: (part, what) for part in parts_in(config) for module, what in part.extras.items()}
+    return {
+        module: f"the {part.kind} {part.part_name} needs the module {module}; "
+        f"pip install '{what}', here and on every node"
+        for module, (part, what) in wanted.items()
+        if not _is_installed(module)
+    }
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
+
+
 def load_registry(plugin_files: Sequence[Path] = ()) -> Registry:
     """Return what all plugins offer; raise PluginError naming the first plugin that is broken."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)

@@ -20,6 +20,7 @@ from router.table_options import TableOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from datetime import datetime
     from pathlib import Path
 
     import pyarrow as pa
@@ -188,6 +189,9 @@ class Parts(Protocol):
 
     def committed(self) -> bool:
         """Say whether the table has the parts of this batch; it takes no more after that. Runs on the driver."""
+
+    def recent(self, columns: Sequence[str], at: str, since: datetime) -> pa.Table | None:
+        """Return rows of the table whose time `at` is not before `since`; None: there is none. Runs on the driver."""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ settings.load_profile("router")
 
 ENGINE = "tests/engine"
 PLAYING = {f"{ENGINE}/test_{name}.py" for name in ("committers", "evolution", "ledger", "replay")}
+NEED_KAFKA = {"broker", "own_kafka"}
 NEED_JAVA = {"spark", "broker", "own_kafka", "schema_registry"}
 
 
@@ -63,6 +64,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if NEED_JAVA.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("spark")
+        if NEED_KAFKA.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("kafka")
     long = {item.path for item in items if item.get_closest_marker("spark")}
     items.sort(key=lambda item: item.path not in long)
 

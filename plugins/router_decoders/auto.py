@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pyspark.sql import types as T
 from typing_extensions import override
 
-from router import ArrowDecoding
+from router import ArrowDecoding, to_arrow_columns
 from router_decoders.avro import Avro
 from router_decoders.json import JsonSchema
 from router_decoders.protobuf import Protobuf
@@ -49,6 +49,7 @@ class Auto(RegistryDecoder):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_decoders.json_arrow",)
+    connectors: ClassVar[tuple[str, ...]] = ("avro",)
 
     @property
     @override
@@ -183,11 +184,10 @@ def _read(records: pa.RecordBatch, of_row: Any, known: AnyFormatRows) -> dict[st
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
-    from pyspark.sql.pandas.types import to_arrow_schema
 
     from router_schemas.wire_format import ADDED, at_rows, widened
 
-    adds = pa.schema([to_arrow_schema(T.StructType([T.StructField("event", known.event)])).field("event"), *ADDED])
+    adds = pa.schema([to_arrow_columns(T.StructType([T.StructField("event", known.event)])).field("event"), *ADDED])
     parts: list[pa.StructArray] = []
     order: list[Any] = []
     for kind, made in known.parts.items():

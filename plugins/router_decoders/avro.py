@@ -73,6 +73,7 @@ class Avro(RegistryDecoder):
     Avro's limits (docs/formats.md): a hostile length in a record can end it otherwise.
     """
 
+    connectors: ClassVar[tuple[str, ...]] = ("avro",)
     sources: ClassVar[tuple[str, ...]] = ("registry", "schema_file")
 
     schema_file: str | None = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003 - pydantic reads it
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -11,10 +12,10 @@ from typing_extensions import override
 from router import ArrowDecoding, Preparation
 from router_decoders.registry_decoder import RegistryDecoder
 from router_schemas.model import FULL_NAME
-from router_schemas.protobuf import needed
+from router_schemas.protobuf import EXTRAS, needed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -87,6 +88,7 @@ class Protobuf(RegistryDecoder):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_schemas.protobuf.events",)
+    extras: ClassVar[Mapping[str, str]] = EXTRAS
     sources: ClassVar[tuple[str, ...]] = ("registry", "descriptor_file", "proto_file")
 
     descriptor_file: str | None = Field(

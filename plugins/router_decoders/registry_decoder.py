@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from router import ArrowDecoder, Preparation, StartError
+from router import ArrowDecoder, Preparation, Server, StartError
 from router_schemas.model import KEY_HEADER, VALUE_HEADER
 from router_schemas.registry_options import RegistryAway, RegistryOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -52,6 +52,12 @@ class RegistryDecoder(ArrowDecoder):
         min_length=1,
         description=f"record header that may hold the schema's GUID, in place of its id; that of keys is {KEY_HEADER}",
     )
+
+    def talks_to(self, folder: Path) -> Iterable[Server]:
+        """Yield the URLs of the registry."""
+        from router_schemas.registry_client import servers_of
+
+        return servers_of(self.registry.beside(folder)) if self.registry else ()
 
     _files: Any = PrivateAttr(default=None)
     _folder: Any = PrivateAttr(default=None)

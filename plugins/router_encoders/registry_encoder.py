@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from router import Encoded, Encoder, Encoding, StartError
+from router import Encoded, Encoder, Encoding, Server, StartError
 from router_schemas.model import FULL_NAME, Kind, RegisteredSchema, ResolvedSchema, SchemaOrigin
-from router_schemas.protobuf import needed
+from router_schemas.protobuf import EXTRAS, needed
 from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryOptions, UnusableSchema
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     import pyarrow as pa
@@ -59,6 +61,12 @@ class RegistryEncoder(Encoder):
     registers: bool = Field(
         default=False, alias="register", description="register the schema file, or a schema made for the columns"
     )
+
+    def talks_to(self, folder: Path) -> Iterable[Server]:
+        """Yield the URLs of the registry."""
+        from router_schemas.registry_client import servers_of
+
+        return servers_of(self.registry.beside(folder)) if self.registry else ()
 
     @model_validator(mode="after")
     def _one_schema(self) -> Self:
@@ -288,6 +296,7 @@ class ToProtobuf(RegistryEncoder):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("router_schemas.protobuf.encode",)
+    extras: ClassVar[Mapping[str, str]] = EXTRAS
     schema_kind: ClassVar[Kind] = "PROTOBUF"
     file_option: ClassVar[str] = "proto_file"
 

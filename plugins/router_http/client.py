@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import ssl
 import threading
 import time
+import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote_plus
 
 import requests
 import urllib3
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from pydantic import BaseModel, Field, ValidationError
 from requests.auth import AuthBase, HTTPBasicAuth
 
-from router_http.options import ExchangeError
+from router_http.options import ExchangeError, Secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -163,9 +171,10 @@ class Token:
 
 
 class _Granted(BaseModel):
-    """The answer of a token server (RFC 6749, 5.1)."""
+    """The answer of a token server (RFC 6749, 5.1). A new refresh token takes the place of the old one (6)."""
 
     access_token: str = Field(pattern=r"^[\x21-\x7e]+$")
+    refresh_token: str | None = None
     expires_in: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
 
@@ -186,6 +195,7 @@ class Tokens:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
+        self._refresh = options.refresh_token
         self._seconds = seconds
         self._verify = verify
         self._proxies = dict(proxies or {})
@@ -210,6 +220,8 @@ class Tokens:
 
     def _renewed(self) -> Token:
         granted = self._fetch()
+        if self._refresh is not None and granted.refresh_token:
+            self._refresh = Secret(granted.refresh_token)
         life = float("inf") if granted.expires_in is None else granted.expires_in
         self._good_until = self._clock() + life - min(LONGEST_EARLY, EARLY * life)
         self._token = Token(granted.access_token, self._token.number + 1)
@@ -217,28 +229,78 @@ class Tokens:
 
     def _fetch(self) -> _Granted:
         where = self._options.token_url
-        form = {"grant_type": "client_credentials", "scope": self._options.scope}
-        # both are form-encoded inside the header: RFC 6749, 2.3.1
-        user = quote_plus(self._options.client_id)
-        password = quote_plus(self._options.client_secret.get_secret_value())
         with requests.Session() as session:
-            session.auth = HTTPBasicAuth(user, password)
+            session.auth = self._client_login()
             answer = send(
                 session,
                 "POST",
                 where,
                 seconds=self._seconds,
                 verify=self._verify,
+                cert=self._options.tls.cert,
                 proxies=self._proxies,
                 headers={"Accept": "application/json", "Accept-Encoding": "identity"},
-                data={name: value for name, value in form.items() if value},
+                data={name: value for name, value in self._form().items() if value},
             )
         if busy(answer.status):
             raise Away(where, f"the token server answers {answer.status}", answer.status)
         if answer.status != 200:
-            what = f"the token server answers {answer.status}; check token_url, client_id, client_secret and scope"
+            what = f"the token server answers {answer.status}; check token_url, client_id, its secret or key, and scope"
             raise Refuses(where, what, answer.status)
         try:
             return _Granted.model_validate_json(answer.body)
         except ValidationError:
             raise Away(where, "the token server's answer holds no token") from None
+
+    def _client_login(self) -> AuthBase:
+        secret = self._options.client_secret
+        if secret is None or self._options.client_auth == "post":
+            return NoAuth()
+        # both are form-encoded inside the header: RFC 6749, 2.3.1
+        return HTTPBasicAuth(quote_plus(self._options.client_id), quote_plus(secret.get_secret_value()))
+
+    def _form(self) -> dict[str, str]:
+        options = self._options
+        form = {"grant_type": "client_credentials", "scope": options.scope, "audience": options.audience}
+        if self._refresh is not None:
+            form |= {"grant_type": "refresh_token", "refresh_token": self._refresh.get_secret_value()}
+        if options.private_key is not None:
+            kind = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+            form |= {"client_assertion_type": kind, "client_assertion": client_assertion(options)}
+        if options.client_auth == "post" or options.client_secret is None:
+            form["client_id"] = options.client_id
+        if options.client_auth == "post" and options.client_secret is not None:
+            form["client_secret"] = options.client_secret.get_secret_value()
+        return form | {name: value.get_secret_value() for name, value in options.parameters.items()}
+
+
+def client_assertion(options: OAuth, clock: Callable[[], float] = time.time) -> str:
+    """Return a JWT that proves who the client is (RFC 7523, 2.2 and 3), good for five minutes.
+
+    Raises Refuses for a key that is none; its text is not quoted.
+    """
+    assert options.private_key is not None
+    try:
+        key = load_pem_private_key(options.private_key.get_secret_value().encode(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise Refuses(options.token_url, "private_key is no PEM key without a password") from None
+    elliptic = isinstance(key, ec.EllipticCurvePrivateKey) and key.curve.name == "secp256r1"
+    if not elliptic and not isinstance(key, rsa.RSAPrivateKey):
+        raise Refuses(options.token_url, "private_key is neither an RSA key nor one of the curve P-256")
+    now = int(clock())
+    head = {"alg": "ES256" if elliptic else "RS256", "typ": "JWT"} | ({"kid": options.key_id} if options.key_id else {})
+    who = {"iss": options.client_id, "sub": options.client_id, "aud": options.token_url}
+    said = f"{_part(head)}.{_part({**who, 'iat': now, 'exp': now + 300, 'jti': str(uuid.uuid4())})}"
+    if isinstance(key, rsa.RSAPrivateKey):
+        return f"{said}.{_base64url(key.sign(said.encode(), padding.PKCS1v15(), SHA256()))}"
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    r, s = decode_dss_signature(key.sign(said.encode(), ec.ECDSA(SHA256())))
+    return f"{said}.{_base64url(r.to_bytes(32, 'big') + s.to_bytes(32, 'big'))}"
+
+
+def _part(value: Mapping[str, Any]) -> str:
+    return _base64url(json.dumps(value).encode())
+
+
+def _base64url(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
@@ -83,20 +83,6 @@ class Basic(SecretOptions):
     password: Secret = Field(min_length=1, description="password; write ${VARIABLE}")
 
 
-class OAuth(SecretOptions):
-    """A login with a token that a token server gives for client credentials (RFC 6749, 4.4)."""
-
-    token_url: str = Field(description="http(s) URL of the token server")
-    client_id: str = Field(min_length=1, description="identifier of this client")
-    client_secret: Secret = Field(min_length=1, description="secret of this client; write ${VARIABLE}")
-    scope: str = Field(default="", description="scopes to ask for, with blanks between them")
-
-    @field_validator("token_url")
-    @classmethod
-    def _plain(cls, url: str) -> str:
-        return checked_url(url, query=True)
-
-
 def checked_token(token: Secret | None) -> Secret | None:
     """Return a token that a header can hold."""
     if token is not None and not is_header_text(token.get_secret_value()):
@@ -149,6 +135,49 @@ class Tls(SecretOptions):
     def cert(self) -> str | tuple[str, str] | None:
         """Return what `requests` takes as `cert`."""
         return (self.certificate, self.key) if self.certificate and self.key else self.certificate
+
+
+class OAuth(SecretOptions):
+    """A login with a token that a token server gives for client credentials (RFC 6749, 4.4) or a refresh token (6)."""
+
+    token_url: str = Field(description="http(s) URL of the token server")
+    client_id: str = Field(min_length=1, description="identifier of this client")
+    client_secret: Secret | None = Field(default=None, min_length=1, description="its secret; write ${VARIABLE}")
+    client_auth: Literal["basic", "post"] = Field(
+        default="basic", description="where the secret stands: `basic` in a header, `post` in the form"
+    )
+    private_key: Secret | None = Field(
+        default=None, min_length=1, description="PEM key that signs a JWT in place of a secret; write ${file:PATH}"
+    )
+    key_id: str | None = Field(default=None, min_length=1, description="`kid` of the private key")
+    refresh_token: Secret | None = Field(
+        default=None, min_length=1, description="token to refresh, in place of client credentials"
+    )
+    scope: str = Field(default="", description="scopes to ask for, with blanks between them")
+    audience: str = Field(default="", description="API that the token is for, where the token server wants to know")
+    parameters: dict[str, Secret] = Field(default_factory=dict, description="further parameters of the request")
+    tls: Tls = Field(default=Tls(), description="`ca` and the like of the token server: those of the API do not count")
+
+    @field_validator("token_url")
+    @classmethod
+    def _plain(cls, url: str) -> str:
+        return checked_url(url, query=True)
+
+    @model_validator(mode="after")
+    def _one_proof(self) -> Self:
+        if self.client_secret is not None and self.private_key is not None:
+            raise ValueError("give one of client_secret and private_key")
+        if self.client_secret is None and self.private_key is None and self.refresh_token is None:
+            raise ValueError("give client_secret, private_key or refresh_token")
+        if self.key_id is not None and self.private_key is None:
+            raise ValueError("key_id: it names a private_key, and none is given")
+        return self
+
+    @property
+    def secrets(self) -> tuple[Secret, ...]:
+        """Return all that nobody may see."""
+        given = (self.client_secret, self.private_key, self.refresh_token, *self.parameters.values())
+        return tuple(one for one in given if one is not None)
 
 
 class ExchangeError(RouterError):

@@ -9,20 +9,25 @@ receipts; where a row is missing, or the body is another one by now, so is the k
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from importlib.metadata import version
 from math import ceil
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from router import Resent, StartError
 from router_encoders.outbox_rows import PLACE
 from router_rest.credentials import apply
-from router_rest.delivery.batcher import FORMER, Batcher, CallSize, RowReader
+from router_rest.delivery.batcher import FORMER, Batcher, CallSize, RowReader, values_of
 from router_rest.delivery.call import Policy, RequestBuilder, RequestForm
 from router_rest.delivery.job import RANKS, BatchJob, allowed, counted, outcome, planned
 from router_rest.delivery.receipts import PLACES, SCHEMA, Owner, Responses
@@ -53,6 +58,11 @@ SPEED = 1000.0
 """Calls per second that one task can make, with a reserve."""
 ORDERS = 256
 """Orders of a task for `ordering: per_key`: more than calls in flight, because some keys have more rows than others."""
+PRODUCT = {"User-Agent": f"spark-event-router/{version('spark-event-router')}", "Accept": "application/json, */*;q=0.5"}
+"""Headers that every call has unless the configuration says otherwise."""
+REBUILT = 60.0
+"""Seconds of the shortest limit that is rebuilt from receipts at the start."""
+CALL_COLUMNS = ("query", "route", "sink", "call_id", "attempts", "at")
 EXCERPT, ANSWER, BULK = 1 << 16, 1 << 20, 1 << 24
 """Bytes of an answer that are read: for its receipt, to be landed, to be read by row."""
 QUIETEST = 10
@@ -66,13 +76,20 @@ def check_spark(spark: SparkSession) -> None:
     """Raise StartError where Spark would run a task twice, or end one that waits for its API."""
     if _set(spark, "spark.speculation") == "true":
         raise StartError("spark.speculation is on: a copy of a task would send its calls again; set it to false")
-    silent, jvm = _set(spark, *SILENT) or "0", cast("Any", spark.sparkContext._jvm)
-    seconds = jvm.org.apache.spark.network.util.JavaUtils.timeStringAsSec(silent)  # it may have a unit
+    silent = _set(spark, *SILENT) or "0"
+    seconds = _seconds(silent)
     if _set(spark, *KILL) == "true" and 0 < seconds < QUIETEST:
         raise StartError(
             f"{SILENT[1]} is {silent}, and {KILL[1]} is on: Spark would kill a task that waits for its API; set it to "
             f"{QUIETEST} or more"
         )
+
+
+def _seconds(span: str) -> float:
+    """Return the seconds of a span as Spark's settings have it: 10, 10s, 5min; none where it is written otherwise."""
+    found = re.fullmatch(r"\s*(\d+)\s*(us|ms|s|m|min|h|d)?\s*", span)
+    units = {"us": 1e-6, "ms": 1e-3, "m": 60, "min": 60, "h": 3600, "d": 86400}
+    return int(found[1]) * units.get(found[2] or "s", 1) if found else 0.0
 
 
 def _set(spark: SparkSession, *names: str) -> str:
@@ -105,7 +122,11 @@ class OpenSink:
     def task_columns(self, events: DataFrame) -> DataFrame:
         """Return what tasks take; `_to` is null where all rows have one URL."""
         rows = self.columns(events)
-        return rows if self.options.template.fields else rows.withColumn("_to", F.lit(None).cast("string"))
+        return (
+            rows
+            if self.options.template.fields or self.options.rendered
+            else rows.withColumn("_to", F.lit(None).cast("string"))
+        )
 
 
 def post(sink: OpenSink, events: DataFrame, batch: Batch) -> Outcome:
@@ -134,9 +155,22 @@ def posting(sink: OpenSink, events: DataFrame, batch: Batch, plan: PartitionPlan
             authorise=apply,
             dead_at_most=allowed(plan.rows, share),
             responses=responses_of(options, batch),
+            bytes_in_flight=options.bytes_in_flight,
         )
-        outage, limit = options.max_outage, options.limit
-        yield BatchJob(events, sink.task_columns, batch, plan, job, leases, limit, share, outage)
+        yield BatchJob(
+            events,
+            sink.task_columns,
+            batch,
+            plan,
+            job,
+            leases,
+            options.limit,
+            share,
+            options.max_outage,
+            rounds=options.retry.rounds,
+            odd="dead" if options.retry.then == "dead" else "parked",
+            configuration=hashlib.sha256(options.model_dump_json().encode()).hexdigest(),
+        )
 
 
 def owner_of(batch: Batch) -> Owner:
@@ -164,12 +198,33 @@ def admitted(sink: OpenSink, leases: LeaseServer, batch: Batch) -> Iterator[Serv
             credentials=opened.current,
             stop=batch.stop.is_set,
         )
+        if leases.first_of(batch.key, options.limit):
+            count_earlier_calls(options, leases, batch)
     except ValueError as error:
         raise StartError(f"{error}; sinks that share a limit say the same of it, and of max_in_flight") from None
     try:
         yield address
     finally:
         leases.dismiss(batch.key)
+
+
+def count_earlier_calls(options: RestOptions, leases: LeaseServer, batch: Batch) -> None:
+    """Count what a sink has sent before this driver was started, by its receipts, for limits of a minute and more."""
+    longest = max((one.seconds for one in options.pace() if one.seconds >= REBUILT), default=0.0)
+    if not longest:
+        return
+    now = datetime.now(timezone.utc)
+    parts, since = batch.parts(options.receipts), now - timedelta(seconds=longest)
+    before = parts.recent(CALL_COLUMNS, "at", since)
+    of_batch = [rows for _, rows in parts.read(CALL_COLUMNS) if rows.num_rows and not parts.committed()]
+    for rows in (*of_batch, *([] if before is None else [before])):
+        mine = pc.and_(pc.equal(rows["query"], batch.query), pc.equal(rows["route"], batch.route))
+        mine = rows.filter(pc.and_(mine, pc.equal(rows["sink"], batch.sink)))
+        calls = mine.filter(pc.is_valid(mine["call_id"])).group_by("call_id")
+        for call in calls.aggregate([("at", "max"), ("attempts", "max"), ("at", "count")]).to_pylist():
+            ago = (now - call["at_max"]).total_seconds()
+            attempts = call["attempts_max"] or 0
+            leases.spent(options.limit, ago, calls=attempts, rows=attempts * call["at_count"])
 
 
 def hosts(spark: SparkSession) -> tuple[str, str]:
@@ -195,13 +250,17 @@ def tasks_of(sink: RestOptions, spark: SparkSession | None = None) -> int:
 def cut_of(sink: RestOptions) -> CallSize:
     """Return how calls are cut."""
     room = sink.bytes_per_call - sink.joined.frame(1)
-    return CallSize(sink.rows_per_call, max(1, room), ORDERS if sink.ordering == "per_key" else 0)
+    orders = ORDERS if sink.ordering == "per_key" else 0
+    return CallSize(sink.rows_per_call, max(1, room), orders, max(2 * room, sink.bytes_in_flight // 4))
 
 
 def form_of(sink: RestOptions) -> RequestForm:
     """Return what all requests have in common, without secrets: these come with the credentials."""
     url = "" if sink.template.fields else sink.url
-    return RequestForm(sink.method, url, {}, sink.joined, sink.idempotency_header)
+    own = sink.idempotency_key == "uuid5"
+    header = sink.idempotency_header if own else None
+    row_key = not own and sink.idempotency_header is not None
+    return RequestForm(sink.method, url, PRODUCT, sink.joined, header, tuple(sink.rendered), row_key)
 
 
 def policy_of(sink: RestOptions) -> Policy:
@@ -224,6 +283,7 @@ def client_arguments(sink: RestOptions, folder: Path, tasks: int) -> dict[str, A
         "read": times.read,
         "total": times.total,
         "most": BULK if sink.results else ANSWER if sink.responses else EXCERPT,
+        "age": times.connection,
         "in_flight": min(sink.max_in_flight, shares * ceil(sink.max_in_flight / tasks)),
         "verify": tls.verify,
         "cert": tls.cert,
@@ -244,13 +304,13 @@ def calls(sink: RestOptions, rows: DataFrame, encoding: Encoding) -> Iterator[di
             request = builder.request(call.url, body, "")
         except ValueError:  # its URL is none: a dead letter
             continue
-        headers = sink.joined.headers
+        headers = {**sink.joined.headers, **dict(zip(sink.rendered, values_of(call.url), strict=True))}
         shown = _shown(body, sink.joined)
         yield {"method": sink.method, "url": request.url, "headers": headers, "body": shown, "rows": len(call)}
 
 
 def _cut(sink: RestOptions, rows: DataFrame, encoding: Encoding) -> Iterator[Call]:
-    reader = RowReader(encoding, sink.joined, urls=bool(sink.template.fields))
+    reader = RowReader(encoding, sink.joined, urls=bool(sink.template.fields), values=bool(sink.rendered))
     batcher = Batcher(cut_of(sink))
     for batch in rows.coalesce(1).sortWithinPartitions(*PLACE).toArrow().to_batches():
         for one in reader.rows(batch):

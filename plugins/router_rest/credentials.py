@@ -9,13 +9,19 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import html
 import importlib
+import json
+import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, quote_plus, unquote, urlsplit
+from urllib.request import getproxies_environment
 
 from requests.auth import AuthBase
 
@@ -25,7 +31,7 @@ from router_http.client import Away, Refuses, Tokens
 from router_http.options import Secret
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import requests
     from requests import PreparedRequest
@@ -35,13 +41,16 @@ if TYPE_CHECKING:
 
 FIXED = "1"
 """The version of credentials that do not change."""
+MASK = b"***"
+SHORTEST_SECRET = 4
+"""Characters: an answer is not searched for shorter texts, which are found everywhere."""
 
 
 class Credentials:
     """The credentials of a sink for its API. For the driver and all its threads; never pickled.
 
-    `headers` are those of every call, `proxy` the URL of a proxy, `seconds` and `verify` are for the token server,
-    `clock` returns seconds.
+    `headers` are those of every call, `proxy` the URL of a proxy, `seconds` is for the token server, whose TLS
+    files are relative to `folder`; `clock` returns seconds.
     """
 
     def __init__(
@@ -50,18 +59,21 @@ class Credentials:
         headers: Mapping[str, Secret] | None = None,
         *,
         seconds: float = 10.0,
-        verify: bool | str = True,
+        folder: Path = Path(),
         proxy: Secret | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._auth = auth
+        self._secrets = secrets_of(auth, proxy)
         self._headers = {name: _open(value) for name, value in (headers or {}).items()}
         self._proxies = proxies_of(_open(proxy)) if proxy is not None else None
         self._tokens: Tokens | None = None
         if auth is not None and auth.oauth is not None:
-            _open(auth.oauth.client_secret)
-            self._tokens = Tokens(auth.oauth, seconds=seconds, verify=verify, proxies=self._proxies, clock=clock)
+            tls = auth.oauth.tls.beside(folder)
+            oauth = auth.oauth.model_copy(update={"tls": tls})
+            self._tokens = Tokens(oauth, seconds=seconds, verify=tls.verify, proxies=self._proxies, clock=clock)
         self._fixed = {"headers": self._headers, "proxies": self._proxies, **_fixed(auth, self._headers)}
+        self._fixed["secrets"] = self._secrets
 
     @property
     def renewable(self) -> bool:
@@ -118,6 +130,20 @@ def _hmac(options: Hmac) -> dict[str, Any]:
     return {**plain, "key": base64.b64encode(options.secret()).decode()}
 
 
+def secrets_of(auth: Auth | None, proxy: Secret | None) -> list[str]:
+    """Return the texts that no answer may be kept with, beside the values of headers, which are secret as well."""
+    proxies = {} if proxy is None else proxies_of(_open(proxy))
+    found = [unquote(urlsplit(one).password or "") for scheme, one in proxies.items() if scheme != "no"]
+    if auth is None:
+        return found
+    given = [auth.bearer, *(one for one in auth.options.values() if isinstance(one, Secret))]
+    given += [part.password for part in (auth.basic,) if part]
+    given += [part.value for part in (auth.api_key,) if part]
+    given += [part.key for part in (auth.hmac,) if part]
+    given += auth.oauth.secrets if auth.oauth else ()
+    return [*found, *(_open(one) for one in given if one is not None)]
+
+
 def _open(secret: Secret) -> str:
     text = secret.get_secret_value()
     if not text:
@@ -126,8 +152,8 @@ def _open(secret: Secret) -> str:
 
 
 def proxies_of(proxy: str) -> dict[str, str]:
-    """Return a proxy as `requests` takes it."""
-    return {"http": proxy, "https": proxy}
+    """Return a proxy as `requests` takes it; or those of the environment, with `no` for hosts that have none."""
+    return getproxies_environment() if proxy == "environment" else {"http": proxy, "https": proxy}
 
 
 def apply(given: Mapping[str, Any], clock: Callable[[], float] = time.time) -> AuthBase:
@@ -226,15 +252,79 @@ class Signature(AuthBase):
         return digest.hex().encode() if self._given["encoding"] == "hex" else base64.b64encode(digest)
 
 
+@lru_cache(maxsize=256)
+def forms_of(secret: str) -> tuple[bytes, ...]:
+    """Return how a secret is written by an API that shows what it was sent: as it is, escaped, encoded.
+
+    Base64 of a longer text, such as `user:password`, holds that of the secret in one of three places; the digits at
+    its ends depend on the neighbours too, and are left out.
+    """
+    plain = secret.encode()
+    if len(plain) < SHORTEST_SECRET:
+        return ()
+    escaped = {json.dumps(secret)[1:-1], html.escape(secret), quote(secret, safe=""), quote(secret), quote_plus(secret)}
+    escaped |= {one.replace("/", "\\/") for one in escaped} | {secret}
+    escaped |= {re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), one) for one in escaped if "%" in one}
+    forms = {one.encode() for one in escaped} | {plain.hex().encode(), plain.hex().upper().encode()}
+    for before in range(3):
+        whole = base64.b64encode(bytes(before) + plain).rstrip(b"=")
+        inner = whole[(0, 2, 3)[before] : (len(plain) + before) * 8 // 6]
+        forms |= {inner, inner.replace(b"+", b"-").replace(b"/", b"_"), inner.replace(b"/", b"\\/")}
+    return tuple(sorted((one for one in forms if len(one) >= SHORTEST_SECRET), key=len, reverse=True))
+
+
+class SecretMask:
+    """A mask over the secrets of a sink in all that is kept of answers: receipts, dead letters, errors, log."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        self._forms = sorted({form for one in secrets for form in forms_of(one)}, key=len, reverse=True)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> SecretMask:
+        """Return the mask over what the driver gave a task."""
+        return cls([*given.get("secrets", ()), *_words(given.get("headers", {})), *(given.get("query") or {}).values()])
+
+    def hide(self, kept: bytes) -> bytes:
+        """Return a text with MASK in place of each secret."""
+        for form in self._forms:
+            if form in kept:
+                kept = kept.replace(form, MASK)
+        return kept
+
+    def and_of(self, headers: Mapping[str, Any]) -> SecretMask:
+        """Return a mask over the values of some headers too: those that a plugin has made."""
+        made = SecretMask(_words(headers))
+        made._forms = sorted({*made._forms, *self._forms}, key=len, reverse=True)
+        return made
+
+
+def _words(headers: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the values of headers, and what follows the scheme of a login; of a basic one the password too."""
+    for value in headers.values():
+        text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
+        yield text
+        scheme, _, secret = text.partition(" ")
+        yield secret
+        if scheme.lower() == "basic":
+            with suppress(ValueError):
+                yield base64.b64decode(secret).decode().partition(":")[2]
+
+
 @dataclass
 class TaskLogin:
-    """The credentials of one task. `make` turns what the driver gives into an `AuthBase`."""
+    """The credentials of one task. `make` turns what the driver gives into an `AuthBase`.
+
+    `mask` hides the secrets in what is kept of answers.
+    """
 
     lease: LeaseClient
     make: Callable[[Mapping[str, Any]], AuthBase] = field(repr=False)
     version: str = ""
     proxies: Mapping[str, str] | None = field(default=None, repr=False)
+    mask: SecretMask = field(default_factory=SecretMask, repr=False)
     _auth: AuthBase | None = field(default=None, repr=False)
+    _plugin: bool = False
+    _given: SecretMask = field(default_factory=SecretMask, repr=False)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     _asked: int = field(default=0, repr=False)
 
@@ -245,7 +335,12 @@ class TaskLogin:
     def auth(self, request: PreparedRequest) -> PreparedRequest:
         """Return a request with its credentials."""
         assert self._auth is not None
+        before = {*request.headers} if self._plugin else set()
         authorised: PreparedRequest = self._auth(request)
+        if self._plugin:
+            made = {name: value for name, value in authorised.headers.items() if name not in before}
+            made.pop("Content-Length", None)
+            self.mask = self._given.and_of(made)
         return authorised
 
     async def renewed(self, refused: str) -> bool:
@@ -264,4 +359,6 @@ class TaskLogin:
     def _take(self, given: Mapping[str, Any]) -> None:
         self.version = str(given["version"])
         self.proxies = given.get("proxies")
+        self._plugin = "plugin" in given
+        self._given = self.mask = SecretMask.of(given)
         self._auth = self.make(given)

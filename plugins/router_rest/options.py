@@ -13,7 +13,17 @@ from router_encoders import ToAvro, ToJson, ToProtobuf
 from router_encoders.templates import check_name
 from router_http.options import Secret, SecretOptions, Tls, check_header, checked_url, is_header_name, is_header_text
 from router_rest.auth import Auth
-from router_rest.templates import MEDIA_TYPES, Body, BodyForm, JsonPiece, body_of, check_wrap, parse_json, parse_url
+from router_rest.templates import (
+    MEDIA_TYPES,
+    Body,
+    BodyForm,
+    JsonPiece,
+    body_of,
+    check_wrap,
+    has_header_field,
+    parse_json,
+    parse_url,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -71,6 +81,9 @@ class Timeouts(SecretOptions):
     connect: Seconds = Field(default=5.0, description="until there is a connection")
     read: Seconds = Field(default=30.0, description="without a byte of the answer")
     total: Seconds = Field(default=60.0, description="until the whole answer is there")
+    connection: Seconds = Field(
+        default=300.0, description="age of a connection, after which its name is looked up anew"
+    )
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -86,6 +99,16 @@ class Retry(SecretOptions):
     elapsed: Seconds = Field(default=300.0, description="no attempt begins later than so long after the first")
     statuses: tuple[int, ...] | None = Field(
         default=None, description="statuses that are tried again, in place of 408, 423, 425, 429 and 5xx but 501"
+    )
+
+    rounds: int = Field(
+        default=3,
+        ge=1,
+        le=1000,
+        description="rounds of attempts that a call fails while others are taken, before its rows are set aside",
+    )
+    then: Literal["park", "dead"] = Field(
+        default="park", description="what becomes of them: `park` them for `router rest-replay`, or `dead` letters"
     )
 
     @field_validator("statuses")
@@ -118,6 +141,9 @@ class Results(SecretOptions):
     )
     id: str | None = Field(
         default=None, min_length=1, description="where an item names its row; default: items are in the order of rows"
+    )
+    absent_ok: bool = Field(
+        default=False, description="rows that no item is about, or one without `status`, were taken; default: parked"
     )
     row_id: str | None = Field(default=None, min_length=1, description="where a row has that name; default: as `id`")
     reason: str | None = Field(default=None, min_length=1, description="where an item says why: error.message")
@@ -222,8 +248,13 @@ def checked_host(host: str) -> str:
     return host.lower()
 
 
+FROM_ENVIRONMENT = "environment"
+
+
 def check_proxy(url: str) -> None:
     """Raise ValueError, which does not quote it, for an invalid URL of a proxy."""
+    if url == FROM_ENVIRONMENT:
+        return
     try:
         parts = urlsplit(url)
         whole = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
@@ -287,7 +318,10 @@ class RestOptions(ApplyingSink):
         default=(), description="hosts (with the port, if the URL has one) that fields in the URL's host may name"
     )
     method: Literal["POST", "PUT", "PATCH", "DELETE"] = Field(default="POST", description="method of every call")
-    headers: dict[str, Secret] = Field(default_factory=dict, description="further headers of every call; never shown")
+    headers: dict[str, Secret] = Field(
+        default_factory=dict,
+        description="further headers; never shown, unless they have fields in braces: {X-Game: '{event.game}'}",
+    )
     value: Encoder = Field(default=ToJson(), description="an encoder of a row: to_json, to_avro, to_protobuf, ...")
     body: BodyOptions = Field(
         default=BodyOptions(),
@@ -318,12 +352,20 @@ class RestOptions(ApplyingSink):
         description="sinks and queries of one name share one limit; default: scheme, host and port of the URL",
     )
     max_in_flight: int = Field(default=64, ge=1, le=10_000, description="calls at once, of all tasks together")
+    bytes_in_flight: int = Field(
+        default=64 << 20, ge=1 << 20, description="bytes that the calls of a task may take in memory, gzip included"
+    )
     tasks: int | None = Field(default=None, ge=1, le=10_000, description="tasks that send; default: the job's cores")
 
     ordering: Literal["none", "per_key"] = Field(
         default="none", description="`per_key`: a row is sent when those of its key before it have been answered"
     )
     key: str = Field(default="_key", min_length=1, description="SQL of the key for `ordering: per_key`")
+    idempotency_key: str = Field(
+        default="uuid5",
+        min_length=1,
+        description="`uuid5`: 36 characters made of where a call's rows come from and of its body; or text with fields",
+    )
     idempotency_header: str | None = Field(
         default="Idempotency-Key", description="header with the same value whenever a call is sent again; null: none"
     )
@@ -331,9 +373,12 @@ class RestOptions(ApplyingSink):
         default="detached", description="`detached`: a query of its own, tables do not wait; `inline`: the batch waits"
     )
     timeouts: Timeouts = Field(
-        default=Timeouts(), description="of an attempt: `connect` 5 s, `read` 30 s, `total` 1 min"
+        default=Timeouts(),
+        description="of an attempt: `connect` 5 s, `read` 30 s, `total` 1 min; `connection` 5 min: its age at most",
     )
-    retry: Retry = Field(default=Retry(), description="of a call: `attempts` 5, `elapsed` 5 min, `statuses`")
+    retry: Retry = Field(
+        default=Retry(), description="of a call: `attempts` 5, `elapsed` 5 min, `statuses`, `rounds` 3, `then`"
+    )
     max_outage: MaxOutage | None = Field(
         default=None, description="when the API stays away: `after` (2 h), `then` (wait, fail, park); default: wait"
     )
@@ -358,7 +403,14 @@ class RestOptions(ApplyingSink):
         description="`ca`, `certificate` and `key` (PEM files, at the same place on every machine), "
         "`insecure_skip_tls_verification`",
     )
-    proxy: Secret | None = Field(default=None, description="URL of an HTTP proxy, with user and password if it has any")
+    allow_dot_segments: bool = Field(
+        default=False, description="send values in the URL's path that hold `../`, which servers may decode and follow"
+    )
+    proxy: Secret | None = Field(
+        default=None,
+        description="URL of an HTTP proxy, with user and password if it has any; `environment`: as HTTP_PROXY, "
+        "HTTPS_PROXY and NO_PROXY of the driver say",
+    )
 
     @field_validator("url")
     @classmethod
@@ -400,6 +452,8 @@ class RestOptions(ApplyingSink):
             raise ValueError("results tell the rows of a call apart, and a call has one row")
         if self.ordering == "none" and "key" in written:
             raise ValueError("key: it is for `ordering: per_key`")
+        if self.idempotency_key != "uuid5" and (self.rows_per_call > 1 or not has_header_field(self.idempotency_key)):
+            raise ValueError('idempotency_key: uuid5, or text with fields ("{event.id}") for one row per call')
         if self.responses == self.receipts:
             raise ValueError("receipts and responses need a table each")
         return self
@@ -408,6 +462,20 @@ class RestOptions(ApplyingSink):
     def template(self) -> UrlTemplate:
         """Return the URL as a template."""
         return parse_url(self.url)
+
+    @property
+    def rendered(self) -> dict[str, str]:
+        """Return the templates of headers that are made of data, by name; the idempotency key last if it is one."""
+        opened = {name: value.get_secret_value() for name, value in self.headers.items()}
+        found = {name: value for name, value in opened.items() if has_header_field(value)}
+        if self.idempotency_header is not None and self.idempotency_key != "uuid5":
+            found[self.idempotency_header] = self.idempotency_key
+        return found
+
+    @property
+    def fixed_headers(self) -> dict[str, Secret]:
+        """Return the headers that are the same for all rows."""
+        return {name: value for name, value in self.headers.items() if name not in self.rendered}
 
     @property
     def detached(self) -> bool:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import PrivateAttr
 
-from router import Batch, Encoding, Opening, Outcome, Resent, StartError, row
+from router import Batch, Encoding, Opening, Outcome, Resent, Server, StartError, row
 from router_encoders.outbox_rows import PLACE, as_it_is, order_key, own_columns
+from router_encoders.templates import parse
 from router_rest.options import RestOptions
-from router_rest.templates import check_fields, json_fields, json_row, to_column
+from router_rest.templates import check_fields, fields_in, json_fields, json_row, to_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from pyspark.sql import DataFrame
@@ -47,6 +48,12 @@ class Rest(RestOptions):
     needs: ClassVar[tuple[str, ...]] = ("router_rest.delivery.worker", "router_rest.credentials")
     resends: ClassVar[bool] = True
 
+    def talks_to(self, folder: Path) -> Iterable[Server]:
+        """Yield the hosts of the API, without a path: nothing is done by asking them."""
+        fixed = self.template.origin if self.template.has_fixed_host else None
+        for origin in [fixed] if fixed else [f"{self.template.scheme}://{host}" for host in self.hosts]:
+            yield Server("API", origin, self.tls.beside(folder).verify)
+
     _folder: Path | None = PrivateAttr(default=None)
     _encodings: dict[str, Encoding] = PrivateAttr(default_factory=dict)
     _credentials: Any = PrivateAttr(default=None)
@@ -69,9 +76,8 @@ class Rest(RestOptions):
         """Return the credentials for the API, the same object every time: it holds a token. For the driver."""
         from router_rest.credentials import Credentials
 
-        verify, seconds = self.tls.beside(folder).verify, self.timeouts.read
         opened: Credentials = self._credentials or Credentials(
-            self.auth, self.headers, seconds=seconds, verify=verify, proxy=self.proxy
+            self.auth, self.fixed_headers, seconds=self.timeouts.read, folder=folder, proxy=self.proxy
         )
         self._credentials = opened
         return opened
@@ -81,8 +87,10 @@ class Rest(RestOptions):
         from router_rest.batch import check_spark
 
         check_spark(opening.events.sparkSession)
-        if missing := self.tls.beside(opening.folder).missing:
-            raise StartError(f"tls: {missing}")
+        of_tokens = [self.auth.oauth.tls] if self.auth and self.auth.oauth else []
+        for tls in (self.tls, *of_tokens):
+            if missing := tls.beside(opening.folder).missing:
+                raise StartError(f"tls: {missing}")
         prepared = self._checked(opening)
         prepared._log_in()
         return prepared
@@ -126,18 +134,19 @@ class Rest(RestOptions):
     def columns(self, events: DataFrame) -> DataFrame:
         """Return what tasks take: `_topic`, `_partition`, `_offset`, `_order`, `_to` and `_row`.
 
-        `_order` is the key of an order as bytes, or null; `_to` a struct of `url` and `fault`, of which one is null: a
-        fault is the reason of a dead letter. `_to` is null where a field cannot be evaluated. `_row` is what the
-        encoding takes. Raises StartError, naming the column.
+        `_order` is the key of an order as bytes, or null; `_to` a struct of `url`, `values` of headers, and `fault`,
+        which is null or else the reason of a dead letter. `_to` is null where a field cannot be evaluated. `_row` is
+        what the encoding takes. Raises StartError, naming the column.
         """
         names = own_columns(events).fieldNames()
         seen = events if "event" in names else events.withColumn("event", row(names))
         check_fields(seen, "url", self.template.fields)
+        check_fields(seen, "headers", (one for value in self.rendered.values() for one in fields_in(parse(value))))
         values, texts = json_fields(self.body.pieces or ())
         check_fields(seen, "body", values, one_value=False)
         check_fields(seen, "body", texts)
         value = self.encoding(events).column(own_columns(events, self.without).fieldNames())
-        to = to_column(self.template, self.hosts)
+        to = to_column(self.template, self.hosts, self.rendered, dots=self.allow_dot_segments)
         order = order_key(seen, None if self.ordering == "none" else self.key)
         return seen.select(*PLACE, order.alias("_order"), to.alias("_to"), value.alias("_row"))
 

@@ -23,7 +23,7 @@ from router_encoders.templates import Placeholder, parse, text_column
 from router_http.options import checked_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame
 
@@ -33,6 +33,8 @@ LONGEST = 8000
 """Characters of a URL at most: RFC 9110, 4.1 asks every server to take as many."""
 DOTS = (".", "..")
 """Segments that clients and servers remove from a path, the second one with the segment before it."""
+WAY_UP = r"(^|[/\\\\])\.\.?($|[/\\\\])"
+"""`.` or `..` between slashes: many servers and proxies decode `%2F` before they look for it."""
 _HOLE = "\x00"
 _URL = re.compile(r"(https?)://([^/?#]*)(/[^?#]*)?(?:\?([^#]*))?", re.IGNORECASE)
 _ENCODED = r"%[0-9A-Fa-f]{2}"
@@ -133,21 +135,47 @@ def _filled(text: str, fields: Iterator[Placeholder]) -> Pieces:
     return tuple(found)
 
 
-def to_column(template: UrlTemplate, hosts: Iterable[str] = ()) -> Column:
-    """Return a struct of `url` and `fault`, of which one is null; the whole is null where a field cannot be evaluated.
+_HEADER_FIELD = re.compile(r"\{\s*(?:event\.[^{}]+|_[a-z]+)\s*\}")
+HEADER_TEXT = r"\A[\x20-\x7e]+\z"
+"""The values that a header made of data may have: no line break, no control, nothing that servers read differently."""
 
-    Values are percent-encoded, except letters, digits and -._*, so that each stays one segment of the path or one
-    value of the query. Needs the columns of the template's fields, and `_offset`.
+
+def has_header_field(value: str) -> bool:
+    """Say whether a header is made of data: it has `{event.NAME}` or `{_topic}` in it; a secret may hold braces."""
+    return _HEADER_FIELD.search(value) is not None
+
+
+def to_column(
+    template: UrlTemplate, hosts: Iterable[str] = (), headers: Mapping[str, str] | None = None, *, dots: bool = False
+) -> Column:
+    """Return a struct of `url`, `values` and `fault`: either the last or both others are null.
+
+    The whole is null where a field cannot be evaluated. `values` are those of `headers`, whose templates are given by
+    name. `dots` allows values in the path that a server may read as a way up.
+
+    In the URL values are percent-encoded, except letters, digits and -._*, so that each stays one segment of the path
+    or one value of the query. Needs the columns of the template's fields, and `_offset`.
     """
-    fault = F.coalesce(*_faults(template, [*hosts]), F.lit(None).cast("string"))
+    made_of = {name: text_column(parse(value)) for name, value in (headers or {}).items()}
+    faults = [*_faults(template, [*hosts], dots=dots), *(_header_fault(name, value) for name, value in made_of.items())]
+    fault = F.coalesce(*faults, F.lit(None).cast("string"))
     rest = [F.lit(one) if isinstance(one, str) else _escaped(one) for one in template.after_host]
     written = F.concat(F.lit(f"{template.scheme}://"), _host(template), *rest)
     fault = F.coalesce(fault, F.when(F.length(written) > LONGEST, F.lit(f"its URL has more than {LONGEST} characters")))
-    made = F.struct(F.when(fault.isNull(), written).alias("url"), fault.alias("fault"))
+    values = F.array(*made_of.values()).cast("array<string>")
+    good = fault.isNull()
+    made = F.struct(F.when(good, written).alias("url"), F.when(good, values).alias("values"), fault.alias("fault"))
     return tried(F.when(F.col("_offset") >= 0, made))  # always true, which no optimiser knows: see `tried`
 
 
-def _faults(template: UrlTemplate, hosts: list[str]) -> Iterator[Column]:
+def _header_fault(name: str, value: Column) -> Column:
+    refused = F.lit(f"the header {name} would be empty, or have a line break, a control or signs beyond ASCII")
+    return F.when(value.isNull(), F.lit(f"a field of the header {name} is null")).when(
+        ~value.rlike(HEADER_TEXT), refused
+    )
+
+
+def _faults(template: UrlTemplate, hosts: list[str], *, dots: bool) -> Iterator[Column]:
     """Yield reasons why a row has no URL, or null; the first that is not null counts."""
     for path in template.fields:
         named, value = f"the URL's field {{{path}}}", _text(path)
@@ -159,6 +187,9 @@ def _faults(template: UrlTemplate, hosts: list[str]) -> Iterator[Column]:
         if any(fields_in(segment)):
             plain = text_column([unquote(one) if isinstance(one, str) else one for one in segment])
             yield F.when(plain.isin(*DOTS), F.lit("the URL's path would have the segment `.` or `..`"))
+            if not dots:
+                way = F.lit("a value in the URL's path holds `../` or the like, which servers decode and follow")
+                yield F.when(plain.rlike(WAY_UP), way)
     if not template.has_fixed_host:
         yield F.when(~_host(template).isin(*hosts), F.lit("the URL's host is none of `hosts`"))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -19,13 +20,13 @@ import requests
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from router import StartError
+from router import Server, StartError
 from router_http.client import Away, BearerAuth, ClientCredentialsAuth, NoAuth, Refuses, Tokens, basic_auth, busy, send
 from router_schemas.model import LARGEST_ID, Kind, Reference, RegisteredSchema, schema_file
 from router_schemas.registry_options import NotFound, RegistryAway, RegistryError, RegistryRefuses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
     from uuid import UUID
@@ -97,6 +98,10 @@ class RegistryClient:
     def close(self) -> None:
         """Close the connections; a later request opens new ones."""
         self._session.close()
+
+    def check(self) -> None:
+        """Ask for something small that every registry has: does it respond, and take this login?"""
+        self._ask("/subjects", NAMES)
 
     def by_id(self, schema_id: int) -> RegisteredSchema:
         """Return the schema of an id, without its subjects."""
@@ -276,6 +281,18 @@ def _origin(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"[:200]
 
 
+def servers_of(registry: RegistryOptions) -> Iterator[Server]:
+    """Yield the URLs of a registry, each with how to ask whether it takes this login: for `router doctor`."""
+    for url in registry.url:
+        alone = registry.model_copy(update={"url": (url,), "attempts": 1})
+        yield Server("schema registry", url, alone.verify, partial(_check, alone))
+
+
+def _check(registry: RegistryOptions) -> None:
+    with RegistryClient(registry) as client:
+        client.check()
+
+
 def _files(registry: RegistryOptions) -> dict[str, Any]:
     """Return the client's certificate as `requests` takes it, and check that the files are there."""
     if registry.missing:
@@ -336,6 +353,7 @@ class _Error(_Record):
 
 SCHEMA, VERSION, ID = TypeAdapter(_Schema), TypeAdapter(_Version), TypeAdapter(_Id)
 PAIRS, NUMBERS, ANYTHING = TypeAdapter(tuple[_Pair, ...]), TypeAdapter(tuple[int, ...]), TypeAdapter(Any)
+NAMES: TypeAdapter[list[str]] = TypeAdapter(list[str])
 CONTEXT_IDS = TypeAdapter(tuple[_ContextId, ...])
 
 

@@ -24,8 +24,8 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import from_arrow_schema
 
+from router import to_spark_columns
 from router_schemas.byte_columns import varint
 from router_schemas.model import FIRST, VALUE_HEADER, WriterSchema, dotted
 
@@ -434,7 +434,7 @@ ABOUT = pa.schema(
 """What is known of an event's schema."""
 ADDED = pa.schema([("_error", pa.string()), ("_wanted", pa.string()), *ABOUT])
 """The columns beside an event."""
-ADDED_FIELDS: tuple[T.StructField, ...] = tuple(from_arrow_schema(ADDED))
+ADDED_FIELDS: tuple[T.StructField, ...] = tuple(to_spark_columns(ADDED))
 """The same as Spark's fields."""
 
 

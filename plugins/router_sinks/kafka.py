@@ -10,14 +10,15 @@ from pydantic import Field, PrivateAttr, SecretStr, field_validator
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as F
 
-from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, StartError, row, tried
+from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, Server, StartError, row, tried
 from router_encoders import ToJson
 from router_encoders.outbox_rows import PLACE, as_bytes, bounded_batches, own_columns
 from router_encoders.templates import parse, text_column
 from router_sinks.kafka_topics import CreateTopics, Topics, check_topic, is_fixed, unusable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from pyspark.sql import Column, DataFrame
     from typing_extensions import Self
@@ -66,6 +67,10 @@ class Kafka(ApplyingSink):
 
     ordered: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("router_sinks.kafka_client",)
+
+    def talks_to(self, folder: Path) -> Iterable[Server]:
+        """Yield the brokers."""
+        return [Server("broker", server.strip()) for server in self.servers.split(",")]
 
     servers: str = Field(min_length=1, description="host:port, several with commas")
     topic: str = Field(description="a topic, or text with fields in braces behind it: games-{event.game}")

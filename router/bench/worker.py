@@ -22,6 +22,7 @@ from router.engine.session import build_session, stop_session
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 from router.sinks import ApplyingSink
+from router.spark_internals import collect_garbage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,8 +117,7 @@ def _drained(loaded: Loaded, registry: Registry, spark: SparkSession, partitions
 
 def _settle(spark: SparkSession) -> None:
     """Clear away what the run before left: it must not be done on the next one's time."""
-    assert spark._jvm is not None  # a session of this process
-    spark._jvm.java.lang.System.gc()
+    collect_garbage(spark)
     os.sync()
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from typing_extensions import override
 
-from router.errors import ConfigError, RouterError, printable
+from router.errors import ConfigError, MachineError, RouterError, printable
 
 if TYPE_CHECKING:
     import threading
@@ -28,6 +28,7 @@ COMMANDS = {
     "approve": ("router.cli.quarantine:approve", "Let tables gain the columns that rows wait for."),
     "bench": ("router.cli.bench:bench", "Measure a configuration against the partitions of its topic."),
     "check": ("router.cli.check:check", "Find every mistake in a configuration."),
+    "doctor": ("router.cli.doctor:doctor", "Say what on this machine keeps a configuration from running."),
     "explain-table": ("router.cli.tables:explain_table", "Say what a table is, and who writes it how."),
     "graph": ("router.cli.graph:graph", "Draw source, decoder, routes, sinks and tables."),
     "ledger": ("router.cli.tables:ledger", "Print the last batches and their balance."),
@@ -46,6 +47,7 @@ COMMANDS = {
     "test": ("router.cli.check:test", "Run route tests: records in, rows expected."),
     "verify": ("router.cli.verify:verify", "Hold tables against manifests, ledger and bronze."),
     "warm-up": ("router.cli.run:warm_up", "Make every later start some seconds shorter."),
+    "size": ("router.cli.size:size", "Say how many cores, files and requests a rate takes."),
     "simulate": ("router_demo.cli:simulate", "Write game events to a Kafka topic."),
 }
 """Command -> where it is, and its line in the help: `router --help` imports none of them."""
@@ -120,7 +122,8 @@ class Commands(click.Group):
         except RouterError as error:
             lines = str(error).split("\n") if isinstance(error, ConfigError) else [f"router: {error}"]
             click.echo("\n".join(map(printable, lines)), err=True)
-            ctx.exit(error.exit_code if ctx.invoked_subcommand == "run" else 1)
+            by_cause = ctx.invoked_subcommand == "run" or isinstance(error, MachineError)
+            ctx.exit(error.exit_code if by_cause else 1)
 
 
 def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,7 @@ def bench(file: Path, plugin_files: tuple[Path, ...], out: Path, **given: Any) -
         install = "pip install 'spark-event-router[bench]'"
         raise click.ClickException(f"`bench` needs the module {error.name}: {install}") from error
     loaded = bench_sweep.checked(load(file, load_registry(plugin_files)))
+    import_module("router.engine.session").ready_to_start(loaded.config)  # each run is a process of its own
     sweep = bench_sweep.Sweep(
         loaded,
         plugin_files,

@@ -11,7 +11,7 @@ import click
 from router.cli import config_argument, plugin_option
 from router.config.loader import Loaded, load
 from router.errors import ConfigError
-from router.registry import Registry, load_registry
+from router.registry import Registry, load_registry, missing_extras
 
 
 @click.command(short_help="Find every mistake in a configuration.")
@@ -28,6 +28,8 @@ def check(ctx: click.Context, file: Path, plan: bool, plugin_files: tuple[Path, 
     registry = load_registry(plugin_files)
     try:
         loaded = load(file, registry)
+        if missing := list(missing_extras(loaded.config).values()):
+            raise ConfigError(tuple(loaded.problem((), what) for what in missing[:1]))
         told = import_module("router.engine.check").check_plan(loaded, registry) if plan else ""
     except ConfigError as error:
         for problem in error.problems:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,22 +19,32 @@ from router.errors import printable
 from router.registry import load_registry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from router.engine.quarantine.table import Quarantined
 
 
-route_option = click.option("--route", metavar="NAME", help="Only what waits on this route.")
-table_option = click.option("--table", metavar="LAYER.TABLE", help="Only what waits for this table.")
+def waiting_rows(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that choose rows which wait, and these rows as its first argument."""
+
+    @config_argument
+    @click.option("--route", metavar="NAME", help="Only what waits on this route.")
+    @click.option("--table", metavar="LAYER.TABLE", help="Only what waits for this table.")
+    @plugin_option
+    @wraps(command)
+    def chosen(
+        file: Path, route: str | None, table: str | None, plugin_files: tuple[Path, ...], **options: bool
+    ) -> None:
+        command(_Waiting.read(file, plugin_files, route, table), **options)
+
+    return chosen
 
 
 @click.command(short_help="Let tables gain the columns that rows wait for.")
-@config_argument
-@route_option
-@table_option
+@waiting_rows
 @click.option("--show", is_flag=True, help="Show what waits, and approve nothing.")
-@plugin_option
-def approve(file: Path, route: str | None, table: str | None, show: bool, plugin_files: tuple[Path, ...]) -> None:
+def approve(waiting: _Waiting, show: bool) -> None:
     """Show the quarantined rows of the configuration FILE and how they would change their tables, and approve that.
 
     Rows are quarantined where a sink says `evolution: quarantine` and their table lacks a column or type of theirs.
@@ -41,7 +52,6 @@ def approve(file: Path, route: str | None, table: str | None, show: bool, plugin
     A running stream releases the rows after its current batch, or within seconds while it has none; a stopped one when
     it starts. Rows that come later and need another change wait for another approval. Needs no Spark.
     """
-    waiting = _Waiting.read(file, plugin_files, route, table)
     found = [one for one in waiting.rows if one.cause is None]
     if not waiting.shown(found) or show:
         return
@@ -58,24 +68,16 @@ def quarantine() -> None:
 
 
 @quarantine.command("list")
-@config_argument
-@route_option
-@table_option
-@plugin_option
-def show(file: Path, route: str | None, table: str | None, plugin_files: tuple[Path, ...]) -> None:
+@waiting_rows
+def show(waiting: _Waiting) -> None:
     """Show the rows of the configuration FILE that wait, by table, and why."""
-    waiting = _Waiting.read(file, plugin_files, route, table)
     waiting.shown(waiting.rows)
 
 
 @quarantine.command()
-@config_argument
-@route_option
-@table_option
-@plugin_option
-def release(file: Path, route: str | None, table: str | None, plugin_files: tuple[Path, ...]) -> None:
+@waiting_rows
+def release(waiting: _Waiting) -> None:
     """Give rows to their tables: now instead of at the next try, and with the columns that they need."""
-    waiting = _Waiting.read(file, plugin_files, route, table)
     if not waiting.shown(waiting.rows):
         return
     for one in (one for one in waiting.rows if one.cause is not None):
@@ -85,14 +87,10 @@ def release(file: Path, route: str | None, table: str | None, plugin_files: tupl
 
 
 @quarantine.command()
-@config_argument
-@route_option
-@table_option
+@waiting_rows
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@plugin_option
-def discard(file: Path, route: str | None, table: str | None, yes: bool, plugin_files: tuple[Path, ...]) -> None:
+def discard(waiting: _Waiting, yes: bool) -> None:
     """Make rows that wait dead letters, counted in the ledger as refused."""
-    waiting = _Waiting.read(file, plugin_files, route, table)
     if not waiting.shown(waiting.rows):
         return
     if not yes:

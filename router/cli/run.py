@@ -97,8 +97,8 @@ def _trigger(once: bool, every: str | None, continuous: bool) -> Trigger | None:
 def warm_up() -> None:
     """Write an archive of the classes that a run loads (about 200 MB, in ~/.cache/spark-event-router or $ROUTER_CACHE).
 
-    Runs a small configuration once (twice where the connectors' jars are not there yet), which takes half a minute.
-    Sessions that `router` starts by itself then map the archive instead of loading some ten thousand classes from jars;
-    under spark-submit nothing changes.
+    Fetches the jars of Spark's connectors where they are not there yet, and runs a small configuration, which takes
+    half a minute. Sessions that `router` starts by itself then map the archive instead of loading some ten thousand
+    classes from jars; under spark-submit nothing changes.
     """
     click.echo(import_module("router.engine.class_archive").make_class_archive())

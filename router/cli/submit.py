@@ -66,7 +66,7 @@ def submit(
         router submit games.yaml --master yarn --conf spark.executor.memory=4g -- --every "1 min"
     """
     loaded = load(file, load_registry(plugin_files))
-    place = folder or import_module("router.engine.session").cache_folder() / "submit" / loaded.config.name
+    place = folder or import_module("router.engine.connectors").cache() / "submit" / loaded.config.name
     asked = Submission(loaded, master, deploy_mode == "cluster", _pairs(settings), plugin_files, installed, place)
     command = asked.command(arguments)
     for note in asked.notes:
@@ -174,7 +174,8 @@ class Submission:
         """Return where the connectors come from, unless the settings say so."""
         if {"spark.jars", "spark.jars.packages"} & self.settings.keys():
             return []
-        return ["--packages", ",".join(import_module("router.engine.session").all_packages())]
+        connectors = import_module("router.engine.connectors")
+        return ["--packages", ",".join(connectors.packages(connectors.connectors_of(self.loaded.config)))]
 
     def _archives(self) -> tuple[Path, ...]:
         shipped = ship_distributions(self.folder)

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from router.addresses import normalized
 from router.parts import Decoder, Rule
 from router.sinks import ApplyingSink, Sink, TableSink
 from router.table_names import BronzeTables
@@ -70,6 +71,11 @@ def _moment(text: str) -> str:
     return text
 
 
+def _place(text: str) -> str:
+    normalized(text)
+    return text
+
+
 def _debug(place: str) -> str:
     """Return the place beside another one; within it where it is a whole bucket."""
     place = place.rstrip("/")
@@ -82,6 +88,7 @@ HyphenedName = Annotated[str, StringConstraints(pattern=HYPHENED_PATTERN)]
 TableName = Annotated[str, StringConstraints(pattern=TABLE_PATTERN)]
 BronzeName = Annotated[str, StringConstraints(pattern=BRONZE_PATTERN)]
 Interval = Annotated[str, AfterValidator(_interval)]
+Place = Annotated[str, AfterValidator(_place)]
 Moment = Annotated[str, AfterValidator(_moment)]
 
 
@@ -208,20 +215,25 @@ class Landing(Model):
 
 
 class Maintenance(Model):
-    """How tables are kept in shape between batches, one at a time: whichever of `every` and `commits` comes first."""
+    """How tables are kept in shape beside batches, one at a time: whichever of `every` and `commits` comes first."""
 
     tables: str = Field(
         description="a table, or a pattern of tables: silver.*", pattern=r"^[a-z0-9_*?]+\.[a-z0-9_*?]+$"
     )
     every: Interval = Field(default="1 h", description="time after which a table that was written is maintained")
     commits: int = Field(default=100, ge=1, description="batches into a table after which it is maintained")
-    budget: Interval = Field(default="10 s", description="after this time no other table is begun between two batches")
+    budget: Interval = Field(default="10 s", description="after this time no other table is begun until the next batch")
     file_bytes: int = Field(default=128 << 20, ge=1 << 10, description="smaller files are joined")
     zorder: tuple[str, ...] = Field(
         default=(), description="columns that all rows of a table are sorted by, every time"
     )
     statistics: bool = Field(default=True, description="read files that came without statistics, and note them")
     retention: Interval = Field(default="168 h", description="files that nothing refers to are deleted after this time")
+    log_commits: int = Field(default=1000, ge=20, description="the newest commits, which a table's log keeps")
+    log_retention: Interval | None = Field(
+        default=None, description="younger commits are kept, too; default: 1 h on a disk, 168 h in an object store"
+    )
+    enabled: bool = Field(default=True, description="false: the tables are left alone")
     unsafe: bool = Field(default=False, description="let `retention` be less than 168 h")
 
     @model_validator(mode="after")
@@ -232,6 +244,10 @@ class Maintenance(Model):
                 "off may need the files; write `unsafe: true`, too, if none can"
             )
         return self
+
+
+UNASKED = Maintenance(tables="*.*")
+"""The plan for tables that no line names. It leaves the files of tables alone that others have made."""
 
 
 class QuarantineOptions(Model):
@@ -246,9 +262,9 @@ class Config(Model):
     """One router: a source, a decoder, routes and where everything goes."""
 
     name: HyphenedName
-    lake: str = Field(description="folder or URI; the table layer.table lives at lake/layer/table")
+    lake: Place = Field(description="folder or URI; the table layer.table lives at lake/layer/table")
     storage_options: dict[str, SecretStr] = Field(default_factory=dict)
-    checkpoint: str | None = Field(default=None, description="default: LAKE/_router/NAME")
+    checkpoint: Place | None = Field(default=None, description="default: LAKE/_router/NAME")
     source: Source
     decode: Decoder
     bronze: Annotated[Bronze, BeforeValidator(_bronze, json_schema_input_type=BronzeName | Bronze)] | None = Field(
@@ -271,7 +287,9 @@ class Config(Model):
         description="make tables known to Spark's catalog as layer.table; a debugging run does not",
     )
     maintenance: tuple[Maintenance, ...] = Field(
-        default=(), description="how tables are kept in shape; the first that names a table counts"
+        default=(),
+        description="how tables are kept in shape; the first that names a table counts. Those that none names are kept "
+        "in shape, too, if the router has made them",
     )
     quarantine: QuarantineOptions = QuarantineOptions()
     outbox_retention: Interval = Field(
@@ -315,6 +333,10 @@ class Config(Model):
         found: dict[str, TableOptions] = {"/bronze": self.bronze} if self.bronze else {}
         sinks = ((f"{route}/{name}", sink) for route, name, sink in self.all_sinks())
         return found | {key: sink for key, sink in sinks if isinstance(sink, TableSink)}
+
+    def maintenance_plans(self) -> tuple[Maintenance, ...]:
+        """Return how tables are kept in shape; the last plan is for those that nobody has named."""
+        return (*self.maintenance, UNASKED)
 
     def storage(self) -> dict[str, str]:
         """Return the options of the storage as it takes them: with secrets in the clear, not to be shown or kept."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import (
     CommitProperties,
@@ -28,10 +29,12 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 from pyarrow import fs
 
 from router.delta.file_statistics import statistics
+from router.delta.log_tail import LogTail, newest
 from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from router.delta.lake import Lake
     from router.sinks import Widening
@@ -40,6 +43,11 @@ if TYPE_CHECKING:
 PROPERTIES: Mapping[str, str | None] = {"delta.checkpointInterval": "20"}
 """Of the tables made here. delta-rs reads every commit since the last checkpoint before each of its own; with its
 default of 100 an append to a table of small commits takes twice the time."""
+
+
+HOOKS = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
+"""What delta-rs does after each commit. Left alone it also looks through the whole log for expired files, every time:
+0.36 s instead of 0.03 s where the log has 10 000 files. Maintenance does that, at its own pace."""
 
 
 MADE = "router.table"
@@ -136,6 +144,8 @@ def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTab
             return _create(lake, work, actions, properties)
         if is_committed(handle, work):
             return False
+        if isinstance(handle, LogTail) and handle.appends and not work.added:
+            return handle.append(actions, (work.app_id, work.version), notes)
         if work.added:
             add_columns(handle, work.added)
         handle.create_write_transaction(
@@ -144,6 +154,7 @@ def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTab
             schema=handle.schema(),
             partition_by=handle.metadata().partition_columns,
             commit_properties=properties,
+            post_commithook_properties=HOOKS,
         )
     except (DeltaError, OSError) as error:
         raise TableError(work.table, f"the commit failed: {first_line(error)}") from error
@@ -171,14 +182,14 @@ def _create(lake: Lake, work: TableCommit, actions: list[AddAction], properties:
         name=made_as(work.table),
         configuration=PROPERTIES,
         commit_properties=properties,
-        storage_options=lake.options or None,
+        storage_options=lake.delta_options,
     )
     return True
 
 
 def add_columns(table: DeltaTable, added: str) -> None:
     """Add columns and nested fields in one commit of their own; those already there change nothing."""
-    empty = to_arrow_schema(added).empty_table()
+    empty, table = to_arrow_schema(added).empty_table(), newest(table)
     hooks = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
     write_deltalake(table, empty, mode="append", schema_mode="merge", post_commithook_properties=hooks)
     table.update_incremental()
@@ -288,6 +299,13 @@ class StagedParts:
         work = TableCommit(files[0].target, self.table, self.owner, self.batch, files, to_delta(schema))
         commit(self.lake, replace(work, added=to_delta(pa.schema(new)) if new else None), self.notes, handle)
 
+    def recent(self, columns: Sequence[str], at: str, since: datetime) -> pa.Table | None:
+        """Return rows of the table, of all batches, whose time `at` is not before `since`; None: there is no table."""
+        table = self.lake.open(self.table)
+        if table is None:
+            return None
+        return table.to_pyarrow_dataset().to_table(columns=list(columns), filter=pc.field(at) >= pa.scalar(since))
+
     def committed(self) -> bool:
         """Say whether the table has the parts of this batch."""
         table = self.lake.open(self.table)
@@ -305,5 +323,16 @@ class StagedParts:
 
     @property
     def _folder(self) -> str:
-        owner = self.owner.replace("/", "__").replace(":", "__")
-        return f"{self.table.replace('.', '/')}/{owner}/{self.batch:010d}"
+        return f"{self.table.replace('.', '/')}/{_parts_of(self.owner)}/{self.batch:010d}"
+
+
+def has_parts(lake: Lake, owner: str, batch: int) -> bool:
+    """Say whether a sink has staged parts about a batch for any table."""
+    layers = (fs.FileSelector(layer) for layer in lake.layers())
+    tables = (entry.path for layer in layers for entry in lake.files.get_file_info(layer))
+    found = lake.files.get_file_info([f"{table}/{_parts_of(owner)}/{batch:010d}" for table in tables])
+    return any(entry.type is fs.FileType.Directory for entry in found)
+
+
+def _parts_of(owner: str) -> str:
+    return owner.replace("/", "__").replace(":", "__")

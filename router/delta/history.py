@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 
+from router.delta.lake import DAMAGED_LOG
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 COMMIT = re.compile(r"[0-9]{20}\.json")
+SEARCHED = 1_000
+"""Files of a log that are searched for the damaged one, the newest."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,26 @@ def log_commits(lake: Lake, table: str, versions: Iterable[int]) -> Iterator[Log
         name = f"{version:020}.json"
         text = lake.read(f"{log_folder(table)}/{name}")
         if not text:
-            raise TableError(table, f"{name} of its log {'is not there' if text is None else 'is empty'}")
+            raise TableError(table, f"{name} of {DAMAGED_LOG} {'not there' if text is None else 'empty'}")
         try:
             yield _commit(version, [json.loads(line) for line in text.splitlines() if line.strip()])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TableError(table, f"{name} of its log is damaged") from error
+            raise TableError(table, f"{name} of {DAMAGED_LOG} damaged") from error
+
+
+def log_damage(lake: Lake, table: str) -> str:
+    """Return which of the newest files of a table's log is damaged; nothing where none is, or the storage fails.
+
+    Both Delta libraries say that a log cannot be read, and not which file of it.
+    """
+    try:
+        for _ in log_commits(lake, table, log_versions(lake, table)[-SEARCHED:]):
+            pass
+    except TableError as found:
+        return found.what
+    except OSError:
+        pass
+    return ""
 
 
 def rows_of(lake: Lake, table: str, versions: Iterable[int], paths: set[str]) -> dict[str, int]:
@@ -103,7 +121,7 @@ def _commit(version: int, actions: list[dict[str, Any]]) -> LogCommit:
         version=version,
         operation=str(about.get("operation", "an unnamed operation")),
         author=_author(about),
-        notes={**about, **_user_metadata(about)},
+        notes=commit_notes(about),
         transactions={one["appId"]: int(one["version"]) for one in ids},
         added=tuple(_file(action["add"]) for action in actions if "add" in action),
         removed=tuple(_file(action["remove"]) for action in actions if "remove" in action),
@@ -124,10 +142,10 @@ def _author(about: dict[str, Any]) -> str:
     return f"{user}, {engine}" if user else str(engine)
 
 
-def _user_metadata(about: dict[str, Any]) -> dict[str, Any]:
-    """Return what Delta on Spark keeps as one text and delta-rs as fields."""
+def commit_notes(about: dict[str, Any]) -> dict[str, Any]:
+    """Return what a commit says of itself: delta-rs keeps notes as fields, Delta on Spark as one text."""
     try:
         found = json.loads(about.get("userMetadata") or "{}")
     except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        return about
+    return {**about, **found} if isinstance(found, dict) else about

@@ -13,7 +13,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyarrow import fs
 
 from router.delta.casting import cast_to
-from router.delta.commit import has_transaction
+from router.delta.commit import HOOKS, has_transaction
 from router.delta.row_order import HELD, SINCE, keys_and_order
 from router.delta.scd import HISTORY_COLUMNS, TIMESTAMP
 
@@ -86,8 +86,9 @@ def remember_deletions(lake: Lake, table: str, gone: pa.Table, keyed: KeyedTable
         gone.append_column(DELETED_AT, pa.array([now] * len(gone), TIMESTAMP)),
         mode="append",
         schema_mode="merge",
-        storage_options=lake.options or None,
+        storage_options=lake.delta_options,
         commit_properties=CommitProperties(app_transactions=[once]),
+        post_commithook_properties=HOOKS,
     )
     if have is not None and have.version() % SWEPT == 0:
         have.delete(f"{DELETED_AT} < '{(now - keyed.deletions_kept).strftime('%Y-%m-%dT%H:%M:%S.%fZ')}'")

@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from deltalake import Schema
 from deltalake.exceptions import DeltaError
 
+from router.delta.history import log_damage
+from router.delta.lake import DAMAGED_LOG
+from router.delta.log_tail import LogTail
 from router.errors import TableError, first_line
+from router.spark_internals import delta_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,18 +32,21 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
 
 THREADS = 8
-LOOKED_AT = 20
-"""The newest files of a table's log that must not be empty when it is opened: as many as there are between two
-checkpoints of a table made here. Both Delta libraries take an empty commit for one that changed nothing."""
 FILES = 200_000
 """Files that cached tables may refer to together; a handle takes 0.7 KB of memory for each."""
+TABLES = 1_000
+"""Tables that stay open: in use, a handle takes 0.2 to 0.7 MB, nearly all of it for the commits since a checkpoint."""
 
 
 @dataclass(frozen=True)
 class CachedTable:
-    """A table as it was last opened; `written` is when the commit of its version was written, in ns."""
+    """A table as it was last opened, at a version; `written` is when the commit of that version was written, in ns.
+
+    The handle itself may be further by now: it goes on with the commits made through it.
+    """
 
     table: DeltaTable
+    version: int
     written: int | None
     files: int
 
@@ -62,9 +69,14 @@ class TableCache:
         with ThreadPoolExecutor(THREADS) as pool:
             found = dict(zip(names, pool.map(self._tried, names), strict=True))
         files = sum(cached.files for cached in self.cached.values())
-        while files > FILES:
+        while files > FILES or len(self.cached) > TABLES:
             files -= self.cached.popitem(last=False)[1].files
         return found
+
+    def files(self, name: str) -> int:
+        """Return about how many files a table has, 0 where it is not open."""
+        cached = self.cached.get(name)
+        return cached.files if cached else 0
 
     def _tried(self, name: str) -> DeltaTable | TableError | None:
         try:
@@ -72,7 +84,7 @@ class TableCache:
         except TableError as error:
             return error
         except (DeltaError, OSError, ValueError) as error:  # ValueError: a log that delta-rs takes for nonsense
-            return unreadable(name, error)
+            return unreadable(self.lake, name, error)
 
     def _table(self, name: str) -> DeltaTable | None:
         with self.lock:
@@ -85,32 +97,41 @@ class TableCache:
         return found.table
 
     def _renewed(self, name: str, cached: CachedTable) -> CachedTable | None:
-        """Return a cached table at its newest version; None where the table of that name is another one by now."""
-        if cached.written is None or cached.written != self._written(name, cached.table):
+        """Return a cached table at its newest version; None where the table of that name is another one by now.
+
+        A look at two files says it: listing a log takes longer with each commit that is in it.
+        """
+        if isinstance(cached.table, LogTail):
+            return cached if cached.table.renewed() else None
+        handle, version = cached.table, cached.table.version()
+        known, newest, following = self._written(name, cached.version, version, version + 1)
+        if known is None or known != cached.written:
             return None
-        before = cached.table.version()
         try:
-            cached.table.update_incremental()
+            if following is not None:
+                handle.update_incremental()
+                version = handle.version()
+                (newest,) = self._written(name, version)
         except (DeltaError, OSError):
             return None  # opening it anew says what is wrong, if it still is
-        if cached.table.version() > before:
-            check_log(self.lake, name, cached.table.version())
-        return CachedTable(
-            cached.table, self._written(name, cached.table), cached.files + cached.table.version() - before
-        )
+        check_log(self.lake, name, version, cached.version + 1)
+        return CachedTable(handle, version, newest, cached.files + version - cached.version)
 
     def _opened(self, name: str) -> CachedTable | None:
         table = self.lake.open(name)
         if table is None:
             return None
-        check_log(self.lake, name, table.version())
-        return CachedTable(table, self._written(name, table), table.get_add_actions().num_rows)
+        if not self.lake.local:  # no commit is half there, and every look at one is a request
+            tail = LogTail.of(self.lake, name, table)
+            rows = table.get_add_actions().num_rows
+            return CachedTable(cast("DeltaTable", tail), table.version(), None, rows)
+        version = table.version()
+        return CachedTable(table, version, self._written(name, version)[0], table.get_add_actions().num_rows)
 
-    def _written(self, name: str, table: DeltaTable) -> int | None:
-        """Return when the commit of a handle's version was written: it tells a table from one made in its place."""
-        path = f"{name.replace('.', '/')}/_delta_log/{table.version():020}.json"
-        written: int | None = self.lake.files.get_file_info(path).mtime_ns
-        return written
+    def _written(self, name: str, *versions: int) -> list[int | None]:
+        """Return when commits of a table were written: it tells a table from one made in its place."""
+        paths = [f"{name.replace('.', '/')}/_delta_log/{version:020}.json" for version in versions]
+        return [info.mtime_ns for info in self.lake.files.get_file_info(paths)]
 
 
 @dataclass(frozen=True)
@@ -183,6 +204,10 @@ class SparkTables:
         """Return tables at their newest version; None where there is none, the error where one cannot be read."""
         return {name: self._tried(name) for name in sorted(tables)}
 
+    def files(self, name: str) -> int:
+        """Return 0: Delta on Spark does not say how many files a table has without looking."""
+        return 0
+
     def _tried(self, name: str) -> SparkTable | TableError | None:
         try:
             if (table := spark_table(self.spark, self.lake, name)) is not None:
@@ -191,7 +216,7 @@ class SparkTables:
         except TableError as error:
             return error
         except Exception as error:  # whatever Spark raises concerns this table
-            return unreadable(name, error)
+            return unreadable(self.lake, name, error)
         return table
 
 
@@ -206,25 +231,24 @@ def whole(found: Mapping[str, T | TableError]) -> dict[str, T]:
     return cast("dict[str, T]", dict(found))
 
 
-def unreadable(name: str, error: Exception) -> TableError:
-    """Return the error of a table that could not be opened, with the first line of the cause."""
-    found = TableError(name, f"it cannot be read: {first_line(error)}")
+def unreadable(lake: Lake, name: str, error: Exception) -> TableError:
+    """Return the error of a table that could not be opened: which file of its log is damaged, or what was raised."""
+    said = first_line(error)
+    found = TableError(name, f"it cannot be read: {said if DAMAGED_LOG in said else log_damage(lake, name) or said}")
     found.__cause__ = error
     return found
 
 
-def check_log(lake: Lake, name: str, version: int) -> None:
-    """Raise TableError where one of the newest files of a table's log is empty: what it committed is lost."""
-    newest = range(max(0, version + 1 - LOOKED_AT), version + 1)
-    paths = [f"{name.replace('.', '/')}/_delta_log/{number:020}.json" for number in newest]
-    if empty := [info.base_name for info in lake.files.get_file_info(paths) if info.is_file and info.size == 0]:
-        raise TableError(name, f"its log is damaged: {', '.join(empty)} is empty; `router repair` makes it whole again")
+def check_log(lake: Lake, name: str, version: int, since: int = 0) -> None:
+    """Raise TableError where one of the newest files of a table's log is empty: what it committed is lost.
+
+    Those before version `since` were looked at before. In an object store a file is there whole or not at all.
+    """
+    if lake.local and (empty := lake.empty_commits(name, version, since)):
+        raise TableError(name, f"it cannot be read: {DAMAGED_LOG} damaged: {', '.join(empty)} is empty")
 
 
 def spark_table(spark: SparkSession, lake: Lake, name: str) -> SparkTable | None:
     """Return the table of that name at its newest version, or None where there is none."""
-    jvm: Any = spark.sparkContext._jvm
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, lake.address(name))
-    return (
-        SparkTable(log.update(False, jvm.scala.Option.empty(), jvm.scala.Option.empty())) if log.tableExists() else None
-    )
+    snapshot = delta_snapshot(spark, lake.spark_address(name))
+    return None if snapshot is None else SparkTable(snapshot)

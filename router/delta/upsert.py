@@ -22,6 +22,7 @@ from pyarrow import fs
 from router.delta import row_versions
 from router.delta.casting import cast_to
 from router.delta.commit import (
+    HOOKS,
     PROPERTIES,
     add_columns,
     conflict_error,
@@ -33,6 +34,7 @@ from router.delta.commit import (
     to_delta,
 )
 from router.delta.constraints import unmergeable
+from router.delta.history import log_damage
 from router.delta.row_checks import check_rows
 from router.delta.row_order import DELETED, OUTBOX_ONLY, comparable, newer_rows, order_names
 from router.delta.scd import (
@@ -48,7 +50,7 @@ from router.delta.scd import (
     latest_changes,
 )
 from router.delta.widening import way
-from router.errors import TableError
+from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +117,8 @@ def upsert(lake: Lake, work: TableUpsert, rows: pa.Table, tries: int = TRIES) ->
     except CommitFailedError as error:
         raise conflict_error(work.table, tries, error) from error
     except (DeltaError, OSError, pa.ArrowException) as error:
-        raise TableError(work.table, f"the merge failed: {error}; it is tried again with the batch") from error
+        why = log_damage(lake, work.table) or first_line(error)
+        raise TableError(work.table, f"the merge failed: {why}; it is tried again with the batch") from error
 
 
 def _upsert(lake: Lake, work: TableUpsert, rows: pa.Table) -> UpsertResult:
@@ -281,13 +284,14 @@ def create_table(lake: Lake, table: str, schema: pa.Schema, keyed: KeyedTable | 
         description=keyed.comment,
         partition_by=list(keyed.partition_by) or None,
         configuration={**PROPERTIES, **keyed.properties},
-        storage_options=lake.options or None,
+        storage_options=lake.delta_options,
     )
 
 
 def write_append(table: DeltaTable, changes: TableChanges, once: CommitProperties) -> None:
     """Append rows that are all new."""
-    write_deltalake(table, cast_to(changes.rows, to_arrow(table)), mode="append", commit_properties=once)
+    rows = cast_to(changes.rows, to_arrow(table))
+    write_deltalake(table, rows, mode="append", commit_properties=once, post_commithook_properties=HOOKS)
 
 
 def write_merge(table: DeltaTable, changes: TableChanges, keyed: KeyedTable, once: CommitProperties) -> None:
@@ -305,6 +309,7 @@ def write_merge(table: DeltaTable, changes: TableChanges, keyed: KeyedTable, onc
         max_spill_size=_pool(rows, keyed.memory) if keyed.memory else None,
         writer_properties=_row_groups(rows, keyed.memory) if keyed.memory else None,
         commit_properties=once,
+        post_commithook_properties=HOOKS,
     )
     for op in (UPDATE, PATCH, FLAG, CLOSE):
         if changes.count(op):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
@@ -17,11 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction
 
 from router.delta.casting import cast_to
 from router.delta.commit import (
     MADE,
+    add_action,
     conflict_error,
     made_as,
     names,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from deltalake import DeltaTable
+    from deltalake.transaction import AddAction
 
     from router.delta.commit import StagedFile
     from router.delta.lake import Lake
@@ -163,10 +165,10 @@ def rewrite(lake: Lake, table: str, handle: DeltaTable, widened: str, app_id: st
 def _rewrite(lake: Lake, table: str, handle: DeltaTable, widened: str, app_id: str) -> None:
     schema, divided = wider_schema(handle.schema().to_json(), widened), handle.metadata().partition_columns
     kinds = [column for column in delta_schema(to_arrow_schema(schema)) if column.name not in divided]
-    files = _written(lake, table, handle, pa.schema(kinds))
+    files = copied_rows(lake, (table, handle), table, pa.schema(kinds))
     # From here on nothing is deleted: a commit that is said to have failed may be there. VACUUM takes what is not.
     handle.create_write_transaction(
-        [_add(table, file) for file in files],
+        [replaced_by(file) for file in files],
         mode="overwrite",
         schema=Schema.from_json(schema),
         partition_by=divided,
@@ -179,11 +181,14 @@ def _rewrite(lake: Lake, table: str, handle: DeltaTable, widened: str, app_id: s
     handle.update_incremental()
 
 
-def _written(lake: Lake, table: str, handle: DeltaTable, schema: pa.Schema) -> list[StagedFile]:
-    """Write a table's rows with a schema into files of their own, one partition apart from the other."""
+def copied_rows(lake: Lake, of: tuple[str, DeltaTable], table: str, schema: pa.Schema) -> list[StagedFile]:
+    """Stage the rows of an open table, with a schema, for that table or another, one partition apart from the other.
+
+    `of` is the name of the former and the table itself; `target` of a file is its partition as JSON.
+    """
     writer = Writer(Staging(lake, FILE_BYTES, HELD_BYTES), "wider")
     try:
-        for partition, rows in _rows(lake, table, handle):
+        for partition, rows in _rows(lake, *of):
             writer.hold(partition, table, _batch(cast_to(rows, schema)), seen=True)
             writer.flush()
         return writer.close()
@@ -216,12 +221,6 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def _add(table: str, file: StagedFile) -> AddAction:
-    return AddAction(
-        path=file.path.removeprefix(f"{table.replace('.', '/')}/"),
-        size=file.bytes,
-        partition_values=json.loads(file.target),
-        modification_time=int(time.time() * 1000),
-        data_change=True,
-        stats=file.statistics,
-    )
+def replaced_by(file: StagedFile) -> AddAction:
+    """Return the action that makes a file of copied rows part of its table."""
+    return add_action(replace(file, partition=json.loads(file.target)))

@@ -35,13 +35,13 @@ from router.engine.commit.schema_evolution import SchemaEvolution
 from router.engine.executors import Executors
 from router.engine.label.layout import Demands
 from router.engine.label.planner import Plan, Planner
-from router.engine.land.job import Landed, LandingJob
+from router.engine.land.job import Landed, LandingJob, UndecodedError
 from router.engine.maintenance import TableMaintenance
 from router.engine.outbox.apply import Outboxes
 from router.engine.outbox.detached import detached_outboxes
 from router.engine.quarantine.release import Release
 from router.engine.quarantine.table import Quarantine
-from router.errors import BatchError, TableError
+from router.errors import BatchError, RunningError, TableError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -64,7 +64,8 @@ class Batches:
     """The batches of one query.
 
     `fingerprint` is the configuration's. What the object keeps between batches (demands, known names, the size of
-    files) only saves work: a new process starts without it. `prepared` is a planner that may have begun already.
+    files) only saves work: a new process starts without it. `prepared` is a planner that may have begun already,
+    `opened` has tables that are open.
     """
 
     config: Config
@@ -77,6 +78,7 @@ class Batches:
     demands: Demands = field(default_factory=Demands)
     prepared: Planner | None = None
     executors: Executors = field(default_factory=Executors)
+    opened: TableCache | None = None
 
     def __post_init__(self) -> None:
         config = self.config
@@ -84,7 +86,7 @@ class Batches:
         self.committers = Committers.of(config, self.spark, self.lake)
         only_spark = self.committers.only_spark
         staging = f"{STAGING}/{config.name}" if only_spark else None
-        self.tables: Any = SparkTables(self.spark, self.lake) if only_spark else TableCache(self.lake)
+        self.tables: Any = SparkTables(self.spark, self.lake) if only_spark else self.opened or TableCache(self.lake)
         self.planner = self.prepared or Planner(config, config.decode)
         self.landing = LandingJob(self.spark, self.lake, config.landing, self.query, staging, executors=self.executors)
         self.evolution = SchemaEvolution(self.lake, self.tables, self.query, self.spark, config.table_options())
@@ -93,8 +95,9 @@ class Batches:
         self.quarantine = Quarantine(config, self.lake, self.store, self.committers, self.query)
         self.demands = replace(self.demands, blocked=self.quarantine.blocked())
         self.release = Release(config, self.spark, self.lake, self.store, self.committers)
+        plans = config.maintenance if only_spark else config.maintenance_plans()
         self.maintenance = TableMaintenance(
-            self.lake, lambda: self.spark, config.maintenance, detached_outboxes(config)
+            self.lake, lambda: self.spark, plans, detached_outboxes(config), beside=True
         )
         self.catalog = Catalog(self.spark, self.lake)
 
@@ -102,11 +105,12 @@ class Batches:
         """Take one batch of raw records to its end. Calling it again with the same batch id changes nothing."""
         steps = Steps(batch, self.watch)
         with steps.step("plan"):
-            manifest = self._cut_off(batch)
+            known = self.store.manifest(batch)
+            manifest = self._cut_off(known) if known else None
             plan = self._plan(raw, replay=manifest is not None)  # 1 read, 2 decode, 3 label
         replay, tables = manifest is not None, None
         if manifest is None:
-            manifest, tables, plan = self._decide(plan, steps)  # 4 land, 5 decide
+            manifest, tables, plan = self._decide(plan, steps, new=known is None)  # 4 land, 5 decide
         with steps.step("commit", len(manifest.commits)):
             failed = self._commit(manifest, tables, steps)  # 6 commit
             manifest = self._quarantine(manifest, failed, plan.layout)  # 7 quarantine
@@ -117,26 +121,29 @@ class Batches:
         self._after(plan, {work.table for work in manifest.commits} | applied.tables, steps)
         return ledger.report(self.config.name, plan.layout, manifest, steps.seconds, applied.counts)
 
-    def _cut_off(self, batch: int) -> Manifest | None:
-        """Return the manifest of a batch that a crash has interrupted; None for a batch that must be decided.
+    def _cut_off(self, manifest: Manifest) -> Manifest | None:
+        """Return the manifest of a batch that a crash has interrupted; None where the batch must be decided again.
 
-        Without its staged files a batch is decided again; tables that have its rows already skip them.
+        Without its staged files a batch is decided again; tables that have its rows already skip them. The sink of an
+        outbox reads them after their commit, too.
         """
-        manifest = self.store.manifest(batch)
-        if manifest is None:
-            return None
         tables = self.tables.readable({work.table for work in manifest.commits})
         left = [work for work in manifest.commits if not self._done(work, tables[work.table], manifest)]
-        if self.committers.staged(left):
+        missing = self.committers.missing([*left, *self.outboxes.unapplied(manifest)])
+        if not missing:
             return manifest
+        where = f"{missing[0]} is not there whole"
+        if any(work.place in manifest.quarantined for work in manifest.commits if work not in left):
+            what = f"{where}, and other rows of the batch are in the quarantine already: restore that file"
+            raise BatchError(self.config.name, manifest.batch, what)
         if manifest.config != self.fingerprint and len(left) < len(manifest.commits):
             raise BatchError(
                 self.config.name,
-                batch,
+                manifest.batch,
                 "it was cut off when some tables had it, and must be read again for the others; but the configuration "
-                f"has changed since ({manifest.config}). Start once with the former one, then change it",
+                f"has changed since ({manifest.config}), and {where}. Start once with the former one, then change it",
             )
-        log.info("%s, batch %d: deciding it again, it was cut off", self.config.name, batch)
+        log.warning("%s, batch %d: deciding it again, it was cut off, and %s", self.config.name, manifest.batch, where)
         return None
 
     def _done(self, work: TableCommit, table: Any, manifest: Manifest) -> bool:
@@ -150,7 +157,7 @@ class Batches:
             self.planner.refresh()
         return self.planner.plan(raw)
 
-    def _decide(self, plan: Plan, steps: Steps) -> tuple[Manifest, dict[str, Any], Plan]:
+    def _decide(self, plan: Plan, steps: Steps, *, new: bool = True) -> tuple[Manifest, dict[str, Any], Plan]:
         """Land the batch, again while tables demand other rows, and write the manifest of what is to be committed."""
         batch = steps.batch
         if self.demands.blocked:  # some may have been released meanwhile
@@ -188,7 +195,7 @@ class Batches:
                 )
                 with steps.step("manifest"):
                     self.quarantine.block(self.demands.blocked)
-                    self.store.decide(manifest)
+                    self._write_down(manifest, landed, new=new)
                 return manifest, decision.handles, plan
             self.landing.discard(landed)
             log.info("%s, batch %d: landing again, tables ask for it", self.config.name, batch)
@@ -196,24 +203,18 @@ class Batches:
             self.config.name, batch, f"tables changed {TRIES} times while the batch was landed; who else writes them?"
         )
 
-    def _land(self, plan: Plan, steps: Steps) -> tuple[Plan, Landed]:
-        """Land a batch, and again while its rows need schemas that the decoder can fetch."""
-        asked: frozenset[str] = frozenset()
-        while True:
-            with steps.step("land"):
-                landed = self.landing.run(plan, self.demands, steps.batch)
-            wanted = landed.collected("wanted")
-            if not wanted:
-                return plan, landed
+    def _write_down(self, manifest: Manifest, landed: Landed, *, new: bool) -> None:
+        try:
+            self.store.decide(manifest, new=new)
+        except RunningError:
             self.landing.discard(landed)
-            if not wanted - asked:
-                what = f"the decoder {self.config.decode.part_name} wants what it was asked for: {_some(wanted)}"
-                raise BatchError(self.config.name, steps.batch, what)
-            log.info("%s, batch %d: decoding again, with %s", self.config.name, steps.batch, _some(wanted))
-            with steps.step("plan"):
-                self.planner.refresh(wanted - asked)
-                plan = self.planner.plan(plan.raw)
-            asked |= wanted
+            raise
+
+    def _land(self, plan: Plan, steps: Steps) -> tuple[Plan, Landed]:
+        try:
+            return self.landing.run_decoded(self.planner, plan, self.demands, steps.batch, steps.step)
+        except UndecodedError as error:
+            raise BatchError(self.config.name, steps.batch, str(error)) from error
 
     def _stop_on(self, layout: Layout, landed: Landed, counted: tuple[Partition, ...], batch: int) -> None:
         """Raise BatchError before anything is committed: the batch does not balance, or an expectation says `fail`."""
@@ -292,17 +293,11 @@ class Batches:
         """Release approved rows, maintain tables and register them in the catalog, once the batch is in the ledger."""
         if self.config.register_tables:
             self.catalog.register(tables)
-        self.maintenance.after_batch({*tables, self.config.ledger})
+        self.maintenance.after_batch({*tables, self.config.ledger}, self.tables.files)
         asked = any(target.evolution == "quarantine" for target in plan.layout.targets)
         if (asked or self.demands.blocked) and (due := self.release.due()):
             with steps.step("release"):
                 self.release.carry_out(due)
-
-
-def _some(names: frozenset[str]) -> str:
-    """Return the first few of many names as text."""
-    shown = sorted(names)[:5]
-    return ", ".join(shown) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 Watch = Callable[[int, str, int, int], None]

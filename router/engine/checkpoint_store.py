@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyarrow import fs
@@ -31,7 +31,7 @@ from router.delta.commit import StagedFile, TableCommit, to_arrow_schema, to_del
 from router.delta.schema_diff import delta_type
 from router.engine.balance import Partition
 from router.engine.label.layout import Demands
-from router.errors import StartError
+from router.errors import RunningError, StartError
 from router.sinks import Applied
 
 if TYPE_CHECKING:
@@ -40,6 +40,21 @@ if TYPE_CHECKING:
 KEPT = 100
 """Manifests that are kept for operators to read; the router needs the last one only."""
 FORMAT = b"2"
+WAYS = {
+    "manifests": "It says what a batch was decided to be. Restore it from a copy",
+    "applied": "It says which sinks have a batch. Restore it from a copy; or delete it, and the sinks of a batch that "
+    "was cut off get its rows again, as after a crash before the mark",
+    "backlog": "It says which rows of an outbox wait for their table. Restore it from a copy; without it they stay in "
+    "the outbox, and no batch merges them",
+    "lost": "It says which lost batches somebody has accepted. Delete it, and the next start asks for them again",
+    "known": "It says which tables a sink has merged into. Restore it from a copy; or delete it, and one of them that "
+    "somebody drops before its next rows come is made anew",
+    "approvals": "It lets a table change. Delete it, and approve the change again",
+    "blocked": "It says that quarantined rows wait for a table. Restore it from a copy; without it rows of later "
+    "batches land before them",
+    "replays": "It says which replay was cut off. Restore it from a copy; or delete it, and begin another",
+}
+"""What a file of each folder says, and what a person can do where it is damaged."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +112,8 @@ class Manifest:
         return json.dumps(asdict(self), separators=(",", ":")).encode()
 
     @classmethod
-    def load(cls, text: bytes) -> Manifest:
-        """Return a manifest from JSON."""
-        found = json.loads(text)
+    def of(cls, found: dict[str, Any]) -> Manifest:
+        """Return a manifest from what `dump` made of one, by way of JSON."""
         commits = tuple(TableCommit(**{**c, "files": tuple(map(StagedFile.of, c["files"]))}) for c in found["commits"])
         counted = tuple(Partition(**part) for part in found["partitions"])
         return cls(**{**found, "commits": commits, "partitions": counted, "targets": tuple(found["targets"])})
@@ -122,8 +136,14 @@ class CheckpointStore:
 
     def begin(self) -> None:
         """Note the format. Raises StartError where an older version of the router has written the checkpoint."""
-        if self.read("format") == FORMAT:
+        said = self.read("format")
+        if said == FORMAT:
             return
+        if said == b"":
+            raise StartError(
+                f"{self.place('format')} is damaged: it is empty. It says which version of the router wrote the "
+                f"checkpoint; write {FORMAT.decode()} into it if that was this one"
+            )
         found = self.checkpoint.files.get_file_info(["spark/metadata", "manifests", "store/format"])
         if any(info.type is not fs.FileType.NotFound for info in found):
             raise StartError(
@@ -135,6 +155,26 @@ class CheckpointStore:
     def read(self, path: str) -> bytes | None:
         """Return the content of a file, or None where there is none."""
         return self.checkpoint.read(f"store/{path}")
+
+    def load(self, path: str) -> Any:
+        """Return what a JSON file says, or None where there is none. Raises StartError where it is damaged.
+
+        Half a note must not be taken for none: rows would be written twice, or forgotten.
+        """
+        text = self.read(path)
+        try:
+            return None if text is None else json.loads(text)
+        except ValueError as error:
+            raise StartError(self.damage(path, text or b"")) from error
+
+    def damage(self, path: str, text: bytes) -> str:
+        """Return the sentence about a file that is not whole."""
+        what = "cut off or overwritten" if text else "empty"
+        return f"{self.place(path)} is damaged: it is {what}. {WAYS[path.partition('/')[0]]}"
+
+    def place(self, path: str) -> str:
+        """Return the address of a file."""
+        return f"{self.checkpoint.root}/store/{path}"
 
     def write(self, path: str, content: bytes) -> None:
         """Write a file; a crash leaves either all of the new one or the old one."""
@@ -152,18 +192,27 @@ class CheckpointStore:
 
     def manifest(self, batch: int) -> Manifest | None:
         """Return the manifest of a batch, or None where it was never decided."""
-        text = self.read(self._manifest(batch))
-        return Manifest.load(text) if text is not None else None
+        found = self.load(self.manifest_path(batch))
+        return None if found is None else Manifest.of(found)
 
-    def decide(self, manifest: Manifest) -> None:
-        """Write a manifest; delete the oldest one."""
-        self.write(self._manifest(manifest.batch), manifest.dump())
+    def decide(self, manifest: Manifest, *, new: bool = False) -> None:
+        """Write a manifest; delete the oldest one.
+
+        Raises RunningError where the batch is `new` and another run has decided it meanwhile.
+        """
+        path, content = f"store/{self.manifest_path(manifest.batch)}", manifest.dump()
+        if not new:
+            self.checkpoint.write(path, content)
+        elif not self.checkpoint.create(path, content) and self.checkpoint.read(path) != content:
+            raise RunningError(
+                f"another run has decided batch {manifest.batch} of {self.checkpoint.root}; this one ends"
+            )
         if manifest.batch >= KEPT:
-            self.delete(self._manifest(manifest.batch - KEPT))
+            self.delete(self.manifest_path(manifest.batch - KEPT))
 
     def applied(self, batch: int) -> dict[str, Applied]:
         """Return what sinks have applied of this batch, by key."""
-        marks = json.loads(self.read(self._applied(batch)) or b"{}")
+        marks = self.load(self._applied(batch)) or {}
         return {key: Applied(*counts) for key, counts in marks.items()}
 
     def mark_applied(self, batch: int, key: str, counts: Applied) -> None:
@@ -172,7 +221,8 @@ class CheckpointStore:
         if batch >= KEPT:
             self.delete(self._applied(batch - KEPT))
 
-    def _manifest(self, batch: int) -> str:
+    def manifest_path(self, batch: int) -> str:
+        """Return where the manifest of a batch is in the store."""
         return f"manifests/{self.run}/{batch:010d}.json"
 
     def _applied(self, batch: int) -> str:

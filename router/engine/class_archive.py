@@ -21,10 +21,12 @@ from py4j.protocol import Py4JJavaError
 
 from router.config.loader import load
 from router.config.models import Trigger
-from router.engine.session import build_session, class_archive, connector_jars, stop_session
+from router.engine.connectors import CONNECTORS, known_jars, resolved_jars
+from router.engine.session import build_session, class_archive, stop_session
 from router.engine.stream import RunOptions, run
 from router.errors import StartError
 from router.registry import load_registry
+from router.spark_internals import jvm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,16 +45,15 @@ KAFKA = (
 def make_class_archive() -> Path:
     """Run a small configuration in a process of its own, keep the archive of its classes, and return where it is.
 
-    Raises StartError when the run fails or leaves no archive.
+    Raises MachineError where Spark cannot start here, StartError when the run fails or leaves no archive.
     """
+    resolved_jars(tuple(CONNECTORS), {})  # an archive holds classes of the class path, where jars are once known
     target = class_archive()
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent) as folder:
         archive = Path(folder, "classes.jsa")
-        if not connector_jars():  # an archive holds classes of the class path, where jars are once they are known
-            _run_alone(Path(folder, "first"), {})
         ended = _run_alone(
-            Path(folder, "second"), {"spark.driver.extraJavaOptions": f"-XX:ArchiveClassesAtExit={archive}"}
+            Path(folder, "run"), {"spark.driver.extraJavaOptions": f"-XX:ArchiveClassesAtExit={archive}"}
         )
         if ended.returncode or not archive.is_file():
             raise StartError(f"the run for the archive of classes failed:\n{ended.stdout[-2000:]}")
@@ -104,7 +105,7 @@ def _run(path: Path) -> None:
 
 
 def _load_kafka(session: SparkSession) -> None:
-    java = session.sparkContext._jvm.java.lang  # type: ignore[union-attr]  # no other door to the JVM
+    java = jvm(session).java.lang
     loader = java.ClassLoader.getSystemClassLoader()
     for name in _kafka_classes():
         with suppress(Py4JJavaError):  # it needs a library that is optional
@@ -112,7 +113,7 @@ def _load_kafka(session: SparkSession) -> None:
 
 
 def _kafka_classes() -> Iterator[str]:
-    for jar in connector_jars():
+    for jar in known_jars():
         with zipfile.ZipFile(jar) as content:
             names = [name for name in content.namelist() if name.startswith(KAFKA) and name.endswith(".class")]
         yield from (name.removesuffix(".class").replace("/", ".") for name in names)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
@@ -230,23 +232,23 @@ def sent(lake: Lake, config: Config, key: str) -> int:
 def last(config: Config, batches: int) -> list[dict[str, Any]]:
     """Return the ledger rows of a query's last batches, oldest first, events of a sink summed over partitions.
 
-    A detached sink has batches of its own: as many of these are there, too.
+    A detached sink has batches of its own: as many of these are there, too. Memory holds the rows of those batches, and
+    five columns of a part of the others: a ledger has millions of rows after some months.
     """
     lake = Lake.at(config.lake, config.storage())
     table = lake.open(config.ledger)
     if table is None:
         return []
+    found = table.to_pyarrow_dataset()
+    mine = pc.field("query") == config.name
+    wanted = _last_batches(_endings(found, mine, batches), batches)
+    numbers = {batch for _, batch in wanted}
+    these = pc.field("batch_id").isin(pa.array(numbers - {None}, pa.int64()))
+    these = these | pc.field("batch_id").is_null() if None in numbers else these
     blank = dict.fromkeys(SCHEMA.names)  # a ledger of an older version has fewer columns
-    found = [{**blank, **row} for row in table.to_pyarrow_table(filters=[("query", "=", config.name)]).to_pylist()]
-    sources = {row["run"] for row in found if row["route"] is None}
-    ended: dict[tuple[str | None, str | None], dict[tuple[str, int], datetime]] = {}
-    for row in found:
-        whose = (None, None) if row["run"] in sources else (row["route"], row["sink"])
-        ended.setdefault(whose, {})[row["run"], row["batch_id"]] = row["finished"]
-    wanted = {key for by in ended.values() for key in sorted(by, key=by.__getitem__)[-batches:]}
-    chosen = [row for row in found if (row["run"], row["batch_id"]) in wanted]
+    chosen = [{**blank, **row} for row in found.to_table(filter=mine & these).to_pylist()]
     return sorted(
-        _summed(chosen),
+        _summed([row for row in chosen if (row["run"], row["batch_id"]) in wanted]),
         key=lambda row: (row["finished"], row["route"] or "", row["topic"] or "", row["partition"] or 0),
     )
 
@@ -265,6 +267,45 @@ def totals(config: Config) -> dict[tuple[str | None, str | None], dict[str, int]
             have = found.setdefault((row["route"], row["sink"]), dict.fromkeys(counts, 0))
             have |= {name: have[name] + (row[f"{name}_sum"] or 0) for name in counts}
     return found
+
+
+BATCH = ("run", "route", "sink", "batch_id")
+
+
+def _endings(ledger: ds.Dataset, mine: pc.Expression, batches: int) -> list[dict[str, Any]]:
+    """Return when the last batches of each run, route and sink ended, read part by part."""
+    found: pa.Table | None = None
+    reading = ledger.to_batches(columns=[*BATCH, "finished"], filter=mine, batch_readahead=2, fragment_readahead=1)
+    for part in reading:
+        rows = pa.Table.from_batches([part])
+        found = _latest(pa.concat_tables([found, rows]) if found else rows, batches)
+    return found.to_pylist() if found else []
+
+
+def _latest(ended: pa.Table, batches: int) -> pa.Table:
+    """Keep the last batches of each run, route and sink. A batch may be there several times, from several parts."""
+    ended = ended.group_by(BATCH).aggregate([("finished", "max")]).rename_columns([*BATCH, "finished"])
+    ended = ended.sort_by([*((name, "ascending") for name in BATCH[:3]), ("finished", "descending")])
+    whose = [column.combine_chunks().dictionary_encode(null_encoding="encode") for column in ended.columns[:3]]
+    changed = np.zeros(len(ended), bool)
+    changed[:1] = True
+    for column in whose:
+        codes = column.indices.to_numpy()
+        changed[1:] |= codes[1:] != codes[:-1]
+    first = np.maximum.accumulate(np.where(changed, np.arange(len(ended)), 0))
+    return ended.filter(pa.array(np.arange(len(ended)) - first < batches))
+
+
+def _last_batches(ended: list[dict[str, Any]], batches: int) -> set[tuple[str, int | None]]:
+    """Return run and number of the last batches: of all runs of the source together, and of each detached sink."""
+    sources = {row["run"] for row in ended if row["route"] is None}
+    by: dict[tuple[str | None, str | None], dict[tuple[str, int | None], datetime]] = {}
+    for row in ended:
+        whose = (None, None) if row["run"] in sources else (row["route"], row["sink"])
+        batch = row["run"], row["batch_id"]
+        known = by.setdefault(whose, {})
+        known[batch] = max(row["finished"], known.get(batch, row["finished"]))
+    return {batch for known in by.values() for batch in sorted(known, key=known.__getitem__)[-batches:]}
 
 
 def _summed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

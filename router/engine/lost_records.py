@@ -7,12 +7,12 @@ start anew. What is gone is gone, so a person decides: the refusal names partiti
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from router.engine import ledger, source
 from router.engine.checkpoint_store import CheckpointStore
+from router.engine.spark_checkpoint import NO_WATERMARK, SparkNotes, offsets_in, with_offsets
 from router.engine.start_checks import Checkpoint
 from router.errors import StartError
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from router.engine.source import Offsets
 
 SHOWN = 10
-NO_WATERMARK = 'v1\n{"nextBatchWatermarkMs":0}'
-"""What Spark notes when a batch of a query without watermarks has ended (CommitLog, version 1)."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ class LostRecords:
                 return []
             for gone in lost:
                 begin[gone.topic][gone.partition] = gone.last + 1
-            self._write("offsets", batch, _with_offsets(self._log("offsets", batch, batch - 1), begin))
+            self._write("offsets", batch, with_offsets(self._log("offsets", batch, batch - 1), begin))
             ledger.append(self.committers, entry, _rows(self.config.name, past.run or "", batch, lost))
         self._write("commits", batch, self._log("commits", batch - 1) or NO_WATERMARK)
         return lost
@@ -125,25 +123,22 @@ class LostRecords:
 
     def _begin(self, batch: int) -> Offsets:
         """Return the offsets that a batch begins with: where the one before it ends."""
-        text = self._log("offsets", batch - 1) if batch else self._text("spark/sources/0/0")
+        text = self._log("offsets", batch - 1) if batch else self._notes.text("sources/0/0")
         if text is None:
             raise StartError(f"{self.config.name}: the checkpoint does not say where batch {batch} begins")
-        found = json.loads(text[text.index("{") :] if not batch else text.rsplit("\n", 1)[1])
-        return {topic: {int(number): at for number, at in by.items()} for topic, by in found.items()}
+        return offsets_in(text)
 
     def _log(self, folder: str, *batches: int) -> str | None:
         """Return Spark's note about the first of some batches that has one."""
-        texts = (self._text(f"spark/{folder}/{batch}") for batch in batches)
+        texts = (self._notes.text(f"{folder}/{batch}") for batch in batches)
         return next((text for text in texts if text is not None), None)
 
-    def _text(self, path: str) -> str | None:
-        content = self.checkpoint.read(path)
-        return None if content is None else content.decode("utf-8", "replace").rstrip("\n")
-
     def _write(self, folder: str, batch: int, text: str) -> None:
-        """Write a note of Spark's; the checksum of the former one would make Hadoop refuse it."""
-        self.checkpoint.delete(f"spark/{folder}/.{batch}.crc")
-        self.checkpoint.write(f"spark/{folder}/{batch}", text.encode())
+        self._notes.write(f"{folder}/{batch}", text)
+
+    @property
+    def _notes(self) -> SparkNotes:
+        return SparkNotes(self.checkpoint)
 
 
 def _between(begin: Offsets, end: Offsets) -> list[LostRange]:
@@ -151,13 +146,6 @@ def _between(begin: Offsets, end: Offsets) -> list[LostRange]:
     ends = {(topic, number): at for topic, number, at in _each(end)}
     spans = ((topic, number, at, ends.get((topic, number), at)) for topic, number, at in _each(begin))
     return [LostRange(topic, number, at, goes_on - 1) for topic, number, at, goes_on in spans if at < goes_on]
-
-
-def _with_offsets(text: str | None, offsets: Offsets) -> str:
-    """Return Spark's note about a batch (version, metadata, one line per source) with other offsets."""
-    head = text.split("\n")[:2] if text else ["v1", '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}']
-    named = {topic: {str(number): at for number, at in by.items()} for topic, by in offsets.items()}
-    return "\n".join([*head, json.dumps(named, separators=(",", ":"))])
 
 
 def _rows(query: str, run: str, batch: int, lost: list[LostRange]) -> list[dict[str, Any]]:

@@ -38,8 +38,9 @@ PASSING = (
 """Parts of the messages of Spark and Kafka that mean: the source or storage is away for a while."""
 
 
-ERRNO = re.compile(r"\[[Ee]rrno (\d+)\]")
-"""How Python and Arrow write the number of an error of the operating system: a task's error reaches us as text."""
+ERRNO = re.compile(r"(?:\[[Ee]rrno |\(os error )(\d+)[\])]")
+"""How Python and Arrow, and delta-rs, write the number of an error of the operating system: a task's error reaches us
+as text."""
 PASSING_ERRNO = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENXIO, errno.EACCES, errno.EPERM),  # storage
     *(errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH),  # a mounted one

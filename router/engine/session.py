@@ -15,17 +15,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyspark
-from delta.pip_utils import configure_spark_with_delta_pip
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from router import spark_internals
 from router.config.variables import substitute
 from router.config.yaml_tree import Keys, Scalar, parse
-from router.errors import SessionLost, StartError
+from router.engine.connectors import (
+    CONNECTORS,
+    RESOLVING,
+    cache,
+    connectors_in,
+    connectors_of,
+    known_jars,
+    resolved_jars,
+    versions_of_jars,
+)
+from router.engine.java import find_java
+from router.errors import MachineError, SessionLost, StartError, first_line
+from router.spark_internals import has_jvm, is_running, log_level, options_of, quiet_accumulators, stop_jvm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from router.config.models import Config
 
@@ -102,10 +115,18 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
     if by := connect_by(config.spark, master):
         raise StartError(NO_CONNECT.format(by))
     submitted = _submitted()
+    connectors = connectors_of(config)
     if not submitted:
-        _stop_other_jvm(config.spark)
-    builder = session_builder(config.spark, None if submitted else master or local_master(config))
-    builder = builder.appName(f"router {config.name}")
+        _stop_other_jvm(config.spark, ready_to_start(config))
+    builder = session_builder(config.spark, None if submitted else master or local_master(config), connectors)
+    session = _session_of(builder.appName(f"router {config.name}"), config.name)
+    session.sparkContext.setLogLevel("ERROR")
+    quiet_accumulators(session)
+    return session
+
+
+def _session_of(builder: SparkSession.Builder, name: str) -> SparkSession:
+    """Return the session; raise MachineError with the reason in one line where Spark does not start."""
     interrupt = signal.getsignal(signal.SIGINT)
     try:
         SparkContext.getOrCreate(_conf(builder))
@@ -116,15 +137,14 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
             raise StartError(NO_CONNECT.format("this cluster gives no SparkContext")) from error
         if "stopped SparkContext" in str(error):
             what = "the cluster has ended the application before it began: its executors do not start"
-            raise SessionLost(f"{config.name}: {what}. Their logs on the workers say why") from error
-        raise
+            raise SessionLost(f"{name}: {what}. Their logs on the workers say why") from error
+        if not isinstance(error, PySparkException | Py4JError | OSError | ValueError):
+            raise
+        starting.join()
+        todo = "look at what stands under `spark:`, and at the memory and Java of this machine: router doctor FILE"
+        raise MachineError(f"Spark does not start: {first_line(error)}", todo) from error
     if interrupt is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, interrupt)  # Spark's own handler would cancel the jobs of the current batch
-    session.sparkContext.setLogLevel("ERROR")
-    # its thread prints a stack when the JVM is gone, which is said in a sentence
-    vars(session.sparkContext._accumulatorServer)["handle_error"] = lambda request, address: None
-    if not submitted:
-        _remember_jars(session)
     return session
 
 
@@ -138,12 +158,35 @@ def connect_by(asked: Mapping[str, str], master: str | None) -> str | None:
     return next((f"the environment has {name}" for name in CONNECT_VARIABLES if os.environ.get(name)), None)
 
 
+def ready_to_start(config: Config) -> list[str]:
+    """Return the jars of a local session; raise MachineError, in a sentence, for want of a Java that fits or of jars.
+
+    Spark's launcher would find both out itself, and print a hundred lines.
+    """
+    if not has_jvm() and not spark_env() and (java := find_java()).fault:
+        raise MachineError(java.fault, java.todo)
+    return resolved_jars(connectors_of(config), config.spark)
+
+
+def spark_env() -> Path | None:
+    """Return the script of an installed Spark that may choose another Java than the environment says."""
+    home = os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
+    script = Path(os.environ.get("SPARK_CONF_DIR") or Path(home, "conf"), "spark-env.sh")
+    return script if script.is_file() else None
+
+
 def _submitted() -> bool:
     return "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def session_builder(asked: Mapping[str, str], master: str | None) -> SparkSession.Builder:
-    """Return what a session is built from, and its JVM started with; no master where somebody else has chosen one."""
+def session_builder(
+    asked: Mapping[str, str], master: str | None, connectors: Collection[str] = tuple(CONNECTORS)
+) -> SparkSession.Builder:
+    """Return what a session is built from, and its JVM started with; no master where somebody else has chosen one.
+
+    With everything in one process the class path is enough for jars: Spark would copy them at every start, and no
+    archive holds their classes. Raises MachineError where they cannot be had.
+    """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.Builder()
     if master is not None:
@@ -157,7 +200,11 @@ def session_builder(asked: Mapping[str, str], master: str | None) -> SparkSessio
         builder = builder.config("spark.driver.defaultJavaOptions", java_options(asked))
         builder = builder.config("spark.python.daemon.module", "router.engine.land.worker_daemon")
         local = asked.get("spark.master", master).startswith("local")
-        builder = _with_jars(builder, on_class_path=local and CLASS_PATH not in asked)
+        jars = resolved_jars(connectors, asked)
+        on_class_path = local and CLASS_PATH not in asked
+        where, between = (CLASS_PATH, os.pathsep) if on_class_path else ("spark.jars", ",")
+        builder = builder.config(where, between.join(jars))
+        asked = {key: value for key, value in asked.items() if key not in RESOLVING}  # it is done
     for key, value in {**SETTINGS, **asked}.items():
         builder = builder.config(key, value)
     return builder
@@ -173,9 +220,12 @@ def start_jvm(path: Path, master: str | None) -> None:
     if connect_by(asked or {}, master):
         return
     local = asked is not None and asked.get("spark.master", master or "local").startswith("local")
-    if asked is None or not local or _submitted() or SparkContext._gateway:
+    if asked is None or not local or _submitted() or has_jvm() or find_java().fault:
         return
-    starting.begin(asked, _conf(session_builder(asked, master or "local")))
+    root, _ = parse(path.read_text("utf-8-sig"), str(path))
+    connectors = connectors_in(root) if root else frozenset[str]()
+    if jars := known_jars(connectors, asked):
+        starting.begin(asked, _conf(session_builder(asked, master or "local", connectors)), jars)
 
 
 class _Starting:
@@ -184,9 +234,11 @@ class _Starting:
     def __init__(self) -> None:
         self.thread: threading.Thread | None = None
         self.asked: Mapping[str, str] = {}
+        self.jars: list[str] = []
 
-    def begin(self, asked: Mapping[str, str], conf: SparkConf) -> None:
+    def begin(self, asked: Mapping[str, str], conf: SparkConf, jars: list[str]) -> None:
         """Start the JVM, and load the slowest of a session's classes while Spark's context comes into being."""
+        self.jars = jars
         self.asked, self.thread = asked, threading.Thread(target=self._start, args=(conf,))
         self.thread.start()
 
@@ -198,26 +250,21 @@ class _Starting:
 
     def _start(self, conf: SparkConf) -> None:
         with suppress(Exception):  # the session tries it again, and says what is wrong
-            SparkContext._ensure_initialized(conf=conf)
-            assert SparkContext._jvm is not None
-            SparkContext._jvm.java.lang.Class.forName(SLOWEST_CLASS)
+            spark_internals.start_jvm(conf).java.lang.Class.forName(SLOWEST_CLASS)
 
 
 starting = _Starting()
 
 
 def _conf(builder: SparkSession.Builder) -> SparkConf:
-    return SparkConf(loadDefaults=False).setAll(list(builder._options.items()))
+    return SparkConf(loadDefaults=False).setAll(list(options_of(builder).items()))
 
 
-def _stop_other_jvm(asked: Mapping[str, str]) -> None:
-    """Stop a JVM that was started with other settings than the configuration turns out to have."""
-    if starting.thread and starting.asked != asked:
+def _stop_other_jvm(asked: Mapping[str, str], jars: list[str] | None = None) -> None:
+    """Stop a JVM that was started with other settings, or jars, than the configuration turns out to have."""
+    if starting.thread and (starting.asked != asked or jars not in (None, starting.jars)):
         starting.join()
-        with SparkContext._lock:
-            if SparkContext._gateway:
-                SparkContext._gateway.shutdown()
-            SparkContext._gateway = SparkContext._jvm = None
+        stop_jvm()
 
 
 def settings_in(path: Path) -> dict[str, str] | None:
@@ -278,66 +325,18 @@ def class_archive() -> Path:
     A JVM refuses an archive whose jars lay elsewhere or were others.
     """
     place = hashlib.sha256(str(Path(pyspark.__file__).resolve()).encode()).hexdigest()[:8]
-    return cache_folder() / f"classes-{_versions()}-{place}.jsa"
-
-
-def _with_jars(builder: SparkSession.Builder, *, on_class_path: bool) -> SparkSession.Builder:
-    """Add the connectors: from the jars an earlier session resolved, or through Spark's resolver.
-
-    Resolving takes 2 to 3 s even when nothing is fetched, and a cold start is what people wait for. With everything in
-    one process the class path is enough: Spark would copy the jars at every start, and no archive holds their classes.
-    """
-    jars = connector_jars()
-    if not jars:
-        return configure_spark_with_delta_pip(builder, extra_packages=packages())
-    if on_class_path:
-        return builder.config(CLASS_PATH, os.pathsep.join(jars))
-    return builder.config("spark.jars", ",".join(jars))
-
-
-def connector_jars() -> list[str]:
-    """Return the jars that an earlier session resolved; none where they are not known or not there any more."""
-    known = _memory()
-    jars = known.read_text().split("\n") if known.exists() else []
-    return jars if all(Path(jar).is_file() for jar in jars) else []
-
-
-def _remember_jars(session: SparkSession) -> None:
-    known = _memory()
-    if known.exists() or session.conf.get("spark.jars.packages", None) is None:
-        return
-    jars = [jar.removeprefix("file://") for jar in (session.conf.get("spark.jars", "") or "").split(",")]
-    if jars and all(Path(jar).is_file() for jar in jars):
-        with suppress(OSError):  # a read-only home costs 2 s at the next start, no more
-            known.parent.mkdir(parents=True, exist_ok=True)
-            known.write_text("\n".join(jars))
-
-
-def _memory() -> Path:
-    """Return the file that lists the resolved jars of exactly these versions."""
-    return cache_folder() / f"spark-jars-{_versions()}.txt"
-
-
-def cache_folder() -> Path:
-    """Return the folder of what can be made again: jars, archives of classes, what was packed for a cluster."""
-    return Path(os.environ.get("ROUTER_CACHE") or Path.home() / ".cache" / "spark-event-router")
-
-
-def _versions() -> str:
-    return f"{pyspark.__version__}-delta-{importlib.metadata.version('delta-spark')}"
+    return cache() / f"classes-{versions_of_jars()}-{place}.jsa"
 
 
 @contextmanager
 def quiet_failures(session: SparkSession) -> Iterator[None]:
     """Keep Spark and py4j from printing the stack of a query that fails: the router logs the reason in one line."""
-    assert session.sparkContext._jvm is not None
-    log4j = session.sparkContext._jvm.org.apache.logging.log4j
     with quiet_gateway():
-        log4j.core.config.Configurator.setLevel(QUERY_LOGGER, log4j.Level.OFF)
+        log_level(session, QUERY_LOGGER, "OFF")
         try:
             yield
         finally:
-            log4j.core.config.Configurator.setLevel(QUERY_LOGGER, log4j.Level.ERROR)
+            log_level(session, QUERY_LOGGER, "ERROR")
 
 
 @contextmanager
@@ -361,10 +360,7 @@ def quiet_gateway() -> Iterator[None]:
 def alive(session: SparkSession) -> bool:
     """Say whether Spark runs: its JVM may be killed, or end itself for want of memory."""
     with quiet_gateway():
-        try:
-            return not session.sparkContext._jsc.sc().isStopped()
-        except (Py4JError, OSError, AttributeError):  # nobody listens, or PySpark has let go of it
-            return False
+        return is_running(session)
 
 
 def stop_session(session: SparkSession) -> None:
@@ -378,18 +374,6 @@ def stop_session(session: SparkSession) -> None:
                 folder.rmdir()
         with suppress(OSError):
             artifacts.rmdir()
-
-
-def packages() -> list[str]:
-    """Return the Maven coordinates of Spark's connectors for the installed pyspark."""
-    version = pyspark.__version__
-    return [f"org.apache.spark:{name}_2.13:{version}" for name in ("spark-sql-kafka-0-10", "spark-avro")]
-
-
-def all_packages() -> list[str]:
-    """Return the Maven coordinates of Delta and of Spark's connectors, for spark-submit."""
-    with_delta = configure_spark_with_delta_pip(SparkSession.Builder(), extra_packages=packages())
-    return str(with_delta._options["spark.jars.packages"]).split(",")
 
 
 def versions() -> dict[str, str]:

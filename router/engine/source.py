@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
 
+from router import spark_internals
 from router.errors import StartError
 from router.parts import RAW_SCHEMA
 
@@ -152,8 +153,7 @@ def kept(spark: SparkSession, kafka: KafkaSource, offsets: Offsets) -> dict[str,
 
     Partitions that are gone are left out. Runs on the driver, asks the brokers.
     """
-    jvm = spark.sparkContext._jvm
-    assert jvm is not None
+    jvm = spark_internals.jvm(spark)
     named = completed(spark, kafka, offsets)
     parts = [(topic, number) for topic, by in offsets.items() for number in by if number in named.get(topic, {})]
     found: list[dict[tuple[str, int], int]] = []
@@ -175,8 +175,7 @@ def kept(spark: SparkSession, kafka: KafkaSource, offsets: Offsets) -> dict[str,
 @contextmanager
 def _admin(spark: SparkSession, kafka: KafkaSource) -> Iterator[Any]:
     """Open Kafka's admin client in the driver's JVM, with the settings of the source."""
-    jvm = spark.sparkContext._jvm
-    assert jvm is not None
+    jvm = spark_internals.jvm(spark)
     settings = {key[6:]: value for key, value in kafka_options(kafka).items() if key.startswith("kafka.")}
     admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
     try:

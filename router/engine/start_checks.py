@@ -1,34 +1,32 @@
-"""Refuse a start that would lose or duplicate records: a second run, a lost or stale checkpoint, a lost lake."""
+"""Refuse a start that would lose or duplicate records: a lost or stale checkpoint, a lost lake."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
+from router import storage
 from router.delta.commit import to_arrow
-from router.delta.table_cache import THREADS
+from router.delta.history import commit_notes
+from router.delta.table_cache import THREADS, TableCache
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.lost_tables import refuse_lost_tables
 from router.engine.executors import Executors
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.ledger import SCHEMA as LEDGER
-from router.errors import RunningError, StartError
+from router.errors import StartError
 from router.registry import parts_in
 from router.sinks import TableSink
+from router.spark_internals import hadoop_lacks, set_hadoop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
@@ -40,40 +38,6 @@ if TYPE_CHECKING:
 Accept = Literal["", "lost-checkpoint", "lost-lake", "lost-records", "lost-tables", "duplicates"]
 RECENT = 100
 """Commits of a table that are searched for the last batch of a query."""
-
-
-@contextmanager
-def alone(checkpoint: Lake, name: str) -> Iterator[None]:
-    """Hold the lock of a checkpoint; raise RunningError while another run holds it.
-
-    Runs on the driver. A checkpoint in an object store has no lock; there Spark's own check of the commit log stops
-    the second run at its first batch.
-    """
-    refusal = (
-        f"{name} is running already: its checkpoint {checkpoint.root} is locked; stop that run, or give this "
-        "one another name and checkpoint"
-    )
-    with locked(checkpoint, "lock", refusal):
-        yield
-
-
-@contextmanager
-def locked(checkpoint: Lake, file: str, refusal: str) -> Iterator[None]:
-    """Hold a lock that is a file in a checkpoint; raise RunningError while another process holds it.
-
-    The lock of a killed process is free again. An object store has no lock.
-    """
-    if not checkpoint.local:
-        yield
-        return
-    path = Path(checkpoint.root, file)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunningError(refusal) from None
-        yield
 
 
 @dataclass(frozen=True)
@@ -92,7 +56,11 @@ class Checkpoint:
     def read(cls, place: Lake) -> Checkpoint:
         """Read the Spark checkpoint in the folder `spark` of the configuration's checkpoint."""
         metadata = place.read("spark/metadata")
-        run = json.loads(metadata)["id"] if metadata else None
+        try:
+            run = None if metadata is None else json.loads(metadata)["id"]
+        except ValueError:
+            what = "is damaged; `router run` mends it, or says what to do"
+            raise StartError(f"{place.root}/spark/metadata {what}") from None
         return cls(run, bool(_numbers(place, "spark/offsets")), max(_numbers(place, "spark/commits"), default=-1))
 
 
@@ -109,7 +77,7 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
     new records for a batch that the tables have; a lake without its checkpoint would get everything again. A batch is
     in the ledger before Spark commits it, so the ledger is level with the checkpoint or one batch ahead.
     """
-    table = lake.open(ledger)
+    table = TableCache(lake).open([ledger])[ledger]
     if table is not None and (lacks := sorted(set(LEDGER.names) - set(to_arrow(table).names))):
         raise StartError(
             f"{ledger} in {lake.root} was written by another version of the router (it has no {', '.join(lacks)}), "
@@ -159,11 +127,34 @@ def _last_batches(lake: Lake, name: str) -> dict[str, tuple[str, int]]:
         return {table: note for table, note in zip(tables, notes, strict=True) if note}
 
 
+def having(lake: Lake, query: str, batch: int) -> dict[str, str]:
+    """Return the tables that have a batch of a query (with its run), and the configuration of that commit.
+
+    A table that cannot be read counts as one that has it.
+    """
+
+    def committed(table: str) -> str | None:
+        try:
+            handle = lake.open(table)
+            notes = map(commit_notes, handle.history(RECENT)) if handle else iter(())
+            mine = (
+                note for note in notes if (note.get("router.query"), note.get("router.batch")) == (query, str(batch))
+            )
+            return next((str(note.get("router.configuration")) for note in mine), None)
+        except (DeltaError, OSError):
+            return ""
+
+    tables = [table for layer in lake.layers() for table in lake.tables(layer)]
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = zip(tables, pool.map(committed, tables), strict=True)
+        return {table: configuration for table, configuration in found if configuration is not None}
+
+
 def _last_note(table: DeltaTable | None, name: str) -> tuple[str, int] | None:
     for entry in table.history(RECENT) if table else []:
         if entry.get("operation") == "RESTORE":
             return None  # the operator who restored the table has decided about older commits
-        note = _note(entry)
+        note = commit_notes(entry)
         query, _, run = str(note.get("router.query", "")).rpartition(":")
         if query == name:
             return run, int(note["router.batch"])
@@ -176,16 +167,22 @@ def refuse_shared(lake: Lake, config: Config) -> None:
     `a-b` and `a_b` do, and an outbox that two queries share is sent, or merged, twice.
     """
     own = [of(config.name, route, sink) for route, sink, _ in config.all_sinks() for of in (outbox_of, quarantine_of)]
-    for table in own:
-        try:
-            handle = lake.open(table)
-        except (DeltaError, OSError):  # the first batch that writes it says what is wrong
-            continue
-        if handle and (others := _writers(handle) - {config.name}):
-            raise StartError(
-                f"{table} in {lake.root} belongs to the query {others.pop()}, and {config.name} would write it, too; "
-                "give this query another name, or a lake of its own"
-            )
+    with ThreadPoolExecutor(THREADS) as pool:
+        writers = pool.map(lambda table: _writers_of(lake, table), own)
+        for table, found in zip(own, writers, strict=True):
+            if others := found - {config.name}:
+                raise StartError(
+                    f"{table} in {lake.root} belongs to the query {others.pop()}, and {config.name} would write it, "
+                    "too; give this query another name, or a lake of its own"
+                )
+
+
+def _writers_of(lake: Lake, table: str) -> set[str]:
+    try:
+        handle = lake.open(table)
+        return _writers(handle) if handle else set()
+    except (DeltaError, OSError):  # the first batch that writes it says what is wrong
+        return set()
 
 
 def refuse_speculation(setting: str | None, config: Config) -> None:
@@ -204,17 +201,8 @@ def refuse_speculation(setting: str | None, config: Config) -> None:
 
 def _writers(table: DeltaTable) -> set[str]:
     """Return the queries that a table's last commits are of."""
-    notes = (str(_note(entry).get("router.query", "")) for entry in table.history(RECENT))
+    notes = (str(commit_notes(entry).get("router.query", "")) for entry in table.history(RECENT))
     return {note.rpartition(":")[0] for note in notes if note}
-
-
-def _note(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return what a commit says about its batch: delta-rs keeps it as fields, Delta on Spark as one text."""
-    try:
-        note = json.loads(entry.get("userMetadata") or "{}")
-    except ValueError:
-        note = {}
-    return {**entry, **note} if isinstance(note, dict) else entry
 
 
 def resume(lake: Lake, ledger: str, name: str) -> Offsets:
@@ -247,19 +235,36 @@ def _refuse_half_batch(lake: Lake, name: str, booked: dict[str, int]) -> None:
         )
 
 
-def begin(spark: SparkSession, lake: Lake, checkpoint: Lake, config: Config, accept: Accept) -> Offsets | None:
+def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Config, accept: Accept) -> Offsets | None:
     """Return where a new checkpoint begins, None for where the configuration says."""
+    lake = tables.lake
     past = Checkpoint.read(checkpoint)
-    refuse_speculation(spark.sparkContext.getConf().get("spark.speculation"), config)
     refuse_shared(lake, config)
     examine(lake, config.ledger, config.name, past, accept)
     if past.run:
-        refuse_lost_tables(lake, CheckpointStore(checkpoint, past.run), config, past.last, accept)
+        refuse_lost_tables(tables, CheckpointStore(checkpoint, past.run), config, past.last, accept)
     if accept != "lost-checkpoint" or past.begun:
         return None
     if config.source.kafka is None:
         raise StartError("only a Kafka source can go on from the ledger; restore the checkpoint")
     return source.completed(spark, config.source.kafka, resume(lake, config.ledger, config.name))
+
+
+def reach(spark: SparkSession, place: Lake, *, by_spark: bool = False) -> None:
+    """Try a place, and let Spark's own file systems reach it with the rights of the router. Raises StartError.
+
+    The settings hold secrets: they go where no page of Spark and no plan shows them. With `by_spark` Spark itself has
+    to have a file system for the place.
+    """
+    storage.probe(place.root, place.options)
+    if place.local:
+        return
+    set_hadoop(spark, storage.hadoop_settings(place.root, place.options))
+    if by_spark and (why := hadoop_lacks(spark, place.for_spark())):
+        raise StartError(
+            f"Spark cannot reach the checkpoint {place.root}: {why}. Name its file system under `spark:`, for S3 as "
+            "spark.jars.packages: org.apache.hadoop:hadoop-aws:3.4.1; or keep the checkpoint in a folder"
+        )
 
 
 def executors_of(spark: SparkSession, registry: Registry, config: Config, lake: Lake, command: str = "") -> Executors:

@@ -16,7 +16,8 @@ from pyspark.errors import StreamingQueryException
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_event_set, wait_exponential_jitter
 from tenacity.nap import sleep_using_event
 
-from router.delta.lake import Lake
+from router.delta.lake import DAMAGED_LOG, Lake
+from router.delta.table_cache import TableCache
 from router.engine import source
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
@@ -27,9 +28,11 @@ from router.engine.outbox.apply import opened
 from router.engine.outbox.detached import DetachedSinks
 from router.engine.quarantine.release import Release
 from router.engine.retryable_errors import Outage, passing, says_lost
+from router.engine.run_lock import alone
 from router.engine.session import alive, quiet_failures, quiet_gateway
-from router.engine.start_checks import alone, begin, executors_of
-from router.errors import SessionLost, first_line
+from router.engine.spark_checkpoint import CheckpointMending
+from router.engine.start_checks import begin, executors_of, reach, refuse_speculation
+from router.errors import SessionLost, TableError, first_line
 from router.parts import BatchReport, Preparation
 
 if TYPE_CHECKING:
@@ -52,6 +55,8 @@ LOOK_SECONDS = 5
 """Seconds between two looks for approvals while no batch is running."""
 EXECUTOR_SECONDS = 30
 KEPT_REPORTS = 1_000
+OWN_LOG = "put it back from a copy, or see docs/storage-faults.md"
+"""What a person can do about the log of a table for which the stream waits."""
 
 
 class _Stop(Exception):  # noqa: N818 - an order, no error
@@ -98,9 +103,11 @@ def run(
 def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOptions) -> list[BatchReport]:
     config = loaded.config
     lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
-    with alone(checkpoint, config.name):
-        CheckpointStore(checkpoint).begin()
-        since = begin(spark, lake, checkpoint, config, options.accept)
+    tables = TableCache(lake)
+    for place in (lake, checkpoint):
+        reach(spark, place, by_spark=place is checkpoint)
+    with alone(checkpoint, config.name, options.stop.set):
+        since = retrying(config, spark, options.stop)(_checked, loaded, spark, (tables, checkpoint), options.accept)
         prepared = config.decode.prepare(
             Preparation(
                 loaded.path.parent,
@@ -114,8 +121,35 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
         with ThreadPoolExecutor(1) as pool:  # Spark plans the query meanwhile; the first batch waits for it
             executors = executors_of(spark, registry, config, lake)
             probe = pool.submit(executors.look, spark)
-            about = registry, spark, lake, checkpoint, options, executors, probe
+            about = registry, spark, tables, checkpoint, options, executors, probe
             return _StreamRun(config, loaded.path.parent, loaded.fingerprint, *about).until_done(since)
+
+
+def _checked(loaded: Loaded, spark: SparkSession, at: tuple[TableCache, Lake], accept: Accept) -> source.Offsets | None:
+    """Mend and check lake and checkpoint; return where a new checkpoint begins, None for where the file says."""
+    tables, checkpoint = at
+    refuse_speculation(spark.sparkContext.getConf().get("spark.speculation"), loaded.config)
+    CheckpointStore(checkpoint).begin()
+    CheckpointMending(loaded.config, tables.lake, checkpoint, loaded.fingerprint).mend()
+    return begin(spark, tables, checkpoint, loaded.config, accept)
+
+
+def retrying(config: Config, spark: SparkSession, stop: threading.Event) -> Retrying:
+    """Return what calls a function again, with growing pauses and a line for each, after failures that pass."""
+
+    def tell(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        hint = f"; {OWN_LOG}" if isinstance(error, TableError) and DAMAGED_LOG in error.what else ""
+        log.warning("%s: %s%s; trying again in %.0f s", config.name, first_line(error), hint, state.upcoming_sleep)
+
+    return Retrying(
+        retry=retry_if_exception(lambda error: passing(error) and alive(spark)),
+        wait=wait_exponential_jitter(initial=1, max=60),
+        stop=stop_when_event_set(stop),
+        sleep=sleep_using_event(stop),
+        before_sleep=tell,
+        reraise=True,
+    )
 
 
 @dataclass
@@ -125,7 +159,7 @@ class _StreamRun:
     fingerprint: str
     registry: Registry
     spark: SparkSession
-    lake: Lake
+    tables: TableCache
     checkpoint: Lake
     options: RunOptions
     executors: Executors
@@ -142,20 +176,16 @@ class _StreamRun:
     stopped: bool = False
     detached: DetachedSinks | None = None
 
+    @property
+    def lake(self) -> Lake:
+        """Return the lake of the tables."""
+        return self.tables.lake
+
     def until_done(self, begin: source.Offsets | None) -> list[BatchReport]:
         """Run the query, and again after a failure that passes: every batch can go on where it was interrupted."""
-        stop = self.options.stop
-        policy = Retrying(
-            retry=retry_if_exception(lambda error: passing(error) and alive(self.spark)),
-            wait=wait_exponential_jitter(initial=1, max=60),
-            stop=stop_when_event_set(stop),
-            sleep=sleep_using_event(stop),
-            before_sleep=self._tell_retry,
-            reraise=True,
-        )
         try:
             with quiet_failures(self.spark), self._detached_sinks():
-                policy(self._query, begin)
+                retrying(self.config, self.spark, self.options.stop)(self._query, begin)
                 if self._once and self.batches:
                     self.batches.outboxes.retention.tidy()
         except Exception as error:
@@ -179,10 +209,6 @@ class _StreamRun:
             raise
         if self.detached:
             self.detached.join()
-
-    def _tell_retry(self, state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        log.warning("%s: %s; trying again in %.0f s", self.config.name, first_line(error), state.upcoming_sleep)
 
     def _query(self, begin: source.Offsets | None) -> None:
         self.error, self.batches = None, None  # a query that begins anew has a session of its own
@@ -221,7 +247,7 @@ class _StreamRun:
     def _started(self, begin: source.Offsets | None) -> StreamingQuery:
         frame, trigger = source.stream(self.spark, self.config, begin), self._trigger
         writer = frame.writeStream.queryName(self.config.name).foreachBatch(self._handle)
-        writer = writer.option("checkpointLocation", f"{self.config.checkpoint_path()}/spark")
+        writer = writer.option("checkpointLocation", self.checkpoint.for_spark("spark"))
         if trigger.once:
             writer = writer.trigger(availableNow=True)
         elif trigger.every:
@@ -278,6 +304,8 @@ class _StreamRun:
         """Stop the query between two batches, and report the last ones."""
         with self.busy:
             query.stop()
+        if self.batches:
+            self.batches.maintenance.close(finish=self._once)
         self._tell(query, last=True)
 
     def _handle(self, raw: DataFrame, batch: int) -> None:
@@ -314,6 +342,7 @@ class _StreamRun:
             self.options.stop,
             prepared=self.planner,
             executors=self.executors,
+            opened=self.tables,
         )
 
     def _tell(self, query: StreamingQuery, *, last: bool = False) -> None:

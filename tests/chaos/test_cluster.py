@@ -216,12 +216,12 @@ def test_a_lake_that_is_another_folder_on_one_machine_is_refused(worker, submit,
 
 
 def test_a_router_that_does_not_travel_is_refused(worker, submit, configured, tmp_path):
-    from router.engine.session import all_packages
+    from router.engine.connectors import CONNECTORS, packages
 
     worker()
     config = configured(tmp_path / "cluster")
 
-    said = refused(submit(config, "--installed", **{"spark.jars.packages": ",".join(all_packages())}), config)
+    said = refused(submit(config, "--installed", **{"spark.jars.packages": ",".join(packages(CONNECTORS))}), config)
 
     assert said.startswith("router: an executor cannot work: it cannot import the router (No module named 'router'")
 

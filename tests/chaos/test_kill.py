@@ -11,6 +11,7 @@ import pytest
 
 from tests.chaos import lakes
 from tests.chaos.conftest import GAMES, SCHEMA, WINS, Topic, configuration
+from tests.light import drawn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +36,7 @@ class Undisturbed:
 def undisturbed(new_topic, drain, tmp_path_factory) -> Undisturbed:
     """Run the topic of this module once without a fault."""
     topic = new_topic()
-    games = topic.simulate(EVENTS, bad=0.02)
+    games = topic.simulate(EVENTS, games=drawn(7), bad=0.02)
     config = _configuration(tmp_path_factory.mktemp("undisturbed"), topic)
     drain(config)
     lake = config.parent / "lake"

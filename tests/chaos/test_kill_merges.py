@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from router.delta.row_versions import DELETIONS
 from tests.chaos import lakes
 from tests.chaos.conftest import GAMES, Topic, configuration
+from tests.light import drawn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +48,7 @@ class Undisturbed:
 def undisturbed(new_topic, drain, tmp_path_factory) -> Undisturbed:
     """Run the topic of this module once without a fault."""
     topic = new_topic()
-    topic.simulate(EVENTS, bad=0.02)
+    topic.simulate(EVENTS, games=drawn(7), bad=0.02)
     config = _configuration(tmp_path_factory.mktemp("undisturbed"), topic)
     drain(config)
     lake = config.parent / "lake"

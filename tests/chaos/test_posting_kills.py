@@ -133,7 +133,7 @@ def _killed_midway(posting: Posting, router_run: Callable[..., Any], *, whole: b
 @pytest.mark.parametrize(
     ("honoured", "kills", "whole"),
     [
-        pytest.param(False, 1, False, id="driver, keys are ignored"),
+        pytest.param(False, 1, False, id="driver, keys are ignored", marks=slow),
         pytest.param(True, 1, False, id="driver, keys are honoured", marks=slow),
         pytest.param(False, 3, True, id="everything three times, keys are ignored", marks=slow),
         pytest.param(True, 1, True, id="everything, keys are honoured", marks=slow),
@@ -172,7 +172,6 @@ def test_a_router_that_is_killed_between_two_steps_sends_nothing_twice(
     assert point == "plan" or posting.api.stats().arrived == sent
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_by_itself_when_its_leases_have_ended(
     posting: Posting, spark: Any, drain: Callable[..., Any]
 ) -> None:

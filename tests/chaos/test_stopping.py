@@ -10,6 +10,7 @@ import time
 import pytest
 from pyspark.sql.streaming.query import StreamingQuery
 
+from router.errors import RunningError
 from tests.chaos import lakes
 from tests.chaos.conftest import SCHEMA, configuration
 from tests.chaos.processes import until
@@ -18,13 +19,15 @@ from tests.light import LIGHT
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
-def test_a_batch_that_begins_while_the_query_is_stopped_does_not_block_it(drain, new_topic, tmp_path, monkeypatch):
+def test_a_run_refuses_a_second_one_and_stops_while_its_next_batch_begins(drain, new_topic, tmp_path, monkeypatch):
     topic, lake, stop, original = new_topic(), tmp_path / "lake", threading.Event(), StreamingQuery.stop
     topic.simulate(400, games=2)
     config = configuration(tmp_path, topic, rows=40)
 
     def stop_late(query):
         until(lambda: _begun(lake) > _done(lake), "the next batch has begun")
+        with pytest.raises(RunningError, match="games is running already"):
+            drain(config)
         original(query)
 
     monkeypatch.setattr(StreamingQuery, "stop", stop_late)
@@ -53,7 +56,7 @@ def _numbers(lake, folder):
 @pytest.mark.parametrize(
     ("number", "settings"),
     [
-        pytest.param(signal.SIGTERM, LIGHT, id="SIGTERM"),
+        pytest.param(signal.SIGTERM, LIGHT, id="SIGTERM", marks=pytest.mark.slow),
         # as users run it, everything compiled
         pytest.param(signal.SIGINT, {}, id="Ctrl-C", marks=pytest.mark.slow),
     ],

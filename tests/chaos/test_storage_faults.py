@@ -44,6 +44,19 @@ def test_a_full_disk_under_a_task_is_waited_for(spark: SparkSession) -> None:
     assert not passing(ValueError("28 is no number of an error"))
 
 
+@pytest.mark.parametrize(
+    "before", ["", 'Traceback (most recent call last):\n  File "task.py", line 3, in land\nOSError: ']
+)
+def test_what_the_disk_says_is_in_an_error_of_delta_rs(before: str) -> None:
+    """Without it the log says `Generic LocalFileSystem error`, and nobody knows what to do."""
+    arrow = "\x1b[31m↳\x1b[0m"
+    causes = f"Generic LocalFileSystem error\n   {arrow} Unable to copy data\n    {arrow} {FULL} (os error 28)\n\n"
+    error = RuntimeError(before + causes)
+    said = f"Generic LocalFileSystem error: Unable to copy data: {FULL} (os error 28)"
+    assert first_line(error).removeprefix("OSError: ") == said
+    assert passing(error)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Mount a file system of 3 MB."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
 
 import router.cli
-from router.bench import payload
+from router.bench import payload, worker
+from router.bench import sweep as bench_sweep
 from router.bench.machine import Label
 from router.bench.payload import Payload
+from router.bench.processes import Ended
 from router.bench.sweep import Cell, Sweep, chart, remarks, shown, written
 from router.bench.worker import BenchRun, Job, bound, quiet_routes
 from router.config.loader import load
@@ -22,7 +26,7 @@ from router.registry import load_registry
 from tests.light import LIGHT
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from pyspark.sql import SparkSession
 
     from router.config.loader import Loaded
     from router_demo.kafka import EmbeddedKafka
@@ -199,7 +203,6 @@ def test_what_makes_a_figure_doubtful_is_said(sweep: Sweep) -> None:
 def test_without_matplotlib_there_is_the_table_and_the_json(
     sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from router.bench import sweep as bench_sweep
     from router.cli.bench import _measured
 
     monkeypatch.setattr(bench_sweep, "measure", lambda sweep, progress: [cell(1, 9.0, 4.0)])
@@ -222,25 +225,59 @@ def test_without_its_extra_the_command_says_how_to_install_it(file: Path, monkey
     assert "`bench` needs the module psutil: pip install 'spark-event-router[bench]'" in result.output
 
 
-@pytest.mark.parametrize("mode", ["warm", pytest.param("cold", marks=pytest.mark.slow)])
-def test_a_configuration_is_measured_from_end_to_end(
-    broker: EmbeddedKafka, file: Path, tmp_path: Path, mode: str
-) -> None:
-    """What is measured is what `router run` does: every record read, and a table per game."""
+@pytest.fixture
+def in_this_process(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `router bench` run a job in this process, with the Spark of the tests: a start of its own takes long."""
+
+    def run_here(command: list[str], output: Path, timeout: float, **more: Any) -> Ended:
+        output.touch()
+        with more["watch"](os.getpid()):
+            worker.main(Path(command[-1]))
+        return Ended(1.0, 0, output)
+
+    monkeypatch.setattr(bench_sweep, "run_command", run_here)
+    monkeypatch.setattr(worker, "build_session", lambda config, master: spark)
+    monkeypatch.setattr(worker, "stop_session", lambda session: None)
+
+
+def measured(broker: EmbeddedKafka, file: Path, *more: str) -> list[str]:
+    """Return the arguments that measure the file of a configuration with a sample, into `out` beside it."""
     text = CONFIGURATION.replace("kafka.security.protocol: SASL_SSL, ", "")
     file.write_text(f"{text}spark: {json.dumps(LIGHT)}\n")
-    sample = tmp_path / "orders.jsonl"
+    sample = file.with_name("orders.jsonl")
     sample.write_text("".join(f'{{"game": "game_{number % 3}", "amount": {number}}}\n' for number in range(30)))
-    command = [sys.executable, "-m", "router", "bench", str(file), "--servers", broker.servers, "--sample", str(sample)]
-    command += ["--rows", "90", "--repeat", "1", "--out", str(tmp_path / "out")]
-    command += ["--cold", "--partitions", "2"] if mode == "cold" else ["--partitions", "1,2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    arguments = ["bench", str(file), "--servers", broker.servers, "--sample", str(sample)]
+    return [*arguments, "--rows", "90", "--repeat", "1", "--out", str(file.with_name("out")), *more]
 
-    assert done.returncode == 0, done.stderr
-    cells = json.loads((tmp_path / "out" / "mine.json").read_text())["cells"]
-    assert [cell["partitions"] for cell in cells] == ([2] if mode == "cold" else [1, 2])
+
+def is_measured(out: Path, said: str, *partitions: int) -> None:
+    """Assert that what was measured is what `router run` does: every record read, and a table per game."""
+    cells = json.loads((out / "mine.json").read_text())["cells"]
+    assert [cell["partitions"] for cell in cells] == [*partitions]
     assert {run["read"] for cell in cells for run in cell["runs"]} == {90}
     assert {run["tables"] for cell in cells for run in cell["runs"]} == {4}, "bronze and three games"
     assert all(cell["events_per_second"] for cell in cells)
-    assert (tmp_path / "out" / "mine.png").read_bytes().startswith(PNG)
-    assert "not measured, since it would send for real: rest of route wins" in done.stderr
+    assert (out / "mine.png").read_bytes().startswith(PNG)
+    assert "not measured, since it would send for real: rest of route wins" in said
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_configuration_is_measured(broker: EmbeddedKafka, file: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(router.cli.commands, measured(broker, file, "--partitions", "1,2"))
+
+    assert result.exit_code == 0, result.output
+    is_measured(tmp_path / "out", result.stderr, 1, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["warm", "cold"])
+def test_a_configuration_is_measured_from_end_to_end(
+    broker: EmbeddedKafka, file: Path, tmp_path: Path, mode: str
+) -> None:
+    partitions = (2,) if mode == "cold" else (1, 2)
+    more = ["--partitions", ",".join(map(str, partitions)), *(["--cold"] if mode == "cold" else [])]
+    command = [sys.executable, "-m", "router", *measured(broker, file, *more)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    is_measured(tmp_path / "out", done.stderr, *partitions)

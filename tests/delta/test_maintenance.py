@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from router import TableError
-from router.delta.maintenance import MaintenanceOptions, delete_older, maintain
+from router.delta.commit import commit
+from router.delta.maintenance import MaintenanceOptions, delete_older, maintain, small_files
 from tests.delta.busy import Busy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from router.delta.commit import TableCommit
     from router.delta.lake import Lake
 
 TABLE = "silver.uno"
@@ -140,3 +146,114 @@ def test_an_outbox_loses_rows_that_are_old_and_were_sent(lake: Lake) -> None:
 
     assert delete_older(lake, "outbox.a", now - timedelta(days=7), dealt_with) == 0  # not beside what came and is older
     assert kept() == {"mixed_new", "just_came", "soon_old", "old_and_not_sent"}
+
+
+def log_of(lake: Lake) -> list[str]:
+    return sorted(file.name for file in Path(lake.address(TABLE), "_delta_log").iterdir())
+
+
+def written(lake: Lake, land: Callable[..., TableCommit], batches: int) -> None:
+    """Write batches as the router does."""
+    for batch in range(batches):
+        commit(lake, land(lake, TABLE, pa.table({"k": [batch], "v": [-batch]}), batch), {})
+
+
+NOW = MaintenanceOptions(log_commits=20, log_retention=timedelta(0), unasked=True)
+
+
+def test_a_log_keeps_the_newest_commits(lake: Lake, land: Callable[..., TableCommit]) -> None:
+    """Without it each commit takes longer than the one before: the log is listed, and it has a file for each."""
+    written(lake, land, 65)
+    maintain(lake, TABLE, NOW)
+
+    handle = DeltaTable(lake.address(TABLE))
+    first = min(log_of(lake))
+    assert first == f"{39:020}.checkpoint.parquet", (
+        "65 and the compaction are 66 commits: 45 is the first that must stay"
+    )
+    assert len([name for name in log_of(lake) if name.endswith(".json")]) == handle.version() - 39 + 1
+    assert sorted(handle.to_pyarrow_table()["k"].to_pylist()) == list(range(65))
+    assert DeltaTable(lake.address(TABLE), version=45).version() == 45
+    assert handle.transaction_version(f"query/route/sink/{TABLE}") == 64
+
+
+def test_a_log_keeps_young_commits(lake: Lake, land: Callable[..., TableCommit]) -> None:
+    """Without it a reader that follows a table finds a gap after a minute of small batches."""
+    written(lake, land, 45)
+    maintain(lake, TABLE, replace(NOW, log_retention=None))
+
+    assert min(log_of(lake)) == f"{0:020}.json"
+
+
+@pytest.mark.parametrize(
+    "properties", [{"delta.logRetentionDuration": "interval 30 days"}, {"delta.enableExpiredLogCleanup": "false"}]
+)
+def test_what_a_table_says_of_its_log_wins(
+    lake: Lake, land: Callable[..., TableCommit], properties: dict[str, str]
+) -> None:
+    """Without it a reader that was promised a month finds a gap."""
+    written(lake, land, 45)
+    DeltaTable(lake.address(TABLE)).alter.set_table_properties(properties)
+    maintain(lake, TABLE, NOW)
+
+    assert min(log_of(lake)) == f"{0:020}.json"
+
+
+def test_a_table_of_others_keeps_its_files_and_its_log_unless_asked(lake: Lake, table: Path) -> None:
+    """Without it somebody's files are rewritten and deleted by a router that only appends to the table."""
+    age(table, 8)
+    before = sorted(table.rglob("*"))
+    maintain(lake, TABLE, NOW)
+    assert sorted(table.rglob("*")) == before
+
+    maintain(lake, TABLE, replace(NOW, unasked=False))
+    assert sorted(table.rglob("*")) != before
+
+
+def test_files_grow_in_steps(lake: Lake) -> None:
+    """Without it all that a table has is written anew each time."""
+    steps = MaintenanceOptions(file_bytes=512_000, gradual=True)
+    large = pa.table({"k": np.random.default_rng(1).integers(0, 1 << 62, 8_000)})
+    write_deltalake(lake.address(TABLE), large)
+    for number in range(7):
+        write_deltalake(lake.address(TABLE), pa.table({"k": [number]}), mode="append")
+    handle = lake.open(TABLE)
+    assert handle is not None
+    assert small_files(handle, steps) == (0, 0), "too few"
+    write_deltalake(lake.address(TABLE), pa.table({"k": [8]}), mode="append")
+    handle.update_incremental()
+    files, _ = small_files(handle, steps)
+    assert files == 8, "not the large one"
+    found = maintain(lake, TABLE, steps)
+    assert (found.files, found.into) == (8, found.into)
+    assert found.into < 8
+    assert len(DeltaTable(lake.address(TABLE)).to_pyarrow_table()) == 8_008
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["column", "field of a struct"])
+def test_a_file_with_nan_gets_no_bounds_from_it(lake: Lake, inside: bool) -> None:
+    """Without it a query for large numbers passes over NaN, which Spark takes for the largest."""
+    for values in ([1.0, float("nan")], [2.0, 3.0]):
+        column = pa.array([{"y": value} for value in values]) if inside else pa.array(values)
+        write_deltalake(lake.address(TABLE), pa.table({"x": column, "k": [1, 2]}), mode="append")
+    maintain(lake, TABLE, MaintenanceOptions())
+
+    (found,) = pa.table(DeltaTable(lake.address(TABLE)).get_add_actions()).to_pylist()
+    assert (found["min"]["k"], found["max"]["k"], found["num_records"]) == (1, 2, 4)
+    assert {str(found[bound].get("x")) for bound in ("min", "max")} <= {"None", "{'y': None}"}
+
+
+def test_an_outbox_is_compacted_as_far_as_it_was_sent(lake: Lake) -> None:
+    """Without it the outbox of a detached sink has a file for each batch, for ever; or loses what was not sent."""
+    now = datetime.now(timezone.utc)
+    for number in range(10):
+        rows = pa.table({"_timestamp": pa.array([now], pa.timestamp("us", "UTC")), "n": [number]})
+        write_deltalake(lake.address("outbox.a"), rows, mode="append")
+    names = DeltaTable(lake.address("outbox.a")).file_uris()
+    assert delete_older(lake, "outbox.a", now - timedelta(days=7), 8) == 0
+
+    handle = DeltaTable(lake.address("outbox.a"))
+    assert len(handle.file_uris()) == 2
+    assert len({*handle.file_uris()} & {*names}) == 1, "the row that was not sent is in its own file"
+    assert all(Path(name).exists() for name in names)
+    assert sorted(handle.to_pyarrow_table()["n"].to_pylist()) == list(range(10))

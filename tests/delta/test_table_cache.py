@@ -80,11 +80,12 @@ def test_a_table_made_in_place_of_another_is_opened_anew(lake: Lake, put: Callab
     assert to_arrow(opened(handles)).names == ["name"]
 
 
+@pytest.mark.parametrize("limit", ["FILES", "TABLES"])
 def test_tables_of_many_files_are_not_kept(
-    lake: Lake, put: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    lake: Lake, put: Callable[..., None], monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     """Without it the driver holds the file lists of every table it ever wrote."""
-    monkeypatch.setattr(module, "FILES", 2)
+    monkeypatch.setattr(module, limit, 2)
     handles = TableCache(lake)
     for table in ("silver.a", "silver.b", "silver.c"):
         put(0, table=table)
@@ -126,3 +127,20 @@ def test_a_table_that_cannot_be_read_keeps_no_other_from_it(lake: Lake, put: Cal
     assert isinstance(found["silver.a"], TableError)
     assert found["silver.b"] is not None
     assert found["silver.c"] is None
+
+
+def test_a_table_is_opened_once_however_often_it_is_written(
+    lake: Lake, land: Callable[..., TableCommit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it each batch reads the log of each of its tables anew: its own commit is taken for another table."""
+    opened = list[str]()
+    open_table = TableCache._opened
+    monkeypatch.setattr(TableCache, "_opened", lambda self, name: opened.append(name) or open_table(self, name))
+    handles = TableCache(lake)
+    for version in range(6):
+        rows = pa.table({"id": [3], "tip": ["x"]}) if version == 3 else ROWS
+        handle = handles.open([TABLE])[TABLE]
+        commit(lake, land(lake, TABLE, rows, version), {}, handle)
+
+    assert opened == [TABLE, TABLE], "for the first batch, which made it, and for the second"
+    assert to_arrow(handles.open([TABLE])[TABLE]).names == ["id", "tip"]

@@ -14,8 +14,10 @@ import pytest
 from deltalake import DeltaTable, Field, Schema, write_deltalake
 
 from router.delta import row_versions
+from router.delta.parquet_writer import Staging
 from router.delta.scd import OP, UPDATE
 from router.delta.upsert import NeedsSpark, TableUpsert, UpsertResult, merge_condition, quoted, upsert
+from router.engine.merge.delta_rs import MergeJob, merge_table
 from router.errors import TableError
 from router.sinks import KeyedTable
 from tests.delta.busy import Busy
@@ -607,3 +609,39 @@ def test_a_table_of_others_keeps_its_types(make: Callable[..., Table]) -> None:
     table.keyed = replace(KEYED, widening="feature")
     with pytest.raises(NeedsSpark, match="wider types"):
         table.take(Record(("b",), 6, values=(("n", 2**40),)))
+
+
+def cut_the_log(folder: Path) -> Path:
+    newest = max((folder / "_delta_log").glob("*.json"))
+    newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
+    return newest
+
+
+def empty_the_log(folder: Path) -> Path:
+    newest = max((folder / "_delta_log").glob("*.json"))
+    newest.write_bytes(b"")
+    return newest
+
+
+def cut_a_file(folder: Path) -> Path:
+    file = Path(DeltaTable(folder).file_uris()[0])
+    file.write_bytes(file.read_bytes()[:50])
+    return file
+
+
+def lose_a_file(folder: Path) -> Path:
+    file = Path(DeltaTable(folder).file_uris()[0])
+    file.unlink()
+    return file
+
+
+@pytest.mark.parametrize("harm", [cut_the_log, empty_the_log, cut_a_file, lose_a_file])
+def test_a_merge_that_cannot_read_its_table_names_the_file(table: Table, harm: Callable[[Path], Path]) -> None:
+    """Without it rows wait for a table, and nobody can say what has to be mended."""
+    staging = Staging(table.lake, 1 << 20, 1 << 20)
+    job = MergeJob(staging, KEYED, "query/route/upsert", 9, "route", "upsert", "ops.dead", {}, frozenset({TABLE}))
+    folder = Path(table.lake.address(TABLE))
+    file = harm(folder)
+    _, report, _ = merge_table(job, (TABLE, lane([record("a", 8, 8)], KEYED, COLUMNS)))
+    assert file.name in report["failed"]
+    assert "\n" not in report["failed"]

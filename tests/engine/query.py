@@ -66,8 +66,8 @@ class Query:
     """What was read, by table, its id and version: a version does not change."""
 
     def __post_init__(self) -> None:
-        self.lake = Lake.at(self.config.lake)
-        self.store = CheckpointStore(Lake.at(self.config.checkpoint_path()), RUN)
+        self.lake = Lake.at(self.config.lake, self.config.storage())
+        self.store = CheckpointStore(Lake.at(self.config.checkpoint_path(), self.config.storage()), RUN)
         self.batches = Batches(self.config, "fingerprint", self.spark, self.lake, self.store, self.watch)
 
     def take(self, records: pa.Table) -> BatchReport:

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from tests.engine.parts import Copy, Events, Fixed, Named, Where
 from tests.engine.query import Query, records
 from tests.expectations import inputs
 from tests.expectations.inputs import EVERY_TYPE
+from tests.light import drawn
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,8 +29,8 @@ MakeQuery = Callable[..., Query]
 Scenario = Callable[[MakeQuery, Path, str], Query]
 
 GARBAGE = (*inputs.GARBAGE, b'{"day": "2026-02-30"}', b'{"at": "yesterday"}')
-NAMES = inputs.NAMES[:16]
-"""Enough to have each kind of name: every table costs a commit."""
+NAMES = inputs.NAMES[: drawn(16)]
+"""Sixteen have each kind of name. Every table costs a commit of either committer; labels are compared for all names."""
 
 
 def event(i: int) -> dict[str, Any]:
@@ -218,3 +220,11 @@ def shared(make_query: MakeQuery, folder: Path, commit: str) -> Query:
 APPLYING: list[Scenario] = [garbage, evolution]
 """Scenarios with a sink that applies."""
 ALL: list[Scenario] = [*APPLYING, cap, shared]
+
+
+def marks(scenario: Scenario, commit: str) -> tuple[pytest.MarkDecorator, ...]:
+    """Return the mark `slow` where Spark commits what is decided before any committer is asked: rows and names.
+
+    A commit of Spark costs a second of CPU. What it does with a schema that changes is played in every run.
+    """
+    return () if commit == "auto" or scenario is evolution else (pytest.mark.slow,)

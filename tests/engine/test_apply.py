@@ -9,7 +9,7 @@ import pytest
 
 from router import SinkError
 from router.config.models import Route
-from tests.engine.conftest import COMMITS
+from tests.engine.conftest import EITHER
 from tests.engine.parts import Copy, Events, Fixed, Where, copied
 from tests.engine.query import records
 
@@ -27,7 +27,7 @@ def routes(to: Path, **options: Any) -> tuple[Route, ...]:
     return (Route(name="all", match=Where(sql="event.n > 0"), sinks=(Copy(**options), Fixed(name="silver.t"))),)
 
 
-@pytest.fixture(scope="module", params=COMMITS)
+@pytest.fixture(scope="module", params=EITHER)
 def cut(
     request: pytest.FixtureRequest, make_query: Callable[..., Query], tmp_path_factory: Any
 ) -> tuple[Query, SinkError]:

@@ -13,7 +13,7 @@ import pytest
 
 from router import BatchError, StartError
 from router.config.models import QuarantineOptions, Route
-from router.engine import release as module
+from router.engine.quarantine import release as module
 from router.engine.quarantine.table import approvals, approve, quarantined, try_now
 from router_decoders import Json
 from router_rules import Sql

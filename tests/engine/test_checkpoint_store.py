@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -11,10 +13,11 @@ from deltalake import write_deltalake
 from router.delta.commit import StagedFile, TableCommit
 from router.delta.lake import Lake
 from router.engine.balance import Partition
+from router.engine.batch import Batches
 from router.engine.checkpoint_store import KEPT, CheckpointStore, Manifest
 from router.engine.label.layout import Demands
 from router.engine.start_checks import Checkpoint, examine
-from router.errors import StartError
+from router.errors import BatchError, StartError
 from router.sinks import Applied
 
 if TYPE_CHECKING:
@@ -119,3 +122,23 @@ def test_a_ledger_of_another_version_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(StartError, match="another version"):
         examine(lake, "ops.ledger", "games", Checkpoint())
+
+
+def test_a_batch_of_which_rows_are_in_the_quarantine_is_not_decided_again(store: CheckpointStore) -> None:
+    """Without it these rows come a second time, under the transaction id of another decision."""
+    other = replace(manifest(7).commits[0], table="silver.u", app_id="q/r/s/silver.u")
+    moved = {"r/s/silver.t": "it takes no rows", "r/s/silver.u": "nor does it"}
+    store.decide(replace(manifest(7), commits=(*manifest(7).commits, other), quarantined=moved))
+    stages: Any = SimpleNamespace(
+        config=SimpleNamespace(name="games"),
+        fingerprint="fingerprint",
+        store=store,
+        tables=SimpleNamespace(readable=dict.fromkeys),
+        committers=SimpleNamespace(missing=lambda works: [work.files[0].path for work in works]),
+        outboxes=SimpleNamespace(unapplied=lambda _: []),
+        _done=lambda work, *_: work.table == "silver.t",
+    )
+    known = store.manifest(7)
+    assert known is not None
+    with pytest.raises(BatchError, match=r"silver/t/part-0.parquet is not there whole.*restore that file"):
+        Batches._cut_off(stages, known)

@@ -13,7 +13,7 @@ import pytest
 from router.config.models import Route
 from router.delta import commit, lake
 from tests.engine import scenarios
-from tests.engine.conftest import COMMITS
+from tests.engine.conftest import EITHER
 from tests.engine.parts import Copy, Events, Fixed, Named, Where, copied
 from tests.engine.query import multiset, records, shape
 
@@ -28,7 +28,11 @@ def named(scenario: scenarios.Scenario) -> str:
     return scenario.__name__
 
 
-@pytest.fixture(params=scenarios.ALL, ids=named)
+def by_both(chosen: list[scenarios.Scenario]) -> list[Any]:
+    return [pytest.param(s, marks=scenarios.marks(s, "spark"), id=named(s)) for s in chosen]
+
+
+@pytest.fixture(params=by_both(scenarios.ALL))
 def both(request: pytest.FixtureRequest, played: Callable[..., Query]) -> tuple[Query, Query]:
     """Play a scenario with both committers."""
     return played(request.param, "auto"), played(request.param, "spark")
@@ -76,6 +80,7 @@ def test_spark_commits_without_delta_rs(
         query = query.restarted(decode=Events(ddl=schemas[1]))
         query.take(records(batches[1], first=100))
         query.again(1)
+        query.take(records([]))
         return query
 
     with monkeypatch.context() as patched:
@@ -96,8 +101,15 @@ class Killed(BaseException):
     """End a process where it stands."""
 
 
-@pytest.mark.parametrize(("before", "after"), [("auto", "spark"), ("spark", "auto")])
-@pytest.mark.parametrize("step", ["commit", "apply"])
+@pytest.mark.parametrize(
+    ("before", "after", "step"),
+    [
+        ("auto", "spark", "commit"),
+        ("spark", "auto", "apply"),
+        pytest.param("auto", "spark", "apply", marks=pytest.mark.slow),
+        pytest.param("spark", "auto", "commit", marks=pytest.mark.slow),
+    ],
+)
 def test_a_batch_that_another_committer_was_to_finish_is_whole(
     make_query: Callable[..., Query], tmp_path: Path, before: str, after: str, step: str
 ) -> None:
@@ -124,7 +136,7 @@ def test_a_batch_that_another_committer_was_to_finish_is_whole(
     assert sorted(row["n"] for row in copied(tmp_path / "copy")) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("both", scenarios.APPLYING, ids=named, indirect=True)
+@pytest.mark.parametrize("both", by_both(scenarios.APPLYING), indirect=True)
 def test_both_committers_apply_the_same(both: tuple[Query, Query]) -> None:
     """Without it another committer sends other rows to a service."""
     arrow, spark = (sorted(map(repr, copied(query.folder / "copy"))) for query in both)
@@ -152,7 +164,7 @@ def landed(i: int) -> dict[str, Any]:
     return {name: rules.get(name, lambda value: value)(value) for name, value in sent.items() if value is not None}
 
 
-@pytest.mark.parametrize("commit", COMMITS)
+@pytest.mark.parametrize("commit", EITHER)
 def test_values_arrive_as_they_were_sent(played: Callable[..., Query], commit: str) -> None:
     """Without it both make the same mistake: another time zone, a rounded decimal, a lost null."""
     query, checked = played(scenarios.garbage, commit), 0
@@ -166,7 +178,7 @@ def test_values_arrive_as_they_were_sent(played: Callable[..., Query], commit: s
     assert checked > 40
 
 
-@pytest.mark.parametrize("commit", COMMITS)
+@pytest.mark.parametrize("commit", EITHER)
 def test_a_dead_letter_is_the_record_as_received(played: Callable[..., Query], commit: str) -> None:
     """Without it what was refused cannot be looked at, corrected and sent again."""
     query = played(scenarios.garbage, commit)

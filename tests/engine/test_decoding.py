@@ -9,7 +9,7 @@ import pytest
 
 from router.config.models import Route
 from router.testing import check_decoder
-from tests.engine.conftest import COMMITS
+from tests.engine.conftest import EITHER
 from tests.engine.parts import Known, Named, Shouted, Where
 from tests.engine.query import records
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ROUTE = Route(name="all", match=Where(sql="event.game IS NOT NULL"), sinks=(Named(sql="'silver.' || event.game"),))
 
 
-@pytest.fixture(params=COMMITS)
+@pytest.fixture(params=EITHER)
 def begin(request: pytest.FixtureRequest, make_query: MakeQuery, tmp_path: Path):
     def begin(decoder: Decoder) -> Query:
         return make_query(tmp_path, commit=request.param, decode=decoder, bronze="bronze.events", routes=(ROUTE,))

@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from router.config.models import Route
 from tests.engine import scenarios
-from tests.engine.conftest import COMMITS
+from tests.engine.conftest import COMMITS, EITHER
 from tests.engine.parts import Events, Named, Where
 from tests.engine.query import records, shape
 from tests.engine.scenarios import HUGE
@@ -32,7 +32,7 @@ def evolved(request: pytest.FixtureRequest, played: Callable[..., Query]) -> Que
     return played(scenarios.evolution, request.param)
 
 
-@pytest.fixture(params=COMMITS)
+@pytest.fixture(params=EITHER)
 def shared(request: pytest.FixtureRequest, played: Callable[..., Query]) -> Query:
     """Return the query whose two routes share a table."""
     return played(scenarios.shared, request.param)
@@ -214,7 +214,7 @@ def test_routes_that_share_a_table_judge_their_own_rows(shared: Query) -> None:
     )
 
 
-@pytest.mark.parametrize("commit", COMMITS)
+@pytest.mark.parametrize("commit", EITHER)
 def test_a_sink_makes_no_more_tables_than_it_may(played: Callable[..., Query], commit: str) -> None:
     """Without it a field that was taken for a name makes a million tables, or a restart forgets the limit."""
     query = played(scenarios.cap, commit)

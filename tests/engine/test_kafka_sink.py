@@ -25,7 +25,7 @@ from router_schemas.model import ResolvedSchema
 from router_schemas.protobuf.descriptors import descriptors, message_of
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryOptions
-from tests.engine.conftest import COMMITS
+from tests.engine.conftest import EITHER
 from tests.engine.parts import Events, Where
 from tests.engine.query import records
 from tests.sinks.topic import read_topic, topics_of
@@ -71,7 +71,7 @@ def topic(request: pytest.FixtureRequest) -> str:
     return topic_of(request)
 
 
-@pytest.mark.parametrize("begin", COMMITS, indirect=True)
+@pytest.mark.parametrize("begin", EITHER, indirect=True)
 def test_events_are_sent_by_name_key_and_headers(begin: Begin, broker: EmbeddedKafka, topic: str) -> None:
     """Without it events reach other topics, other partitions, or consumers that cannot tell a repetition."""
     for game in ("uno", "poker"):
@@ -165,7 +165,7 @@ def test_protobuf_is_registered_and_read_by_others(
     assert found[0].at.ToJsonString() == "2026-01-01T12:00:00.123456Z"
 
 
-@pytest.mark.parametrize("begin", COMMITS, indirect=True)
+@pytest.mark.parametrize("begin", EITHER, indirect=True)
 def test_what_is_refused_is_a_dead_letter(begin: Begin, broker: EmbeddedKafka, topic: str) -> None:
     """Without it one bad row stops the stream, or is lost."""
     broker.create_topic(f"{topic}-uno", config={"max.message.bytes": "50000"})

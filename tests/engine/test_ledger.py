@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from router import BatchError
 from router.config.models import Route
 from router.engine.balance import imbalances
+from router.engine.ledger import SCHEMA, last
 from router.engine.tables.verify import Verification
 from tests.engine import scenarios
-from tests.engine.conftest import COMMITS
+from tests.engine.conftest import COMMITS, EITHER
 from tests.engine.parts import Events, Fixed, Where, copied
 from tests.engine.query import RUN, records
 
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from router.delta.lake import Lake
     from router.engine.balance import Partition
     from tests.engine.query import Query
 
@@ -31,7 +36,11 @@ OF_A_SINK = {"name", "schema"}
 
 
 def by_commit(chosen: list[scenarios.Scenario]) -> list[Any]:
-    return [pytest.param((s, commit), id=f"{s.__name__}-{commit}") for s in chosen for commit in COMMITS]
+    return [
+        pytest.param((s, commit), id=f"{s.__name__}-{commit}", marks=scenarios.marks(s, commit))
+        for s in chosen
+        for commit in COMMITS
+    ]
 
 
 @pytest.fixture(params=by_commit(scenarios.ALL))
@@ -137,7 +146,7 @@ def test_warnings_are_counted_and_the_rows_land(played: Callable[..., Query]) ->
     assert route["warned shares"] > route["warned sane"]  # 10 / 0 raises, which is a violation
 
 
-@pytest.mark.parametrize("commit", COMMITS)
+@pytest.mark.parametrize("commit", EITHER)
 def test_an_empty_batch_is_in_the_ledger_and_nowhere_else(played: Callable[..., Query], commit: str) -> None:
     """Without it a batch without records stops the stream, or leaves a version in 200 tables."""
     query = played(scenarios.garbage, commit)
@@ -207,3 +216,31 @@ def test_a_batch_that_does_not_balance_stops_before_anything_is_committed(
     assert (caught.value.query, caught.value.batch) == ("games", 0)
     assert query.tables() == []
     assert query.store.manifest(0) is None
+
+
+def entry(run: str, batch: int | None, route: str | None, at: int, query: str = "games", **more: Any) -> dict[str, Any]:
+    """Return a ledger row; `at` is the second in which its batch ended."""
+    where = {"query": query, "run": run, "batch_id": batch, "route": route, "sink": route and "rest"}
+    return {**dict.fromkeys(SCHEMA.names), **where, "finished": at * 1_000_000, **more}
+
+
+def test_the_last_batches_are_those_that_ended_last(lake: Lake) -> None:
+    """Without it `router ledger` shows other batches than the last, or needs gigabytes for a ledger of months."""
+    written = [
+        *([entry("a", batch, route, batch) for route in (None, "x")] for batch in range(30)),
+        [entry("b", 0, None, 40), entry("b", 0, "x", 40, matched=1, partition=0), entry("b", 0, "x", 40, matched=2)],
+        *([entry("own run", batch, "slow", 3 + batch, applied=batch)] for batch in range(20)),
+        [entry("c", 99, None, 99, query="another")],
+        [entry("a", None, "x", 5, applied=7)],
+        [entry("a", 7, "x", 50, released=4)],
+    ]
+    for rows in written:
+        write_deltalake(lake.address("ops.ledger"), pa.Table.from_pylist(rows, SCHEMA), mode="append")
+    config: Any = SimpleNamespace(lake=lake.root, ledger="ops.ledger", name="games", storage=dict)
+
+    found = Counter((row["run"], row["batch_id"], row["route"]) for row in last(config, 3))
+
+    of_source = {(run, batch, route): 1 for run, batch in (("a", 7), ("a", 29), ("b", 0)) for route in (None, "x")}
+    assert found == {**of_source, **{("own run", batch, "slow"): 1 for batch in (17, 18, 19)}}
+    assert [row["matched"] for row in last(config, 3) if row["run"] == "b" and row["route"]] == [3]
+    assert ("a", None, "x") in {(row["run"], row["batch_id"], row["route"]) for row in last(config, 40)}

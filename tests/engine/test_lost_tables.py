@@ -15,6 +15,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from router.config.models import Config, Route
 from router.delta.commit import TableCommit
 from router.delta.lake import Lake
+from router.delta.table_cache import TableCache
 from router.engine.checkpoint_store import CheckpointStore, Manifest
 from router.engine.commit.lost_tables import EXPIRES, CommittedBatches
 from router.engine.ledger import SCHEMA as LEDGER
@@ -60,7 +61,7 @@ class Place:
 
     def start(self, accept: Any = "", **changes: Any) -> None:
         spark: Any = None  # nobody needs it
-        begin(spark, self.lake, self.checkpoint, self.config.model_copy(update=changes), accept)
+        begin(spark, TableCache(self.lake), self.checkpoint, self.config.model_copy(update=changes), accept)
 
     def folder(self, table: str) -> Path:
         return Path(self.lake.address(table))

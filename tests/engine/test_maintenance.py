@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,9 @@ from deltalake import write_deltalake
 from deltalake.transaction import AddAction
 
 from router.config.models import Maintenance
-from router.delta.maintenance import MaintenanceOptions, maintain
+from router.delta.maintenance import MaintenanceOptions, MaintenanceResult, maintain
 from router.delta.upsert import TableUpsert, upsert
+from router.engine import maintenance as module
 from router.engine.maintenance import TableMaintenance
 from router.sinks import KeyedTable
 from tests.delta.model import Record, lane
@@ -75,6 +77,35 @@ def test_a_table_that_fails_stops_nothing(lake: Lake, caplog: pytest.LogCaptureF
     care.after_batch(["silver.gone"])
 
     assert "silver.gone" in caplog.text
+
+
+def test_no_batch_waits_for_maintenance(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a table of many files stops the stream for as long as its compaction takes."""
+    begun, go_on, done = threading.Event(), threading.Event(), list[str]()
+
+    def slow(lake: Lake, table: str, *_: Any, **__: Any) -> MaintenanceResult:
+        begun.set()
+        assert go_on.wait(60)
+        done.append(table)
+        return MaintenanceResult(table, 0, 0, 0, 0)
+
+    monkeypatch.setattr(module, "maintain", slow)
+    care = TableMaintenance(lake, no_session, (Maintenance(tables="*.*", commits=1),), beside=True)
+    care.after_batch(["silver.a"])
+    assert begun.wait(60)
+    care.after_batch(["silver.a", "silver.b"])
+    assert done == []
+    go_on.set()
+    care.close()
+    assert done == ["silver.a"], "the end begins nothing more"
+
+
+def test_what_former_runs_have_left_counts(lake: Lake) -> None:
+    """Without it a table that is filled by a run every hour, each of a few batches, is never maintained."""
+    care = TableMaintenance(lake, no_session, (Maintenance(tables="*.*", commits=50),))
+    care.after_batch(["silver.a", "silver.b"], {"silver.a": 48, "silver.b": 49}.__getitem__)
+
+    assert dict(care.commits) == {"silver.a": 49}
 
 
 def delete(lake: Lake, table: str) -> None:

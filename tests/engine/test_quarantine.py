@@ -13,8 +13,10 @@ from click.testing import CliRunner
 import router.cli
 from router.config.loader import load
 from router.config.models import Route
-from router.engine import ledger, quarantine, release
+from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
+from router.engine.quarantine import release
+from router.engine.quarantine import table as quarantine
 from router.engine.stream import run
 from router.registry import load_registry
 from router_decoders import Json
@@ -197,14 +199,15 @@ def test_a_release_that_is_killed_again_and_again_is_done_once(
     assert told(query) == []
 
 
-def test_nothing_is_released_while_a_batch_is_half_done(make_query: MakeQuery, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", EACH)
+def test_nothing_is_released_while_a_batch_is_half_done(make_query: MakeQuery, tmp_path: Path, way: str) -> None:
     """Without it the rows of a batch that was cut off find a table that has grown meanwhile, and are taken for done."""
 
     def stop(batch: int, step: str, done: int, of: int) -> None:
         if (batch, step, done) == (2, "commit", 0):
             raise Killed
 
-    query = begun(make_query, tmp_path, "spark")
+    query = begun(make_query, tmp_path, way)
     approve(query)
     query.batches.watch = stop
     with pytest.raises(Killed):

@@ -13,17 +13,20 @@ from deltalake import DeltaTable, write_deltalake
 
 from router.config.models import Route
 from router.engine.quarantine.table import quarantined, try_now
-from router.engine.start_checks import alone
+from router.engine.run_lock import alone
 from router.engine.tables.from_bronze import FromBronze
 from router.engine.tables.repair import Repair, Repaired
 from router.engine.tables.table_states import table_states
 from router.engine.tables.verify import Verification
 from router.errors import StartError, TableError
 from router_decoders import Json
+from router_decoders.record_keys import RecordKeys
 from router_rules import Sql
 from router_sinks import Delta, Tables, Upsert
 from tests.engine import scenarios
 from tests.engine.conftest import COMMITS
+from tests.engine.profiles import event as profile
+from tests.engine.profiles import raw
 from tests.engine.query import RUN, Query, multiset, records
 
 if TYPE_CHECKING:
@@ -126,11 +129,14 @@ def test_every_harmed_table_is_named_and_made_whole(query: Query, whole: Query, 
     """Without it somebody writes a notebook at night, and doubles or loses rows."""
     for harm in (lose_a_file, cut_the_log, drop, put_an_older_copy_back, delete_rows):
         harm(query)
-    assert set(wrong(query)) == {f"silver.{game}" for game in GAMES}
+    sorted(path(query, "silver.ids").glob("*.parquet"))[0].unlink()
+    assert set(wrong(query)) == {"silver.ids", *(f"silver.{game}" for game in GAMES)}
 
     with pytest.raises(TableError, match="DELETE by delta-rs"):
         repaired(query, spark, "silver.euchre")
     done = {game: repaired(query, spark, f"silver.{game}", accept=game == "euchre") for game in GAMES}
+
+    assert repaired(query, spark, "silver.ids").rows == len(whole.rows("silver.ids"))
 
     assert wrong(query) == {}
     assert {game: (one.rows, one.later) for game, one in done.items()} == dict.fromkeys(GAMES, (9, 0))
@@ -212,7 +218,6 @@ def test_what_cannot_be_repaired_is_refused(query: Query, spark: SparkSession) -
     refused: dict[str, tuple[type[Exception], str]] = {
         "bronze.events": (StartError, "the router's own"),
         "ops.ledger": (StartError, "the router's own"),
-        "silver.ids": (StartError, "one row per key"),
     }
     for table, (error, what) in refused.items():
         with pytest.raises(error, match=what):
@@ -255,6 +260,89 @@ def test_a_repair_writes_what_the_batches_wrote(
         repaired(query, spark, table)
 
     assert {table: multiset(query, table) for table in before} == before
+    assert wrong(query) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("commit", COMMITS)
+def test_a_wider_type_that_a_repair_brings_rewrites_the_table(
+    query: Query, spark: SparkSession, meanwhile: Callable[..., None], commit: str
+) -> None:
+    """With type widening neither delta-rs nor polars would read the table any more, though nobody asked for it."""
+    lose_a_file(query)
+    wide = query.restarted(decode=Json(schema="game string, id bigint, bonus double"), commit=commit)
+    if commit == "auto":
+        meanwhile(lambda: query.take(batch(3)))
+    assert repaired(wide, spark, "silver.uno").rows == 9
+
+    assert wide.open("silver.uno").protocol().reader_features is None
+    assert wide.content("silver.uno").schema.field("id").type == pa.int64()
+    assert ids(wide, "uno") == expected(len(wide.taken))
+    assert wrong(wide) == {}
+
+
+MERGED = {
+    "latest": {"keys": ["event.gamer"], "tombstones": True},
+    "newest": {"keys": ["event.gamer"], "tombstones": True, "newest_by": "event.at"},
+    "flagged": {"keys": ["event.gamer"], "tombstones": True, "soft_delete": "gone"},
+    "history": {"keys": ["event.gamer"], "tombstones": True, "history": True},
+}
+
+
+def merged(make_query: MakeQuery, folder: Path, commit: str) -> Query:
+    """Merge three batches with tombstones, late records and wider tables in every way to merge."""
+    fields = "game string, gamer string, level int, at bigint, more string"
+    decode = RecordKeys(value=Json(schema=fields), key=Json(schema="game string, gamer string"))
+    routes = tuple(
+        Route(
+            name=name,
+            match=Sql(where="event.game IS NOT NULL"),
+            sinks=(Upsert(table=f"{name}.{{event.game}}", **options),),
+        )
+        for name, options in MERGED.items()
+    )
+    query = make_query(folder, commit=commit, decode=decode, bronze="bronze.all", routes=routes)
+    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    for number in range(3):
+        take_merged(query, number)
+    return query
+
+
+def take_merged(query: Query, number: int) -> None:
+    values = [profile("uno", gamer, number, at=10 - number if gamer == "a" else number) for gamer in "abc"]
+    more: list[Any] = [{"dead": {"game": "uno", "gamer": "abc"[number % 3]}}, profile("go", f"g{number}", 1)]
+    more += [profile("uno", "d", 10 * number, at=number, **({"more": "text"} if number else {})), b"garbage"]
+    query.take(raw(*values, *more, profile("uno", "d", 10 * number + 1, at=number), first=number * 100))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("commit", COMMITS)
+def test_tables_with_one_row_per_key_are_merged_anew(
+    make_query: MakeQuery, spark: SparkSession, tmp_path: Path, commit: str, meanwhile: Callable[..., None]
+) -> None:
+    """Without it a table of profiles that lost a file can only be put back from a copy that nobody has."""
+    whole, query = (merged(make_query, tmp_path / name, commit) for name in ("whole", "harmed"))
+    tables = [f"{name}.uno" for name in MERGED]
+    shutil.rmtree(path(query, "latest.uno"))
+    newest = logs(query, "history.uno")[-1]
+    newest.write_bytes(newest.read_bytes()[:50])
+    for table in ("newest.uno", "flagged.uno"):
+        sorted(path(query, table).glob("*.parquet"))[0].unlink()
+    come = [3]
+
+    def take() -> None:
+        if come:
+            take_merged(query, come.pop())
+
+    meanwhile(take)
+    for table in tables:
+        repaired(query, spark, table)
+    take_merged(whole, 3)
+    for each in (whole, query):
+        take_merged(each, 4)
+
+    for table in tables:
+        assert multiset(query, table) == multiset(whole, table), table
     assert wrong(query) == {}
 
 

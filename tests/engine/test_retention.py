@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
+from pyspark.sql import SparkSession
 
+from router.delta.lake import Lake
+from router.delta.maintenance import delete_older
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.outbox import retention
+from router.sinks import Batch
 from router_decoders import Json
 from router_sinks import Upsert
 from tests.engine.conftest import EITHER
@@ -17,6 +24,8 @@ from tests.engine.profiles import event, raw, route
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from pyspark.sql import DataFrame
 
     from router.sinks import Applied
 
@@ -55,6 +64,35 @@ def test_an_outbox_keeps_what_is_still_needed(
     assert [[row["gamer"] for row in query.rows(table, "gamer")] for table in tables] == [[*"abc"], [*"ab"], ["c"]]
     assert len(copied(tmp_path / "copy")) == 6
     assert [query.rows(table) for table in (MERGED, SENT)] == [[], []]
+
+
+class Parking(Copy):
+    """A sink that has parked the rows at the offsets 1 and 3, and refused the one at 4."""
+
+    def set_aside(self, batch: Batch, read: Callable[[str], DataFrame | None]) -> DataFrame | None:
+        session = SparkSession.getActiveSession()
+        assert session is not None
+        kept = [("events", 0, 1, "parked"), ("events", 0, 3, "parked"), ("events", 0, 4, "dead")]
+        return session.createDataFrame(kept, "topic string, partition int, offset bigint, status string")
+
+
+def test_what_a_sink_has_parked_stays(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it rows that wait for `router rest-replay` are gone after a week, and nobody says so."""
+    lake, old = Lake.at(str(tmp_path)), datetime(2026, 1, 1, tzinfo=timezone.utc)
+    rows = pa.table({
+        "_topic": ["events"] * 6,
+        "_partition": pa.array([0] * 6, pa.int32()),
+        "_offset": range(6),
+        "_timestamp": pa.array([old] * 6, pa.timestamp("us", "UTC")),
+    })  # fmt: skip
+    write_deltalake(lake.address("outbox.copy"), rows)
+    kept = retention.not_parked(Parking(to=str(tmp_path)), Batch("games", 0, "profiles", "copy"), spark, lake)
+    now = datetime.now(timezone.utc)
+
+    assert delete_older(lake, "outbox.copy", now, 0, kept) == 3
+    there = lake.open("outbox.copy")
+    assert there is not None
+    assert sorted(there.to_pyarrow_table().column("_offset").to_pylist()) == [1, 2, 3]
 
 
 def crash_at_the_merge(mark: Callable[..., None]) -> Callable[..., None]:

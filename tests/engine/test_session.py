@@ -107,6 +107,8 @@ def test_the_jvm_is_not_started_ahead_for_what_cannot_be_read(
     """Without it a wrong file would leave a process behind, in place of a sentence."""
     begun: list[object] = []
     monkeypatch.setattr(session.starting, "begin", lambda *about: begun.append(about))
+    for of_jars in ("known_jars", "resolved_jars"):
+        monkeypatch.setattr(session, of_jars, lambda connectors, asked: ["/delta.jar"])
     monkeypatch.setattr(SparkContext, "_gateway", None)
     start_jvm(written(tmp_path, text), None)
     start_jvm(tmp_path / "absent.yaml", None)

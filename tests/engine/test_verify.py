@@ -162,6 +162,33 @@ def test_compacted_tables_and_batches_under_way_are_ok(lake: WrittenLake) -> Non
     assert wrong(lake) == {}
 
 
+def test_rows_that_were_moved_to_the_quarantine_are_ok(lake: WrittenLake) -> None:
+    """Without it a table that was blocked once looks as if it had lost a batch, for ever."""
+    lake.take(1, blocked=("silver.uno", "gold.wins"))
+    lake.take(1)
+    assert wrong(lake) == {}
+
+    for path in lake.store.paths("manifests/run-1"):  # the ledger alone says it, too
+        lake.store.delete(path)
+    assert wrong(lake) == {}
+
+
+def test_rows_that_are_in_no_quarantine_and_no_table_are_missed(lake: WrittenLake) -> None:
+    """Without it a manifest that lost what it says of a blocked table goes for one whose table has the rows."""
+    lake.take(1, blocked=("silver.uno",))
+    path = lake.store.manifest_path(6)
+    lake.store.write(path, json.dumps({**lake.store.load(path), "quarantined": {}}).encode())
+    assert wrong(lake)["silver.uno"].startswith("of all/tables it has batch 5, and batch 6 was committed to it")
+
+
+@pytest.mark.parametrize("content", [b"", b'{"batch": 3'])
+def test_a_damaged_manifest_is_named(lake: WrittenLake, content: bytes) -> None:
+    """Without it the command that looks for damage ends with a traceback."""
+    path = lake.store.manifest_path(3)
+    lake.store.write(path, content)
+    assert f"{lake.store.place(path)} is damaged" in wrong(lake)["manifest"]
+
+
 def test_a_table_that_was_dropped_long_ago_is_missed_by_its_sink(lake: WrittenLake) -> None:
     """Manifests are kept for a hundred batches; after these the ledger knows how many rows a sink has landed."""
     for path in lake.store.paths("manifests/run-1"):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from router.delta.commit import StagedFile, TableCommit, commit, to_delta
 from router.delta.file_statistics import statistics
@@ -18,6 +18,7 @@ from router.engine import ledger
 from router.engine.balance import Partition
 from router.engine.checkpoint_store import CheckpointStore, Manifest
 from router.engine.commit.committers import Committers
+from router.engine.label.layout import quarantine_of
 
 TEXT = """\
 name: games
@@ -55,10 +56,13 @@ class WrittenLake:
         self.checkpoint = Lake.at(f"{self.lake.root}/_router/games")
         self.store = CheckpointStore(self.checkpoint, "run-1")
 
-    def take(self, batches: int = 1, kept: int = 100) -> WrittenLake:
-        """Write batches, each with as many rows for every game as its number plus one; keep the last manifests."""
+    def take(self, batches: int = 1, kept: int = 100, blocked: tuple[str, ...] = ()) -> WrittenLake:
+        """Write batches, each with as many rows for every game as its number plus one; keep the last manifests.
+
+        The rows for tables that are `blocked` go to the quarantine after the manifest.
+        """
         for batch in range(self.taken, self.taken + batches):
-            self._take(batch)
+            self._take(batch, blocked)
             if batch >= kept:
                 self.store.delete(f"manifests/run-1/{batch - kept:010d}.json")
         self.taken += batches
@@ -73,7 +77,7 @@ class WrittenLake:
     def logs(self, table: str) -> list[Path]:
         return sorted((self.path(table) / "_delta_log").glob("*.json"))
 
-    def _take(self, batch: int) -> None:
+    def _take(self, batch: int, blocked: tuple[str, ...]) -> None:
         each = batch + 1
         games = {f"silver.{game}": ("all/tables", each) for game in GAMES}
         read = each * len(GAMES)
@@ -86,13 +90,30 @@ class WrittenLake:
         none: dict[str, Any] = {name: {} for name in ("refused", "dropped", "warned", "failing", "rejected")}
         part = Partition("events", 0, batch * 100, batch * 100 + read - 1, read, 0, 0, 0, **counts, **none)
         manifest = Manifest(batch, "fingerprint", ("all/tables", "wins/delta"), tuple(commits), (part,))
+        moved = {work.place: "it takes no rows" for work in commits if work.table in blocked}
+        manifest = replace(manifest, quarantined=moved)
         self.store.decide(manifest)
         for work in commits:
-            commit(self.lake, work, manifest.notes(QUERY))
+            if work.place in moved:
+                self._move(work)
+            else:
+                commit(self.lake, work, manifest.notes(QUERY))
         found = ledger.rows("games", "run-1", batch, manifest.targets, (part,), {})
+        found += ledger.of_moved("games", "run-1", manifest)
         committers = Committers(self.lake, None)  # type: ignore[arg-type] # no table here needs Spark
         ledger.append(committers, ledger.LedgerEntry("ops.ledger", f"{QUERY}/ledger", batch), found)
         self.lake.write(f"_router/games/spark/commits/{batch}", json.dumps({}).encode())
+
+    def _move(self, work: TableCommit) -> None:
+        """Put the rows of a commit into the quarantine, under its transaction id there."""
+        rows = pa.concat_tables(pq.read_table(self.lake.address("") + file.path) for file in work.files)
+        for name in ("_table", "_query", "_cause"):
+            rows = rows.append_column(name, pa.array([work.table] * len(rows)))
+        rows = rows.append_column("_batch_id", pa.array([work.version] * len(rows)))
+        once = CommitProperties(app_transactions=[Transaction(f"{work.app_id}/quarantine", work.version)])
+        route, sink = work.target.split("/")
+        table = self.path(quarantine_of("games", route, sink))
+        write_deltalake(table, rows, mode="append", commit_properties=once)
 
     def _staged(self, target: str, table: str, rows: int, batch: int) -> TableCommit:
         folder = self.path(table)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from router import Preparation, RouterError
 from router.config.loader import load
 from router.delta.lake import Lake
-from router.engine import quarantine
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
+from router.engine.quarantine import table as quarantine
 from router.engine.route_tests import InputRecord
 from router.registry import load_registry
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from router import Encoding
+from router import Batch, Encoding
 from router.delta.commit import StagedParts
 from router_encoders.outbox_rows import as_it_is
 from router_rest.credentials import Credentials, apply
+from router_rest.delivery import job as delivery_job
 from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.call import Policy, RequestForm
+from router_rest.delivery.job import BatchJob
+from router_rest.delivery.partitioner import PartitionPlan
 from router_rest.delivery.receipts import Owner
 from router_rest.delivery.worker import TaskJob, task
 from router_rest.rate_limit import backpressure, coordinator
@@ -187,3 +193,50 @@ def hurry(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(coordinator, "LONGEST_WAIT", 0.3)
     patch.setattr(backpressure, "PROBE_PAUSE", 0.2)
     patch.setattr(backpressure, "RAMP", 0.3)
+
+
+class Placed:
+    """The rows of one task, through which the functions of tasks are run without Spark."""
+
+    def __init__(self, *batches: pa.RecordBatch) -> None:
+        self.batches = batches
+        self.made: list[pa.RecordBatch] = []
+
+    def mapInArrow(self, function: Any, schema: str) -> Placed:  # noqa: N802 - Spark's name
+        done = Placed()
+        done.made = list(function(iter(self.batches)))
+        return done
+
+    def filter(self, condition: str) -> Placed:
+        return self
+
+    def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
+        table = pa.Table.from_batches(self.made)
+        return table.filter(pc.not_equal(table["kind"], "tick"))
+
+    def collect(self) -> list[dict[str, Any]]:
+        return [row for one in self.made for row in one.to_pylist()]
+
+
+def whole(sending: Tasks, *batches: pa.RecordBatch, job: Any, **options: Any) -> BatchJob:
+    """Return the job of a batch, whose tasks run here."""
+    batch = Batch("games", 0, "wins", "rest", stop=threading.Event())
+    events: Any = SimpleNamespace(sparkSession=None)
+    plan = PartitionPlan(job.cut, 1, sum(one.num_rows for one in batches))
+    made = BatchJob(events, lambda rows: rows, batch, plan, job, sending.leases, "api", 0.05, None, **options)
+    made._placed = lambda: Placed(*batches)  # type: ignore[method-assign,assignment,return-value]
+    return made
+
+
+def quicken(patch: pytest.MonkeyPatch) -> None:
+    """Let rounds and outages last for tenths of a second, without Spark: what is done about them is the same."""
+    for module, name, seconds in (
+        (delivery_job, "FIRST_ROUND", 0.1),
+        (delivery_job, "LONGEST_ROUND", 0.3),
+        (delivery_job, "SHORTEST", 0.02),
+        (delivery_job, "LONGEST", 0.05),
+        (coordinator, "LONGEST_WAIT", 0.3),
+        (backpressure, "PROBE_PAUSE", 0.1),
+    ):
+        patch.setattr(module, name, seconds)
+    patch.setattr(delivery_job, "bounded_batches", nullcontext)

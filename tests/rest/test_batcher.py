@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_rest.delivery.batcher import MOST_OPEN, Batcher, Call, CallSize
+from router_rest.delivery.batcher import MOST_OPEN, Batcher, Call, CallQueue, CallSize
 
 ROWS = st.lists(
     st.tuples(
@@ -143,3 +144,49 @@ def test_rows_of_former_calls_are_the_same_calls_again(
     assert sorted(call.id(b"".join(call.rows)) for call in made) == sorted(
         call.id(b"".join(call.rows)) for call in former
     )
+
+
+@given(ROWS, st.integers(1, 40))
+def test_calls_that_are_filled_at_once_are_bounded_and_cut_alike(rows: list[Any], most: int) -> None:
+    """Without it rows for many URLs fill the memory of a task; or a call that comes again has a new key."""
+    cut = CallSize(rows=5, bytes=60, open=most)
+    batcher, made = Batcher(cut), []
+    for *place, row, url, key in rows:
+        made += list(batcher.add(tuple(place), row, url, key))
+        assert sum(one.size for one in batcher._open.values()) <= most
+    made += batcher.end()
+
+    assert batcher._held == 0
+    assert sorted(at for call in made for at in call.offsets) == sorted(row[2] for row in rows)
+    assert [one.offsets for one in made] == [one.offsets for one in calls_of(rows, cut)]
+
+
+def test_the_calls_of_a_queue_have_so_many_bytes_together() -> None:
+    """Without it a task with calls of 1 MiB grows by hundreds of them."""
+
+    async def story() -> list[tuple[int, int]]:
+        queue, seen = CallQueue(1000, most_bytes=100, times=2), []
+        offered = [Call("a", 0, [at], [b"x" * size]) for at, size in enumerate([20, 20, 20, 300, 10])]
+        putting = asyncio.ensure_future(_put(queue, offered))
+        taken = 0
+        while taken < 5:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            call = await queue.take()
+            assert call is not None
+            taken += 1
+            seen.append((call.offsets[0], queue.bytes))
+            queue.finished(call, whole=True)
+        await putting
+        assert queue.bytes == 0
+        return seen
+
+    async def _put(queue: CallQueue, calls: list[Call]) -> None:
+        for call in calls:
+            await queue.put(call)
+
+    seen = asyncio.run(story())
+
+    assert [at for at, _ in seen] == [0, 1, 2, 3, 4]
+    assert all(held <= 100 or at == 3 for at, held in seen)
+    assert dict(seen)[3] == 600

@@ -479,6 +479,35 @@ def test_messages_survive_json() -> None:
     assert Grant.read(grant.message()) == grant
 
 
+@pytest.mark.parametrize("rate", [None, RateLimit(100, None, 1.0)], ids=["no limit", "100 a second"])
+def test_one_call_that_is_always_told_to_wait_stops_no_other(clock: Clock, rate: RateLimit | None) -> None:
+    """Without it one row of 4000 that always gets 429 and Retry-After stops every sink of its host."""
+    coordinator = Coordinator(Pace((rate,) if rate else (), 8), clock, lambda: 0.5)
+    tasks = Tasks(coordinator, "a", "b")
+    for _ in range(20):
+        tasks.say("a", sent=10, ok=9, throttled=1, pause=15.0, busy=(7,), streak=(7,), wants=5)
+        clock.now += 0.5
+        tasks.say("b", sent=10, ok=10, wants=5)
+        assert coordinator.outlook().again < 1.0
+        clock.now += 0.5
+    assert coordinator._adaptive_rate.rate is None
+
+
+def test_two_calls_in_succession_that_are_told_to_wait_stop_all(clock: Clock) -> None:
+    """Without it a limit that the API announces is run into by call after call."""
+    coordinator = Coordinator(Pace((), 8), clock, lambda: 0.5)
+    tasks = Tasks(coordinator, "a", "b")
+
+    tasks.say("a", sent=1, throttled=1, pause=15.0, busy=(7,), streak=(7,))
+    assert coordinator.outlook().again < 1.0
+    tasks.say("b", sent=1, ok=1)
+    tasks.say("b", sent=1, throttled=1, pause=15.0, busy=(8,), streak=(8,))
+    assert coordinator.outlook().again < 1.0, "one was taken in between"
+    tasks.say("a", sent=1, throttled=1, pause=15.0, busy=(7,), streak=(7,))
+
+    assert coordinator.outlook().again >= 15.0
+
+
 @pytest.mark.parametrize("stated", [{"in_flight": 0}, {"share": 1.0}, {"longest_pause": 0.0}], ids=str)
 def test_a_pace_makes_sense(stated: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="a pace has"):

@@ -9,10 +9,16 @@ import hmac
 import json
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
 import pytest
 import requests
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from requests.auth import AuthBase
 
 from router import StartError
@@ -20,11 +26,10 @@ from router_http.options import Secret
 from router_rest.auth import Auth
 from router_rest.credentials import Credentials, TaskLogin, apply
 from router_sinks import Rest
+from tests.schemas.faulty import FaultyRegistry
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.schemas.faulty import FaultyRegistry, Seen
+    from tests.schemas.faulty import Seen
 
 HUSH = "hush-hush"
 NOON = 1_767_268_800.25
@@ -334,3 +339,99 @@ def test_calls_that_are_refused_together_ask_once(second: str | None, got: bool)
 
     assert asyncio.run(story()) == [got] * 8
     assert driver.asked == ["", "1"] if got else ["", "1", "1"]
+
+
+def test_the_environment_names_proxies_where_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it NO_PROXY has no effect, and the password of a proxy of the environment is shown."""
+    monkeypatch.setenv("HTTPS_PROXY", f"http://me:{HUSH}@proxy.test:3128")
+    monkeypatch.setenv("NO_PROXY", "10.0.0.0/8,.test")
+    proxy = Rest.model_validate({"url": "https://a.test", "proxy": "environment"}).proxy
+
+    given = Credentials(None, proxy=proxy).current()
+
+    assert given["proxies"]["https"] == f"http://me:{HUSH}@proxy.test:3128"
+    assert given["proxies"]["no"] == "10.0.0.0/8,.test"
+    assert HUSH in given["secrets"]
+
+
+def pem(key: Any) -> str:
+    """Return a key as a file has it."""
+    return str(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode())
+
+
+def form_of(faulty: FaultyRegistry) -> dict[str, str]:
+    return dict(parse_qsl(faulty.seen[-1].body.decode()))
+
+
+def asked(faulty: FaultyRegistry, **options: Any) -> tuple[dict[str, str], str]:
+    """Return the form, and the header, by which a token is asked for."""
+    faulty.granted = [{"access_token": "token"}]
+    given = {name: value for name, value in {**oauth(faulty), **options}.items() if value is not None}
+    credentials(oauth=given).current()
+    return form_of(faulty), faulty.seen[-1].headers.get("Authorization", "")
+
+
+def test_a_token_is_asked_for_as_its_server_wants_it(faulty: FaultyRegistry) -> None:
+    """Without it half of the token servers there are give none."""
+    basic, header = asked(faulty, audience="https://api.test", parameters={"resource": "r", "tenant": HUSH})
+    post, none = asked(faulty, client_auth="post")
+
+    assert (basic["audience"], basic["resource"], basic["tenant"]) == ("https://api.test", "r", HUSH)
+    assert header.startswith("Basic ")
+    assert "client_secret" not in basic
+    assert (post["grant_type"], "client_id" in post, post["client_secret"]) == ("client_credentials", True, HUSH)
+    assert none == ""
+
+
+def test_a_refresh_token_is_replaced_by_the_one_that_comes_with_a_token(faulty: FaultyRegistry) -> None:
+    """Without it the second token is never given: most servers take a refresh token once."""
+    faulty.granted = [{"access_token": "a", "refresh_token": "second"}, {"access_token": "b"}]
+    held = credentials(oauth={**oauth(faulty), "refresh_token": "first"})
+
+    version = held.current()["version"]
+    first = form_of(faulty)
+    held.current(version)
+
+    assert (first["grant_type"], first["refresh_token"]) == ("refresh_token", "first")
+    assert form_of(faulty)["refresh_token"] == "second"
+
+
+@pytest.mark.parametrize("kind", ["RS256", "ES256"])
+def test_a_private_key_signs_what_says_who_the_client_is(faulty: FaultyRegistry, kind: str) -> None:
+    """Without it there is no token where secrets are not allowed."""
+    key: Any = ec.generate_private_key(ec.SECP256R1()) if kind == "ES256" else rsa.generate_private_key(65537, 2048)
+
+    form, header = asked(faulty, client_secret=None, private_key=pem(key), key_id="k-1")
+
+    head, claims, signature = form["client_assertion"].split(".")
+    read = [json.loads(base64.urlsafe_b64decode(part + "==")) for part in (head, claims)]
+    signed, raw = f"{head}.{claims}".encode(), base64.urlsafe_b64decode(signature + "==")
+    assert (read[0], header) == ({"alg": kind, "typ": "JWT", "kid": "k-1"}, "")
+    assert {read[1]["iss"], read[1]["sub"]} == {form["client_id"]}
+    assert read[1]["aud"] == f"{faulty.url}/token"
+    if kind == "ES256":
+        half = [int.from_bytes(part, "big") for part in (raw[:32], raw[32:])]
+        key.public_key().verify(encode_dss_signature(*half), signed, ec.ECDSA(SHA256()))
+    else:
+        key.public_key().verify(raw, signed, padding.PKCS1v15(), SHA256())
+
+
+def test_a_key_that_is_none_is_told_without_its_text(faulty: FaultyRegistry) -> None:
+    with pytest.raises(StartError, match="private_key") as caught:
+        asked(faulty, client_secret=None, private_key=HUSH)
+
+    assert HUSH not in str(caught.value)
+
+
+def test_the_token_server_has_a_trust_of_its_own(certificates: Any, tmp_path: Path) -> None:
+    """Without it the private authority of an API is all that its public token server may be of, or the other way."""
+    with FaultyRegistry(Path(certificates.here)) as tokens:
+        tokens.granted = [{"access_token": "token"}]
+        options = {"url": "https://api.test", "auth": {"oauth": oauth(tokens)}}
+        of_api = Rest.model_validate({**options, "tls": {"ca": certificates.here}})
+        own = {"oauth": {**oauth(tokens), "tls": {"ca": certificates.here}}}
+        trusting = Rest.model_validate({**options, "auth": own})
+
+        with pytest.raises(StartError, match="not trusted"):
+            of_api.credentials(tmp_path).current()
+        assert trusting.credentials(tmp_path).current()["version"] == "1"

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
+from router import StartError
 from router_demo.api import Api
 from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.job import OutageClock, park
-from tests.rest.tasks import Tasks, rows, tasks
+from router_rest.delivery.response_status import BulkResults
+from tests.rest.scripted import Scripted, polite
+from tests.rest.tasks import CLIENT, Tasks, quicken, rows, tasks, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from router.delta.lake import Lake
+    from tests.rest.scripted import Talk
 
 STUCK = (("events", 0, 7, 9),)
 OTHER = (("events", 1, 3, 3),)
@@ -116,3 +125,190 @@ def test_rows_without_a_receipt_are_parked_all_or_some(sending: Tasks, only: Any
     assert {(row["offset"], row["status"], row["reason"]) for row in sending.receipts()} == {
         (at, "parked", "why") for at in parked
     }
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rounds and outages last for tenths of a second."""
+    quicken(monkeypatch)
+
+
+@pytest.fixture
+def raw(server: Scripted, lake: Lake, quick: None) -> Iterator[Tasks]:
+    """Return what runs tasks against a server of the test."""
+    api: Any = SimpleNamespace(url=server.url.removesuffix("/events"), reset=lambda: None)
+    with tasks(api, lake) as made:
+        yield made
+
+
+ODD = b'"offset":3}'
+"""How the body of the odd row ends."""
+OK = b"HTTP/1.1 200 OK"
+BROKEN = {
+    "lines end with LF alone": OK + b"\nContent-Length: 2\n\nok",
+    "two lengths": OK + b"\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nok",
+    "length and chunks": OK + b"\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    "a header that goes on": OK + b"\r\nX: a\r\n b\r\nContent-Length: 2\r\n\r\nok",
+    "500": b"HTTP/1.1 500 Oops\r\nContent-Length: 2\r\n\r\nno",
+    "404": b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno",
+    "409 in doubt": b"",
+    "a reset": b"",
+}
+
+
+def odd_one(how: str, *, always: bool = False) -> Any:
+    """Answer one row, or all, in an odd way."""
+
+    def act(talk: Talk) -> None:
+        while (seen := talk.request()) is not None:
+            if not always and not seen.body.endswith(ODD):
+                talk.answer()
+                continue
+            times = sum(body.endswith(ODD) for body in talk.server.bodies)
+            if how == "a reset" or (how == "409 in doubt" and times == 1):
+                talk.reset()
+                return
+            if how == "409 in doubt":
+                talk.answer(b"there already", "409 Conflict")
+            else:
+                talk.send(BROKEN[how])
+
+    return act
+
+
+@pytest.mark.parametrize("others", [9, 0], ids=["with others", "alone"])
+@pytest.mark.parametrize("how", BROKEN)
+def test_one_odd_row_is_set_aside_and_stops_nobody(raw: Tasks, server: Scripted, how: str, others: int) -> None:
+    """Without it a row that is answered in an odd way is delivered for ever, and no later one goes out."""
+    server.act = odd_one(how)
+    job = raw.job(cut=CallSize())
+    offsets = range(others + 1) if others else [3]
+    if how == "404" and not others:  # nothing says that it is the row
+        with pytest.raises(StartError, match="404"):
+            whole(raw, rows(offsets), job=job).deliver()
+        return
+
+    whole(raw, rows(offsets), job=replace(job, policy=replace(job.policy, attempts=2))).deliver()
+
+    receipts = {row["offset"]: row for row in raw.receipts()}
+    times = sum(body.endswith(ODD) for body in server.bodies)
+    assert {*receipts} == {*offsets}
+    if how == "404":
+        assert (receipts[3]["status"], receipts[3]["in_doubt"], times) == ("parked", False, 3)
+    elif receipts[3]["status"] == "delivered":  # what aiohttp reads counts
+        assert (how in {"a header that goes on", "lines end with LF alone"}, times) == (True, 1)
+    else:
+        assert (receipts[3]["status"], receipts[3]["in_doubt"]) == ("parked", True)
+        assert "3 rounds" in receipts[3]["reason"]
+        # a connection that served before, and is closed without an answer, gets a call once more
+        assert times <= 3 * (2 if how in {"500", "409 in doubt", "a reset"} else 1) + (how == "a reset")
+    assert {row["status"] for at, row in receipts.items() if at != 3} <= {"delivered"}
+
+
+def test_calls_that_fail_often_are_dead_where_that_is_configured(raw: Tasks, server: Scripted) -> None:
+    server.act = odd_one("500")
+
+    whole(raw, rows(range(5)), job=raw.job(), odd="dead", rounds=1).deliver()
+
+    assert {row["offset"]: row["status"] for row in raw.receipts() if row["offset"] == 3} == {3: "dead"}
+
+
+@pytest.mark.parametrize("how", ["two lengths", "500"])
+def test_an_api_that_answers_nobody_is_waited_for(raw: Tasks, server: Scripted, how: str) -> None:
+    """Without it an outage parks a batch after the other, or an API gets the same row again and again."""
+    server.act = odd_one(how, always=True)
+    job = raw.job(client={**CLIENT, "in_flight": 2})
+    raw.leases.note_set_aside("api")  # as after one that was set aside, with no success since
+
+    for offsets in (range(100), [3]):
+        waiting = whole(raw, rows(offsets), job=job)
+        threading.Timer(1.5, waiting.batch.stop.set).start()
+        with pytest.raises(ConnectionError, match="stopped"):
+            waiting.deliver()
+
+    assert raw.receipts() == []
+
+
+@pytest.mark.parametrize("many", [4, 60])
+@pytest.mark.parametrize("body", [b'{"items": []}', b'{"things": [1, 2]}', b"<html>", b"[]"])
+def test_answers_without_any_status_stop_the_sink(raw: Tasks, server: Scripted, body: bytes, many: int) -> None:
+    """Without it a typing error in `results` counts what was refused as delivered; or sends it for ever."""
+    server.act = polite(body)
+    job = raw.job(cut=CallSize(rows=2))
+    job = replace(job, policy=replace(job.policy, results=BulkResults("items", "statuz", id="offset")))
+
+    def post(configuration: str) -> None:
+        whole(raw, rows(range(many)), job=job, configuration=configuration).deliver()
+
+    for _ in range(2):
+        with pytest.raises(StartError, match="until the configuration changes"):
+            post("first")
+        assert 0 < len(server.seen) <= 20
+    assert {(row["status"], row["in_doubt"]) for row in raw.receipts()} == {("parked", True)}
+    sent = len(server.seen)
+    if many == 4:
+        post("second")  # its rows are parked, and the batch goes on
+        assert len(server.seen) == sent
+    else:
+        with pytest.raises(StartError, match="until the configuration changes"):
+            post("second")
+        assert len(server.seen) > sent
+
+
+def test_a_row_that_is_always_told_to_wait_keeps_no_other_waiting(raw: Tasks, server: Scripted) -> None:
+    """Without it one row of thousands stops every sink on its host, 15 seconds at a time."""
+
+    def busy(talk: Talk) -> None:
+        while (seen := talk.request()) is not None:
+            if seen.body.endswith(ODD):
+                talk.answer(b"slow down", "429 Too Many Requests", "Retry-After: 15")
+            else:
+                talk.answer()
+
+    server.act = busy
+    job = raw.job()
+
+    sent = raw.run(replace(job, policy=replace(job.policy, elapsed=1.0)), rows(range(300)))
+
+    assert (sent.counts["delivered"], sent.counts["left"], sent.tried) == (299, 1, ['[["events", 0, 3, 3]]'])
+
+
+@pytest.mark.parametrize("compressed", [False, True], ids=["plain", "gzip"])
+def test_large_calls_are_in_flight_within_their_bytes(raw: Tasks, server: Scripted, compressed: bool) -> None:
+    """Without it a task with 64 calls of 1 MiB in flight, and four times as many ahead, takes 865 MB."""
+    large = 1 << 16
+    together = threading.Barrier(2 if compressed else 3)
+
+    def slow(talk: Talk) -> None:
+        while talk.request() is not None:
+            with suppress(threading.BrokenBarrierError):
+                together.wait(0.2)
+            talk.answer()
+
+    server.act = slow
+    batch = rows(range(24)).set_column(5, "_row", pa.array([b"x" * large] * 24))
+    job = raw.job(cut=CallSize(), client={**CLIENT, "in_flight": 8}, bytes_in_flight=7 * large)
+    form = replace(job.form, body=replace(job.form.body, compressed=compressed))
+
+    sent = raw.run(replace(job, form=form), batch)
+
+    assert sent.counts["delivered"] == 24
+    assert server.most_open == (2 if compressed else 3)
+
+
+def test_a_right_that_ends_stops_the_sink_although_others_were_taken(raw: Tasks, server: Scripted) -> None:
+    """Without it each row of a topic is sent, and refused, when the API has taken a right away."""
+
+    def until(talk: Talk) -> None:
+        while talk.request() is not None:
+            if len(server.seen) <= 20:
+                talk.answer()
+            else:
+                talk.answer(b"no", "403 Forbidden")
+
+    server.act = until
+
+    with pytest.raises(StartError, match="403"):
+        whole(raw, rows(range(500)), job=raw.job(client={**CLIENT, "in_flight": 2})).deliver()
+
+    assert len(server.seen) <= 20 + 10 + 2

@@ -14,7 +14,7 @@ import pytest
 from router_rest.http_client import client as module
 from router_rest.http_client.client import HttpClient
 from router_rest.http_client.response import InDoubt, Response, Unsent
-from tests.rest.calls import OPTIONS, ask, outcome, post
+from tests.rest.calls import MOST, OPTIONS, ask, outcome, post
 from tests.rest.scripted import PATIENCE, Scripted, Talk, polite, silent, then_waits
 
 HUSH = "hush-hush"
@@ -566,3 +566,35 @@ def test_a_name_may_have_an_address_where_nobody_listens(server: Scripted) -> No
 
     assert answer.status == 200
     assert server.seen[0].headers["host"] == f"localhost:{server.port}"
+
+
+def test_a_connection_ends_with_its_age(server: Scripted) -> None:
+    """Without it a service that moves to another address is called at the old one for ever."""
+    ask(*[post(server.url)] * 3, age=30.0)
+    assert server.accepted == 1
+
+    ask(*[post(server.url)] * 3, age=-1.0)
+
+    assert server.accepted == 4
+
+
+def test_a_long_answer_is_read_to_its_end(server: Scripted) -> None:
+    """Without it each answer that is longer than a receipt needs costs a new connection."""
+    server.act = polite(b"a" * (MOST + 300_000))
+
+    answers = ask(*[post(server.url)] * 3)
+
+    assert [(one.status, len(one.body), one.whole) for one in answers] == [(200, MOST, False)] * 3
+    assert server.accepted == 1
+
+
+@pytest.mark.parametrize(("without", "direct"), [("127.0.0.1", True), ("*", True), ("api.test", False), ("", False)])
+def test_proxies_of_the_environment_are_asked_where_they_are_to_be(
+    server: Scripted, without: str, direct: bool
+) -> None:
+    """Without it a cluster that reaches the world by a proxy alone cannot reach an API."""
+    proxies = {"http": "http://127.0.0.1:1", "no": without}
+
+    (answer,) = ask(post(server.url), proxies=proxies)
+
+    assert isinstance(answer, Unsent) is not direct

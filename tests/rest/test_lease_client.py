@@ -146,7 +146,7 @@ def test_a_pause_is_not_cut_short() -> None:
     api = Api(limit=20, retry_after=2.0)
     simulate(troubled(Pace((RateLimit(40, None, 1.0),), 8), api, {}, 6.0))
 
-    refused = next(now for now, _, status in api.arrivals if status == 429)
+    refused = [now for now, _, status in api.arrivals if status == 429][1]  # one alone is its own call's
     later = [now - refused for now, _, _ in api.arrivals if now > refused + api.latency + 0.005]
     assert later[0] >= 2.0
 

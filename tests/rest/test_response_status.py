@@ -12,6 +12,7 @@ from requests.structures import CaseInsensitiveDict
 
 from router_rest.delivery.response_status import (
     LONGEST_PAUSE,
+    UNKNOWN,
     Action,
     BulkResults,
     Remaining,
@@ -36,30 +37,30 @@ MEANT = {
 @pytest.mark.parametrize(("status", "meant"), [(status, meant) for meant, all_ in MEANT.items() for status in all_])
 def test_a_status_says_what_is_to_be_done(status: int, meant: Action) -> None:
     """Without it good rows become dead letters, or rows that nobody takes block the others."""
-    assert action_for(status, keyed=True) is meant
+    assert action_for(status, doubt=True) is meant
 
 
 def test_a_conflict_without_a_key_is_no_first_attempt_that_still_runs() -> None:
     """Without it a row that the API has already is sent until the end of days."""
-    assert action_for(409, keyed=False) is Action.REFUSED
-    assert action_for(409, keyed=False, again=frozenset({409})) is Action.AGAIN
+    assert action_for(409, doubt=False) is Action.REFUSED
+    assert action_for(409, doubt=False, again=frozenset({409})) is Action.AGAIN
 
 
 @pytest.mark.parametrize("status", [403, 404, 410, 414])
 def test_an_address_made_of_a_row_is_its_own_fault(status: int) -> None:
     """Without it one unknown name in a URL stops the stream."""
-    assert action_for(status, keyed=True, url_of_data=True) is Action.REFUSED
-    assert action_for(405, keyed=True, url_of_data=True) is Action.WRONG
+    assert action_for(status, doubt=True, url_of_data=True) is Action.REFUSED
+    assert action_for(405, doubt=True, url_of_data=True) is Action.WRONG
 
 
 def test_which_statuses_are_tried_again_can_be_said() -> None:
     """Without it an API that says 403 when it is busy, or 500 to a bad row, cannot be used."""
     again = frozenset({403, 503, 200})
 
-    assert action_for(403, keyed=True, again=again) is Action.AGAIN
-    assert action_for(503, keyed=True, again=again) is Action.AGAIN
-    assert action_for(500, keyed=True, again=again) is Action.REFUSED
-    assert action_for(200, keyed=True, again=again) is Action.DONE
+    assert action_for(403, doubt=True, again=again) is Action.AGAIN
+    assert action_for(503, doubt=True, again=again) is Action.AGAIN
+    assert action_for(500, doubt=True, again=again) is Action.REFUSED
+    assert action_for(200, doubt=True, again=again) is Action.DONE
 
 
 def test_only_too_many_calls_slow_them_down() -> None:
@@ -194,19 +195,19 @@ ROWS = [b'{"id":"a","n":1}', b'{"id":"b","n":2}', b'{"id":"c","n":3}']
             id="in order",
         ),
         pytest.param(
-            BulkResults("items", "*.status"),
+            BulkResults("items", "*.status", absent_ok=True),
             {"errors": True, "items": [{"index": {"status": 201}}, {"create": {"status": 409}}, {"index": {}}]},
             [201, 409, 200],
             id="below a field of any name",
         ),
         pytest.param(
-            BulkResults("data.rows", "ok"),
+            BulkResults("data.rows", "ok", absent_ok=True),
             {"data": {"rows": [{"ok": True}, {"ok": False}, {}]}},
             [200, 400, 200],
             id="yes or no",
         ),
         pytest.param(
-            BulkResults("Records", "ErrorCode"),
+            BulkResults("Records", "ErrorCode", absent_ok=True),
             {"Records": [{"Id": "1"}, {"ErrorCode": "TooFast"}, {"ErrorCode": None}]},
             [200, 400, 200],
             id="an error, or none",
@@ -224,26 +225,39 @@ ROWS = [b'{"id":"a","n":1}', b'{"id":"b","n":2}', b'{"id":"c","n":3}']
             id="as said",
         ),
         pytest.param(
-            BulkResults("", "state", ok=(1,)), [{"state": 1}, {"state": True}, {}], [200, 400, 400], id="a number"
+            BulkResults("", "state", ok=(1,)), [{"state": 1}, {"state": True}, {}], [200, 400, UNKNOWN], id="a number"
         ),
         pytest.param(
-            BulkResults("failed", "code", id="id"),
+            BulkResults("failed", "code", id="id", absent_ok=True),
             {"failed": [{"id": "b", "code": 422}]},
             [200, 422, 200],
             id="only failures",
         ),
         pytest.param(
-            BulkResults("failed", "code", id="number", row_id="n"),
+            BulkResults("failed", "code", id="number", row_id="n", absent_ok=True),
             {"failed": [{"number": 3, "code": 500}]},
             [200, 200, 500],
             id="by a number",
         ),
         pytest.param(
-            BulkResults("failed", "code", id="index"),
+            BulkResults("failed", "code", id="index", absent_ok=True),
             {"failed": [{"index": 0, "code": 500}]},
             [500, 200, 200],
             id="by position",
         ),
+        pytest.param(
+            BulkResults("items", "statuz"),
+            {"items": [{"status": 201}, {"status": 400}, {"status": None}]},
+            [UNKNOWN] * 3,
+            id="a path that leads nowhere",
+        ),
+        pytest.param(
+            BulkResults("items", "status", id="id"),
+            {"items": [{"id": "b", "status": 201}, {"id": "c", "status": None}]},
+            [UNKNOWN, 201, UNKNOWN],
+            id="rows that no item is about",
+        ),
+        pytest.param(BulkResults("items", "status", id="id"), {"items": []}, [UNKNOWN] * 3, id="no item"),
     ],
 )
 def test_every_row_gets_what_was_said_of_it(results: BulkResults, answer: Any, statuses: list[int]) -> None:
@@ -257,11 +271,13 @@ def test_a_failure_keeps_its_own_text() -> None:
     """Without it a dead letter does not say why it is one."""
     answer = {"failed": [{"id": "b", "code": 422, "why": "too old"}]}
 
-    found = BulkResults("failed", "code", id="id").by_row(json.dumps(answer).encode(), ROWS)
+    found = BulkResults("failed", "code", id="id", absent_ok=True).by_row(json.dumps(answer).encode(), ROWS)
 
     assert [json.loads(one.text or b"null") for one in found] == [None, answer["failed"][0], None]
 
-    said = BulkResults("failed", "code", id="id", reason="why").by_row(json.dumps(answer).encode(), ROWS)
+    said = BulkResults("failed", "code", id="id", reason="why", absent_ok=True).by_row(
+        json.dumps(answer).encode(), ROWS
+    )
     assert [one.text for one in said] == [b"", b"too old", b""]
 
 

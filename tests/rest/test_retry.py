@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -119,8 +120,8 @@ def _delivery(line: Line, policy: Policy, lease: LeaseClient, settled: list[Sett
 
 @pytest.mark.parametrize(
     "failure",
-    [answer(503), answer(429), answer(409), Unsent("refused"), InDoubt("reset")],
-    ids=["503", "429", "409 of a call with a key", "not sent", "no answer"],
+    [answer(503), answer(429), Unsent("refused"), InDoubt("reset")],
+    ids=["503", "429", "not sent", "no answer"],
 )
 def test_a_call_is_tried_so_often_and_no_more(failure: Response | OSError) -> None:
     """Without it one call is tried for ever, and nobody hears of it."""
@@ -130,6 +131,67 @@ def test_a_call_is_tried_so_often_and_no_more(failure: Response | OSError) -> No
 
     assert (len(line.begun), len(told.left), told.settled) == (4, 1, [])
     assert told.left[0].attempts == 4
+
+
+def test_a_conflict_is_a_dead_letter_unless_the_row_may_have_arrived() -> None:
+    """Without it a row that an API calls a duplicate is sent for ever; or one that arrived is a dead letter."""
+    first = delivered(Line([answer(409)]), Policy(first=0.01, longest=0.1))
+    later = Line([InDoubt("reset"), answer(409)])
+    doubted = delivered(later, Policy(attempts=4, first=0.01, longest=0.1))
+
+    assert (first.statuses, first.left) == ({10: "dead"}, [])
+    assert (doubted.statuses, len(doubted.left), len(later.begun)) == ({}, 1, 4)
+    assert len(set(later.keys)) == 1
+    assert (doubted.left[0].doubtful, doubted.left[0].answered) == ({10}, True)
+
+
+def test_an_answer_that_nobody_can_read_is_waited_for_once_a_round() -> None:
+    """Without it a row that the API takes arrives as often as there are attempts."""
+    line = Line([InDoubt("the answer is broken", unreadable=True)])
+
+    told = delivered(line, Policy(attempts=5, first=0.01, longest=0.1))
+
+    assert (len(line.begun), told.settled, told.left[0].doubtful) == (1, [], {10})
+    assert told.left[0].answered
+
+
+@pytest.mark.parametrize(
+    ("failure", "answered"),
+    [
+        (answer(500), True),
+        (answer(409), True),
+        (InDoubt("reset"), True),
+        (answer(429, Retry_After="1"), True),
+        (answer(429, Retry_After="3600"), False),
+        (answer(503), False),
+        (answer(502), False),
+        (Unsent("refused"), False),
+    ],
+    ids=["500", "409", "reset", "429 twice", "429 for an hour", "503", "502", "not sent"],
+)
+def test_an_answer_about_a_call_is_told_from_an_api_that_is_away(failure: Response | OSError, answered: bool) -> None:
+    """Without it rows are set aside in an outage, or one odd row stops all others."""
+    first = [InDoubt("reset")] if isinstance(failure, Response) and failure.status == 409 else []
+
+    told = delivered(Line([*first, failure]), Policy(attempts=3, first=0.01, longest=0.1))
+
+    assert told.left[0].answered is answered
+    assert told.left[0].why
+
+
+def test_rows_of_which_the_answer_says_nothing_are_parked_in_doubt() -> None:
+    """Without it rows that an API refused inside of a 200 count as delivered."""
+    some = Line([answer(200, b'{"items": [{"status": 201}, {}, {"status": 400}]}')])
+    none = Line([answer(200, b'{"things": []}')])
+    policy = Policy(results=BulkResults("items", "status"))
+
+    one, other = delivered(some, policy, rows=3), delivered(none, policy, rows=3)
+
+    assert one.statuses == {10: "delivered", 11: "parked", 12: "dead"}
+    assert other.statuses == {10: "parked", 11: "parked", 12: "parked"}
+    parked = [entry for told in (one, other) for entry in told.settled if entry.status == "parked"]
+    assert all(entry.call.doubtful == {*entry.call.offsets} for entry in parked)
+    assert ["status" in str(entry.reason) or "items" in str(entry.reason) for entry in parked] == [True, True]
 
 
 def test_no_attempt_begins_when_time_is_over() -> None:
@@ -208,7 +270,8 @@ def test_a_call_has_the_same_key_and_bytes_in_every_attempt() -> None:
     assert len(line.keys) == 4
     assert len(set(line.keys)) == len(set(line.bodies)) == 1
     assert {f'"{one.key}"' for one in told.settled} == set(line.keys)
-    assert line.keys[0].startswith('"events/3/10-12/')
+    assert uuid.UUID(line.keys[0].strip('"')).version == 5
+    assert str(told.settled[0].id).startswith("events/3/10-12/")
 
 
 def test_the_parts_of_a_call_have_keys_of_their_own() -> None:
@@ -226,7 +289,8 @@ def test_the_parts_of_a_call_have_keys_of_their_own() -> None:
     assert len(set(line.keys)) == len(set(line.bodies)) == 7
     dead = next(one for one in told.settled if one.status == "dead")
     assert f'"{dead.key}"' in line.keys
-    assert str(dead.key).startswith("events/3/15-15/")
+    assert str(dead.id).startswith("events/3/15-15/")
+    assert "events" not in str(dead.key)
 
 
 def test_a_driver_that_goes_before_a_call_is_sent_again_leaves_the_call_in_doubt() -> None:

@@ -97,7 +97,7 @@ def test_any_value_arrives_as_one_segment_and_one_value(
         request.getfixturevalue("compiled")
     url = f"{faulty.url}/a/{{event.v}}/b-{{v}}?q={{ event.v }}&r=1"
 
-    made = targets(lane(spark, [*HOSTILE]), url=url)
+    made = targets(lane(spark, [*HOSTILE]), url=url, allow_dot_segments=True)
 
     assert [fault for _, fault in made] == [None] * len(HOSTILE)
     with requests.Session() as session:
@@ -345,3 +345,28 @@ def test_any_text_behind_a_host_is_a_url_or_refused(text: str) -> None:
     filled = "".join(one if isinstance(one, str) else "x" for one in found.after_host)
     prepared = str(requests.Request("POST", f"http://api.test{filled}").prepare().url)
     assert urlsplit(prepared).path.count("/") == filled.partition("?")[0].count("/")
+
+
+def test_a_value_that_a_server_may_follow_up_the_path_is_a_dead_letter(spark: SparkSession) -> None:
+    """Without it `../../admin` goes out as `..%2F..%2Fadmin`, and many servers decode it and go there."""
+    ways = ["../x", "x/../y", "x/..", "..\\x", "./x", "x/."]
+    fine = ["..x", "a..b", "x/y", "...", "a.b/c.d"]
+
+    made = targets(lane(spark, [*ways, *fine]))
+    allowed = targets(lane(spark, ways), allow_dot_segments=True)
+
+    assert [url is None and "holds `../`" in str(fault) for url, fault in made] == [True] * 6 + [False] * 5
+    assert [fault for _, fault in allowed] == [None] * 6
+
+
+def test_headers_and_keys_may_be_made_of_data_but_never_break_a_request(spark: SparkSession) -> None:
+    """Without it `{event.v}` is sent as it is written, or a line break in a value begins another header."""
+    values = ["uno", "a b", "x\r\nX-Admin: 1", "x\n", "x\x00y", "\x7f", "\t", "x\x85", "", None]
+    headers = {"X-Game": "game {event.v}", "X-Key": "fixed {not a field}"}
+    sink = opened(lane(spark, values), headers=headers, idempotency_key="{event.n}-{event.v}", url="http://api.test/")
+
+    found = sink.columns(lane(spark, values)).orderBy("_offset").select("_to.*").collect()
+
+    assert [row["values"] for row in found[:2]] == [["game uno", "0-uno"], ["game a b", "1-a b"]]
+    assert [row["fault"] is None for row in found] == [True, True, *[False] * 6, True, False]
+    assert [*sink.fixed_headers] == ["X-Key"]

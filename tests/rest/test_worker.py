@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from router_demo.api import Api, Failure, Items, Poison, Token
@@ -15,12 +16,10 @@ from router_rest.auth import Auth
 from router_rest.delivery.batcher import CallSize
 from router_rest.delivery.receipts import ReceiptWriter
 from router_rest.delivery.response_status import BulkResults
-from tests.rest.tasks import CLIENT, OWNER, Tasks, rows, tasks
+from tests.rest.tasks import CLIENT, KEYED, OWNER, Tasks, rows, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import pyarrow as pa
 
     from router.delta.lake import Lake
 
@@ -250,3 +249,18 @@ def test_a_task_that_cannot_reach_the_driver_sends_nothing(sending: Tasks) -> No
 
     assert (sent.counts["left"], "away" in sent.texts) == (10, True)
     assert sending.api.stats().arrived == 0
+
+
+def test_rows_name_headers_and_keys(sending: Tasks) -> None:
+    """Without it a header made of data is sent as it is written, or the values of one row go with another."""
+    values = [["uno", "k1"], ["uno", "k2"], ["go", "k3"]]
+    to = pa.array([{"url": None, "values": one, "fault": None} for one in values])
+    batch = rows(range(3)).set_column(4, "_to", to)
+    job = sending.job(keyed=None)
+    form = replace(job.form, named=("X-Game", KEYED), row_key=True)
+
+    sent = sending.run(replace(job, form=form), batch)
+
+    assert sent.counts["delivered"] == 3
+    assert {one["key"] for one in sending.api.requests(10)} == {"k1", "k2", "k3"}
+    assert [row["idempotency_key"] for row in sending.receipts()] == ["k1", "k2", "k3"]

@@ -34,22 +34,26 @@ MOST_OPEN = 256
 class CallSize:
     """The size of calls. A batch that has begun keeps its own, also when the configuration changes.
 
-    `bytes` counts the rows of a call, and one more for each. `orders`: rows with the same key share one of so many
+    `bytes` counts the rows of a call, and one more for each; `open` those of all calls that are filled at once (0: any
+    number). `orders`: rows with the same key share one of so many
     orders, within which one call is sent after the other; 0: there is no order.
     """
 
     rows: int = 1
     bytes: int = 1 << 20
     orders: int = 0
+    open: int = 0
 
 
 @dataclass
 class Call:
     """Rows that are sent together: of one source partition, in the order of their offsets.
 
-    `url` is empty where it is the same for all calls. `order`: the calls of one order are sent one after the other;
-    None: at any time. `attempts` counts those made with these rows so far. `doubtful` are the offsets of rows that may
-    have arrived in an attempt that ended without an answer.
+    `url` is empty where it is the same for all calls; the values of headers that rows name follow it, a line each.
+    `order`: the calls of one order are sent one after the other; None: at any time. `attempts` counts those made with
+    these rows so far. `doubtful` are the offsets of rows that may have arrived in an attempt that ended without an
+    answer. `why` says what the last attempt came to, `answered` whether that was an answer about this call: not that
+    the server is away, or has too much to do.
     """
 
     topic: str | None
@@ -61,6 +65,8 @@ class Call:
     attempts: int = 0
     doubtful: frozenset[int] = frozenset()
     size: int = 0
+    why: str = ""
+    answered: bool = False
 
     @classmethod
     def alone(cls, place: tuple[str | None, int, int]) -> Call:
@@ -80,6 +86,10 @@ class Call:
         place = f"{_quoted(self.topic or '')}/{self.partition}/{self.offsets[0]}-{self.offsets[-1]}"
         return f"{place}/{hashlib.sha256(owner + body).hexdigest()[:16]}"
 
+    def drop_rows(self) -> None:
+        """Drop the values of the rows, which nobody needs any more."""
+        self.rows = [b""] * len(self.rows)
+
     def halves(self) -> tuple[Call, Call]:
         """Return the first and the second half of the rows as calls."""
         middle = len(self) // 2
@@ -98,6 +108,7 @@ class Batcher:
 
     cut: CallSize
     _open: OrderedDict[str | int, Call] = field(default_factory=OrderedDict)
+    _held: int = 0
     _of: tuple[str | None, int, str | None] = (None, -1, None)
 
     def add(
@@ -125,22 +136,35 @@ class Batcher:
         call = self._open.get(which)
         large = former is None and call is not None and call.size + len(row) + 1 > self.cut.bytes
         if call is not None and (call.url != url or large):
-            yield self._open.pop(which)
+            yield self._close(which)
             call = None
         if call is None:
             if len(self._open) >= MOST_OPEN:
-                yield self._open.popitem(last=False)[1]
+                yield self._close(next(iter(self._open)))
             call = self._open[which] = Call(topic, partition, [], [], url, order)
         call.offsets.append(offset)
         call.rows.append(row)
         call.size += len(row) + 1
+        self._held += len(row) + 1
         if len(call) >= self.cut.rows and former is None:
-            yield self._open.pop(which)
+            yield self._close(which)
+        while self.cut.open and self._held > self.cut.open and former is None:
+            yield self._close(next(iter(self._open)))
 
     def end(self) -> Iterator[Call]:
         """Yield the calls that are not full: no more rows come from this partition, or this part of it."""
         while self._open:
-            yield self._open.popitem(last=False)[1]
+            yield self._close(next(iter(self._open)))
+
+    def _close(self, which: str | int) -> Call:
+        call = self._open.pop(which)
+        self._held -= call.size
+        return call
+
+
+def values_of(url: str) -> list[str]:
+    """Return the values of headers that follow the URL of a call."""
+    return url.split("\n")[1:]
 
 
 @lru_cache(maxsize=1024)
@@ -151,10 +175,17 @@ def _quoted(topic: str) -> str:
 
 @dataclass
 class CallQueue:
-    """The calls of a task that were cut and not begun, about `most` of them; it belongs to one event loop."""
+    """The calls of a task that were cut and not begun, about `most` of them; it belongs to one event loop.
+
+    A call is `times` its rows in memory: the rows, the body and perhaps the compressed one. Those that wait and those
+    that are in flight have `most_bytes` together; a larger one goes alone.
+    """
 
     most: int
+    most_bytes: int = 1 << 62
+    times: int = 2
     held: int = 0
+    bytes: int = 0
     over: bool = False
     _ready: deque[Call] = field(default_factory=deque)
     _behind: dict[int, deque[Call]] = field(default_factory=dict)
@@ -164,12 +195,14 @@ class CallQueue:
 
     async def put(self, call: Call) -> bool:
         """Add a call once there is room; False where it will not be sent: its order is blocked, or the queue ended."""
-        while self.held >= self.most and not self.over:
+        call.size = self.times * sum(map(len, call.rows))
+        while self._is_full(call) and not self.over:
             self._room.clear()
             await self._room.wait()
         if self.over or call.order in self._blocked:
             return False
         self.held += 1
+        self.bytes += call.size
         waited = bool(self._idle)
         if call.order is None:
             self._begin(call)
@@ -195,13 +228,16 @@ class CallQueue:
         return call
 
     def finished(self, call: Call, *, whole: bool) -> None:
-        """Release the next call of an order; block the order where this call is not delivered as a `whole`."""
+        """Release its memory, and the next call of its order; block that where it is not delivered as a `whole`."""
+        self._forget(call)
         if call.order is None:
             return
         behind = self._behind[call.order]
         if not whole:
             self._blocked.add(call.order)
             self._leave(len(behind))
+            for one in behind:
+                self._forget(one)
             behind.clear()
         if behind:
             self._begin(behind.popleft())
@@ -221,6 +257,13 @@ class CallQueue:
     def _begin(self, call: Call) -> None:
         self._ready.append(call)
         self._wake(1)
+
+    def _is_full(self, call: Call) -> bool:
+        return self.held >= self.most or (self.bytes > 0 and self.bytes + call.size > self.most_bytes)
+
+    def _forget(self, call: Call) -> None:
+        self.bytes -= call.size
+        self._room.set()
 
     def _leave(self, calls: int) -> None:
         self.held -= calls
@@ -256,12 +299,13 @@ class TakenRow(NamedTuple):
 class RowReader:
     """A reader of record batches with the columns of TAKES, and FORMER where rows were in a call before.
 
-    `urls`: rows name their URL.
+    `urls`: rows name their URL; `values`: they name values of headers.
     """
 
     encoding: Encoding
     body: Body
     urls: bool
+    values: bool = False
 
     def rows(self, rows: pa.RecordBatch) -> Iterator[TakenRow]:
         """Yield the rows of a record batch."""
@@ -276,12 +320,16 @@ class RowReader:
             yield TakenRow(place, value or b"", urls[at], keys[at], formers[at], why)
 
     def _urls(self, rows: pa.RecordBatch) -> tuple[Sequence[str], Sequence[str | None]]:
-        """Return the URL of each row, empty where it is the same for all, and why rows have none."""
-        if not self.urls:
+        """Return the URL of each row, with values of headers, as `Call` has them, and why rows have none."""
+        if not self.urls and not self.values:
             return [""] * rows.num_rows, [None] * rows.num_rows
         to = rows.column("_to")
         urls, faults = (to.field(name).to_pylist() for name in ("url", "fault"))
         missing = to.is_null().to_pylist()
+        urls = urls if self.urls else [""] * rows.num_rows
+        if self.values:
+            pairs = zip(urls, to.field("values").to_pylist(), strict=True)
+            urls = ["\n".join([url or "", *(values or ())]) for url, values in pairs]
         reasons = [
             "its URL cannot be evaluated" if lost else fault for lost, fault in zip(missing, faults, strict=True)
         ]

@@ -11,18 +11,25 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import uuid
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from requests import PreparedRequest, Request
 from requests.structures import CaseInsensitiveDict
 from tenacity import AsyncRetrying, retry_if_result
 
+from router_rest.delivery.batcher import values_of
 from router_rest.delivery.receipts import Settled
 from router_rest.delivery.response_status import (
+    NO_STATUS,
+    OF_NO_CALL,
+    UNKNOWN,
     Action,
     Remaining,
+    Result,
     Unreadable,
     action_for,
     doubtful,
@@ -40,7 +47,7 @@ if TYPE_CHECKING:
 
     from router_rest.credentials import TaskLogin
     from router_rest.delivery.batcher import Call
-    from router_rest.delivery.response_status import BulkResults, Result
+    from router_rest.delivery.response_status import BulkResults
     from router_rest.http_client.client import HttpClient
     from router_rest.http_client.response import Response
     from router_rest.rate_limit.client import LeaseClient
@@ -65,6 +72,8 @@ class Headers(CaseInsensitiveDict[Any]):
         return self._store.values()
 
 
+KEYS = uuid.UUID("6a5f2c1e-8f0b-5d53-9d0e-6f1f7c3b2a10")
+"""The namespace of idempotency keys."""
 MOST_KEPT = 1024
 """Prepared requests that are kept: where URLs are made of data there may be as many as rows."""
 
@@ -73,7 +82,8 @@ MOST_KEPT = 1024
 class RequestForm:
     """What all requests of a sink have in common; it is pickled to tasks.
 
-    `url`: empty where rows name theirs. `key_header` carries the idempotency key, where there is one.
+    `url`: empty where rows name theirs. `key_header` carries the idempotency key, where there is one of our own.
+    `named` are the headers whose values rows name, with `row_key` the last one the idempotency key.
     """
 
     method: str
@@ -81,6 +91,14 @@ class RequestForm:
     headers: Mapping[str, str]
     body: Body
     key_header: str | None = None
+    named: tuple[str, ...] = ()
+    row_key: bool = False
+
+    def key(self, call: Call, name: str, owner: bytes) -> str | None:
+        """Return the idempotency key of a call; None: it has none. `name` is that of the call, `owner` its sink's."""
+        if self.key_header is not None:
+            return str(uuid.uuid5(KEYS, f"{owner.decode()} {name}"))
+        return values_of(call.url)[-1] if self.row_key else None
 
 
 @dataclass
@@ -92,7 +110,7 @@ class RequestBuilder:
 
     def request(self, url: str, body: bytes, key: str) -> PreparedRequest:
         """Return the request of a call. Raises ValueError for an invalid URL."""
-        base = self._base(url or self.form.url)
+        base = self._base(url)
         request = PreparedRequest()
         request.method, request.url = base.method, base.url
         request.headers = Headers.of(base.headers)
@@ -108,8 +126,10 @@ class RequestBuilder:
         if found is None:
             if len(self._prepared) >= MOST_KEPT:
                 self._prepared.popitem(last=False)
-            headers = {**self.form.body.headers, **self.form.headers}
-            found = self._prepared[url] = Request(self.form.method, url, headers=headers).prepare()
+            target, *values = url.split("\n")
+            named = dict(zip(self.form.named, values, strict=True))
+            headers = {**self.form.body.headers, **self.form.headers, **named}
+            found = self._prepared[url] = Request(self.form.method, target or self.form.url, headers=headers).prepare()
             found.headers = Headers.of(found.headers)
         return found
 
@@ -138,7 +158,7 @@ class Policy:
 
 @dataclass
 class Attempt:
-    """The result of one attempt. `pause`: seconds after which the API wants to be called again."""
+    """The result of one attempt. `pause`: seconds after which the API wants to be called again; `came`: it went out."""
 
     action: Action
     why: str
@@ -147,6 +167,7 @@ class Attempt:
     body: bytes = b""
     pause: float | None = None
     results: list[Result] | None = None
+    came: bool = True
 
 
 class Ending(Exception):  # noqa: N818 - it says what happens
@@ -232,30 +253,39 @@ def _last(state: RetryCallState) -> Attempt:
     return last
 
 
+WRONG_AT_MOST = 10
+"""Calls in a row that need another setting, after which nothing more is sent although others were taken before."""
+UNREAD_AT_MOST = 10
+"""Answers without the status of any row, before one has it, after which nothing more is sent."""
 _LOOK = 0.05
 """Seconds between two readings of the headers about the limit."""
 
 
 @dataclass
 class Classifier:
-    """The meaning of answers for the calls of one task. `keyed`: these carry idempotency keys."""
+    """The meaning of answers for the calls of one task."""
 
     policy: Policy
-    keyed: bool
     clock: Callable[[], float] = time.time
     _looked: float = 0.0
 
-    def classified(self, call: Call, answer: Response) -> tuple[Attempt, dict[str, Any]]:
-        """Return what an answer means for a call, and the arguments of `LeaseClient.saw` for it."""
+    def classified(
+        self, call: Call, answer: Response, hide: Callable[[bytes], bytes] = bytes
+    ) -> tuple[Attempt, dict[str, Any]]:
+        """Return what an answer means for a call, and the arguments of `LeaseClient.saw` for it.
+
+        `hide` masks secrets: an API may show all that it was sent.
+        """
         status = answer.status
-        meant = action_for(status, keyed=self.keyed, url_of_data=bool(call.url), again=self.policy.again)
-        attempt = Attempt(meant, "", status, answer.seconds, answer.body)
+        of_data = bool(call.url.partition("\n")[0])
+        meant = action_for(status, doubt=bool(call.doubtful), url_of_data=of_data, again=self.policy.again)
+        attempt = Attempt(meant, "", status, answer.seconds, hide(answer.body))
         if doubtful(status) or answer.resent:
             call.doubtful = frozenset(call.offsets)
         if meant is Action.DONE:
-            throttled = self._read(call, attempt)
+            throttled = self._read(call, attempt, answer.body, hide)
         else:
-            attempt.why = f"the API answers {status}{excerpt(answer.body)}"
+            attempt.why = f"the API answers {status}{excerpt(attempt.body)}"
             attempt.pause = pause(answer.headers, self.clock()) if meant is Action.AGAIN else None
             throttled = throttles(status, attempt.pause is not None)
         return attempt, {
@@ -267,15 +297,16 @@ class Classifier:
             "seconds": answer.seconds,
         }
 
-    def _read(self, call: Call, attempt: Attempt) -> bool:
+    def _read(self, call: Call, attempt: Attempt, body: bytes, hide: Callable[[bytes], bytes]) -> bool:
         """Read the result of each row from an answer; return whether one says that there were too many calls."""
         if self.policy.results is None:
             return False
         try:
-            attempt.results = self.policy.results.by_row(attempt.body, call.rows)
+            found = self.policy.results.by_row(body, call.rows)
+            attempt.results = [one if one.status < 300 else Result(one.status, hide(one.text)) for one in found]
         except Unreadable as error:
-            attempt.action = Action.WRONG
-            attempt.why = f"`results` does not go with what the API answers: {error}"
+            attempt.action = Action.PARK
+            attempt.why = f"{NO_STATUS}: {error}"
             call.doubtful = frozenset(call.offsets)
             return False
         return any(result.status == 429 for result in attempt.results)
@@ -300,7 +331,8 @@ def excerpt(body: bytes) -> str:
 class Delivery:
     """The delivery of one task's calls. `settle` takes rows and their result; `owner` names the sink, for keys.
 
-    `why` says what the last trouble was, `wrong` what must be changed before anything can be delivered.
+    `why` says what the last trouble was, `wrong` what must be changed before anything can be delivered. `read` and
+    `unread` count answers with the status of a row, and without; `no_status` says why.
     """
 
     policy: Policy
@@ -313,10 +345,15 @@ class Delivery:
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     why: str = ""
     wrong: str = ""
+    read: int = 0
+    unread: int = 0
+    no_status: str = ""
+    _taken: bool = False
+    _wrong_in_row: int = 0
     clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
-        self._classifier = Classifier(self.policy, self.builder.form.key_header is not None, self.clock)
+        self._classifier = Classifier(self.policy, self.clock)
         self._retries = Retries(self.policy, self.lease.may_retry, self.ending)
 
     async def deliver(self, call: Call) -> list[Call]:
@@ -350,8 +387,11 @@ class Delivery:
         if attempt.action is Action.DONE:
             return await self._done(call, attempt, key)
         if attempt.action is Action.WRONG:
-            self.wrong = self.wrong or attempt.why
-            self.end()
+            self._count_wrong(call, attempt)
+        if attempt.action is Action.PARK:
+            self._park(call, attempt, key, attempt.why)
+            self._count_unread(attempt.why)
+            return ()
         if attempt.action in {Action.REFUSED, Action.SPLIT}:
             if len(call) > 1:
                 return call.halves()
@@ -367,43 +407,53 @@ class Delivery:
             attempt = await self._sent(call, body, key)
         if attempt.action is Action.LOGIN:
             attempt.action = Action.AGAIN
-        if attempt.action is Action.AGAIN:
-            self.why = attempt.why
+        if attempt.action in {Action.AGAIN, Action.LATER}:
+            self.why = call.why = attempt.why
+            # an API that has told a call to wait, and does so again when it comes back, speaks of this call
+            busy = attempt.status in OF_NO_CALL or (attempt.status == 429 and call.attempts < 2)
+            call.answered = attempt.came and not busy
         return attempt
 
     async def _sent(self, call: Call, body: bytes, key: str) -> Attempt:
         try:
-            request = self.builder.request(call.url, body, key)
+            request = self.builder.request(call.url, body, self.builder.form.key(call, key, self.owner) or "")
         except ValueError:
             return Attempt(Action.REFUSED, "its URL is none")
         await self.lease.token(len(call))
         saw: dict[str, Any] = {"status": None, "ok": False, "throttled": False}
+        name = crc32(b"%d/%d" % (call.partition, call.offsets[0]))
         try:
-            answer = await self.client.send(self.login.auth(request), again=lambda: self.lease.again(len(call)))
-            attempt, saw = self._classifier.classified(call, answer)
+            authorised = self.login.auth(request)
+            mask = self.login.mask  # before the wait: others may get new credentials meanwhile
+            answer = await self.client.send(authorised, again=lambda: self.lease.again(len(call)))
+            attempt, saw = self._classifier.classified(call, answer, mask.hide)
         except Unsent as error:
-            attempt = Attempt(Action.AGAIN, error.what)
+            attempt = Attempt(Action.AGAIN, error.what, came=False)
         except InDoubt as error:
             call.doubtful = frozenset(call.offsets)
             saw["timeout"] = error.timeout
-            attempt = Attempt(Action.AGAIN, error.what)
+            attempt = Attempt(Action.LATER if error.unreadable else Action.AGAIN, error.what)
         except LeaseEnded:  # after the first of the two times that the client would have sent it
             call.doubtful = frozenset(call.offsets)
             raise
         finally:
-            self.lease.saw(**saw)  # once for each token, whatever happens: it counts what is in flight
+            self.lease.saw(**saw, call=name)  # once for each token, whatever happens: it counts what is in flight
         call.attempts += 1
         return attempt
 
     async def _done(self, call: Call, attempt: Attempt, key: str) -> Sequence[Call]:
         """Settle the rows of a call that was taken, each as the answer says; return calls to send again."""
+        self._taken, self._wrong_in_row = True, 0
         if attempt.results is None:
             self._settle(call, "delivered", attempt, key)
             return ()
         by_action: dict[Action, list[int]] = {}
         for at, result in enumerate(attempt.results):
-            meant = action_for(result.status, keyed=False, again=self.policy.again)  # the key belongs to the whole call
+            doubt = call.offsets[at] in call.doubtful
+            known = result.status != UNKNOWN
+            meant = action_for(result.status, doubt=doubt, again=self.policy.again) if known else Action.PARK
             by_action.setdefault(meant, []).append(at)
+        self._park_unknown(call, by_action.pop(Action.PARK, []), attempt, key)
         self._settle(call.of(by_action.pop(Action.DONE, [])), "delivered", attempt, key)
         again = call.of(by_action.pop(Action.AGAIN, []))
         for at in sorted(at for chosen in by_action.values() for at in chosen):
@@ -411,6 +461,42 @@ class Delivery:
             of_row = Attempt(Action.REFUSED, "", result.status, attempt.seconds, result.text)
             self._settle(call.of([at]), "dead", of_row, key, f"the API answers {result.status}{excerpt(result.text)}")
         return await self._later(again)
+
+    def _count_wrong(self, call: Call, attempt: Attempt) -> None:
+        """Note a call that needs another setting; send nothing more where all do, or many in a row.
+
+        One such call among others that are taken is odd, and no reason to stop them.
+        """
+        self._wrong_in_row += 1
+        self.why = call.why = attempt.why
+        call.answered = True
+        if not self._taken or self._wrong_in_row >= WRONG_AT_MOST:
+            self.wrong = self.wrong or attempt.why
+            self.end()
+
+    def _park_unknown(self, call: Call, unknown: Sequence[int], attempt: Attempt, key: str) -> None:
+        """Park the rows at some places, of which the answer says nothing."""
+        assert attempt.results is not None
+        by_text: dict[bytes, list[int]] = {}
+        for at in unknown:
+            by_text.setdefault(attempt.results[at].text, []).append(at)
+        for text, chosen in by_text.items():
+            self._park(call.of(chosen), attempt, key, f"{NO_STATUS} {text.decode()}")
+        if len(unknown) < len(call):
+            self.read += 1
+        else:
+            self._count_unread(f"{NO_STATUS} {attempt.results[0].text.decode()}")
+
+    def _park(self, call: Call, attempt: Attempt, key: str, why: str) -> None:
+        call.doubtful = frozenset(call.offsets)
+        self._settle(call, "parked", attempt, key, why)
+
+    def _count_unread(self, why: str) -> None:
+        """Count an answer without any status; send nothing more when the first ones all are so."""
+        self.unread += 1
+        self.no_status = self.no_status or why
+        if not self.read and self.unread >= UNREAD_AT_MOST:
+            self.end()
 
     async def _later(self, call: Call) -> Sequence[Call]:
         """Return a call to send again after a wait; raise when it had all its attempts."""
@@ -429,9 +515,9 @@ class Delivery:
 
     def _settle(self, call: Call, status: Any, attempt: Attempt, key: str, reason: str | None = None) -> None:
         if len(call):
-            name = None if self.builder.form.key_header is None else key
+            own = self.builder.form.key(call, key, self.owner)
             self.settle(
-                Settled(call, status, self.clock(), attempt.status, attempt.seconds, attempt.body, key, name, reason)
+                Settled(call, status, self.clock(), attempt.status, attempt.seconds, attempt.body, key, own, reason)
             )
 
 

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from router import Outcome, StartError
 from router_encoders.outbox_rows import bounded_batches
 from router_rest.delivery.batcher import Batcher, Call
+from router_rest.delivery.call import UNREAD_AT_MOST
 from router_rest.delivery.partitioner import Extent, PartitionPlan, plan
 from router_rest.delivery.receipts import PLACES, SCHEMA, KnownReceipts, Settled, ranges_in, receipts
 from router_rest.delivery.worker import REPORT, task
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from router import Batch, Parts
     from router_rest.delivery.batcher import CallSize, TakenRow
-    from router_rest.delivery.receipts import Owner, Range
+    from router_rest.delivery.receipts import Owner, Range, Status
     from router_rest.delivery.worker import TaskJob
     from router_rest.options import MaxOutage
     from router_rest.rate_limit.server import LeaseServer
@@ -44,7 +45,9 @@ class OutageClock:
     """The time since an API took any row, and the time since each call was first tried in vain.
 
     The second is for rows that an API never takes while it takes others, such as a call that it answers 500 every time:
-    each delivery of another row would start the first count anew, and these would block their batch for ever. A call is
+    each delivery of another row would start the first count anew, and these would block their batch for ever. So are
+    `rounds`: the jobs that tried a call in vain and delivered others. When nothing is left but such calls, there are no
+    others to tell: a job counts all the same, `alone`, when the API has answered each of them for itself. A call is
     recognised by its first row without a receipt. Its time begins at the end of the first job that tried it in vain,
     and goes on as long as every job that delivers anything tries it again; when it is delivered, or belongs to another
     call, its time ends. Rows that were not tried, as those behind a limit of an hour, wait for their turn and not for
@@ -53,19 +56,20 @@ class OutageClock:
 
     clock: Callable[[], float] = time.monotonic
     _moved: float = field(init=False)
-    _tried: dict[tuple[str | None, int, int], tuple[float, Tried]] = field(default_factory=dict)
+    _tried: dict[tuple[str | None, int, int], tuple[float, Tried, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._moved = self.clock()
 
-    def heard(self, tried: Sequence[Tried], *, moved: bool) -> None:
+    def heard(self, tried: Sequence[Tried], *, moved: bool, alone: bool = False) -> None:
         """Note the result of a job: whether any row got its receipt, and the calls that were tried in vain."""
         now, before = self.clock(), self._tried
         # where nothing was delivered, all that was left before is left
         self._tried = {} if moved else dict(before)
         for rows in tried:
             first = rows[0][:3]
-            self._tried[first] = (before[first][0] if first in before else now, rows)
+            since, _, rounds = before.get(first, (now, rows, 0))
+            self._tried[first] = since, rows, rounds + (moved or alone)
         if moved:
             self._moved = now
 
@@ -81,7 +85,11 @@ class OutageClock:
     def stuck(self, seconds: float) -> list[Range]:
         """Return the rows of calls that have been tried in vain for more than so many seconds."""
         now = self.clock()
-        return [one for since, rows in self._tried.values() if now - since > seconds for one in rows]
+        return [one for since, rows, _ in self._tried.values() if now - since > seconds for one in rows]
+
+    def odd(self, rounds: int) -> list[Range]:
+        """Return the rows of calls that have failed in so many rounds."""
+        return [one for _, rows, failed in self._tried.values() if failed >= rounds for one in rows]
 
 
 COUNTED = "rows bigint"
@@ -89,20 +97,20 @@ COUNTED = "rows bigint"
 
 
 def park(
-    job: TaskJob, reason: str, only: Sequence[Range] | None = None
+    job: TaskJob, reason: str, only: Sequence[Range] | None = None, *, status: Status = "parked"
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function of a task that parks rows without a receipt, for mapInArrow. Needs `batcher.TAKES`.
 
     Calls are cut as for sending: rows in doubt were sent in these calls, and a replay sends them with the same keys.
-    `only`: the ranges of the rows to park; None: all.
+    `only`: the ranges of the rows to park; None: all. They are dead in place of parked where `status` says so.
     """
 
     def parked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         known, batcher = KnownReceipts.of(job.parts), Batcher(job.cut)
         for rows in batches:
             calls = (call for row in job.reader.rows(rows) for call in _calls(batcher, row))
-            yield _parked(job, known, _among(calls, only), reason)
-        yield _parked(job, known, _among(batcher.end(), only), reason)
+            yield _parked(job, known, _among(calls, only), reason, status)
+        yield _parked(job, known, _among(batcher.end(), only), reason, status)
 
     return parked
 
@@ -125,21 +133,22 @@ def _calls(batcher: Batcher, row: TakenRow) -> Iterable[Call]:
     return batcher.add(*row[:5]) if row.why is None else (Call.alone(row.place),)
 
 
-def _parked(job: TaskJob, known: KnownReceipts, calls: Iterable[Call], reason: str) -> pa.RecordBatch:
+def _parked(job: TaskJob, known: KnownReceipts, calls: Iterable[Call], reason: str, status: Status) -> pa.RecordBatch:
     left = (known.rest(call) for call in calls)
-    table = receipts(job.owner, [_settled(job, call, reason) for call in left if len(call)])
+    table = receipts(job.owner, [_settled(job, call, reason, status) for call in left if len(call)])
     if table.num_rows:
         job.parts.write(table)
     return _counted(table.num_rows)
 
 
-def _settled(job: TaskJob, call: Call, reason: str) -> Settled:
+def _settled(job: TaskJob, call: Call, reason: str, status: Status) -> Settled:
     """Return the parked rows of a call; drop their values, which are not needed any more."""
     if call.rows == [b""]:  # no call can be made of it
-        return Settled(call, "parked", time.time(), reason=reason)
-    name = call.id(job.form.body.join(call.rows), job.owner.name.encode())
-    call.rows = [b""] * len(call)
-    return Settled(call, "parked", time.time(), id=name, key=name if job.form.key_header else None, reason=reason)
+        return Settled(call, status, time.time(), reason=reason)
+    owner = job.owner.name.encode()
+    name = call.id(job.form.body.join(call.rows), owner)
+    call.drop_rows()
+    return Settled(call, status, time.time(), id=name, key=job.form.key(call, name, owner), reason=reason)
 
 
 def _counted(rows: int) -> pa.RecordBatch:
@@ -153,6 +162,8 @@ SHORTEST = 0.5
 """Seconds between two jobs of one batch."""
 LONGEST = 2.0
 """Seconds after which the driver looks again whether the API may be called."""
+FIRST_ROUND, LONGEST_ROUND = 10.0, 300.0
+"""Seconds before another round of calls that alone are left, at first and at most; the pause doubles."""
 SAID = 60.0
 """Seconds between two lines in the log about an API that is away."""
 
@@ -161,7 +172,8 @@ SAID = 60.0
 class JobResult:
     """The result of one job: counts of rows, the receipts of refused ones, and why others are left.
 
-    `tried` are the calls that were sent in vain.
+    `tried` are the calls that were sent in vain, `why` says what the last of them came to. `answered` counts the rows
+    of those which the API has answered for themselves. `unread`: why no answer says what became of rows.
     """
 
     counts: dict[str, int]
@@ -169,6 +181,9 @@ class JobResult:
     away: str = ""
     wrong: str = ""
     tried: tuple[Tried, ...] = ()
+    why: str = ""
+    answered: int = 0
+    unread: str = ""
 
     @classmethod
     def of(cls, reports: pa.Table) -> JobResult:
@@ -176,14 +191,18 @@ class JobResult:
         counts: dict[str, int] = {}
         texts: dict[str, str] = {}
         tried: list[Tried] = []
+        answered, why = 0, ""
         dead = pc.equal(reports["kind"], "dead")
-        for row in reports.filter(pc.invert(dead)).select(["kind", "rows", "text"]).to_pylist():
+        for row in reports.filter(pc.invert(dead)).select(["kind", "rows", "text", "why", "answered"]).to_pylist():
             counts[row["kind"]] = counts.get(row["kind"], 0) + (row["rows"] or 0)
             texts.setdefault(row["kind"], row["text"] or "")
             if row["kind"] == "tried":
                 tried.append(tuple(ranges_in(row["text"])))
+                answered += row["rows"] if row["answered"] else 0
+                why = row["why"] or why
         refused = pa.Table.from_struct_array(reports.filter(dead)["receipt"]).cast(SCHEMA)
-        return cls(counts, refused, texts.get("away", ""), texts.get("wrong", ""), tuple(tried))
+        away, wrong, unread = (texts.get(name, "") for name in ("away", "wrong", "unread"))
+        return cls(counts, refused, away, wrong, tuple(tried), why, answered, unread)
 
     @property
     def left(self) -> int:
@@ -195,6 +214,11 @@ class JobResult:
         """Return whether any row got its receipt."""
         return bool(self.counts.get("delivered") or self.refused.num_rows)
 
+    @property
+    def alone(self) -> bool:
+        """Return whether nothing is left but calls that the API has answered, each for itself."""
+        return not self.moved and 0 < self.left == self.answered
+
 
 @dataclass
 class BatchJob:
@@ -202,7 +226,8 @@ class BatchJob:
 
     `columns` makes the columns of `batcher.TAKES` from events; `plan` says which task gets which rows, and `order` by
     what a task gets them sorted. `job` is what each task gets. `share` of the rows may be refused. `limit` is the name
-    of their limit at the server of `leases`.
+    of their limit at the server of `leases`. A call that fails `rounds` times while others are taken is set aside, with
+    the status `odd`. `configuration` tells configurations apart.
     """
 
     events: DataFrame
@@ -216,7 +241,13 @@ class BatchJob:
     max_outage: MaxOutage | None = None
     order: tuple[str, ...] = ("_topic", "_partition", "_offset")
     outage: OutageClock = field(default_factory=OutageClock)
+    rounds: int = 3
+    odd: Status = "parked"
+    configuration: str = ""
     _said: float = 0.0
+    _pause: float = 0.0
+    _why: str = ""
+    _unread: str = ""
 
     @property
     def dead_at_most(self) -> int:
@@ -234,9 +265,14 @@ class BatchJob:
 
     def deliver(self) -> None:
         """Send until every row has a receipt. Raises as `run` does."""
+        for notes, _ in self.job.parts.read([]):
+            if self.configuration and notes.get("stopped") == self.configuration:
+                raise StartError(notes["why"])
         while left := self.rows_left():
-            if not self.wait_to_retry() and self.park() >= left:
-                return
+            if self.set_aside() >= left or (not self.wait_to_retry() and self.park() >= left):
+                break
+        if self._unread and not self._any_status():
+            self._stop(self._unread)
 
     def rows_left(self) -> int:
         """Run the job once; return how many rows are left that may be delivered later."""
@@ -244,10 +280,17 @@ class BatchJob:
             # all at once: whatever else was asked of these reports would send everything again
             reports = self._placed().mapInArrow(task(self.job), REPORT).filter("kind != 'tick'")
             result = JobResult.of(reports.toArrow())
-        if result.wrong:
+        self._unread = self._unread or result.unread
+        if result.counts.get("unread", 0) >= UNREAD_AT_MOST and not self._any_status():
+            self._stop(result.unread)
+        if result.wrong and not (result.alone and self._any_status("delivered")):
             raise StartError(f"{self.limit} does not take calls: {result.wrong}")
         self._write_refused(result.refused)
-        self.outage.heard(result.tried, moved=result.moved)
+        trusted = self.leases.may_set_aside(self.limit)
+        self.outage.heard(result.tried, moved=result.moved, alone=result.alone and trusted)
+        self._why = result.why
+        # another round is another delivery, where the API takes rows and says so in words that nobody can read
+        self._pause = min(LONGEST_ROUND, max(FIRST_ROUND, 2 * self._pause)) if result.alone else 0.0
         if result.left:
             self._log_waiting(result)
         return result.left
@@ -260,11 +303,12 @@ class BatchJob:
         for ever block their batch until then, for they cannot be told from rows that it will take. Raises StartError
         where `max_outage` says to fail, ConnectionError when the batch is stopped.
         """
+        until = time.monotonic() + self._pause
         again = SHORTEST
         while again > 0:
             if self.batch.stop.wait(min(max(again, SHORTEST), LONGEST)):
                 raise ConnectionError(f"stopped while {self.limit} has not taken all rows of the batch")
-            again = self.leases.outlook(self.limit).again
+            again = max(self.leases.outlook(self.limit).again, until - time.monotonic())
             if self._overdue():
                 return False
         return True
@@ -283,17 +327,47 @@ class BatchJob:
         such_as = f", but not {_named(stuck)}" if stuck else ""
         raise StartError(f"{self.limit} has taken {what}{such_as}, and max_outage says to fail")
 
+    def set_aside(self) -> int:
+        """Give calls that have failed in too many rounds a receipt that says so; return how many rows."""
+        only = self.outage.odd(self.rounds)
+        if not only:
+            return 0
+        self.leases.note_set_aside(self.limit)
+        why = f"the API has not taken it in {self.rounds} rounds, while it took others: {self._why}"
+        if self.odd == "dead":
+            self._check_dead(sum(last - first + 1 for *_, first, last in only), why)
+        return self._park(why, only, self.odd)
+
     def park(self) -> int:
         """Give rows that have waited for too long a receipt that says so; return how many."""
         assert self.max_outage is not None
         why = "the API has not taken it for longer than max_outage"
         only = None if self.outage.away > self.max_outage.after else self.outage.stuck(self.max_outage.after)
-        parked = self._placed().mapInArrow(park(self.job, why, only), COUNTED)
+        return self._park(why, only, "parked")
+
+    def _park(self, why: str, only: Sequence[Range] | None, status: Status) -> int:
+        parked = self._placed().mapInArrow(park(self.job, why, only, status=status), COUNTED)
         with bounded_batches(self.events.sparkSession):
             rows: int = sum(row["rows"] for row in parked.collect())
-        log.warning("%s: %d rows are parked: %s", self.batch.key, rows, why)
+        log.warning("%s: %d rows are %s: %s", self.batch.key, rows, status, why)
         self.outage.forget()
         return rows
+
+    def _any_status(self, *statuses: str) -> bool:
+        """Return whether an answer of the batch has told what became of a row: one of `statuses`, or any."""
+        return any(
+            {*(statuses or ("delivered", "dead"))} & {*rows.column("status").to_pylist()}
+            for _, rows in self._statuses()
+        )
+
+    def _statuses(self) -> Iterator[tuple[dict[str, str], pa.Table]]:
+        return self.job.parts.read(["status"])
+
+    def _stop(self, why: str) -> None:
+        """Write down that nothing is sent again with this configuration, and raise a StartError that says so."""
+        text = f"{self.limit} does not say what became of rows: {why}; nothing is sent until the configuration changes"
+        self.job.parts.write(receipts(self.job.owner, []), {"stopped": self.configuration, "why": text})
+        raise StartError(text)
 
     def _placed(self) -> DataFrame:
         """Return the rows of each task, in order; tasks encode them."""
@@ -307,12 +381,13 @@ class BatchJob:
         """Write the receipts of refused rows; raise StartError for so many that the configuration must be wrong."""
         if not refused.num_rows:
             return
-        before = sum(rows.column("status").to_pylist().count("dead") for _, rows in self.job.parts.read(["status"]))
-        many = before + refused.num_rows
-        if many > self.dead_at_most:
-            why = refused["reason"][-1].as_py()
-            raise StartError(f"{self.limit} refuses {many} of {self.plan.rows} rows, such as: {why}")
+        self._check_dead(refused.num_rows, refused["reason"][-1].as_py())
         self.job.parts.write(refused)
+
+    def _check_dead(self, more: int, why: str) -> None:
+        many = more + sum(rows.column("status").to_pylist().count("dead") for _, rows in self._statuses())
+        if many > self.dead_at_most:
+            raise StartError(f"{self.limit} refuses {many} of {self.plan.rows} rows, such as: {why}")
 
     def _log_waiting(self, result: JobResult) -> None:
         """Log why rows wait, once in SAID seconds at most."""

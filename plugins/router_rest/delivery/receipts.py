@@ -244,6 +244,8 @@ class ReceiptWriter:
     also: Callable[[Sequence[Settled]], None] | None = None
     attempt: str = field(default_factory=lambda: str(uuid.uuid4()))
     rate: float = 0.0
+    size: int = 0
+    """Bytes of rows and answers that are to be written."""
     _settled: list[Settled] = field(default_factory=list)
     _reserved: list[Range] = field(default_factory=list)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -253,6 +255,7 @@ class ReceiptWriter:
     def settle(self, settled: Settled) -> None:
         """Note a receipt; it is written with the next part."""
         self._settled.append(settled)
+        self.size += len(settled.response) + sum(map(len, settled.call.rows))
 
     async def reserve(self, ranges: Iterable[Range]) -> None:
         """Write down that calls of these rows may be sent; they may be once this returns."""
@@ -269,7 +272,7 @@ class ReceiptWriter:
     async def flush(self) -> None:
         """Write the receipts and ranges that have been noted as one part."""
         async with self._lock:
-            settled, self._settled = self._settled, []
+            settled, self._settled, self.size = self._settled, [], 0
             reserved, self._reserved = self._reserved, []
             self._measure(settled)
             notes = {"attempt": self.attempt, "reserved": note_of(reserved)}
@@ -341,6 +344,7 @@ class Responses:
                 "timestamp": int(one.at * 1_000_000),
             }
             for one in settled
+            if one.status == "delivered"
             for response in [_json(one.response)]
             for offset, row in zip(one.call.offsets, one.call.rows, strict=True)
         ]

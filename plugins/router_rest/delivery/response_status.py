@@ -31,6 +31,8 @@ class Action(Enum):
     REFUSED = "one of its rows, or all, will never be taken"
     SPLIT = "it is too large: send it in two"
     WRONG = "no call can succeed until somebody changes a setting"
+    LATER = "nobody can read what the API says: leave it for the next round"
+    PARK = "the API says nothing of the rows: park them, in doubt"
 
 
 AGAIN = frozenset({408, 423, 425, 429, *range(500, 600)} - {501})
@@ -42,16 +44,20 @@ NOT_DONE = frozenset({501, 503})
 """Failures of a server that has not processed the call; after every other 5xx nobody knows."""
 
 
-def action_for(status: int, *, keyed: bool, url_of_data: bool = False, again: frozenset[int] | None = None) -> Action:
+OF_NO_CALL = frozenset({401, 408, 425, 502, 503, 504})
+"""Answers about the server, what stands before it, or the login, which say nothing of the call."""
+
+
+def action_for(status: int, *, doubt: bool, url_of_data: bool = False, again: frozenset[int] | None = None) -> Action:
     """Return what an answer of this status means.
 
-    `keyed`: calls carry an idempotency key, so 409 says that the first attempt is still running; else it is a conflict,
-    which another attempt does not solve. `again` are the statuses after which a call is sent again, in place of AGAIN;
-    a status of AGAIN that is not among them says that the row is wrong.
+    `doubt`: the rows may have arrived before, so 409 says that this is so, or that the first attempt is still running;
+    else it is a conflict, which another attempt does not solve. `again` are the statuses after which a call is sent
+    again, in place of AGAIN; a status of AGAIN that is not among them says that the row is wrong.
     """
     if 200 <= status < 300:
         return Action.DONE
-    if status in (AGAIN if again is None else again) or (keyed and status == 409):
+    if status in (AGAIN if again is None else again) or (doubt and status == 409):
         return Action.AGAIN
     if status in REFUSED or status in AGAIN or (url_of_data and status in OF_THE_URL):
         return Action.REFUSED
@@ -68,6 +74,8 @@ def doubtful(status: int) -> bool:
     return status >= 500 and status not in NOT_DONE
 
 
+NO_STATUS = "`results` finds no status"
+"""How the reason begins of a row whose answer does not say what became of it."""
 _SUCCESS = frozenset({"ok", "success", "succeeded", "created", "updated", "accepted", "deleted", "true"})
 _NOTHING = object()
 
@@ -76,9 +84,13 @@ class Unreadable(ValueError):  # noqa: N818 - it says what the answer is
     """An answer in which the results of its rows are not where the configuration says."""
 
 
+UNKNOWN = 0
+"""The status of a row of which the answer does not say what became of it."""
+
+
 @dataclass(frozen=True)
 class Result:
-    """The result of one row: a status like that of HTTP, and the text of the reason."""
+    """The result of one row: a status like that of HTTP, or UNKNOWN, and the text of the reason."""
 
     status: int
     text: bytes
@@ -90,9 +102,10 @@ class BulkResults:
 
     `path` leads to a list (empty: the answer itself is the list). Within an element `status` leads to what became of
     the row: one of `ok` where these are given, else a status like that of HTTP, true or false, or a word such as
-    `created`; where it leads nowhere, or to null, the row was taken. `id` leads to the name of the row, which is the
-    value that the row has at `row_id`, or its position among the rows where rows have no such field; without `id` there
-    is one element for each row, in their order. Rows without an element were taken. `reason` leads to why a row was
+    `created`; where it leads nowhere, or to null, nobody knows what
+    became of it; so of rows without an element: with `absent_ok` both were taken. `id` leads to the name of the row,
+    which is the value that the row has at `row_id`, or its position among the rows where rows have no such field;
+    without `id` there is one element for each row, in their order. `reason` leads to why a row was
     not. Paths are names with dots between them; `*` is the only field of an object, whatever its name.
     """
 
@@ -102,6 +115,7 @@ class BulkResults:
     id: str | None = None
     row_id: str | None = None
     reason: str | None = None
+    absent_ok: bool = False
 
     def by_row(self, body: bytes, rows: Sequence[bytes]) -> list[Result]:
         """Return a result for each row; raise Unreadable where the answer has none."""
@@ -117,10 +131,14 @@ class BulkResults:
                 raise Unreadable(f"the answer has {len(elements)} results for {len(rows)} rows")
             return [self._result(element) for element in elements]
         found = {_name(_at(element, self.id)): self._result(element) for element in elements}
-        return [found.get(name, _TAKEN) for name in self._names(rows, found)]
+        missing = _TAKEN if self.absent_ok else Result(UNKNOWN, b"of the row, for no item is about it")
+        return [found.get(name, missing) for name in self._names(rows, found)]
 
     def _result(self, element: Any) -> Result:
-        status = _status(_at(element, self.status), self.ok)
+        said = _at(element, self.status)
+        if said is _NOTHING or said is None:
+            return _TAKEN if self.absent_ok else Result(UNKNOWN, f"at `{self.status}` of its item".encode())
+        status = _status(said, self.ok)
         if status < 300:
             return Result(status, b"")
         why = _NOTHING if self.reason is None else _at(element, self.reason)
@@ -165,7 +183,7 @@ def _status(value: Any, ok: Sequence[str | int | bool]) -> int:
         if any(type(value) is type(one) and value == one for one in ok):
             return 200
         return value if type(value) is int and 300 <= value <= 599 else 400
-    if value is _NOTHING or value is None or value is True:
+    if value is True:
         return 200
     if isinstance(value, str):
         if value.isascii() and value.isdigit() and len(value) == 3:

@@ -48,13 +48,21 @@ if TYPE_CHECKING:
     from router_rest.delivery.receipts import Owner, Place, Range, Responses
     from router_rest.rate_limit.protocol import ServerAddress
 
-REPORT = f"kind string, rows bigint, text string, receipt struct<{DDL}>"
-"""What tasks return: how many rows got a receipt (`delivered`), had one (`known`), were `refused`, or are `left`; why
-they are (`away`; `wrong`: until somebody changes a setting), which of them were `tried` (a call each; `text` names its
-rows as the notes of receipts do), how many calls were begun (`calls`), and the receipt of every row that is `dead`,
-which is not written. A `tick` says nothing."""
+REPORT = f"kind string, rows bigint, text string, why string, answered boolean, receipt struct<{DDL}>"
+"""What tasks return: how many rows got a receipt (`delivered`, `parked`), had one (`known`), were `refused`, or are
+`left`; why they are (`away`; `wrong`: until somebody changes a setting), how many answers say what became of no row,
+where all are so (`unread`); which calls were `tried` (`text` names their rows as the notes of receipts do, `why` says
+what the last attempt came to, `answered` that it did not fail for all calls alike), how many were begun (`calls`), and
+the receipt of every row that is `dead`, which is not written. A `tick` says nothing."""
 _COLUMNS = pa.schema(
-    [("kind", pa.string()), ("rows", pa.int64()), ("text", pa.string()), ("receipt", pa.struct(list(SCHEMA)))]
+    [
+        ("kind", pa.string()),
+        ("rows", pa.int64()),
+        ("text", pa.string()),
+        ("why", pa.string()),
+        ("answered", pa.bool_()),
+        ("receipt", pa.struct(list(SCHEMA))),
+    ]
 )
 _TICK = 2.0
 """Seconds between two signs of life for Spark, which a setting can make kill workers that are silent."""
@@ -219,7 +227,7 @@ class TaskJob:
 
     `client`: the arguments of HttpClient. `authorise` turns what the driver gives into an `AuthBase`. A task gives up
     when more than `dead_at_most` of its rows are refused, for then it is not the rows that are wrong.
-    `responses` lands the answers, before their receipts.
+    `responses` lands the answers, before their receipts. Its calls take about `bytes_in_flight` of memory.
     """
 
     owner: Owner
@@ -233,11 +241,12 @@ class TaskJob:
     authorise: Callable[[Mapping[str, Any]], AuthBase]
     dead_at_most: int
     responses: Responses | None = None
+    bytes_in_flight: int = 64 << 20
 
     @property
     def reader(self) -> RowReader:
         """Return what reads rows."""
-        return RowReader(self.encoding, self.form.body, urls=not self.form.url)
+        return RowReader(self.encoding, self.form.body, urls=not self.form.url, values=bool(self.form.named))
 
     @property
     def in_flight(self) -> int:
@@ -343,7 +352,8 @@ class TaskWorker:
 
     def __post_init__(self) -> None:
         job = self.job
-        self._queue = CallQueue(job.in_flight * _AHEAD)
+        times = 3 if job.form.body.compressed else 2
+        self._queue = CallQueue(job.in_flight * _AHEAD, job.bytes_in_flight, times)
         self._receipts = ReceiptWriter(job.parts, job.owner, job.responses)
         self._feeder = Feeder(
             Batcher(job.cut),
@@ -411,9 +421,12 @@ class TaskWorker:
         while (call := await self._queue.take()) is not None:
             self.counts["calls"] += 1
             left = await self._delivery.deliver(call)
-            if left:
-                self._left += left
+            for one in left:
+                one.drop_rows()
+            self._left += left
             self._queue.finished(call, whole=not left)
+            if self._receipts.size > self.job.bytes_in_flight // 4:
+                await self._receipts.flush()
             if self._delivery.ending.is_set():
                 wrong = self._delivery.wrong
                 self._end("wrong" if wrong else "away", wrong or self._delivery.why)
@@ -421,7 +434,9 @@ class TaskWorker:
     def _settle(self, settled: Settled) -> None:
         """Take rows that are done with. Those that are dead get their receipts when the whole batch may have them."""
         self.counts[settled.status] += len(settled.call)
-        if settled.status == "delivered":
+        if self.job.responses is None:
+            settled.call.drop_rows()
+        if settled.status != "dead":
             self._receipts.settle(settled)
             return
         rows = receipts(self.job.owner, [settled]).to_pylist()
@@ -444,19 +459,27 @@ class TaskWorker:
     def _report_counts(self) -> None:
         """Report the counts of rows, and why some are left."""
         counts = {**self.counts, "known": self._feeder.skipped}
-        left = self._feeder.seen - sum(counts.get(name, 0) for name in ("delivered", "dead", "known"))
+        left = self._feeder.seen - sum(counts.get(name, 0) for name in ("delivered", "parked", "dead", "known"))
         reports: list[dict[str, Any]] = [
             {"kind": "refused" if name == "dead" else name, "rows": rows} for name, rows in counts.items()
         ]
         kind, text = self.trouble or ("away", self._delivery.why if self._delivery else "")
         if left:
             reports += [{"kind": "left", "rows": left}, {"kind": kind, "text": text}, *self._in_vain()]
+        if self._delivery is not None and self._delivery.unread and not self._delivery.read:
+            reports.append({"kind": "unread", "rows": self._delivery.unread, "text": self._delivery.no_status})
         self.report(reports)
 
     def _in_vain(self) -> list[dict[str, Any]]:
         """Report the calls that were sent and are left, the first ones."""
         tried = sorted((one for one in self._left if one.attempts), key=lambda one: (one.partition, one.offsets[0]))
         return [
-            {"kind": "tried", "rows": len(one), "text": note_of(ranges_of((one.topic, one.partition), one.offsets))}
+            {
+                "kind": "tried",
+                "rows": len(one),
+                "text": note_of(ranges_of((one.topic, one.partition), one.offsets)),
+                "why": one.why,
+                "answered": one.answered,
+            }
             for one in tried[:_NAMED]
         ]

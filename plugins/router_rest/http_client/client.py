@@ -11,16 +11,18 @@ import asyncio
 import io
 import re
 import ssl
+import time
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import aiohttp
-from requests.utils import DEFAULT_CA_BUNDLE_PATH
+from requests.utils import DEFAULT_CA_BUNDLE_PATH, should_bypass_proxies
 from yarl import URL
 
 from router_rest.http_client.requests_client import RequestsClient
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
     from aiohttp.client_proto import ResponseHandler
     from requests import PreparedRequest
 
+LONGEST_AGE = 300.0
+"""Seconds after which a connection is not used again: a name may lead elsewhere by now."""
+DRAINED, DRAINED_WITHIN = 1 << 20, 1.0
+"""Bytes of a body that is too long which are read, and the seconds for it: a new connection may take longer."""
 LONGEST_IDLE = 30.0
 """Seconds after which an idle connection is closed: many servers and proxies do so after a minute."""
 MOST_HEAD = 64 << 10
@@ -53,8 +59,8 @@ class HttpClient:
 
     connect: seconds for the name, the connection and TLS together. read: seconds of silence once a request is out.
     total: seconds for all of it. most: bytes of a body that are read. in_flight: requests that are sent, and
-    connections that are open, at a time; further ones wait. verify, cert, proxies: as for `requests`, but variables of
-    the environment have no effect.
+    connections that are open, at a time; further ones wait. age: seconds for which a connection is used. verify, cert,
+    proxies: as for `requests`, but variables of the environment have no effect; `no` in proxies are hosts without one.
     """
 
     def __init__(
@@ -65,6 +71,7 @@ class HttpClient:
         total: float,
         most: int,
         in_flight: int,
+        age: float = LONGEST_AGE,
         verify: bool | str = True,
         cert: str | tuple[str, str] | None = None,
         proxies: Mapping[str, str] | None = None,
@@ -74,7 +81,7 @@ class HttpClient:
         self._proxies = proxies or {}
         self._tls: ssl.SSLContext | None = None
         self._places = asyncio.Semaphore(in_flight)
-        self._connections = Connections(in_flight)
+        self._connections = Connections(in_flight, age)
         self._session = aiohttp.ClientSession(
             connector=self._connections,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -163,11 +170,17 @@ class HttpClient:
                 self._tls = tls_context(self._verify, self._cert)
             except UnusableFile as error:
                 raise Unsent(str(error)) from None
-        return {"ssl": self._tls or True, "proxy": self._proxies.get(url.scheme)}
+        return {"ssl": self._tls or True, "proxy": self._proxy(url)}
+
+    def _proxy(self, url: URL) -> str | None:
+        without = self._proxies.get("no")
+        if without and should_bypass_proxies(str(url), no_proxy=without):
+            return None
+        return self._proxies.get(url.scheme) or self._proxies.get("all")
 
     async def _response(self, response: aiohttp.ClientResponse, attempt: SendAttempt) -> Response:
         if response.status < 200:
-            raise InDoubt("the answer is broken: the server wants to speak something else")
+            raise InDoubt("the answer is broken: the server wants to speak something else", unreadable=True)
         body, whole = await self._body(response)
         headers = ResponseHeaders.of(response.headers.items())
         if "content-encoding" in headers:
@@ -184,12 +197,23 @@ class HttpClient:
                 parts.append(part)
                 size += len(part)
                 if size > self._most:
+                    # the status holds, whatever comes: a connection that is read to its end serves once more
+                    with suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):
+                        await asyncio.wait_for(_drain(response, DRAINED), DRAINED_WITHIN)
                     return b"".join(parts)[: self._most], False
         except asyncio.TimeoutError:  # the status holds: to send it again would be a second delivery
             return b"".join(parts), False
         except (aiohttp.ClientError, OSError) as error:
             raise InDoubt(f"the answer breaks off: {reason_of(error)}") from None
         return b"".join(parts), True
+
+
+async def _drain(response: aiohttp.ClientResponse, most: int) -> None:
+    """Read a body to its end, or so many bytes of it."""
+    async for part in response.content.iter_any():
+        most -= len(part)
+        if most < 0:
+            return
 
 
 @dataclass(eq=False)
@@ -224,13 +248,15 @@ class Dropped(InDoubt):
 class Connections(aiohttp.TCPConnector):
     """aiohttp's pool of connections, at most `limit` of them open at once, wherever they lead.
 
-    aiohttp bounds only those that are in use, gives out connections on which unexpected bytes have come, and sends
-    idempotent requests a second time without telling: all three are corrected where it asks for a connection.
+    aiohttp bounds only those that are in use, gives out connections on which unexpected bytes have come, or however old
+    they are, and sends idempotent requests a second time without telling: all are corrected where it asks for one.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, age: float = LONGEST_AGE) -> None:
         super().__init__(limit=limit, keepalive_timeout=LONGEST_IDLE, use_dns_cache=False)
         self.opened = 0
+        self._age = age
+        self._born: WeakKeyDictionary[ResponseHandler, float] = WeakKeyDictionary()
         self._kept: dict[ResponseHandler, Any] = {}
         self._in_use: set[ResponseHandler] = set()
         self._transports: WeakSet[asyncio.Transport] = WeakSet()
@@ -250,7 +276,9 @@ class Connections(aiohttp.TCPConnector):
             protocol = connection.protocol
             assert protocol is not None
             reused = protocol in self._kept
-            if not reused or not (attempt.fresh or protocol.should_close):
+            now = time.monotonic()
+            old = now - self._born.setdefault(protocol, now) > self._age
+            if not reused or not (attempt.fresh or protocol.should_close or old):
                 break
             connection.close()
         self.opened += not reused
@@ -350,7 +378,7 @@ def _fault(error: Exception, attempt: SendAttempt) -> Exception:
     if late:
         return InDoubt("no answer came in time", timeout=True)
     if isinstance(error, aiohttp.ClientResponseError):
-        return InDoubt("the answer is broken: it is not HTTP/1")
+        return InDoubt("the answer is broken: it is not HTTP/1", unreadable=True)
     why = "the connection was closed" if isinstance(error, aiohttp.ServerDisconnectedError) else reason_of(error)
     # in TLS 1.3 a client learns only with the answer that its certificate was not taken: nothing else was read
     refused = isinstance(error.__cause__, ssl.SSLError) and any(word in why.upper() for word in CERTIFICATE_REFUSED)

@@ -69,12 +69,14 @@ class InDoubt(OSError):  # noqa: N818
     """A request without an answer, which the server may have processed. `what` holds no secret.
 
     timeout: the server took too long, as opposed to a connection that broke or an answer that makes no sense.
+    unreadable: there is an answer, and it is not HTTP/1; whoever asks again gets the same one.
     """
 
-    def __init__(self, what: str, *, timeout: bool = False) -> None:
+    def __init__(self, what: str, *, timeout: bool = False, unreadable: bool = False) -> None:
         super().__init__(what)
         self.what = what
         self.timeout = timeout
+        self.unreadable = unreadable
 
 
 def decoded(body: bytes, encoding: str, most: int) -> tuple[bytes, bool]:

@@ -11,7 +11,7 @@ import json
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import count, groupby
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,7 @@ class LeaseClient:
         self._waking: asyncio.TimerHandle | None = None
         self._quiet = 0
         self._tasks: list[asyncio.Future[None]] = []
+        self._nameless = count(-1, -1)
 
     @classmethod
     async def open(cls, address: ServerAddress, sink: str) -> LeaseClient:
@@ -103,6 +104,7 @@ class LeaseClient:
         left: tuple[float, float] | None = None,
         seconds: float = 0.0,
         timeout: bool = False,
+        call: int | None = None,
     ) -> None:
         """Note how the attempt ended for which a token was taken.
 
@@ -114,6 +116,7 @@ class LeaseClient:
             left: Calls left, and the seconds that they are for, of RateLimit headers.
             seconds: How long the attempt took.
             timeout: The attempt ended because it took too long.
+            call: Tells calls apart; None: it is one of its own.
         """
         tokens = self._tokens
         tokens.out -= 1
@@ -125,6 +128,10 @@ class LeaseClient:
             tokens.note("left", left)
         if pause is not None:
             tokens.note("pause", max(pause, tokens.pause or 0.0))
+        if ok:
+            tokens.drop_streak()
+        elif throttled or pause is not None:
+            tokens.told_to_wait(next(self._nameless) if call is None else call)
         if self._waiting:
             self._serve()
         if not ok or (self._waiting and tokens.out < tokens.cap):  # calls that wait for an answer need no tokens
@@ -385,6 +392,17 @@ class TaskTokens:
     def note(self, name: str, value: Any) -> None:
         """Set a value of the next report."""
         self._counts[name] = value
+
+    def told_to_wait(self, call: int) -> None:
+        """Note a call that the API told to wait: two different ones say more than one that comes again."""
+        for name in ("busy", "streak"):
+            known = self._counts.get(name, ())
+            if len(known) < 2 and call not in known:
+                self.note(name, (*known, call))
+
+    def drop_streak(self) -> None:
+        """Note that a call was taken."""
+        self._counts.pop("streak", None)
 
     @property
     def pause(self) -> float | None:

@@ -37,6 +37,8 @@ CREDIT = 16
 """Unused retries that a task may have at a time."""
 SOON = 2.0
 """Seconds: RateLimit headers about a shorter time are those of a bucket that is refilled all the time; ignore them."""
+ALIKE_SINCE = 2.0
+"""Seconds within which two calls that are told to wait say something of the rate."""
 SETTLED = 0.01
 """Seconds between two adjustments of the tasks' calls in flight."""
 
@@ -69,6 +71,10 @@ class Coordinator:
         """Nothing is sent until then."""
         self._left, self._reset = inf, -inf
         """Calls that the API still takes by its headers, and until when."""
+        self._streak: set[int] = set()
+        """Calls that were told to wait since the last one that was taken."""
+        self._busy: dict[int, float] = {}
+        """When calls were told to wait."""
         self._hold = False
         self._settled, self._unsettled = -inf, False
         self._drafts: dict[str, GrantDraft] = {}
@@ -147,21 +153,36 @@ class Coordinator:
         bad = report.failed + report.throttled
         self._hold |= self._circuit.heard(now, report.ok, bad)
         pause = min(report.pause or 0.0, self.pace.longest_pause)
-        self._adaptive_rate.heard(now, sent=report.sent, ok=report.ok, throttled=report.throttled, pause=pause)
+        throttled = report.throttled if self._several_wait(now, report) else 0
+        self._adaptive_rate.heard(now, sent=report.sent, ok=report.ok, throttled=throttled, pause=pause)
         self._concurrency.timeouts(now, report.timeouts, report.ok)
         if was_out and self._circuit.since is None:
             self._concurrency.restore()
 
+    def _several_wait(self, now: float, report: TaskReport) -> bool:
+        """Return whether different calls are told to wait these seconds: one that always is says nothing of a rate."""
+        if not report.busy:
+            return report.throttled > 0
+        self._busy = {call: at for call, at in self._busy.items() if now - at < ALIKE_SINCE}
+        self._busy |= dict.fromkeys(report.busy, now)
+        return len(self._busy) > 1
+
     def _obey(self, now: float, report: TaskReport) -> None:
         """Do as the API's headers say: Retry-After pauses all tasks, RateLimit headers bound their calls for a time.
 
-        Where so few calls are refused that the limit may be right, only these calls wait.
+        Retry-After is its call's first: all pause when two different calls in succession are told so, with none taken
+        in between, in whichever tasks. Where so few calls are refused that the limit may be right, only these wait.
         """
-        if report.pause is not None and not self._adaptive_rate.tolerated(now):
+        if report.ok:
+            self._streak.clear()
+        self._streak.update(report.streak)
+        alone = bool(report.busy) and len(self._streak) < 2
+        if report.pause is not None and not alone and not self._adaptive_rate.tolerated(now):
             pause = min(report.pause, self.pace.longest_pause)
             until = now + pause * (1 + JITTER * self._chance())
             if until > self._paused:
                 self._hold, self._paused = self._hold or now >= self._paused, until
+            self._streak.clear()
         elif report.left is not None and report.left[1] >= SOON:
             under_way = sum(one.granted - one.ended for one in self._tasks.values())
             self._left = max(0.0, report.left[0] - under_way)

@@ -71,6 +71,10 @@ class TaskReport:
     """The time of all attempts that ended, added up."""
     pause: float | None = None
     """Retry-After, seconds."""
+    busy: tuple[int, ...] = ()
+    """Two of the calls, or one, that were told to wait, with which others were taken in between or not."""
+    streak: tuple[int, ...] = ()
+    """The same since the last call that was taken."""
     left: tuple[float, float] | None = None
     """What RateLimit headers said: calls left, and the seconds that they are for."""
     received: int = 0
@@ -97,6 +101,8 @@ class TaskReport:
             **numbers,
             seconds=message.get("seconds", 0.0),
             pause=pause if pause is not None and _is_time(pause) else None,
+            busy=tuple(message.get("busy", ())),
+            streak=tuple(message.get("streak", ())),
             left=(left[0], left[1]) if left and all(map(_is_time, left)) else None,
             wants=tuple((max(1, rows), many) for rows, many in message.get("wants", ())),
         )

@@ -66,6 +66,8 @@ class LeaseServer:
         self._ending = asyncio.Event()
         self._numbers = count(1)
         self._refused: set[str] = set()
+        self._set_aside: dict[str, float] = {}
+        self._counted: set[tuple[str, str]] = set()
 
     def start(self) -> LeaseServer:
         """Listen. Raises OSError when the address is not one of this machine."""
@@ -114,9 +116,17 @@ class LeaseServer:
                 if others:
                     raise ValueError(f"the limit {limit} is stated otherwise by {', '.join(others)}")
                 self._limits[limit] = LimitSessions(Coordinator(pace))
+                self._set_aside.pop(limit, None)
                 self._ask(lambda: self._succeed(self._limits[limit], sessions))
             self._sinks[sink] = AdmittedSink(limit, credentials, stop)
         return ServerAddress(self._host, self._port, limit, self._secret)
+
+    def first_of(self, sink: str, limit: str) -> bool:
+        """Say whether a sink has not been counted under a limit yet; it is from now on."""
+        with self._lock:
+            known = (sink, limit) in self._counted
+            self._counted.add((sink, limit))
+            return not known
 
     def dismiss(self, sink: str) -> None:
         """Admit no more tasks of a sink. What its limit has counted is kept."""
@@ -134,6 +144,14 @@ class LeaseServer:
     def totals(self, limit: str) -> Mapping[str, float]:
         """Return the sums of all reports under a limit so far: sent, ok, throttled, failed, timeouts, ..."""
         return dict(self._limits[limit].coordinator.totals)
+
+    def may_set_aside(self, limit: str) -> bool:
+        """Return whether the API has taken a call under a limit since calls that failed alone were last set aside."""
+        return self.totals(limit)["ok"] > self._set_aside.get(limit, -1.0)
+
+    def note_set_aside(self, limit: str) -> None:
+        """Note that calls are set aside: in an outage that happens once, and not again before a success."""
+        self._set_aside[limit] = self.totals(limit)["ok"]
 
     def spent(self, limit: str, ago: float, *, calls: int, rows: int = 0) -> None:
         """Count calls that were sent `ago` seconds ago, before this driver was started."""

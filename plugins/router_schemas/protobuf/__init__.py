@@ -16,11 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+EXTRA = "spark-event-router[protobuf]"
+EXTRAS = {"google.protobuf": EXTRA, "ptars": EXTRA}
+"""The modules of the extra, and what to install for them."""
+
+
 @contextmanager
 def needed(whose: str) -> Iterator[None]:
     """Raise StartError with what to install where an import finds no module, and for whom."""
     try:
         yield
     except ModuleNotFoundError as error:
-        extra = "pip install 'spark-event-router[protobuf]', here and on every node"
+        extra = f"pip install '{EXTRA}', here and on every node"
         raise StartError(f"{whose} needs the module {error.name}: {extra}") from error

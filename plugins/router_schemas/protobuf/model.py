@@ -45,8 +45,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from google.protobuf import descriptor_pb2  # type: ignore[import-untyped]
-from pyspark.sql.pandas.types import from_arrow_schema
 
+from router import to_spark_columns
 from router_schemas.protobuf.descriptors import well_known
 
 if TYPE_CHECKING:
@@ -365,4 +365,4 @@ def value_type(column: Column) -> pa.DataType:
 
 def spark_struct(struct: pa.StructType) -> T.StructType:
     """Return the Spark type of an event's Arrow type. Needs no session."""
-    return from_arrow_schema(pa.schema(list(struct)))
+    return to_spark_columns(pa.schema(list(struct)))

@@ -24,7 +24,6 @@ from pyarrow import fs
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from router.columns import quoted
@@ -41,10 +40,11 @@ from router.delta.commit import (
 )
 from router.delta.constraints import unsupported
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
-from router.delta.table_cache import THREADS, SparkTable, spark_table, unreadable
+from router.delta.table_cache import THREADS, SparkTable, check_log, spark_table, unreadable
 from router.delta.upsert import SUPPORTED_PROPERTIES, create_table, made_by_spark
 from router.delta.widening import WIDENED, narrower, rewrite, rewritten, way, wider_schema
 from router.errors import TableError, first_line
+from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -116,17 +116,19 @@ class Committers:
                 except TableError as error:
                     errors.append(error)
                 except LIBRARIES as error:  # they concern this table only; an error of our own stops the stream
-                    errors.append(unreadable(table, error))
+                    errors.append(unreadable(self.lake, table, error))
                 tell(index + 1)
         return made, errors
 
-    def staged(self, works: Iterable[TableCommit]) -> bool:
-        """Say whether the files of decided commits are there whole: a VACUUM takes what no commit refers to."""
+    def missing(self, works: Iterable[TableCommit]) -> list[str]:
+        """Return the files of decided commits that are not there whole: a VACUUM takes what no commit refers to."""
         files = [file for work in works for file in work.files]
         found = self.lake.files.get_file_info([file.path for file in files])
-        return all(
-            info.type is fs.FileType.File and info.size == file.bytes for info, file in zip(found, files, strict=True)
-        )
+        return [
+            file.path
+            for info, file in zip(found, files, strict=True)
+            if info.type is not fs.FileType.File or info.size != file.bytes
+        ]
 
     def applied(self, work: TableCommit) -> None:
         """Delete the staged files of an outbox that its sink has dealt with, where its table has rows of its own."""
@@ -151,7 +153,7 @@ class Committers:
                 raise table
             by_spark = self.only_spark or _staged_elsewhere(work)
             if table is None:
-                table = spark_table(self.spark, self.lake, work.table) if by_spark else self.lake.open(work.table)
+                table = self._opened(work.table) if by_spark else self.lake.open(work.table)
             if table is not None and is_committed(table, work):
                 continue
             options = self.options.get(work.target)
@@ -167,13 +169,23 @@ class Committers:
                 made += commit(self.lake, still, notes, table)
         return made
 
+    def _opened(self, name: str) -> SparkTable | None:
+        table = spark_table(self.spark, self.lake, name)
+        if table is not None:
+            check_log(self.lake, name, table.version())
+        return table
+
     def _make(self, work: TableCommit, options: TableOptions, *, by_spark: bool) -> Any:
         """Make the table of a commit as its sink asks for, without rows; return it open.
 
         Delta on Spark makes no table in a folder that has files, and the staged ones are there: so delta-rs makes it as
         far as it can, and Spark gives it the rest.
         """
-        schema, address, session = to_arrow_schema(work.columns), self.lake.address(work.table), self.spark.newSession()
+        schema, address, session = (
+            to_arrow_schema(work.columns),
+            self.lake.spark_address(work.table),
+            self.spark.newSession(),
+        )
         try:
             if by_spark:
                 create_with_spark(session, (work.table, address), schema, options)
@@ -205,7 +217,7 @@ class Committers:
         return replace(work, widened=None)
 
     def _rewrite_with_spark(self, table: SparkTable, work: TableCommit) -> None:
-        session, address = self.spark.newSession(), self.lake.address(work.table)
+        session, address = self.spark.newSession(), self.lake.spark_address(work.table)
         try:
             rewrite_with_spark(session, address, table, str(work.widened), work.app_id)
         except Exception as error:  # whatever Spark raises belongs to this table only
@@ -221,7 +233,7 @@ class Committers:
 
     def append(self, session: SparkSession, work: TableCommit, notes: dict[str, str], rows: DataFrame) -> None:
         """Append rows through Delta on Spark under the transaction id of a commit. Raises TableError."""
-        address = self.lake.address(work.table)
+        address = self.lake.spark_address(work.table)
         writer = rows.write.format("delta").mode("append").option("mergeSchema", "true")
         writer = writer.option("txnAppId", work.app_id).option("txnVersion", work.version)
         try:
@@ -269,7 +281,7 @@ def staged_rows(session: SparkSession, lake: Lake, work: TableCommit) -> DataFra
     kinds = spark_schema(to_arrow_schema(work.columns))
     by_partition: dict[tuple[tuple[str, str | None], ...], list[str]] = defaultdict(list)
     for file in work.files:
-        by_partition[tuple(file.partition.items())].append(f"{lake.root}/{file.path}")
+        by_partition[tuple(file.partition.items())].append(lake.for_spark(file.path))
     parts = []
     for partition, files in by_partition.items():
         values = {name: F.lit(text).cast(kinds[name].dataType) for name, text in partition if name in kinds.names}
@@ -287,7 +299,7 @@ def _unfinished(table: Any, work: TableCommit, options: TableOptions) -> bool:
     return not (whole and (not options.cluster_by or "clustering" in features)) and not len(table.file_uris())
 
 
-def finish(session: SparkSession, address: str, options: TableOptions) -> None:
+def finish(session: SparkSession, address: str, options: KeyedTable | TableOptions) -> None:
     """Give a table without rows the properties that delta-rs does not make, and let it be clustered."""
     table = f"delta.{quoted(address)}"
     if options.properties:
@@ -323,7 +335,7 @@ def create_with_spark(
 
 def spark_schema(schema: pa.Schema) -> StructType:
     """Return a schema as Spark's, with the comments of its columns."""
-    found = from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    found = to_spark_columns(schema, ntz=True)
     texts = [(column.metadata or {}).get(b"comment", b"").decode() for column in schema]
     made = zip(found, texts, strict=True)
     return StructType([StructField(f.name, f.dataType, True, {"comment": text} if text else None) for f, text in made])
@@ -331,8 +343,8 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 def _create(session: SparkSession, lake: Lake, work: TableCommit) -> None:
     """Make a table without rows that says who made it, unless its folder holds files of somebody else."""
-    builder = DeltaTable.createIfNotExists(session).location(lake.address(work.table))
-    columns = from_arrow_schema(to_arrow_schema(work.columns), prefer_timestamp_ntz=True)
+    builder = DeltaTable.createIfNotExists(session).location(lake.spark_address(work.table))
+    columns = to_spark_columns(to_arrow_schema(work.columns), ntz=True)
     with suppress(AnalysisException):
         builder.addColumns(columns).property(MADE, work.table).execute()
 
@@ -354,7 +366,7 @@ def widen(session: SparkSession, address: str, widened: str) -> None:
     table = f"delta.{quoted(address)}"
     have = session.read.format("delta").load(address).schema
     session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
-    for column in from_arrow_schema(to_arrow_schema(widened), prefer_timestamp_ntz=True):
+    for column in to_spark_columns(to_arrow_schema(widened), ntz=True):
         for path, kind in _grown(quoted(column.name), have[column.name].dataType, column.dataType):
             session.sql(f"ALTER TABLE {table} ALTER COLUMN {path} TYPE {kind}")
 
@@ -394,8 +406,8 @@ class Catalog:
         self.spark.sql(f"CREATE SCHEMA IF NOT EXISTS `{layer}`")
         if self.spark.catalog.tableExists(table):
             (about,) = self.spark.sql(f"DESCRIBE DETAIL `{layer}`.`{name}`").select("location").collect()
-            if (place := str(about["location"])).removeprefix("file:") != self.lake.address(table):
+            if (place := str(about["location"])).removeprefix("file:") != self.lake.spark_address(table):
                 raise TableError(table, f"the catalog has one of this name at {place}; drop it there, or its entry")
         else:
-            place = self.lake.address(table).replace("'", "\\'")
+            place = self.lake.spark_address(table).replace("'", "\\'")
             self.spark.sql(f"CREATE TABLE IF NOT EXISTS `{layer}`.`{name}` USING delta LOCATION '{place}'")

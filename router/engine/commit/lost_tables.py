@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import json
 import logging
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from deltalake.exceptions import DeltaError
-
-from router.delta.table_cache import THREADS
 from router.engine.checkpoint_store import KEPT
-from router.errors import StartError
+from router.errors import StartError, TableError
 from router.sinks import TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from router.config.models import Config
-    from router.delta.lake import Lake
+    from router.delta.table_cache import TableCache
     from router.engine.checkpoint_store import CheckpointStore
     from router.sinks import Sink
 
@@ -119,16 +116,15 @@ class CommittedBatches:
         return missing
 
 
-def refuse_lost_tables(lake: Lake, store: CheckpointStore, config: Config, last: int, accept: str) -> None:
+def refuse_lost_tables(tables: TableCache, store: CheckpointStore, config: Config, last: int, accept: str) -> None:
     """Raise StartError where tables of a configuration lack batches of this run, unless just that is accepted.
 
-    `last` is the last batch that the run has finished. What is accepted is noted, so that it is asked for once.
+    `last` is the last batch that the run has finished. What is accepted is noted, so that it is asked for once. The
+    tables stay open for the first batch.
     """
     committed = CommittedBatches.read(store, config, last)
-    names = list(committed.batches)
-    with ThreadPoolExecutor(THREADS) as pool:
-        opened = dict(zip(names, pool.map(lambda name: _opened(lake, name), names), strict=True))
-    lost = committed.lost({name: found[0] for name, found in opened.items() if found})
+    opened = tables.readable(committed.batches)  # of those that cannot be read, the batch will say so
+    lost = committed.lost({name: found for name, found in opened.items() if not isinstance(found, TableError)})
     if not lost:
         return
     if accept not in ("lost-tables", "lost-lake"):
@@ -172,26 +168,19 @@ def _manifests(store: CheckpointStore, last: int) -> Iterator[dict[str, Any]]:
         text = store.read(path) if int(path.rpartition("/")[2].removesuffix(".json")) <= last else None
         if text is not None:
             size += len(text)
-            yield json.loads(text)
+            with suppress(ValueError):  # of a batch that is done: `router verify` names the file
+                yield json.loads(text)
         if size > AT_MOST:
             return
 
 
 def _accepted(store: CheckpointStore) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = json.loads(store.read(_note(store)) or b"{}")
+    found: dict[str, dict[str, int]] = store.load(_note(store)) or {}
     return found
 
 
 def _note(store: CheckpointStore) -> str:
     return f"lost/{store.run}.json"
-
-
-def _opened(lake: Lake, table: str) -> tuple[Any] | None:
-    """Return a table, or None in its place, as a tuple; None where its log cannot be read: the batch will say so."""
-    try:
-        return (lake.open(table),)
-    except (DeltaError, OSError):
-        return None
 
 
 @dataclass(frozen=True)

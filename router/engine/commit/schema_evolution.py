@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from router.delta.casting import type_within
 from router.delta.commit import StagedFile, TableCommit, to_arrow, to_arrow_schema, to_delta
@@ -25,6 +24,7 @@ from router.engine.commit.lost_tables import CommittedBatches
 from router.engine.label.expressions import Untranslatable, translate
 from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, Demands, Layout
 from router.errors import StartError, TableError
+from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -206,7 +206,7 @@ class SchemaEvolution:
         return found
 
     def _condition(self, columns: str, sql: str) -> Node | None:
-        frame = self.spark.createDataFrame([], from_arrow_schema(to_arrow_schema(columns), prefer_timestamp_ntz=True))
+        frame = self.spark.createDataFrame([], to_spark_columns(to_arrow_schema(columns), ntz=True))
         try:
             return translate(frame, [F.expr(sql)])[0]
         except (Untranslatable, PySparkException):  # a function that is not known here, ...

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from router.engine.label import casts, functions, text
 from router.engine.label.tree import TIMES, Node, Untranslatable, arrow_type, given, repeated, shown
+from router.spark_internals import analysed, schema_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,10 +40,10 @@ def translate(frame: DataFrame, columns: Sequence[Column]) -> list[Node]:
     """Return the expressions over the columns of a frame. Raises Untranslatable. Runs on the driver; no job."""
     if frame.sparkSession.conf.get("spark.sql.ansi.enabled") != "true":
         raise Untranslatable("an expression without ANSI mode (spark.sql.ansi.enabled)")
-    if "collate" in frame._jdf.schema().catalogString().lower():
+    if "collate" in schema_text(frame).lower():
         raise Untranslatable("a column with a collation")
     named = [column.alias(f"_{k}") for k, column in enumerate(columns)]
-    project = frame.select(*named)._jdf.queryExecution().analyzed().projectList()
+    project = analysed(frame.select(*named)).projectList()
     found = [_Tree(project.apply(k)).node() for k in range(len(named))]
     for node in found:
         _check_constants(node)

@@ -10,7 +10,6 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -44,6 +43,7 @@ from router.engine.label.layout import (
 from router.engine.label.tombstones import taken
 from router.errors import StartError
 from router.sinks import MergingSink, TableSink
+from router.spark_internals import analysed, arrow_type
 from router.table_names import pieces_of
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class RoutePlanner:
         known = {name.lower() for name in frame.columns}
         if self._templates_read(known):  # the usual case, without a call of Spark's analyser
             return False
-        plan = self.naming(frame).select(*named)._jdf.queryExecution().analyzed()
+        plan = analysed(self.naming(frame).select(*named))
         for k in range(len(named)):
             read = plan.projectList().apply(k).references().iterator()
             while read.hasNext():
@@ -323,7 +323,7 @@ class RoutePlanner:
         more = frame.select(merge_struct(sink).alias("more")).schema["more"].dataType
         assert isinstance(more, StructType)
         check_mergeable(sink, f"route {blank.route}, sink {blank.sink}", kind, more)
-        return {f.name: to_arrow_type(f.dataType, timestamp_utc=True) for f in more}
+        return {f.name: arrow_type(f.dataType) for f in more}
 
     def _bad_name(self, j: int) -> str | None:
         return f"_bad_name{self.index}_{j}" if j in self.named() else None
@@ -372,7 +372,7 @@ KEPT = (BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZ
 def _rows_schema(struct: StructType) -> pa.Schema:
     """Return the fields of a struct as a plain Arrow schema; refuse names and types that Delta lacks."""
     _check_kept(struct)
-    return delta_schema(pa.schema([pa.field(f.name, to_arrow_type(f.dataType, timestamp_utc=True)) for f in struct]))
+    return delta_schema(pa.schema([pa.field(f.name, arrow_type(f.dataType)) for f in struct]))
 
 
 def _check_kept(kind: DataType, column: str = "") -> None:
@@ -404,4 +404,4 @@ def _check_names(struct: StructType) -> None:
 
 def _kind_of(frame: DataFrame, column: str) -> pa.DataType:
     """Return the Arrow type of a column."""
-    return to_arrow_type(frame.schema[column].dataType, timestamp_utc=True)
+    return arrow_type(frame.schema[column].dataType)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import uuid
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,17 @@ from router.engine.land.task import LandingWork, landing_task
 from router.engine.session import BATCH_BYTES, UNBOUNDED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from router.config.models import Landing as Options
     from router.delta.lake import Lake
     from router.engine.label.layout import Demands
-    from router.engine.label.planner import Plan
+    from router.engine.label.planner import Plan, Planner
 
+log = logging.getLogger("router")
 TINY_FILE = 5_000
 MANY_FILES = 500
 FEW_CORES = 5
@@ -38,6 +43,10 @@ BIG_SHARE = 0.01
 JVM time in landing, and without the bound 10 000 rows of 5 MB are one batch that kills the JVM. So the bound is off
 and the first job leaves out the rare records above BIG_ROW bytes: a second job of the same code lands them with the
 bound on. Where more than BIG_SHARE of a batch is big, the next batch is one job with the bound on."""
+
+
+class UndecodedError(Exception):
+    """The error of a decoder that wants a schema which it was given."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +114,35 @@ class LandingJob:
         )
         return found
 
+    def run_decoded(
+        self,
+        planner: Planner,
+        plan: Plan,
+        demands: Demands,
+        batch: int,
+        step: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
+    ) -> tuple[Plan, Landed]:
+        """Stage the files of a batch, and again while its rows need schemas that the decoder can fetch.
+
+        Raises UndecodedError where the decoder wants what it was asked for. `step` times `land` and `plan`.
+        """
+        asked: frozenset[str] = frozenset()
+        while True:
+            with step("land"):
+                landed = self.run(plan, demands, batch)
+            wanted = landed.collected("wanted")
+            if not wanted:
+                return plan, landed
+            self.discard(landed)
+            if not wanted - asked:
+                part = planner.decoder.part_name
+                raise UndecodedError(f"the decoder {part} wants what it was asked for: {some(wanted)}")
+            log.info("%s, batch %d: decoding again, with %s", self.query.partition(":")[0], batch, some(wanted))
+            with step("plan"):
+                planner.refresh(wanted - asked)
+                plan = planner.plan(plan.raw)
+            asked |= wanted
+
     def discard(self, landed: Landed) -> None:
         """Delete files that will not be committed."""
         for file in landed.files:
@@ -147,6 +185,12 @@ class LandingJob:
         finally:
             self.spark.conf.set(BATCH_BYTES, UNBOUNDED)
         return _landed(reports)
+
+
+def some(names: frozenset[str]) -> str:
+    """Return the first few of many names as text."""
+    shown = sorted(names)[:5]
+    return ", ".join(shown) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _landed(reports: Any) -> Landed:

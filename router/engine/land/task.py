@@ -29,6 +29,7 @@ from router.engine.label.layout import (
     QUARANTINE_COLUMNS,
     RAW_COLUMNS,
     SCHEMA_COLUMNS,
+    TABLE,
     Demands,
     RouteLabels,
     Target,
@@ -197,8 +198,8 @@ def groups(rows: Rows, target: Target) -> Iterator[tuple[str, Numbers | None, pa
 
 @dataclass(frozen=True)
 class LandingWork:
-    """What every task of a landing job is given. `only` are the tables that get rows, None for all: nothing else lands
-    then, no dead letter either.
+    """What every task of a landing job is given. `only` are the tables that get rows, also by way of an outbox, None
+    for all: nothing else lands then, no dead letter either.
     """
 
     labelling: Labelling
@@ -302,7 +303,7 @@ class _Task:
             if target.bad_name:
                 rows.add("rejected", target.key, rows.mask(target.bad_name))
             for table, at, part in groups(rows, target):
-                self._land(rows, target, table, at, part=part)
+                self._land(rows, target, table, self._for_only(rows, target, at), part=part)
 
     def _land(
         self,
@@ -318,7 +319,7 @@ class _Task:
 
         In a quarantine, `whose` is the table that they are for, `cause` why it has none.
         """
-        if self.work.only is not None and table not in self.work.only:
+        if self.work.only is not None and table not in self.work.only and not target.merge_by:
             return
         allowed = self.work.demands.allowed.get(target.key)
         if target.names_in_outbox:
@@ -327,8 +328,7 @@ class _Task:
             self._refuse(rows, target, rows.where(at), "name", target.beyond(table))
             return
         if target.quarantine and (blocked := self.work.demands.blocked.get(target.place(table))):
-            assert target.quarantine.table is not None  # it has one
-            self._land(rows, target.quarantine, target.quarantine.table, at, table, blocked)
+            self._to_quarantine(rows, target, at, table, blocked)
             return
         part = rows.struct(target.rows, at) if part is None else part
         for column, reason in self.work.demands.conflicts.get(target.place(table), {}).items():
@@ -351,6 +351,23 @@ class _Task:
         kinds, names = {f.name: f.type for f in target.schema} | frozen | casts, set(part.schema.names)
         schema = pa.schema([(name, kind) for name, kind in kinds.items() if name in names])
         self.writer.hold(target.key, table, _cast(part, schema), seen=target.seen, by=target.partition_by)
+
+    def _to_quarantine(
+        self, rows: Rows, target: Target, at: Numbers | None, table: str, cause: str | None = None
+    ) -> None:
+        """Land rows for a table in the quarantine of their target, which it has."""
+        assert target.quarantine is not None
+        assert target.quarantine.table is not None
+        self._land(rows, target.quarantine, target.quarantine.table, at, table, cause)
+
+    def _for_only(self, rows: Rows, target: Target, at: Numbers | None) -> Numbers | None:
+        """Return the rows of an outbox that are for the tables which get rows; of others what is given."""
+        if self.work.only is None or target.merge_by is None:
+            return at
+        wanted = pa.array(sorted(self.work.only), pa.string())
+        mine = pc.is_in(rows.struct(target.merge_by, at).column(TABLE), value_set=wanted)
+        found: Numbers = rows.where(at)[mine.to_numpy(zero_copy_only=False)]
+        return found
 
     def _named(self, rows: Rows, target: Target, at: Numbers | None) -> Numbers:
         """Note the tables that the rows of an outbox name; refuse the rows of tables beyond what the sink may have."""
@@ -412,10 +429,8 @@ class _Task:
                     lost[~found.too_wide],
                 )
         if target.evolution == "quarantine" and lost.any():
-            assert target.quarantine is not None
-            assert target.quarantine.table is not None
             rows.add("quarantined", target.place(table), index[lost])
-            self._land(rows, target.quarantine, target.quarantine.table, index[lost], table)
+            self._to_quarantine(rows, target, index[lost], table)
             part, index = part.filter(pa.array(~lost)), index[~lost]
         else:
             rows.add("frozen", target.key, index[lost])

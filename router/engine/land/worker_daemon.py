@@ -6,10 +6,9 @@ of once for each core. Local runs name it in `spark.python.daemon.module`.
 
 import gc
 
-from pyspark.daemon import manager
-
 import router.engine.land.task  # noqa: F401 - for those who are forked from here
+from router.spark_internals import python_daemon
 
 if __name__ == "__main__":
     gc.freeze()  # a collection in a worker would copy the pages that it shares
-    manager()  # type: ignore[no-untyped-call] # PySpark gives it no types
+    python_daemon()()

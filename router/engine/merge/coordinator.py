@@ -113,7 +113,7 @@ class MergeCoordinator:
     def _outcomes(self, sink: MergingSink, rows: OutboxRows, before: dict[str, Backlog]) -> MergeOutcomes:
         """Merge with delta-rs what it may write, and the other tables with Delta on Spark."""
         target, job = rows.target, self._job(sink, rows)
-        events = with_backlog(rows.events, before, self.spark, self.lake.address(rows.work.table))
+        events = with_backlog(rows.events, before, self.spark, self.lake.spark_address(rows.work.table))
         by_spark, found = SparkMerger(self.spark, self.lake, job), MergeOutcomes()
         if target.key not in self.left:
             log.info("%s: %s", target.key, MERGES[job.keyed.engine])
@@ -210,7 +210,7 @@ class MergedTables:
     names: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        self.names = frozenset(json.loads(self.store.read(self._path) or b"[]"))
+        self.names = frozenset(self.store.load(self._path) or ())
 
     def note(self, tables: Iterable[str]) -> None:
         """Note tables that were merged into."""
@@ -261,7 +261,7 @@ class BacklogStore:
         self.store.write(self._path, json.dumps({"after": [query, batch], **tables}).encode())
 
     def _read(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.store.read(self._path) or b'{"after": [], "before": {}, "now": {}}')
+        found: dict[str, Any] = self.store.load(self._path) or {"after": [], "before": {}, "now": {}}
         return found
 
     @property
@@ -291,11 +291,11 @@ def with_backlog(events: DataFrame, backlog: dict[str, Backlog], spark: SparkSes
     if not backlog:
         return events
     rows = spark.read.format("delta").load(outbox)
-    chosen = any_of((F.col(TABLE) == table) & _within(found.spans) for table, found in backlog.items())
+    chosen = any_of((F.col(TABLE) == table) & within(found.spans) for table, found in backlog.items())
     return events.unionByName(rows.filter(chosen), allowMissingColumns=True)
 
 
-def _within(spans: Spans) -> Column:
+def within(spans: Spans) -> Column:
     return any_of(
         (F.col("_topic") == topic) & (F.col("_partition") == partition) & F.col("_offset").between(*span)
         for topic, by in spans.items()

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from router.decoding import keep_archives
 from router.delta.casting import cast_to
 from router.delta.commit import StagedFile, to_arrow_schema
+from router.delta.history import log_damage
 from router.delta.parquet_writer import attempt
 from router.delta.row_checks import REASON, EvolutionForbidden
 from router.delta.row_order import OUTBOX_ONLY, POSITION
@@ -29,7 +30,7 @@ from router.delta.table_cache import THREADS
 from router.delta.upsert import NeedsRewrite, NeedsSpark, TableUpsert, UpsertResult, upsert
 from router.delta.widening import rewrite
 from router.engine.label.layout import COORDINATES, DEAD_SCHEMA, TABLE
-from router.errors import TableError
+from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -149,8 +150,11 @@ def staged_rows(lake: Lake, work: TableCommit) -> pa.Table:
     """Return the rows of a commit from its staged files."""
     schema, found = delta_schema(to_arrow_schema(work.columns)), []
     for file in work.files:
-        with lake.files.open_input_file(file.path) as source:
-            found.append(cast_to(pq.read_table(source), schema))
+        try:
+            with lake.files.open_input_file(file.path) as source:
+                found.append(cast_to(pq.read_table(source), schema))
+        except (OSError, pa.ArrowInvalid) as error:
+            raise TableError(work.table, f"its file {file.path} cannot be read: {first_line(error)}") from error
     return pa.concat_tables(found)
 
 
@@ -197,7 +201,8 @@ def merge_table(job: MergeJob, given: tuple[str, pa.Table]) -> Merge:
     except TableError as error:
         what, forbidden = error.what, isinstance(error, EvolutionForbidden)
     except Exception as error:  # whatever is raised concerns this table only
-        what, forbidden = f"{type(error).__name__}: {error}", False
+        damaged = log_damage(job.staging.lake, table)
+        what, forbidden = damaged or f"{type(error).__name__}: {first_line(error)}", False
     else:
         return table, {"counts": counts(found)}, found.refused
     return table, {"failed": what, "forbidden": forbidden, "rows": len(rows)}, None

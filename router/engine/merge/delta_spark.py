@@ -20,7 +20,6 @@ from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema
 from pyspark.sql.types import IntegralType, LongType
 
 from router.columns import holds, quoted
@@ -49,6 +48,7 @@ from router.engine.commit.committers import create_with_spark, rewrite_with_spar
 from router.engine.label.layout import DEAD_SCHEMA, TABLE
 from router.engine.merge.delta_rs import COUNTS, as_dead_letters
 from router.errors import TableError
+from router.spark_internals import to_arrow_columns, to_spark_columns, to_spark_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,7 +151,7 @@ class TableMerge:
     checks: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.address = self.lake.address(self.work.table)
+        self.address = self.lake.spark_address(self.work.table)
 
     def merge(self) -> dict[str, Any]:
         """Return the report."""
@@ -174,7 +174,7 @@ class TableMerge:
                 self._remember(decided, asked, deleting.app_id)
             if report["refused"]:
                 dead = decided.filter(F.col(OP) == REFUSED_ROW).select(f"{DEAD_LETTER}.*")
-                self._append(dead, self.lake.address(self.job.dead_letters), f"{self.work.app_id}/dead_letters")
+                self._append(dead, self.lake.spark_address(self.job.dead_letters), f"{self.work.app_id}/dead_letters")
         finally:
             decided.unpersist()
         return {"counts": {name: report[name] for name in COUNTS}}
@@ -182,7 +182,7 @@ class TableMerge:
     def _grown(self) -> deltalake.DeltaTable:
         """Return the table with every column that the rows have a value for, unless it must not change."""
         keyed = self.work.keyed
-        rows = comparable(delta_schema(to_arrow_schema(self.rows.schema, timestamp_utc=True)).empty_table(), keyed)
+        rows = comparable(delta_schema(to_arrow_columns(self.rows.schema)).empty_table(), keyed)
         wanted = wanted_schema(rows.schema, self.summary.valued, keyed)
         handle = self.lake.open(self.work.table)
         if handle is None:
@@ -234,9 +234,9 @@ class TableMerge:
         self._append(self.spark.createDataFrame([], spark_schema(schema)), self.address)
 
     def _decided(self, asked: DecisionInput, *, again: bool) -> DataFrame:
-        kinds = {field.name: from_arrow_type(field.type, prefer_timestamp_ntz=True) for field in asked.have}
+        kinds = {field.name: to_spark_type(field.type) for field in asked.have}
         schema = row_versions.versions_schema(asked.have, asked.keyed)
-        kind = from_arrow_type(pa.struct(list(schema)), prefer_timestamp_ntz=True)
+        kind = to_spark_type(pa.struct(list(schema)))
         given = self._checked(asked.have).withColumn(HELD_VERSION, F.lit(None).cast(kind))
         keys = self.rows.select(*[F.col(quoted(k)).cast(kinds[k]).alias(k) for k in asked.keyed.keys]).distinct()
         for found in (self._held(asked.keyed, again=again), self._deletions()):
@@ -247,7 +247,7 @@ class TableMerge:
                 columns = [_known(some, name, kinds.get(name)) for name in schema.names]
                 one = F.struct(*columns).cast(kind).alias(HELD_VERSION)
                 given = given.unionByName(some.select(one), allowMissingColumns=True)
-        answers = from_arrow_schema(asked.answers, prefer_timestamp_ntz=True)
+        answers = to_spark_columns(asked.answers, ntz=True)
         return given.repartition(1).mapInArrow(decision_task(asked), answers)
 
     def _checked(self, have: pa.Schema) -> DataFrame:
@@ -258,7 +258,7 @@ class TableMerge:
         checks = {} if self.work.keyed.columns else self.checks
         if not checks:
             return self.rows
-        kinds = {field.name: from_arrow_type(field.type, prefer_timestamp_ntz=True) for field in have}
+        kinds = {field.name: to_spark_type(field.type) for field in have}
         frame = self.rows.withColumns(
             {name: F.lit(None).cast(kind) for name, kind in kinds.items() if name not in self.rows.columns}
         )

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from router.columns import row
 from router.delta.commit import StagedParts
@@ -23,6 +22,7 @@ from router.engine.outbox.retention import OutboxRetention
 from router.errors import RouterError, SinkError, StartError
 from router.parts import RAW_SCHEMA
 from router.sinks import Applied, ApplyingSink, Batch, MergingSink, Opening
+from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,16 +82,22 @@ class Outboxes:
                 where = f"its {work.rows} events stay in {work.table}"
                 log.warning("%s, batch %d: no sink %s any more; %s", self.config.name, work.version, work.target, where)
         if self.applier.sends:
-            self.retention.after_batch(target for target in targets.values() if not self._is_detached(target))
+            self.retention.after_batch(target for target in targets.values() if not self._is_detached(target.key))
         return AppliedBatch(counts, set(self.merger.tables))
 
-    def _is_detached(self, target: Target) -> bool:
-        sink = self.sinks[target.key]
+    def unapplied(self, manifest: Manifest) -> list[TableCommit]:
+        """Return the commits of a batch whose staged files a sink has yet to read."""
+        done = self.store.applied(manifest.batch)
+        inline = {key for key in self.sinks if not self._is_detached(key)} - {*done}
+        return [work for work in manifest.commits if work.table.startswith("outbox.") and work.target in inline]
+
+    def _is_detached(self, key: str) -> bool:
+        sink = self.sinks[key]
         return isinstance(sink, ApplyingSink) and sink.detached
 
     def _apply(self, target: Target, work: TableCommit, manifest: Manifest, replay: bool) -> Applied:
         sink = self.sinks[target.key]
-        if self._is_detached(target) and self.applier.sends:
+        if self._is_detached(target.key) and self.applier.sends:
             return Applied()  # its own query reads them from the outbox
         events = staged_rows(self.spark, self.lake, work)
         if isinstance(sink, MergingSink):
@@ -205,7 +211,7 @@ def append_dead_letters(refused: DataFrame, events: DataFrame, batch: Batch, lak
         if count:
             writer = dead.write.format("delta").mode("append").option("mergeSchema", "true")
             app = f"{run}/{batch.route}/{batch.sink}/dead_letters"
-            writer.option("txnAppId", app).option("txnVersion", batch.id).save(lake.address(table))
+            writer.option("txnAppId", app).option("txnVersion", batch.id).save(lake.spark_address(table))
     finally:
         dead.unpersist()
     return count
@@ -239,7 +245,7 @@ def _frames(layout: Layout, route: Route, spark: SparkSession) -> Iterator[tuple
     """Yield an empty frame for each outbox of a route."""
     for target in layout.targets:
         if target.outbox and target.route == route.name:
-            kinds = from_arrow_schema(target.schema, prefer_timestamp_ntz=True)
+            kinds = to_spark_columns(target.schema, ntz=True)
             yield target.sink, spark.createDataFrame([], kinds)
 
 

@@ -16,13 +16,15 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_eve
 from tenacity.nap import sleep_using_event
 
 from router.config.models import interval
+from router.delta.commit import has_parts
 from router.delta.maintenance import delete_older
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.label.layout import outbox_of
 from router.engine.outbox.apply import Applier, OutboxSink
-from router.engine.outbox.retention import TIDY_SECONDS
+from router.engine.outbox.retention import TIDY_SECONDS, not_parked
 from router.engine.retryable_errors import passing
+from router.engine.spark_checkpoint import SparkNotes
 from router.errors import SinkError, StartError, TableError, first_line
 from router.sinks import Applied, Batch
 
@@ -103,20 +105,51 @@ class DetachedSink(OutboxSink):
         self.failed = None
         if not self._outbox_is_there():
             return
+        self.mend()
         session = self.spark.newSession()
         session.conf.set(WIDENED, "true")
         frame = session.readStream.format("delta").option("maxFilesPerTrigger", FILES_AT_ONCE)
         # maintenance compacts an outbox and deletes its old rows: such commits bring no new rows
         frame = frame.option("skipChangeCommits", "true")
-        rows = frame.load(self.lake.address(self.outbox))
+        rows = frame.load(self.lake.spark_address(self.outbox))
         writer = rows.writeStream.queryName(f"{self.config.name}/{self.key}").foreachBatch(self._handle)
-        writer = writer.option("checkpointLocation", f"{self.checkpoint.root}/{self.place}")
+        writer = writer.option("checkpointLocation", self.checkpoint.for_spark(self.place))
         writer = writer.trigger(availableNow=True) if self.once else writer.trigger(processingTime=LOOK)
         query = writer.start()
         try:
             self._follow(query)
         finally:
             query.stop()
+
+    def mend(self) -> None:
+        """Mend Spark's notes about the query, as a power cut leaves them. Raises StartError where a person decides."""
+        notes = SparkNotes(self.checkpoint, self.place)
+        begun = notes.numbers("offsets")
+        if notes.damage("metadata"):
+            if begun:
+                raise notes.refusal("metadata", "It says which run of the sink this is", self._way)
+            notes.mend("metadata", None, "the sink has got nothing, and a new run begins")
+        notes.mend_commits()
+        for batch in reversed(begun):
+            path = f"offsets/{batch}"
+            if not notes.damage(path):
+                return
+            if self._has_got(json.loads(notes.text("metadata") or "{}").get("id", ""), batch, notes):
+                raise notes.refusal(path, f"It says which rows are in batch {batch} of the sink", self._way)
+            notes.mend(path, None, f"the sink has got nothing of batch {batch}, and its rows are read again")
+
+    @property
+    def _way(self) -> str:
+        where = f"{self.checkpoint.root}/{self.place}"
+        return (
+            f"Restore it from a copy; or delete {where} and run with --accept duplicates to send the whole outbox again"
+        )
+
+    def _has_got(self, run: str, batch: int, notes: SparkNotes) -> bool:
+        """Say whether the sink may have got rows of a batch."""
+        if batch in notes.numbers("commits") or self.key in CheckpointStore(self.checkpoint, run).applied(batch):
+            return True
+        return has_parts(self.lake, f"{self.config.name}:{run}/{self.key}", batch)
 
     def _follow(self, query: StreamingQuery) -> None:
         """Return when the query has ended, or `stop` is set and no batch is running; raise the error it failed with."""
@@ -165,10 +198,16 @@ class DetachedSink(OutboxSink):
             self.tidy(number)
 
     def tidy(self, number: int) -> None:
-        """Delete rows of the outbox older than `outbox_retention` that batch `number` or earlier ones have sent."""
+        """Delete rows of the outbox older than `outbox_retention` that batch `number` or earlier ones have dealt with.
+
+        Rows that the sink has parked stay.
+        """
         before = datetime.now(timezone.utc) - interval(self.config.outbox_retention)
         try:
-            if (version := self._taken(number)) and (gone := delete_older(self.lake, self.outbox, before, version - 1)):
+            if not (version := self._taken(number)):
+                return
+            kept = not_parked(self.sink, Batch(self.config.name, number, self.route, self.name), self.spark, self.lake)
+            if gone := delete_older(self.lake, self.outbox, before, version - 1, kept):
                 log.info("%s: %d rows are older than %s", self.outbox, gone, self.config.outbox_retention)
         except TableError as error:
             log.warning("%s", error)

@@ -23,7 +23,7 @@ from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.label.layout import COORDINATES
 from router.engine.outbox.apply import OutboxSink, append_dead_letters, keeper
-from router.engine.start_checks import locked
+from router.engine.run_lock import locked
 from router.errors import RouterError, SinkError, StartError
 from router.sinks import ApplyingSink, Batch, Opening
 
@@ -114,7 +114,7 @@ class TableSnapshots:
                 return None
             self.versions[table] = handle.version()
         reader = self.spark.read.format("delta").option("versionAsOf", self.versions[table])
-        return reader.load(self.lake.address(table))
+        return reader.load(self.lake.spark_address(table))
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,8 @@ class Replay:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def load(cls, text: bytes) -> Replay:
-        """Return a replay from its JSON."""
-        said = json.loads(text)
+    def of(cls, said: dict[str, Any]) -> Replay:
+        """Return a replay from what `dump` made of one, by way of JSON."""
         asked: dict[str, Any] = said["asked"]
         lists = {name: tuple(asked[name]) for name in ("statuses", "codes")}
         return cls(said["name"], ReplayFilter(**{**asked, **lists}), said["versions"])
@@ -162,8 +161,8 @@ class Resender(OutboxSink):
 
     def cut_off(self) -> Replay | None:
         """Return the replay that was killed before the ledger had its row; None where there is none."""
-        text = self.store.read(self._mark)
-        return None if text is None else Replay.load(text)
+        said = self.store.load(self._mark)
+        return None if said is None else Replay.of(said)
 
     def find(self, asked: ReplayFilter, tables: TableSnapshots | None = None) -> ReplayRows | None:
         """Return the rows that a filter chooses; None where the sink has never sent anything."""

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from deltalake.exceptions import DeltaError
+from pyspark.sql import functions as F
 
 from router.columns import quoted
 from router.config.models import interval
@@ -20,9 +21,12 @@ from router.delta.maintenance import MaintenanceOptions, delete_older
 from router.engine.label.layout import TABLE
 from router.engine.merge.coordinator import BacklogStore
 from router.errors import TableError, first_line
+from router.sinks import ApplyingSink, Batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from pyspark.sql import DataFrame, SparkSession
 
     from router.config.models import Config
     from router.delta.lake import Lake
@@ -39,7 +43,7 @@ TIDY_SECONDS = 3600.0
 class OutboxRetention:
     """The deletion of applied rows from the outboxes of a query. `tidied` is when it was done last.
 
-    Rows of a backlog stay, with all others for the same tables: a later batch merges them.
+    Rows of a backlog stay, with all others for the same tables: a later batch merges them. So do rows that are parked.
     """
 
     config: Config
@@ -72,6 +76,9 @@ class OutboxRetention:
     def _delete(self, target: Target, table: str, before: datetime) -> int:
         names = ", ".join(f"'{name}'" for name in sorted(BacklogStore(self.store, target.key).now()))
         more = f"{TABLE} NOT IN ({names})" if names else "true"
+        for route, name, sink in self.config.all_sinks():
+            if (route, name) == (target.route, target.sink) and isinstance(sink, ApplyingSink):
+                more = not_parked(sink, Batch(self.config.name, 0, route, name), self.committers.spark, self.lake)
         if self.committers.only_spark:
             return self._with_spark(table, before, more)
         handle = self.lake.open(table)
@@ -85,7 +92,7 @@ class OutboxRetention:
         session: Any = self.committers.spark.newSession()
         # VACUUM lists a table in as many tasks as this says, 10 000 of them if nobody does
         session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "2")
-        place = f"delta.{quoted(self.lake.address(table))}"
+        place = f"delta.{quoted(self.lake.spark_address(table))}"
         old = f"_timestamp < timestamp_micros({(before - EPOCH) // timedelta(microseconds=1)})"
         try:
             (found,) = session.sql(f"DELETE FROM {place} WHERE {old} AND {more}").collect()
@@ -93,6 +100,36 @@ class OutboxRetention:
         except Exception as error:  # whatever Spark raises concerns this table only
             raise TableError(table, f"its old rows could not be deleted: {first_line(error)}") from error
         return int(found["num_affected_rows"])
+
+
+def not_parked(sink: ApplyingSink, batch: Batch, spark: SparkSession, lake: Lake) -> str:
+    """Return SQL that holds for no row which a sink has parked: it waits for `router rest-replay`, whatever its age.
+
+    Rows of the same source partition between two parked ones stay with them. `batch` names the sink.
+    """
+
+    def read(table: str) -> DataFrame | None:
+        there = lake.open(table) is not None
+        return spark.read.format("delta").load(lake.spark_address(table)) if there else None
+
+    try:
+        aside = sink.set_aside(batch, read)
+    except NotImplementedError:  # it parks nothing
+        return "true"
+    if aside is None:
+        return "true"
+    bounds = F.min("offset").alias("first"), F.max("offset").alias("last")
+    parked = aside.filter(F.col("status") == "parked").groupBy("topic", "partition").agg(*bounds)
+    each = [
+        f"NOT (_topic = {_text(row['topic'])} AND _partition = {row['partition']} "
+        f"AND _offset BETWEEN {row['first']} AND {row['last']})"
+        for row in parked.collect()  # a row per source partition
+    ]
+    return " AND ".join(each) or "true"
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
 
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

@@ -20,7 +20,6 @@ import pyarrow as pa
 from delta.tables import DeltaTable as SparkDeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from router.columns import quoted
 from router.decoding import keep_archives
@@ -48,6 +47,7 @@ from router.engine.quarantine.table import (
 from router.engine.start_checks import Checkpoint
 from router.errors import TableError, first_line
 from router.sinks import TableSink
+from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -92,7 +92,7 @@ class Release:
         table = self.lake.open(self.config.ledger)
         booked = table.transaction_version(f"{self.config.name}:{run}/ledger") if table else None
         cut_off = f"manifests/{run}/{-1 if booked is None else booked + 1:010d}.json"
-        return set() if self.store.read(cut_off) else self.carry_out(found)
+        return self.carry_out(found) if self.store.read(cut_off) is None else set()
 
     def carry_out(self, found: list[Approval]) -> set[str]:
         """Carry out approvals while no batch is under way; return the tables that changed."""
@@ -226,7 +226,7 @@ class _ReleasedRows:
         assert rows is not None  # rows of it were approved
         after = released(handle, place, query, blocked=blocked)
         have = delta_schema(to_arrow(handle)) if handle else None
-        frame = of.spark.read.format("delta").load(of.lake.address(quarantine))
+        frame = of.spark.read.format("delta").load(of.lake.spark_address(quarantine))
         cause = frame["_cause"] if "_cause" in frame.columns else F.lit(None)
         frame = frame.withColumn("_cause", cause)
         mine = _mine(place, query, blocked=blocked) & (F.col("_batch_id") > after)
@@ -310,8 +310,10 @@ class _ReleasedRows:
         found = rows.select(*(column.alias(name) for name, column in letters.items()))
         if (bronze := config.bronze_tables()) and (tables := [t for t in lake.tables(bronze.layer) if t in bronze]):
             read = self.of.spark.read.format("delta")
-            found = _as_received(found, reduce(DataFrame.unionByName, [read.load(lake.address(t)) for t in tables]))
-        kinds = from_arrow_schema(DEAD_SCHEMA)
+            found = _as_received(
+                found, reduce(DataFrame.unionByName, [read.load(lake.spark_address(t)) for t in tables])
+            )
+        kinds = to_spark_columns(DEAD_SCHEMA)
         found = found.select(*(_or_null(found, field.name).cast(field.dataType).alias(field.name) for field in kinds))
         app_id = f"{self.query}/discard/{place}"
         work = TableCommit("/dead_letters", config.dead_letters, app_id, last, (), to_delta(DEAD_SCHEMA))
@@ -321,12 +323,12 @@ class _ReleasedRows:
         """Delete the rows of batches up to the last from the quarantine."""
         place, blocked = self.approval.place, self.approval.blocked
         mine = _mine(place, self.query, blocked=blocked, there="_cause" in self._kept)
-        table = SparkDeltaTable.forPath(self.of.spark, self.of.lake.address(self.quarantine))
+        table = SparkDeltaTable.forPath(self.of.spark, self.of.lake.spark_address(self.quarantine))
         table.delete(mine & (F.col("_batch_id") <= last))
 
     @property
     def _kept(self) -> list[str]:
-        return self.of.spark.read.format("delta").load(self.of.lake.address(self.quarantine)).columns
+        return self.of.spark.read.format("delta").load(self.of.lake.spark_address(self.quarantine)).columns
 
 
 def _mine(place: Place, query: str, *, blocked: bool, there: bool = True) -> Column:

@@ -24,15 +24,16 @@ import pyarrow.compute as pc
 from deltalake import Transaction
 from pyarrow import dataset
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from router.delta.commit import TableCommit, has_transaction, to_arrow, to_arrow_schema, to_delta
+from router.delta.lake import DAMAGED_LOG
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import TableCache
 from router.engine.commit.committers import staged_rows
 from router.engine.label.layout import COORDINATES, QUARANTINE_COLUMNS, SCHEMA_COLUMNS, quarantine_of
 from router.errors import TableError
 from router.sinks import TableSink
+from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -149,7 +150,7 @@ def write(store: CheckpointStore, approval: Approval) -> None:
 
 def approvals(store: CheckpointStore, folder: str = "approvals") -> list[Approval]:
     """Return the approvals (or the notes in `blocked`) that are not carried out yet, oldest first."""
-    read = [json.loads(text) for path in store.paths(folder) if (text := store.read(path))]
+    read = [found for path in store.paths(folder) if (found := store.load(path))]
     made = (Approval(**{**approval, "place": Place(**approval["place"])}) for approval in read)
     return sorted(made, key=lambda approval: approval.number)
 
@@ -173,12 +174,13 @@ class Quarantine:
         for place in sorted(blocked.keys() - self.blocked().keys() if blocked else ()):
             found = Place.of(place)
             write(self.store, Approval(found, cause=blocked[place], blocked=True, due=time.time() + FIRST_PAUSE))
-            text = "%s: %s cannot be written, its rows go to the quarantine until it can: %s"
-            log.warning(text, self.config.name, found.table, blocked[place])
+            text = "%s: %s cannot be written, its rows go to the quarantine until it can: %s%s"
+            hint = "; `router repair` makes it whole again" if DAMAGED_LOG in blocked[place] else ""
+            log.warning(text, self.config.name, found.table, blocked[place], hint)
 
     def has(self, work: TableCommit) -> bool:
         """Say whether the rows of a commit that failed are in the quarantine."""
-        table = self.lake.open(self._table(work))
+        table = TableCache(self.lake).open([self._table(work)])[self._table(work)]
         return table is not None and has_transaction(table, Transaction(self._app_id(work), work.version))
 
     def take(self, work: TableCommit, manifest: Manifest) -> None:
@@ -188,13 +190,14 @@ class Quarantine:
         """
         session = self.committers.spark.newSession()
         about = (work.table, self.query, work.version, manifest.quarantined[work.place])
-        kinds = from_arrow_schema(pa.schema(list(QUARANTINE_COLUMNS.items())))
+        kinds = to_spark_columns(pa.schema(list(QUARANTINE_COLUMNS.items())))
         own = [F.lit(value).cast(c.dataType).alias(c.name) for value, c in zip(about, kinds, strict=True)]
         rows = staged_rows(session, self.lake, work).select(*own, "*")
         moved = TableCommit(work.target, self._table(work), self._app_id(work), work.version, (), work.columns)
         self.committers.append(session, moved, manifest.notes(self.query), rows)
-        for file in work.files:
-            self.lake.delete(file.path)
+        if not isinstance(TableCache(self.lake).readable([work.table])[work.table], TableError):
+            for file in work.files:  # a log that nobody can read may refer to them: it may be put back
+                self.lake.delete(file.path)
 
     def size(self, staged: Iterable[StagedFile]) -> int:
         """Return the bytes that the quarantine has with what is staged for it; 0 where nothing is."""

@@ -1,8 +1,9 @@
 """Land records that bronze keeps once more, through the path of every batch, into named tables only.
 
 Planner, landing job and schema evolution are those of `Batches`; the records come from bronze in place of the source.
-Nothing but the named tables gets rows: no outbox and no sink behind it, no bronze, dead letters or quarantine (a row
-that was refused, or waits, is there since its batch). What is landed is staged; the caller commits it.
+Nothing but the named tables gets rows: no sink that applies, no bronze, dead letters or quarantine (a row that was
+refused, or waits, is there since its batch). Rows for a merging sink are staged as its outbox has them. What is landed
+is staged; the caller commits or merges it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from router.delta.history import log_commits, log_versions
 from router.engine.balance import keyed, partitions, total
@@ -23,10 +25,10 @@ from router.engine.executors import Executors
 from router.engine.explain import fixed_table
 from router.engine.label.layout import RAW_COLUMNS, Demands
 from router.engine.label.planner import Planner
-from router.engine.land.job import LandingJob
+from router.engine.land.job import LandingJob, UndecodedError
 from router.errors import StartError, TableError
 from router.parts import RAW_SCHEMA
-from router.sinks import TableSink
+from router.sinks import MergingSink, TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -69,12 +71,16 @@ class BronzeRecords(NamedTuple):
         return cls(bronze.template, versions, rows)
 
     def frame(self, spark: SparkSession, lake: Lake) -> DataFrame:
-        """Return the records as they were received. Lazy."""
+        """Return the records as they were received, with `batch_id`. Lazy."""
         parts = [
-            spark.read.format("delta").option("versionAsOf", version).load(lake.address(table)).select(*RAW_COLUMNS)
+            spark.read.format("delta")
+            .option("versionAsOf", version)
+            .load(lake.spark_address(table))
+            .select(*RAW_COLUMNS, "batch_id")
             for table, version in self.versions.items()
         ]
-        return reduce(DataFrame.unionByName, parts, spark.createDataFrame([], RAW_SCHEMA))
+        none = spark.createDataFrame([], RAW_SCHEMA).withColumn("batch_id", F.lit(0).cast("long"))
+        return reduce(DataFrame.unionByName, parts, none)
 
 
 def _until(lake: Lake, table: str, app_id: str, last: int) -> DeltaTable | None:
@@ -83,7 +89,7 @@ def _until(lake: Lake, table: str, app_id: str, last: int) -> DeltaTable | None:
     if version is None:
         return lake.open(table)
     return (
-        DeltaTable(lake.address(table), version=version, storage_options=lake.options or None) if version >= 0 else None
+        DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options) if version >= 0 else None
     )
 
 
@@ -140,7 +146,7 @@ class FromBronze:
     def land(self, records: DataFrame, expected: int, batch: int) -> LandedAgain:
         """Stage the rows that so many records bring into the tables. Raises TableError where they cannot take them."""
         self.planner.refresh()
-        plan, demands = self.planner.plan(records), Demands()
+        plan, demands = self.planner.plan(records.select(*RAW_COLUMNS)), Demands()
         for _ in range(TRIES):
             plan, landed = self._land(plan, demands, batch)
             self._check(landed, expected)
@@ -158,19 +164,10 @@ class FromBronze:
         raise TableError(min(self.only), f"it changed {TRIES} times while rows were landed; who else writes it?")
 
     def _land(self, plan: Plan, demands: Demands, batch: int) -> tuple[Plan, Landed]:
-        """Land the records, and again while they need schemas that the decoder can fetch."""
-        asked: frozenset[str] = frozenset()
-        while True:
-            landed = self.landing.run(plan, demands, batch)
-            wanted = landed.collected("wanted")
-            if not wanted:
-                return plan, landed
-            self.landing.discard(landed)
-            if not wanted - asked:
-                what = f"the decoder {self.config.decode.part_name} wants what it was asked for"
-                raise TableError(min(self.only), f"{what}: {', '.join(sorted(wanted)[:5])}; nothing was committed")
-            self.planner.refresh(wanted - asked)
-            plan, asked = self.planner.plan(plan.raw), asked | wanted
+        try:
+            return self.landing.run_decoded(self.planner, plan, demands, batch)
+        except UndecodedError as error:
+            raise TableError(min(self.only), f"{error}; nothing was committed") from error
 
     def _check(self, landed: Landed, expected: int) -> None:
         """Refuse what does not balance: records that were not read, rows that are in no file."""
@@ -190,7 +187,7 @@ class FromBronze:
         return self.config.model_copy(update={"bronze": None, "routes": routes, "unmatched": "drop"})
 
     def _brings(self, route: Route) -> bool:
-        sinks = (sink for sink in route.sinks if isinstance(sink, TableSink))
+        sinks = (sink for sink in route.sinks if isinstance(sink, (TableSink, MergingSink)))
         return any(fixed_table(sink) in ("", *self.only) for sink in sinks)
 
 

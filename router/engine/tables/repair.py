@@ -9,6 +9,9 @@ are in the table once:
 - A table that was dropped, or whose log is damaged, is made with the transaction ids of batch N. What waits for it in
   the quarantine from batches up to N is in it then; the stream releases what came later.
 
+- A table that keeps one row per key is merged from nothing, below the staging folder, and replaced like one that can be
+  read. Batches that the stream merges meanwhile are read from bronze as well; a merge that comes between begins anew.
+
 A transaction id is moved only where the table was behind N. Then this commit and the stream's of a later batch cannot
 both succeed, and whichever is slower begins anew. A log that cannot be read, and the files that it named, are moved
 below `_replaced/` in the lake, never deleted. Killed before its commit, a repair leaves files that nothing refers to.
@@ -23,15 +26,20 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, Schema, Transaction
 from deltalake.exceptions import DeltaError
-from deltalake.transaction import AddAction, create_table_with_add_actions
+from deltalake.transaction import create_table_with_add_actions
 from pyarrow import fs
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
+from router.columns import quoted
+from router.delta.casting import cast_to
 from router.delta.commit import (
     PROPERTIES,
     StagedFile,
@@ -43,20 +51,30 @@ from router.delta.commit import (
     to_arrow_schema,
     to_delta,
 )
-from router.delta.constraints import unsupported
+from router.delta.constraints import unmergeable, unsupported
 from router.delta.file_statistics import statistics
 from router.delta.history import LogCommit, log_commits, log_folder, log_versions
 from router.delta.schema_diff import compare, delta_schema
 from router.delta.upsert import SUPPORTED_PROPERTIES, made_by_spark
+from router.delta.widening import way, wider_schema
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.commit.committers import Committers, finish, only_spark_appends, staged_rows, widen
+from router.engine.commit.committers import (
+    Committers,
+    create_with_spark,
+    finish,
+    only_spark_appends,
+    staged_rows,
+    widen,
+)
 from router.engine.executors import Executors
 from router.engine.explain import fixed_table
+from router.engine.label.layout import asked, counted
 from router.engine.merge.coordinator import MergedTables
 from router.engine.quarantine.table import Quarantined, quarantined
-from router.engine.start_checks import alone, locked
+from router.engine.run_lock import alone, locked
 from router.engine.tables.from_bronze import BronzeRecords, FromBronze, GivenTables, LandedAgain
+from router.engine.tables.merged_again import MergedAgain, batch_spans
 from router.engine.tables.verify import REPAIRED, WrittenDown, done_by, own, places, slashed
 from router.errors import RunningError, StartError, TableError, first_line
 from router.sinks import MergingSink, TableSink
@@ -66,10 +84,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from deltalake import DeltaTable
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
     from router.config.models import Config
     from router.delta.lake import Lake
+    from router.sinks import KeyedTable
 
 log = logging.getLogger("router")
 TRIES = 20
@@ -138,6 +157,8 @@ class Repair:
                 self._refuse_waiting_rows()
             records = self._records()
             old = self._old_files() if damage else []
+            if (merging := self._merging()) is not None:
+                return self._merged(*merging, handle, old)
             landed = self._landed(records, handle)
             try:
                 self._refuse_unknown_rows(handle, landed)
@@ -163,14 +184,25 @@ class Repair:
         if own or table.startswith(("outbox.", "quarantine.")):
             raise StartError(f"{table} is the router's own and cannot be made from bronze; put it back from a copy")
         sinks = [(f"{route}/{name}", sink) for route, name, sink in config.all_sinks()]
-        for key, sink in sinks:
-            if isinstance(sink, MergingSink) and (
-                fixed_table(sink) == table or table in MergedTables(self.store, key).names
-            ):
-                what = f"{table} keeps one row per key ({key})"
-                raise StartError(f"{what}, which cannot be made from bronze yet; put it back from a copy")
+        merging = [key for key, sink in sinks if isinstance(sink, MergingSink) and self._merges(key, sink)]
+        others = [key for key, sink in sinks if isinstance(sink, TableSink) and fixed_table(sink) == table]
+        if len(merging) > 1 or (merging and others):
+            what = f"{' and '.join((*merging, *others))} write {table}, and one of them keeps one row per key"
+            raise StartError(f"{what}: nobody knows whose rows it is to have; put it back from a copy")
+        if merging:
+            return
         if not any(isinstance(sink, TableSink) and fixed_table(sink) in ("", table) for _, sink in sinks):
             raise StartError(f"no sink of {config.name} brings rows into {table}")
+
+    def _merges(self, key: str, sink: MergingSink) -> bool:
+        return fixed_table(sink) == self.table or self.table in MergedTables(self.store, key).names
+
+    def _merging(self) -> tuple[str, KeyedTable] | None:
+        """Return the merging sink that writes the table: its key, and how the rows of a key become one."""
+        for route, name, sink in self.config.all_sinks():
+            if isinstance(sink, MergingSink) and self._merges(f"{route}/{name}", sink):
+                return f"{route}/{name}", asked(counted(sink), self.committers.only_spark)
+        return None
 
     def _settled(self) -> tuple[DeltaTable | None, bool]:
         """Return the table, None where there is none or none that can be read, and whether its log is damaged.
@@ -242,8 +274,7 @@ class Repair:
         return False
 
     def _refuse_waiting_rows(self) -> None:
-        rows = sum(found.rows for found in quarantined(self.config, self.lake) if found.place.table == self.table)
-        if rows:
+        if rows := sum(found.rows for found in self._waited()):
             raise TableError(
                 self.table,
                 f"{rows:,} rows wait for it in the quarantine, and would be in it twice; see `router quarantine list`",
@@ -346,9 +377,9 @@ class Repair:
                     self._create(landed, waited)
                 else:
                     self._refuse_changes_of_others()
-                    self._grow(landed, handle)
+                    wide = self._grow(landed, handle)
                     later = [self._copied(commit) for commit in self._since(handle)]  # of just this version
-                    self._replace(landed, later, handle)
+                    self._replace(landed, later, handle, wide)
             except (DeltaError, OSError) as error:
                 for path in (file.path for one in later for file in one.files):
                     self.lake.delete(path)
@@ -363,10 +394,12 @@ class Repair:
         raise AssertionError  # the last try raises
 
     def _needs_spark(self, landed: LandedAgain, handle: DeltaTable | None) -> bool:
-        if self.committers.only_spark or any(work.widened for work in landed.commits):
+        if self.committers.only_spark:
             return True
         if handle is None:
             return False
+        if any(work.widened and way(handle, self.table, work.widening) != "rewrite" for work in landed.commits):
+            return True
         return bool(unsupported(handle)) or any(only_spark_appends(handle, work) for work in landed.commits)
 
     def _create(self, landed: LandedAgain, waited: list[Quarantined]) -> None:
@@ -380,39 +413,66 @@ class Repair:
         create_table_with_add_actions(
             self.lake.address(self.table),
             Schema.from_json(to_delta(pa.unify_schemas(schemas, promote_options="permissive"))),
-            self._adds(landed, []),
+            [add_action(file) for work in landed.commits for file in work.files],
             mode="error",
             partition_by=[*options.partition_by],
             name=made_as(self.table),
             description=options.comment,
             configuration={**PROPERTIES, **known},
             commit_properties=self._properties(landed, [], None, self._releases(waited)),
-            storage_options=self.lake.options or None,
+            storage_options=self.lake.delta_options,
         )
         if made_by_spark(options):
-            finish(self.spark.newSession(), self.lake.address(self.table), options)
+            finish(self.spark.newSession(), self.lake.spark_address(self.table), options)
 
-    def _grow(self, landed: LandedAgain, handle: DeltaTable) -> None:
-        """Give the table the columns that it lacks. Raises TableError where the staged files do not fit it any more."""
+    def _grow(self, landed: LandedAgain, handle: DeltaTable) -> str | None:
+        """Give the table the columns that it lacks; return its schema with wider types, None where it needs none.
+
+        Raises TableError where the staged files do not fit it any more.
+        """
+        widened: list[str] = []
         for work in landed.commits:
             change = compare(delta_schema(to_arrow(handle)), to_arrow_schema(work.columns))
-            if change.cast or change.conflicts or change.widened:
+            if change.cast or change.conflicts or (change.widened and not work.widened):
                 raise TableError(self.table, "its columns have changed while it was repaired; repair it again")
             if change.added:
                 add_columns(handle, to_delta(pa.schema(list(change.added))))
+            if change.widened:
+                widened.append(to_delta(pa.schema(list(change.widened))))
+        return reduce(wider_schema, widened, handle.schema().to_json()) if widened else None
 
-    def _replace(self, landed: LandedAgain, later: list[LaterBatch], handle: DeltaTable) -> None:
+    def _replace(self, landed: LandedAgain, later: list[LaterBatch], handle: DeltaTable, wide: str | None) -> None:
+        """Replace the content of a table; its types too, where they become wider: then no other commit may pass."""
+        files = [file for work in landed.commits for file in work.files]
+        files += [file for one in later for file in one.files]
+        properties = self._properties(landed, later, handle, {})
+        if wide is not None:
+            files = [self._wide(file, delta_schema(to_arrow_schema(wide))) for file in files]
+            properties.max_commit_retries = 0
         handle.create_write_transaction(
-            [*self._adds(landed, later)],
+            [add_action(file) for file in files],
             mode="overwrite",
-            schema=handle.schema(),
+            schema=handle.schema() if wide is None else Schema.from_json(wide),
             partition_by=[],
-            commit_properties=self._properties(landed, later, handle, {}),
+            commit_properties=properties,
         )
 
-    def _adds(self, landed: LandedAgain, later: list[LaterBatch]) -> list[AddAction]:
-        files = [file for work in landed.commits for file in work.files]
-        return [add_action(file) for file in (*files, *(file for one in later for file in one.files))]
+    def _wide(self, file: StagedFile, schema: pa.Schema) -> StagedFile:
+        """Return a file with the types of a schema: itself, or a copy where its own are narrower."""
+        path = f"{self.table.replace('.', '/')}/part-{self.last:010d}-wide-{uuid.uuid4()}.parquet"
+        with self.lake.files.open_input_file(file.path) as source:
+            parquet = pq.ParquetFile(source)
+            kinds = pa.schema([schema.field(name) for name in parquet.schema_arrow.names])
+            if delta_schema(parquet.schema_arrow).types == kinds.types:
+                return file
+            with (
+                self.lake.files.open_output_stream(path) as stream,
+                pq.ParquetWriter(stream, kinds, compression="zstd") as writer,
+            ):
+                for batch in parquet.iter_batches():
+                    writer.write_table(cast_to(pa.Table.from_batches([batch]), kinds))
+        self.lake.sync(path)
+        return self._staged(file.target, path)
 
     def _properties(
         self, landed: LandedAgain, later: list[LaterBatch], handle: DeltaTable | None, more: dict[str, int]
@@ -495,11 +555,14 @@ class Repair:
             path = f"{folder}/part-{batch:010d}-copied-{uuid.uuid4()}.parquet"
             self.lake.files.copy_file(f"{folder}/{file.path}", path)
             self.lake.sync(path)
-            with self.lake.files.open_input_file(path) as source:
-                footer, size = pq.ParquetFile(source).metadata, source.size()
-            columns = tuple(footer.schema.to_arrow_schema().names)
-            files.append(StagedFile(key, self.table, path, size, footer.num_rows, columns, statistics(footer)))
+            files.append(self._staged(key, path))
         return LaterBatch(key, batch, tuple(files))
+
+    def _staged(self, key: str, path: str) -> StagedFile:
+        with self.lake.files.open_input_file(path) as source:
+            footer, size = pq.ParquetFile(source).metadata, source.size()
+        columns = tuple(footer.schema.to_arrow_schema().names)
+        return StagedFile(key, self.table, path, size, footer.num_rows, columns, statistics(footer))
 
     def _replace_with_spark(self, landed: LandedAgain, handle: DeltaTable | None) -> int:
         """Overwrite the table through Delta on Spark; only without a stream, whose commits it would take for old."""
@@ -510,26 +573,148 @@ class Repair:
         behind = [key for key, end in ends.items() if (have := self._have(key, handle)) is None or have < end]
         if len(behind) > 1:
             raise TableError(self.table, f"Delta on Spark notes one sink at a time, and {', '.join(behind)} write it")
-        session, address = self.spark.newSession(), self.lake.address(self.table)
-        rows = None
-        for work in landed.commits:
-            if work.widened:
-                widen(session, address, work.widened)
-            part = staged_rows(session, self.lake, work)
-            rows = part if rows is None else rows.unionByName(part, allowMissingColumns=True)
-        if rows is None:
-            raise TableError(self.table, "bronze has no row for it")
-        app_id, version = (self._app_id(behind[0]), self.last) if behind else (f"{self.query}/repair", int(time.time()))
-        writer = rows.write.format("delta").mode("overwrite").option("mergeSchema", "true")
-        writer = writer.option("txnAppId", app_id).option("txnVersion", version)
-        try:
-            writer.option("userMetadata", json.dumps(self._notes(ends))).save(address)
-        except Exception as error:  # whatever Spark raises
-            raise TableError(self.table, f"the repair could not be committed: {error}") from error
+        session = self.spark.newSession()
+        rows, wide = self._rows_of(session, landed, handle)
+        writer = rows.write.format("delta").option("overwriteSchema" if wide else "mergeSchema", "true")
+        if wide and handle is not None:
+            writer = writer.partitionBy(*handle.metadata().partition_columns)
+        self._overwrite(writer, behind[0] if behind else None, self.last, ends)
         self._discard(landed)
         done = self.lake.open(self.table)
         return done.version() if done is not None else 0
 
+    def _rows_of(self, session: SparkSession, landed: LandedAgain, handle: DeltaTable | None) -> tuple[DataFrame, bool]:
+        """Return the rows of the staged files, and whether they have wider types than the table, which follows them."""
+        rows, wide = None, None if handle is None else handle.schema().to_json()
+        for work in landed.commits:
+            if work.widened and wide is not None and way(handle, self.table, work.widening) == "rewrite":
+                wide = wider_schema(wide, work.widened, new_fields=False)
+            elif work.widened:
+                widen(session, self.lake.spark_address(self.table), work.widened)
+            part = staged_rows(session, self.lake, work)
+            rows = part if rows is None else rows.unionByName(part, allowMissingColumns=True)
+        if rows is None:
+            raise TableError(self.table, "bronze has no row for it")
+        if handle is None or wide is None or wide == handle.schema().to_json():
+            return rows, False
+        return _in_schema(rows, wide), True
+
+    def _overwrite(self, writer: DataFrameWriter, key: str | None, last: int, ends: dict[str, int]) -> None:
+        """Replace the content through Delta on Spark, under the id of a sink that is behind, else of the repair."""
+        once = (self._app_id(key), last) if key is not None else (f"{self.query}/repair", int(time.time()))
+        writer = writer.mode("overwrite").option("txnAppId", once[0]).option("txnVersion", once[1])
+        try:
+            writer.option("userMetadata", json.dumps(self._notes(ends))).save(self.lake.spark_address(self.table))
+        except Exception as error:  # whatever Spark raises
+            raise TableError(self.table, f"the repair could not be committed: {first_line(error)}") from error
+
+    def _merged(self, key: str, keyed: KeyedTable, handle: DeltaTable | None, old: list[str]) -> Repaired:
+        """Make a table that keeps one row per key whole again: merged from nothing, then replaced in one commit.
+
+        Where the stream has merged a later batch meanwhile, its records are taken from bronze, too.
+        """
+        found, until = MergedAgain(self.spark, self.lake, keyed, self.table, handle), self.last
+        damaged = bool(old) and handle is None
+        try:
+            self._merge_batches(found, -1, until)
+            found.open()
+            moved = self._move_aside(old) if damaged else None
+            for attempt in range(TRIES):
+                try:
+                    handle = self._grown_for(found)
+                    if (newest := self._have(key, handle) or 0) > until:
+                        self._merge_batches(found, until, newest)
+                        until = newest
+                        continue
+                    self._replace_merged(found, key, until, handle)
+                    break
+                except (DeltaError, OSError) as error:
+                    if attempt == TRIES - 1:
+                        raise TableError(self.table, f"the repair could not be committed: {error}") from error
+                    log.info("%s: another writer was faster, trying again", self.table)
+            else:
+                raise TableError(self.table, f"the stream was faster {TRIES} times; try again when it has less to do")
+            rows, done = row_count(found.open()), self.lake.open(self.table)
+        finally:
+            found.drop()
+        assert done is not None  # it was committed
+        log.info("%s: repaired, %d rows up to batch %d", self.table, rows, until)
+        return Repaired(self.table, done.version(), rows, 0, found.refused, until, moved)
+
+    def _merge_batches(self, found: MergedAgain, after: int, until: int) -> None:
+        """Merge the records of some batches into what takes the place of the table's content."""
+        records = BronzeRecords.until(self.lake, self.config, self.query, until).frame(self.spark, self.lake)
+        bronze = records.filter(F.col("batch_id") > after)
+        spans, only = batch_spans(bronze), frozenset({self.table})
+        folder, tables = f"_staged/{self.config.name}", GivenTables(lambda _: None)
+        given = self.lake, self.query, only, tables, folder, self.executors
+        landing = FromBronze(self.config, self.spark, *given)
+        landed = landing.land(bronze, sum(span.records for span in spans), until)
+        try:
+            found.merge(landed.commits, spans)
+        finally:
+            self._discard(landed)
+
+    def _grown_for(self, found: MergedAgain) -> DeltaTable | None:
+        """Return the table, with the columns that the merged rows have besides."""
+        handle = self.lake.open(self.table)
+        if handle is not None:
+            self._refuse_changes_of_others()
+            change = compare(delta_schema(to_arrow(handle)), delta_schema(to_arrow(found.open())))
+            if change.cast or change.conflicts:
+                raise TableError(self.table, "its columns have changed while it was repaired; repair it again")
+            if change.added and not self._only_spark_replaces(handle):
+                add_columns(handle, to_delta(pa.schema(list(change.added))))
+        return handle
+
+    def _only_spark_replaces(self, handle: DeltaTable | None) -> bool:
+        return self.committers.only_spark or (handle is not None and bool(unmergeable(handle)))
+
+    def _replace_merged(self, found: MergedAgain, key: str, until: int, handle: DeltaTable | None) -> None:
+        """Put merged rows in place of the content of a table as it is at this version, or make the table of them."""
+        now = int(time.time())
+        found.remember_deletions(Transaction(f"{self.query}/repair/{self.table}", now))
+        if self._only_spark_replaces(handle):
+            self._replace_merged_with_spark(found, key, until, handle)
+            return
+        ids = {f"{self.query}/repair/{self.table}": now, self._app_id(key): until}
+        found.replace(handle, ids, self._notes({key: until}))
+        if handle is None and made_by_spark(found.keyed):
+            finish(self.spark.newSession(), self.lake.spark_address(self.table), found.keyed)
+
+    def _replace_merged_with_spark(self, found: MergedAgain, key: str, until: int, handle: DeltaTable | None) -> None:
+        """Overwrite the table through Delta on Spark; only without a stream, whose merges it would take for old."""
+        if self._running():
+            what = "it needs Delta on Spark, which cannot replace it beside the stream"
+            raise TableError(self.table, f"{what}; end the stream with a whole batch, then repair it")
+        session, address, merged = self.spark.newSession(), self.lake.spark_address(self.table), to_arrow(found.open())
+        if handle is None:
+            create_with_spark(session, (self.table, address), merged, found.keyed)
+        rows = session.read.format("delta").load(self.lake.spark_address(found.name))
+        wider = () if handle is None else compare(delta_schema(to_arrow(handle)), delta_schema(merged)).widened
+        if handle is not None and wider and way(handle, self.table, found.keyed.widening) == "rewrite":
+            wide = wider_schema(handle.schema().to_json(), to_delta(pa.schema(list(wider))), new_fields=False)
+            writer = _in_schema(rows, wide).write.format("delta").option("overwriteSchema", "true")
+            writer = writer.partitionBy(*handle.metadata().partition_columns)
+        else:
+            if wider:
+                widen(session, address, to_delta(pa.schema(list(wider))))
+            writer = rows.write.format("delta").option("mergeSchema", "true")
+        behind = key if (have := self._have(key, handle)) is None or have < until else None
+        self._overwrite(writer, behind, until, {key: until})
+
     def _discard(self, landed: LandedAgain) -> None:
         for file in (file for work in landed.commits for file in work.files):
             self.lake.delete(file.path)
+
+
+def _in_schema(rows: DataFrame, schema: str) -> DataFrame:
+    """Return rows with the columns of a schema (Delta's JSON), then those that it does not have."""
+    kinds = StructType.fromJson(json.loads(schema))
+    known = [
+        (F.col(quoted(kind.name)) if kind.name in rows.columns else F.lit(None))
+        .cast(kind.dataType)
+        .alias(kind.name, metadata=kind.metadata)
+        for kind in kinds
+    ]
+    return rows.select(*known, *(quoted(name) for name in rows.columns if name not in kinds.names))

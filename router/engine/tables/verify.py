@@ -29,14 +29,14 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
-from router.delta.history import LogCommit, log_commits, log_versions, rows_of
+from router.delta.history import LogCommit, log_commits, log_damage, log_versions, rows_of
 from router.delta.lake import Lake
 from router.delta.table_cache import THREADS
 from router.engine.checkpoint_store import CheckpointStore, Manifest
 from router.engine.explain import fixed_table
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.start_checks import Checkpoint
-from router.errors import TableError
+from router.errors import StartError, TableError
 from router.sinks import TableSink
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ class WrittenDown:
     """What the router wrote down: the ledger's rows by run and target key, those of manifests by table, key and batch.
 
     `run` is the run of the checkpoint, `committed` its last batch there, `last` its last batch in the ledger (-1 for
-    none); `runs` are all that the ledger knows, those of detached sinks, too.
+    none); `runs` are all that the ledger knows, those of detached sinks, too; `damaged` are files of the store, and
+    what is wrong with each.
     """
 
     run: str
@@ -103,6 +104,7 @@ class WrittenDown:
     ledger: dict[tuple[str, str], BatchRows]
     manifests: dict[str, dict[str, dict[int, int]]]
     runs: frozenset[str]
+    damaged: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, config: Config, lake: Lake, checkpoint: Lake, *, pending: bool = False) -> WrittenDown:
@@ -117,8 +119,8 @@ class WrittenDown:
             last, ledger, begun = past.last, {}, {}
         if config.bronze is None:
             ledger = {place: rows for place, rows in ledger.items() if place[1] != "/bronze"}
-        manifests = _manifests(CheckpointStore(checkpoint, run), begun.get(run, 0), last + pending)
-        return cls(run, past.last, last, ledger, manifests, frozenset({run, *begun}))
+        manifests, damaged = _manifests(CheckpointStore(checkpoint, run), begun.get(run, 0), last + pending)
+        return cls(run, past.last, last, ledger, manifests, frozenset({run, *begun}), damaged)
 
     @property
     def keys(self) -> set[str]:
@@ -152,17 +154,27 @@ def _ledger(table: DeltaTable, query: str) -> tuple[dict[tuple[str, str], BatchR
     return dict(found), begun
 
 
-def _manifests(store: CheckpointStore, first: int, last: int) -> dict[str, dict[str, dict[int, int]]]:
-    """Return the rows that the manifests of some batches decided: table -> target key -> batch -> rows."""
+def _manifests(
+    store: CheckpointStore, first: int, last: int
+) -> tuple[dict[str, dict[str, dict[int, int]]], dict[str, str]]:
+    """Return the rows that the manifests of some batches decided: table -> target key -> batch -> rows.
+
+    And what is wrong with those that cannot be read, by path.
+    """
     found: dict[str, dict[str, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
+    damaged: dict[str, str] = {}
     for path in store.paths(f"manifests/{store.run}"):
-        text = store.read(path)
-        manifest = Manifest.load(text) if text else None  # the stream deletes the oldest
+        try:
+            said = store.load(path)
+        except StartError as error:
+            damaged[path] = str(error)
+            continue
+        manifest = Manifest.of(said) if said else None  # the stream deletes the oldest
         if manifest is None or not first <= manifest.batch <= last:
             continue
         for work in (one for one in manifest.commits if one.place not in manifest.quarantined):
             found[work.table][work.target][work.version] = work.rows
-    return found
+    return found, damaged
 
 
 @dataclass
@@ -234,7 +246,10 @@ class Verification:
                     since[key] = max(first, since.get(key, 0))
                 audit.counted = {}
         broken = {audit.table for audit in found if audit.wrong}
-        return found if set(chosen) else [*found, *self._sums(sums, since, broken)]
+        if set(chosen):
+            return found
+        damaged = [TableAudit("manifest", [what]) for what in self.written.damaged.values()]
+        return [*found, *damaged, *self._sums(sums, since, broken)]
 
     def tables(self) -> set[str]:
         """Return the names of all tables of the lake, and those that the router wrote down."""
@@ -278,15 +293,8 @@ class Verification:
 
     def unreadable(self, table: str, error: Exception) -> str:
         """Return why a table cannot be read; the name of the file where one of its log is damaged."""
-        try:
-            for _ in log_commits(self.lake, table, log_versions(self.lake, table)):
-                pass
-        except TableError as found:
-            return f"it cannot be read: {found.what}"
-        except OSError:
-            pass
         what = error.what if isinstance(error, TableError) else str(error).split("\n", maxsplit=1)[0]
-        return f"it cannot be read: {what}"
+        return f"it cannot be read: {log_damage(self.lake, table) or what}"
 
     def ours(self, table: str, handle: DeltaTable) -> bool:
         """Say whether the router has rows in a table."""

@@ -1,0 +1,172 @@
+"""An S3 server (moto) in a process of its own, which counts what it is asked, and answers with faults where told to.
+
+In a process of its own, because some calls of delta-rs wait for an answer while they keep Python's lock.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.request import Request as Call
+from urllib.request import urlopen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CONTROL = "/_control/"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asked for: `path` begins with the bucket."""
+
+    method: str
+    path: str
+    query: str
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to the next requests of a method whose path contains a text.
+
+    `answer` is a status line; none cuts the connection. `done`: the request is carried out all the same.
+    `unconditional`: nothing happens but that its conditions are ignored.
+    """
+
+    method: str
+    contains: str
+    answer: str = ""
+    times: int = 1
+    done: bool = False
+    seconds: float = 0.0
+    unconditional: bool = False
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """The address of a running server."""
+
+    url: str
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Return the storage options that reach the server."""
+        return {
+            "aws_access_key_id": "somebody",
+            "aws_secret_access_key": "hush-hush",
+            "aws_region": "us-east-1",
+            "aws_endpoint_url": self.url,
+            "aws_allow_http": "true",
+        }
+
+    def asked(self, since: int = 0) -> list[Request]:
+        """Return the requests so far, from a number on."""
+        return [Request(*one) for one in json.loads(self._call("requests"))[since:]]
+
+    def fail(self, *faults: Fault) -> None:
+        """Answer with these faults, and no longer with those of before."""
+        self._call("faults", json.dumps([asdict(fault) for fault in faults]).encode())
+
+    def faults_left(self) -> int:
+        """Return how many faults no request has met yet."""
+        return int(self._call("left"))
+
+    def make_bucket(self, name: str) -> None:
+        """Make an empty bucket."""
+        import boto3  # noqa: PLC0415 - comes with moto
+
+        keys = {"aws_access_key_id": "somebody", "aws_secret_access_key": "hush-hush", "region_name": "us-east-1"}
+        boto3.client("s3", endpoint_url=self.url, **keys).create_bucket(Bucket=name)
+
+    def _call(self, what: str, body: bytes | None = None) -> bytes:
+        with urlopen(Call(f"{self.url}{CONTROL}{what}", data=body), timeout=60) as answer:
+            return bytes(answer.read())
+
+
+@contextmanager
+def s3_server(*buckets: str) -> Iterator[S3Server]:
+    """Run a server with empty buckets."""
+    command = [sys.executable, "-m", "benchmarks.s3_server"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            server = S3Server(process.stdout.readline().strip())
+            for bucket in buckets:
+                server.make_bucket(bucket)
+            yield server
+        finally:
+            process.kill()
+
+
+class _Application:
+    """moto, behind the faults."""
+
+    def __init__(self, moto: Callable[..., Any]) -> None:
+        self.moto, self.lock = moto, threading.Lock()
+        self.requests: list[tuple[str, str, str]] = []
+        self.faults: list[dict[str, Any]] = []
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        path = environ["PATH_INFO"]
+        if path.startswith(CONTROL):
+            body = self._control(path.removeprefix(CONTROL), environ)
+            start_response("200 OK", [("Content-Length", str(len(body)))])
+            return [body]
+        with self.lock:
+            self.requests.append((environ["REQUEST_METHOD"], path, environ.get("QUERY_STRING", "")))
+            fault = self._due(environ["REQUEST_METHOD"], path)
+        if fault is None:
+            return self.moto(environ, start_response)
+        if fault["unconditional"]:
+            environ.pop("HTTP_IF_NONE_MATCH", None)
+            return self.moto(environ, start_response)
+        time.sleep(fault["seconds"])
+        if fault["done"]:
+            b"".join(self.moto(environ, lambda *_: None))
+        else:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        if not fault["answer"]:
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            raise ConnectionResetError
+        start_response(fault["answer"], [("Content-Length", "0")])
+        return []
+
+    def _due(self, method: str, path: str) -> dict[str, Any] | None:
+        for fault in self.faults:
+            if fault["times"] and fault["method"] in (method, "*") and fault["contains"] in path:
+                fault["times"] -= 1
+                return fault
+        return None
+
+    def _control(self, what: str, environ: dict[str, Any]) -> bytes:
+        if what == "faults":
+            self.faults = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+        if what == "requests":
+            return json.dumps(self.requests).encode()
+        return str(sum(fault["times"] for fault in self.faults)).encode()
+
+
+def main() -> None:
+    """Run the server; print its address."""
+    from moto.server import DomainDispatcherApplication, create_backend_app  # noqa: PLC0415 - of tests only
+    from werkzeug.serving import make_server  # noqa: PLC0415
+
+    logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
+    application = _Application(DomainDispatcherApplication(create_backend_app))
+    running = make_server("127.0.0.1", 0, application, threaded=True)
+    sys.stdout.write(f"http://127.0.0.1:{running.server_port}\n")
+    sys.stdout.flush()
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    sys.stdin.read()  # until the process ends that began this one
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""A whole run on an S3 server, a small file of events each batch: what is asked of the server, by table."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+import yaml
+
+from benchmarks.runs import Run
+from benchmarks.s3_server import s3_server
+from benchmarks.subjects import Subject
+from benchmarks.subjects.baselines import settings
+from router.config.loader import load
+from router.config.models import Config, Trigger
+from router.engine import stream
+from router.engine.session import build_session
+from router.registry import load_registry
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from benchmarks.runs import Task
+    from benchmarks.s3_server import Request, S3Server
+
+ROWS = 20
+"""Events of a batch, beside one that is no JSON."""
+RARE = "silver.rare"
+"""A table that the first batch touches only."""
+
+
+def _session(task: Task) -> SparkSession:
+    return build_session(Config.model_construct(name="requests", spark=settings()))
+
+
+def _run(spark: SparkSession, task: Task) -> Run:
+    """Take `events` batches for `games` tables; count the requests after the batch that makes the tables."""
+    registry = load_registry([])
+    with s3_server("lake") as server:
+        loaded = load(_configuration(Path(task.folder), server, task), registry)
+        begun: list[int] = []
+        told = stream.RunOptions(
+            trigger=Trigger(once=True), finished=lambda *_: begun.append(len(server.asked())) if not begun else None
+        )
+        began = time.perf_counter()
+        stream.run(loaded, registry, spark, told)
+        seconds = time.perf_counter() - began
+        found = Counter(filter(None, map(_table, server.asked(begun[0]))))
+    batches = task.events - 1
+    counts = {table: asked / batches for table, asked in found.items()}
+    return Run(seconds, task.events * ROWS, batches=task.events, tables=len(found), counts=counts)
+
+
+def _configuration(folder: Path, server: S3Server, task: Task) -> Path:
+    events = folder / "events"
+    events.mkdir(parents=True)
+    for batch in range(task.events):
+        games = [f"g{n % task.games}" for n in range(ROWS)] + ["rare"] * (batch == 0)
+        lines = [json.dumps({"game": game, "n": n}) for n, game in enumerate(games)]
+        Path(events, f"{batch:05}.jsonl").write_text("\n".join([*lines, "no JSON"]))
+        os.utime(events / f"{batch:05}.jsonl", (batch + 1, batch + 1))
+    text = {
+        "name": "requests",
+        "lake": "s3://lake/tables",
+        "storage_options": server.options,
+        "checkpoint": str(folder / "checkpoint"),
+        "source": {"files": {"path": str(events), "files_per_batch": 1}},
+        "decode": {"json": {"schema": "game string, n int"}},
+        "bronze": "bronze.events",
+        "routes": [{"name": "games", "match": {"sql": "true"}, "sinks": [{"tables": "silver.{event.game}"}]}],
+        "dead_letters": "ops.dead_letters",
+    }
+    path = folder / "requests.yaml"
+    path.write_text(yaml.safe_dump(text))
+    return path
+
+
+def _table(request: Request) -> str:
+    """Return the table that a request concerns, "" for data files and for what concerns none."""
+    path = request.path if "prefix" not in request.query else f"/lake/{parse_qs(request.query)['prefix'][0]}"
+    parts = path.strip("/").split("/")
+    of_files = "_delta_log" not in parts and request.method in ("PUT", "POST")
+    return "" if of_files or len(parts) < 4 or parts[2].startswith("_") else f"{parts[2]}.{parts[3]}"
+
+
+REQUESTS = Subject("requests", "requests", _session, _run, lambda *_: "")

@@ -1,0 +1,59 @@
+"""Addresses of lakes and checkpoints: a path, or a URI of one of the storages that `router.storage` reaches.
+
+What checks a configuration needs no more of a storage than this, and does not wait for its clients to be imported.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+SCHEMES = {
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("abfss", "abfs", "az"), "azure"),
+    "gs": "gs",
+}
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)")
+"""One letter before a colon is a drive, not a scheme."""
+
+
+def normalized(place: str) -> str:
+    """Return a place as the router writes it: an absolute path, or a URI without a slash at its end.
+
+    Raises ValueError for a scheme that cannot hold a lake, and for a URI that names no bucket.
+    """
+    found = SCHEME.match(place)
+    if found is None:
+        return str(Path(place).resolve())
+    scheme = found[1].lower()
+    if scheme == "file":
+        return _path(place)
+    if scheme == "dbfs":
+        raise ValueError(f"{place}: DBFS cannot hold a lake; give the address of the bucket beneath it: {_known()}")
+    if scheme not in SCHEMES:
+        raise ValueError(f"{place}: {scheme}:// is not a storage that the router knows; it knows {_known()}")
+    rest = place[found.end() :].lstrip("/").rstrip("/")
+    bucket = rest.partition("/")[0]
+    if not bucket or place[found.end() :][:2] != "//":
+        raise ValueError(f"{place} names no bucket; write {scheme}://BUCKET/FOLDER")
+    if scheme.startswith("abfs") and not re.fullmatch(r"[^@]+@[^.@]+\..+", bucket):
+        raise ValueError(f"{place} names no account; write {scheme}://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER")
+    return f"{scheme}://{rest}"
+
+
+def _path(uri: str) -> str:
+    """Return the path of file:/x, file:///x and file://localhost/x."""
+    parts = urlsplit(uri)
+    if parts.netloc not in ("", "localhost"):
+        raise ValueError(f"{uri} names a host; write file:///{parts.netloc}{parts.path} for a folder of this machine")
+    return str(Path(unquote(parts.path)).resolve())
+
+
+def _known() -> str:
+    return ", ".join(f"{scheme}://" for scheme in SCHEMES) + ", file:/ and paths"
+
+
+def is_local(place: str) -> bool:
+    """Say whether a place is a folder; the place as `normalized` returns it."""
+    return "://" not in place

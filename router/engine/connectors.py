@@ -1,0 +1,219 @@
+"""The jars that Spark needs beside its own: Delta, and the connectors that a configuration uses.
+
+Spark's own resolver fetches them once, in a process of its own, so that a failure is one sentence and not the hundred
+lines that it prints; from then on a list says where they are. `python -m router.engine.connectors kafka avro` fetches
+them ahead. Which Delta goes with which Spark: `PAIRS`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyspark
+from delta.pip_utils import configure_spark_with_delta_pip
+from pyspark import SparkConf
+from pyspark.sql import SparkSession
+
+from router import spark_internals
+from router.engine.java import find_java
+from router.errors import MachineError
+from router.registry import parts_in
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from router.config.models import Config
+    from router.config.yaml_tree import Node
+
+PAIRS = {"4.0": "4.0.1", "4.1": "4.3.1", "4.2": "4.4.0"}
+"""Spark -> the Delta that was tested with it. Delta's log classes, which Delta on Spark commits by, change with it."""
+CONNECTORS = {"avro": "spark-avro", "kafka": "spark-sql-kafka-0-10"}
+"""What a part or a source asks for -> the artifact of Spark."""
+PACKAGES = "spark.jars.packages"
+RESOLVING = (PACKAGES, "spark.jars.ivySettings", "spark.jars.repositories", "spark.jars.ivy", "spark.jars.excludes")
+"""Settings that are for the resolver alone."""
+NETWORK = ("UnknownHostException", "ConnectException", "SocketException", "SocketTimeoutException", "NoRouteToHost")
+MARK = "jars of spark-event-router: "
+
+
+def unpaired() -> str:
+    """Say in a sentence why the Delta that is installed does not go with the Spark that is; nothing where it does."""
+    spark, delta = pyspark.__version__, importlib.metadata.version("delta-spark")
+    tested = PAIRS.get(_minor(spark))
+    if tested is None:
+        return f"pyspark {spark} is none of {', '.join(PAIRS)}, with which the router was tested"
+    if _minor(delta) != _minor(tested):
+        return f"pyspark {spark} was tested with delta-spark {tested}, and {delta} is installed"
+    return ""
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def connectors_of(config: Config) -> frozenset[str]:
+    """Return the connectors that a configuration uses: of its source, and those that its parts ask for."""
+    source = getattr(config, "source", None)  # a session may be asked for without one
+    found = {name for part in parts_in(config) for name in part.connectors} if source else set()
+    found |= {"kafka"} if source and source.kafka else set()
+    found |= {source.format.name} if source and source.format else set()
+    return frozenset(found & set(CONNECTORS))
+
+
+def connectors_in(root: Node) -> frozenset[str]:
+    """Return the connectors that a configuration will use, as far as its text tells before any plugin is loaded.
+
+    Avro may be named by a decoder, or found by one that takes all formats (`auto`).
+    """
+    words = set(re.findall(r"\w+", _text(root)))
+    return frozenset(({"kafka"} & words) | ({"avro"} if {"avro", "auto"} & words else set()))
+
+
+def _text(node: object) -> str:
+    if isinstance(node, str):
+        return node
+    if hasattr(node, "entries"):
+        return " ".join(f"{key} {_text(entry.value)}" for key, entry in node.entries.items())
+    if hasattr(node, "items"):
+        return " ".join(_text(item) for item in node.items)
+    return str(getattr(node, "text", ""))
+
+
+def packages(connectors: Collection[str]) -> list[str]:
+    """Return the Maven coordinates of Delta and of connectors, for the installed Spark and Delta."""
+    extra = [f"org.apache.spark:{CONNECTORS[name]}_2.13:{pyspark.__version__}" for name in sorted(connectors)]
+    builder = configure_spark_with_delta_pip(SparkSession.Builder(), extra_packages=extra)
+    return spark_internals.options_of(builder)[PACKAGES].split(",")
+
+
+def known_jars(connectors: Collection[str] = tuple(CONNECTORS), asked: Mapping[str, str] | None = None) -> list[str]:
+    """Return the jars that were resolved for these connectors, or for more; none where there is no list of them.
+
+    The longest list comes first: an archive of classes fits one class path, and so all configurations have the same.
+    """
+    lists = (_list(set(names), asked or {}) for names in _supersets(connectors))
+    return next((jars for jars in map(_read, lists) if jars), [])
+
+
+def _supersets(connectors: Collection[str]) -> list[tuple[str, ...]]:
+    every = [names for size in range(len(CONNECTORS), -1, -1) for names in combinations(sorted(CONNECTORS), size)]
+    return [names for names in every if set(connectors) <= set(names)]
+
+
+def _read(known: Path) -> list[str]:
+    with suppress(OSError):
+        jars = known.read_text().split("\n")
+        return jars if all(Path(jar).is_file() for jar in jars) else []
+    return []
+
+
+def resolved_jars(connectors: Collection[str], asked: Mapping[str, str]) -> list[str]:
+    """Return the jars of Delta and of connectors; fetch them where they are not known.
+
+    `asked` are settings of a session: packages among them are fetched, too, from where they say. Raises MachineError,
+    in one sentence, where a jar cannot be had.
+    """
+    if jars := known_jars(connectors, asked):
+        return jars
+    if (java := find_java()).fault:
+        raise MachineError(java.fault, java.todo)
+    job = {"connectors": sorted(connectors), "asked": {k: v for k, v in asked.items() if k in RESOLVING}}
+    command = [sys.executable, "-m", "router.engine.connectors", "--job"]
+    ended = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True, check=False)
+    for line in ended.stdout.splitlines():
+        if line.startswith(MARK):
+            jars = json.loads(line.removeprefix(MARK))
+            return list(map(str, jars))
+    raise _failure(ended.stdout + ended.stderr, connectors)
+
+
+def _failure(said: str, connectors: Collection[str]) -> MachineError:
+    """Return the error for what Spark's resolver has printed, which is kept in a file."""
+    missing = sorted(set(re.findall(r"unresolved dependency: ([\w.-]+#[\w.-]+;[\w.-]+)", said)))
+    missing += sorted(set(re.findall(r"download failed: ([\w.-]+#[\w.-]+;[\w.-]+)", said)))
+    last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "its resolver has failed")
+    what = f"jars that Spark needs cannot be fetched ({', '.join(missing[:3]) or last[:200]})"
+    what += ": no repository can be reached" if any(sign in said for sign in NETWORK) else ""
+    log = cache() / "spark-jars.log"
+    with suppress(OSError):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(said)
+        what += f"; all that it said is in {log}"
+    todo = "check the network, or name a repository of your own by spark.jars.ivySettings under `spark:`"
+    if not any(sign in said for sign in NETWORK) and connectors:
+        todo += f"; or take another tested pair of pyspark and delta-spark: {_pairs()}"
+    return MachineError(what, todo)
+
+
+def _pairs() -> str:
+    return ", ".join(f"{spark} with {delta}" for spark, delta in PAIRS.items())
+
+
+def _resolve(connectors: Collection[str], asked: Mapping[str, str]) -> list[str]:
+    """Let Spark resolve packages in a JVM of this process, and note where they are."""
+    os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
+    wanted = [*packages(connectors), *filter(None, asked.get(PACKAGES, "").split(","))]
+    conf = SparkConf(loadDefaults=False).setAll([*asked.items(), (PACKAGES, ",".join(wanted))])
+    found = not_of_spark(spark_internals.jars_of_new_jvm(conf), Path(os.environ["SPARK_HOME"], "jars"))
+    known = _list(set(connectors), asked)
+    with suppress(OSError):  # a read-only home costs seconds at the next start, no more
+        known.parent.mkdir(parents=True, exist_ok=True)
+        known.write_text("\n".join(found))
+    return found
+
+
+def not_of_spark(jars: list[str], shipped: Path) -> list[str]:
+    """Return the jars whose like Spark does not ship: on the class path they would come before its own.
+
+    Delta 4.3 asks for a Jackson that is years older than that of Spark 4.1, with which Spark does not plan a query.
+    """
+    own = {_artifact(jar.name) for jar in shipped.glob("*.jar")}
+    return [jar for jar in jars if _artifact(Path(jar).name.partition("_")[2]) not in own]
+
+
+def _artifact(file: str) -> str:
+    """Return a jar's name without its version; Ivy puts the organisation and _ in front, which is to be cut off."""
+    return re.sub(r"-\d[^_]*\.jar$", "", file)
+
+
+def _list(connectors: set[str], asked: Mapping[str, str]) -> Path:
+    """Return the file that lists the resolved jars of exactly these versions, connectors and further packages."""
+    names = "" if connectors == set(CONNECTORS) else "-" + "-".join(sorted(connectors) or ["delta"])
+    more = asked.get(PACKAGES, "")
+    names += f"-{hashlib.sha256(more.encode()).hexdigest()[:8]}" if more else ""
+    return cache() / f"spark-jars-{versions_of_jars()}{names}.txt"
+
+
+def cache() -> Path:
+    """Return the folder of what the router keeps for itself on this machine."""
+    return Path(os.environ.get("ROUTER_CACHE") or Path.home() / ".cache" / "spark-event-router")
+
+
+def versions_of_jars() -> str:
+    """Return the versions that the jars are of, as a part of a file's name."""
+    return f"{pyspark.__version__}-delta-{importlib.metadata.version('delta-spark')}"
+
+
+def _main() -> None:
+    if sys.argv[1:] == ["--job"]:
+        job = json.load(sys.stdin)
+        sys.stdout.write(f"{MARK}{json.dumps(_resolve(job['connectors'], job['asked']))}\n")
+        return
+    try:
+        sys.stdout.write("\n".join(resolved_jars(sys.argv[1:] or tuple(CONNECTORS), {})) + "\n")
+    except MachineError as error:
+        sys.exit(f"router: {error}")
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,116 @@
+"""Find the Java that Spark's launcher takes, and say what keeps Spark from running on it.
+
+The launcher says none of it in a sentence: without a usable Java it ends after 45 lines of tracebacks, with one that is
+too new after a hundred. What a Java is stands in its file `release`, which is read in no time; only one without that
+file is asked. Sources: bin/spark-class of Spark 4 (which Java), docs/index.md of Spark 4 (which versions).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyspark
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+OLDEST = 17
+VECTOR = "jdk.incubator.vector"
+"""The module that Spark's launcher adds to every JVM: runtimes that were cut down lack it, and do not start."""
+INSTALL = (
+    "install Java 17 or 21 (Debian and Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17)"
+)
+POINT = "or point JAVA_HOME at one"
+SECONDS = 20
+
+
+@dataclass(frozen=True)
+class Java:
+    """The Java that the launcher takes: its program (empty: there is none), its version, and why it is of no use.
+
+    `fault` is empty where Spark can; else one sentence without its next step, which is `todo`.
+    """
+
+    program: str = ""
+    version: str = ""
+    fault: str = ""
+    todo: str = ""
+
+
+def newest(spark: str = pyspark.__version__) -> int:
+    """Return the last Java that a Spark runs on: Hadoop below Spark 4.2 asks for a login that Java 24 took away."""
+    return 25 if tuple(map(int, spark.split(".")[:2])) >= (4, 2) else 23
+
+
+def find_java(environ: Mapping[str, str] = os.environ) -> Java:
+    """Return the Java that Spark's launcher would take now, and what is wrong with it."""
+    home = environ.get("JAVA_HOME", "")
+    if home:
+        program = str(Path(home, "bin", "java"))
+        if not os.access(program, os.X_OK) or Path(program).is_dir():
+            fault = f"JAVA_HOME is {home}, and there is no program bin/java in it"
+            return Java("", "", fault, f"point it at a Java 17 or 21, or unset it; else {INSTALL}")
+    else:
+        program = shutil.which("java", path=environ.get("PATH", "")) or ""
+        if not program:
+            return Java("", "", "Spark needs Java, and there is none on PATH or in JAVA_HOME", f"{INSTALL}, {POINT}")
+    return _examined(program, "JAVA_HOME" if home else "PATH")
+
+
+def _examined(program: str, found_by: str) -> Java:
+    version, modules = _released(program)
+    if not version or modules is None:
+        version, modules = _asked(program)
+    if not version:
+        fault = f"{program} (by {found_by}) is no Java that starts: {modules or 'it says no version'}"
+        return Java(program, "", fault, f"{INSTALL}, {POINT}")
+    number = int(version.split(".")[1 if version.startswith("1.") else 0])
+    if number < OLDEST:
+        fault = f"{program} (by {found_by}) is Java {version}, and Spark {pyspark.__version__} needs 17 or 21"
+        return Java(program, version, fault, f"{INSTALL}, {POINT}")
+    if number > newest():
+        fault = f"{program} (by {found_by}) is Java {version}, which is too new for Spark {pyspark.__version__}"
+        return Java(program, version, fault, f"{INSTALL}, {POINT}")
+    if VECTOR not in modules:
+        fault = f"{program} (by {found_by}) is a Java {version} without the module {VECTOR}, which Spark starts with"
+        return Java(program, version, fault, f"{INSTALL}, {POINT}: a whole one, not a cut-down runtime")
+    return Java(program, version)
+
+
+def _released(program: str) -> tuple[str, str | None]:
+    """Return version and modules as the file `release` of an installation has them; no modules where it names none."""
+    try:
+        text = Path(program).resolve().parent.parent.joinpath("release").read_text("utf-8", "replace")
+    except OSError:
+        return "", None
+    found = dict(re.findall(r'^(JAVA_VERSION|MODULES)="([^"]*)"', text, re.MULTILINE))
+    version = found.get("JAVA_VERSION", "")
+    return (version if _is_version(version) else ""), found.get("MODULES")
+
+
+def _asked(program: str) -> tuple[str, str]:
+    """Return version and modules as the program says; no version, and its words, where it does not start."""
+    said = _said(program, "-version")
+    found = re.search(r'version "([^"]+)"', said)
+    if not found or not _is_version(found[1]):
+        return "", " ".join(said.split())[:200]
+    with_module = _said(program, "--add-modules", VECTOR, "-version")
+    return found[1], VECTOR if re.search(r'version "', with_module) else ""
+
+
+def _is_version(text: str) -> bool:
+    return re.match(r"\d+(\.\d+)?", text) is not None and (not text.startswith("1.") or text[2:3].isdigit())
+
+
+def _said(program: str, *arguments: str) -> str:
+    try:
+        ended = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return ended.stderr + ended.stdout

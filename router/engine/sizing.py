@@ -1,0 +1,209 @@
+"""Say how large a job must be: cores, partitions, memory, files and requests for a rate and a latency.
+
+Computed from constants that were measured (sizing.yaml, each with where), not from a run: `router bench` measures. The
+model is a line: a batch takes a fixed time, some for each table that it touches, and some of a core for each event.
+A record waits for the batch that runs when it comes, then for its own: a latency holds two batches.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from router.config.models import interval
+from router.errors import StartError
+from router.registry import parts_in
+from router.sinks import ApplyingSink, MergingSink, TableSink
+
+if TYPE_CHECKING:
+    from router.config.models import Config
+
+BUSY = 0.7
+"""The share of the cores that the rate may take: the rest catches up after a pause, and takes the peaks."""
+USUAL_EVENT = 190
+"""Bytes of the events that the constants were measured with."""
+EXECUTOR_CORES = 4
+ONE_MACHINE = 16
+"""Cores up to which one machine does, and no cluster is needed."""
+SMALL_FILES = 8
+"""Tables from which on a batch writes one file for each (their rows are brought together), not one for each task."""
+DAY = 86_400
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The measured figures, in seconds and bytes."""
+
+    batch_seconds: float
+    table_seconds: float
+    event_seconds: dict[str, float]
+    spark_rule_seconds: float
+    stored_share: float
+    driver_bytes: float
+    worker_bytes: float
+    merge_bytes_per_row: float
+    requests_per_table: float
+    requests_per_batch: float
+    lock_seconds: float
+
+    @classmethod
+    def read(cls) -> Constants:
+        """Read the file of constants that is installed beside this module."""
+        text = files("router.engine").joinpath("sizing.yaml").read_text("utf-8")
+        return cls(**{name: entry["value"] for name, entry in yaml.safe_load(text).items()})
+
+    def fixed(self, tables: int) -> float:
+        """Return the seconds of a batch that its events have no part in."""
+        return self.batch_seconds + self.table_seconds * tables
+
+    def batch(self, events: float, tables: int, cores: float, kind: str, event_bytes: int = USUAL_EVENT) -> float:
+        """Return the seconds that a batch takes."""
+        return self.fixed(tables) + events * self.core_seconds(kind, event_bytes) / cores
+
+    def core_seconds(self, kind: str, event_bytes: int = USUAL_EVENT, *, spark_rule: bool = False) -> float:
+        """Return the seconds of a core for an event; one that is larger takes as much more, a smaller one as much."""
+        return self.event_seconds[kind] * max(1.0, event_bytes / USUAL_EVENT) + self.spark_rule_seconds * spark_rule
+
+
+@dataclass(frozen=True)
+class Load:
+    """What comes in, and how soon it has to be in its tables; bytes are those of a record's value."""
+
+    events_per_second: float
+    latency_seconds: float
+    tables: int
+    event_bytes: int = USUAL_EVENT
+    table_rows: int = 0
+    spark_rule: bool = False
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a job needs, and what a day of it leaves behind; bytes, seconds, counts."""
+
+    decoded_as: str
+    cores: int
+    partitions: int
+    executors: int
+    executor_cores: int
+    batch_seconds: float
+    rows_per_batch: int
+    batches_per_day: int
+    driver_memory: int
+    worker_memory: int
+    merge_memory: int
+    files_per_day: int
+    requests_per_day: int
+    stored_per_day: int
+    cost_drivers: tuple[str, ...]
+
+
+def size(config: Config, load: Load, constants: Constants | None = None) -> Size:
+    """Return the size of a job; raise StartError for a latency that no number of cores reaches."""
+    known = constants or Constants.read()
+    kind, touched = decoded_as(config), load.tables + bool(config.bronze) + 1  # the ledger is a table, too
+    fixed = known.fixed(touched)
+    pause = interval(config.trigger.every).total_seconds() if config.trigger.every else 0.0
+    if fixed + max(pause, fixed) >= load.latency_seconds:
+        raise StartError(
+            f"a batch into {touched} tables takes {fixed:.1f} s before its first event"
+            f"{f' and begins every {pause:g} s' if pause else ''}, so no number of cores brings records there "
+            f"within {load.latency_seconds:g} s; allow more, route to fewer tables, or give tables a job of their own"
+        )
+    busy = load.events_per_second * known.core_seconds(kind, load.event_bytes, spark_rule=load.spark_rule)
+    cores = _cores(busy, fixed, pause, load.latency_seconds)
+    every = max(pause, fixed / (1 - busy / cores))
+    batches = math.ceil(DAY / every)
+    partitions = cores
+    data_files = batches * _files(load.tables, partitions, bronze=config.bronze is not None)
+    stored = load.events_per_second * load.event_bytes * known.stored_share
+    executors = math.ceil(cores / EXECUTOR_CORES) if cores > ONE_MACHINE else 0
+    requests = (
+        DAY / known.lock_seconds
+        + batches * (known.requests_per_batch + known.requests_per_table * touched)
+        + data_files
+    )
+    merge = int(load.table_rows * known.merge_bytes_per_row) if _merges(config) else 0
+    return Size(
+        decoded_as=kind,
+        cores=cores,
+        partitions=partitions,
+        executors=executors,
+        executor_cores=EXECUTOR_CORES if executors else 0,
+        batch_seconds=round(every, 2),
+        rows_per_batch=math.ceil(load.events_per_second * every),
+        batches_per_day=batches,
+        driver_memory=int((1 << 30) + known.driver_bytes),
+        worker_memory=int(known.worker_bytes + merge),
+        merge_memory=merge,
+        files_per_day=data_files,
+        requests_per_day=int(requests),
+        stored_per_day=int(stored * DAY),
+        cost_drivers=tuple(_drivers(config, load, known, busy, fixed, every)),
+    )
+
+
+def _cores(busy: float, fixed: float, pause: float, latency: float) -> int:
+    """Return the fewest cores that keep up with the rate, and with which two batches fit into the latency."""
+    cores = max(1, math.ceil(busy / BUSY))
+    while _latency(busy / cores, fixed, pause) > latency:
+        cores += 1
+    return cores
+
+
+def _latency(busy: float, fixed: float, pause: float) -> float:
+    every = max(pause, fixed / (1 - busy))
+    return every + fixed + busy * every
+
+
+def _files(tables: int, tasks: int, *, bronze: bool) -> int:
+    """Return the data files of a batch before maintenance joins them; the ledger writes one."""
+    return tables * (tasks if tables < SMALL_FILES else 1) + tasks * bronze + 1
+
+
+def decoded_as(config: Config) -> str:
+    """Return the format that a configuration's events are measured as: the dearest that its decoders may read."""
+    names = {type(part).__name__.lower() for part in parts_in(config.decode)}
+    names |= {part.part_name for part in parts_in(config.decode)}
+    if names & {"avro", "auto"}:
+        return "avro"
+    return "protobuf" if "protobuf" in names else "json"
+
+
+def _merges(config: Config) -> bool:
+    return any(isinstance(sink, MergingSink) for _, _, sink in config.all_sinks())
+
+
+def _drivers(config: Config, load: Load, known: Constants, busy: float, fixed: float, every: float) -> Any:
+    """Yield what the size comes from, the largest first, and what would lower it."""
+    kind, by_tables = decoded_as(config), known.table_seconds * load.tables
+    rule = ", with a rule that needs Spark" if load.spark_rule else ""
+    rate = f"{load.events_per_second:,.0f} events/s of {kind}{rule}"
+    yield f"{rate} take {busy:.1f} cores; another {1 / BUSY - 1:.0%} is for catching up"
+    yield f"a batch takes {fixed:.2f} s beside its events, of it {by_tables:.2f} s for its tables"
+    if every < load.latency_seconds / 4:
+        longest = load.latency_seconds / 2
+        yield (
+            f"a batch every {every:.1f} s makes files and requests: `trigger: {{every: {longest:.0f} s}}` keeps the "
+            f"latency and makes {every / longest:.0%} of them"
+        )
+    if load.event_bytes > USUAL_EVENT:
+        yield f"events of {load.event_bytes} bytes count as {load.event_bytes / USUAL_EVENT:.1f} of {USUAL_EVENT}"
+    if _merges(config) and load.table_rows:
+        yield f"a table of {load.table_rows:,} rows is merged within one task: `memory` of the sink bounds it, by disk"
+    if any(isinstance(sink, ApplyingSink) for _, _, sink in config.all_sinks()):
+        yield "sinks that send are not counted: an API's limit is theirs, and `router bench --send` measures them"
+
+
+def tables_of(config: Config) -> tuple[int, bool]:
+    """Return how many tables a configuration names, and whether data may name more."""
+    named, open_ended = 0, False
+    for _, _, sink in config.all_sinks():
+        if isinstance(sink, (TableSink, MergingSink)):
+            named += 1
+            open_ended = open_ended or "{" in (sink.table_template() or "{")
+    return max(1, named), open_ended

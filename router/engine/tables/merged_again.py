@@ -1,0 +1,227 @@
+"""Merge a table that keeps one row per key anew, from nothing: what `router repair` puts in place of its content.
+
+The rows of an outbox, staged once more from bronze, are merged batch by batch into a table of their own below the
+staging folder, by the functions that merge those of a stream. Nobody reads that table but the repair; it goes after it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+from deltalake.transaction import AddAction, create_table_with_add_actions
+from pyspark.sql import functions as F
+
+from router.columns import any_of
+from router.delta.casting import cast_to
+from router.delta.commit import PROPERTIES, made_as, to_arrow, to_arrow_schema
+from router.delta.constraints import CHECK
+from router.delta.parquet_writer import Staging
+from router.delta.row_versions import DELETIONS, deletions_table
+from router.delta.schema_diff import delta_schema
+from router.delta.upsert import GUARD, SUPPORTED_PROPERTIES
+from router.delta.widening import FILE_BYTES, HELD_BYTES, copied_rows, replaced_by, way, wider_schema
+from router.engine.commit.committers import staged_rows
+from router.engine.label.layout import TABLE
+from router.engine.merge.coordinator import within
+from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_table
+from router.engine.merge.delta_spark import SparkMerger
+from router.errors import TableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from router.delta.commit import TableCommit
+    from router.delta.lake import Lake
+    from router.engine.merge.coordinator import Spans
+    from router.sinks import KeyedTable
+
+PORTION = 500_000
+"""Records whose rows are merged at once; the driver holds them."""
+
+
+class BatchSpan(NamedTuple):
+    """The records that a batch brought into bronze: how many, and between which offsets."""
+
+    records: int
+    spans: Spans
+
+
+def batch_spans(bronze: DataFrame) -> list[BatchSpan]:
+    """Return what each batch brought into bronze, the first one first: a row per batch and source partition."""
+    bounds = F.count(F.lit(1)).alias("rows"), F.min("offset").alias("first"), F.max("offset").alias("last")
+    found: dict[int, BatchSpan] = {}
+    grouped = bronze.groupBy("batch_id", "topic", "partition").agg(*bounds).orderBy("batch_id")
+    for row in grouped.collect():
+        have = found.get(row["batch_id"], BatchSpan(0, {}))
+        have.spans.setdefault(row["topic"], {})[row["partition"]] = row["first"], row["last"]
+        found[row["batch_id"]] = BatchSpan(have.records + row["rows"], have.spans)
+    return [*found.values()]
+
+
+def portions(batches: list[BatchSpan], most: int) -> Iterator[list[Spans]]:
+    """Yield the spans of batches that follow each other, as many at once as have so many records."""
+    held: list[Spans] = []
+    records = 0
+    for batch in batches:
+        if held and records + batch.records > most:
+            yield held
+            held, records = [], 0
+        held.append(batch.spans)
+        records += batch.records
+    if held:
+        yield held
+
+
+@dataclass
+class MergedAgain:
+    """A table merged from nothing, for a table that `handle` has open (None: it is made anew).
+
+    A history depends on which rows came in one batch: each batch is merged by itself then. Otherwise the rows of many
+    give the same.
+    """
+
+    spark: SparkSession
+    lake: Lake
+    keyed: KeyedTable
+    table: str
+    handle: DeltaTable | None
+    name: str = field(default_factory=lambda: f"_staged.repair-{uuid.uuid4().hex}")
+    refused: int = 0
+    merged: int = 0
+    merges: int = 0
+
+    def __post_init__(self) -> None:
+        divided = self.handle.metadata().partition_columns if self.handle else self.keyed.partition_by
+        self.merged_as = replace(self.keyed, properties={}, cluster_by=(), comment=None, partition_by=tuple(divided))
+        if self.handle is not None:
+            self._make(self.handle)
+
+    def _make(self, like: DeltaTable) -> None:
+        """Make the table with the columns and constraints of the one that is repaired, for rows to meet the same."""
+        may_widen = way(like, self.table, self.keyed.widening) is not None
+        made = DeltaTable.create(
+            self.lake.address(self.name),
+            Schema.from_arrow(to_arrow(like)),
+            name=made_as(self.name) if may_widen else None,
+            partition_by=[*self.merged_as.partition_by] or None,
+            configuration=dict(PROPERTIES),
+            storage_options=self.lake.delta_options,
+        )
+        for key, sql in like.metadata().configuration.items():
+            if key.startswith(CHECK):
+                made.alter.add_constraint({key.removeprefix(CHECK): sql})
+
+    def open(self) -> DeltaTable:
+        """Return the table. Raises TableError where nothing was merged into it."""
+        found = self.lake.open(self.name)
+        if found is None:
+            raise TableError(self.table, "bronze has no row for it")
+        return found
+
+    def merge(self, works: tuple[TableCommit, ...], batches: list[BatchSpan]) -> None:
+        """Merge the staged rows of batches, in the order of batches. Raises TableError."""
+        for work in works:
+            rows, before = staged_rows(self.spark, self.lake, work).withColumn(TABLE, F.lit(self.name)), self.merged
+            for spans in portions(batches, 0 if self.keyed.history else PORTION):
+                self._merge(rows.filter(any_of(within(one) for one in spans)), work)
+            if (merged := self.merged - before) < work.rows:
+                raise TableError(self.table, f"of {work.rows:,} rows {merged:,} were merged; nothing was committed")
+
+    def _merge(self, rows: DataFrame, work: TableCommit) -> None:
+        if self.keyed.engine == "spark":
+            self._merge_with_spark(rows, work.target)
+            return
+        given = cast_to(rows.toArrow(), delta_schema(to_arrow_schema(work.columns)))
+        if len(given) and self.merge_rows(given, work.target).spark:
+            self._merge_with_spark(rows, work.target)
+
+    def merge_rows(self, rows: pa.Table, target: str) -> MergeOutcomes:
+        """Merge rows with delta-rs, where it can; they are as an outbox has them. Raises TableError."""
+        found = MergeOutcomes()
+        name, report, _ = merge_table(self._job(target), (self.name, rows))
+        found.add({"table": name, **report})
+        return self._counted(found)
+
+    def _merge_with_spark(self, rows: DataFrame, target: str) -> None:
+        found = MergeOutcomes()
+        SparkMerger(self.spark, self.lake, self._job(target)).merge(rows, found)
+        self._counted(found)
+
+    def _job(self, target: str) -> MergeJob:
+        """Return a merge with a transaction id of its own; refused rows are dead letters since their batch."""
+        route, _, sink = target.partition("/")
+        self.merges += 1
+        staging = Staging(self.lake, FILE_BYTES, HELD_BYTES)
+        return MergeJob(staging, self.merged_as, "repair", self.merges, route, sink, f"{self.name}.refused", {})
+
+    def _counted(self, found: MergeOutcomes) -> MergeOutcomes:
+        if found.failed:
+            raise TableError(self.table, f"its rows could not be merged: {found.failed[self.name]}")
+        self.refused += found.counts.get("refused", 0)
+        self.merged += found.counts.get("applied", 0) + found.counts.get("refused", 0)
+        return found
+
+    def replace(self, handle: DeltaTable | None, ids: dict[str, int], notes: dict[str, str]) -> None:
+        """Put the rows in place of the content of an open table, or make it of them, in one commit of delta-rs.
+
+        The id that all merges of one table share lets none of them pass beside this commit. Raises DeltaError where
+        another writer was faster.
+        """
+        merged, guard = self.open(), 0 if handle is None else handle.version() + 1
+        divided, schema = merged.metadata().partition_columns, merged.schema().to_json()
+        schema = schema if handle is None else wider_schema(handle.schema().to_json(), schema)
+        kinds = [column for column in delta_schema(to_arrow_schema(schema)) if column.name not in divided]
+        files = copied_rows(self.lake, (self.name, merged), self.table, pa.schema(kinds))
+        once = CommitProperties(
+            custom_metadata=notes,
+            app_transactions=[Transaction(name, version) for name, version in {**ids, GUARD: guard}.items()],
+            max_commit_retries=0,
+        )
+        adds, columns = [replaced_by(file) for file in files], Schema.from_json(schema)
+        if handle is None:
+            self._create(columns, adds, divided, once)
+            return
+        handle.create_write_transaction(
+            [*adds], mode="overwrite", schema=columns, partition_by=divided, commit_properties=once
+        )
+
+    def _create(self, columns: Schema, adds: list[AddAction], divided: list[str], once: CommitProperties) -> None:
+        given = self.keyed.properties.items()
+        create_table_with_add_actions(
+            self.lake.address(self.table),
+            columns,
+            adds,
+            mode="error",
+            partition_by=divided,
+            name=made_as(self.table),
+            description=self.keyed.comment,
+            configuration={**PROPERTIES, **{n: value for n, value in given if n.startswith(SUPPORTED_PROPERTIES)}},
+            commit_properties=once,
+            storage_options=self.lake.delta_options,
+        )
+
+    def remember_deletions(self, once: Transaction) -> None:
+        """Remember with the table that is repaired which keys are deleted; more than once does no harm."""
+        found = deletions_table(self.lake, self.name)
+        if found is None:
+            return
+        write_deltalake(
+            self.lake.address(f"{self.table}.{DELETIONS}"),
+            found.to_pyarrow_dataset().scanner().to_reader(),
+            mode="append",
+            schema_mode="merge",
+            storage_options=self.lake.delta_options,
+            commit_properties=CommitProperties(app_transactions=[once]),
+        )
+
+    def drop(self) -> None:
+        """Delete the table."""
+        with suppress(OSError):  # maintenance takes what is left
+            self.lake.files.delete_dir(self.name.replace(".", "/"))

@@ -1,0 +1,197 @@
+"""Every call to what Spark and Delta keep for themselves, one function for each.
+
+A new Spark may change any of them without a word. `tests/test_spark_internals.py` tries each one and says what users
+would lose; outside this module nothing private of PySpark or of the JVM is touched.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, cast
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from router.errors import first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import pyarrow as pa
+    from pyspark import SparkConf
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+
+# ---- the JVM and its session
+
+
+def jvm(spark: SparkSession) -> Any:
+    """Return the door to the classes of the driver's JVM, which has Kafka's admin client, Hadoop and Delta."""
+    return spark.sparkContext._jvm
+
+
+def start_jvm(conf: SparkConf) -> Any:
+    """Start the JVM of this process, without a Spark in it yet; return the door to its classes."""
+    SparkContext._ensure_initialized(conf=conf)
+    return SparkContext._jvm
+
+
+def has_jvm() -> bool:
+    """Say whether this process has started a JVM, or is just starting one."""
+    return bool(SparkContext._gateway)
+
+
+def stop_jvm() -> None:
+    """End the JVM of this process, in which no Spark runs."""
+    with SparkContext._lock:
+        if SparkContext._gateway:
+            SparkContext._gateway.shutdown()
+        SparkContext._gateway = SparkContext._jvm = None
+
+
+def jars_of_new_jvm(conf: SparkConf) -> list[str]:
+    """Start a JVM, which resolves the packages that its settings name; return where their jars are."""
+    try:
+        jars = start_jvm(conf).java.lang.System.getProperty("spark.jars") or ""
+        return [jar.removeprefix("file://").removeprefix("file:") for jar in jars.split(",") if jar]
+    finally:
+        stop_jvm()
+
+
+def is_running(session: SparkSession) -> bool:
+    """Say whether Spark runs: its JVM may be killed, or end itself for want of memory."""
+    try:
+        return not session.sparkContext._jsc.sc().isStopped()
+    except (Py4JError, OSError, AttributeError):  # nobody listens, or PySpark has let go of it
+        return False
+
+
+def options_of(builder: SparkSession.Builder) -> dict[str, str]:
+    """Return the settings that a builder has taken."""
+    return dict(builder._options)
+
+
+def quiet_accumulators(session: SparkSession) -> None:
+    """Keep PySpark's server of accumulators from printing a stack when the JVM is gone: that is said in a sentence."""
+    vars(session.sparkContext._accumulatorServer)["handle_error"] = lambda request, address: None
+
+
+def log_level(session: SparkSession, logger: str, level: str) -> None:
+    """Set how much a logger of the JVM prints: OFF, ERROR, ..."""
+    log4j = jvm(session).org.apache.logging.log4j
+    log4j.core.config.Configurator.setLevel(logger, log4j.Level.toLevel(level))
+
+
+def collect_garbage(session: SparkSession) -> None:
+    """Let the driver's JVM collect its garbage now, before its memory is looked at."""
+    jvm(session).java.lang.System.gc()
+
+
+def python_daemon() -> Callable[[], None]:
+    """Return what PySpark runs in the process that it forks Python workers from."""
+    from pyspark.daemon import manager  # noqa: PLC0415 - of that process only
+
+    return manager
+
+
+# ---- columns and plans
+
+
+def tried(column: Column) -> Column:
+    """Return a column, a struct best, with null wherever evaluating it raises: Spark has no public form of this."""
+    context = SparkContext._active_spark_context
+    assert context is not None and context._jvm is not None  # noqa: PT018 - a column cannot exist without
+    spark = context._jvm.org.apache.spark.sql
+    expression = spark.classic.ExpressionUtils.expression(F.struct(column.alias("value"))._jc)
+    caught = Column(spark.classic.ExpressionUtils.column(spark.catalyst.expressions.TryEval(expression)))
+    return caught.getField("value")
+
+
+def analysed(frame: DataFrame) -> Any:
+    """Return the plan of a frame with all names looked up; a node of Catalyst, in the JVM."""
+    return frame._jdf.queryExecution().analyzed()
+
+
+def schema_text(frame: DataFrame) -> str:
+    """Return the columns of a frame as the catalog writes them, collations included."""
+    return cast("str", frame._jdf.schema().catalogString())
+
+
+# ---- Arrow's types and Spark's
+
+
+def arrow_type(kind: DataType) -> pa.DataType:
+    """Return the type in which Spark hands values of a column to Python tasks; timestamps are of UTC.
+
+    PySpark 4.0 and 4.1 take UTC as an argument, 4.2 the name of the zone.
+    """
+    from pyspark.sql.pandas.types import to_arrow_type  # noqa: PLC0415 - it imports pandas
+
+    return to_arrow_type(kind, **_utc(to_arrow_type))
+
+
+def to_arrow_columns(columns: StructType) -> pa.Schema:
+    """Return the columns of a frame as Arrow has them in Python tasks; timestamps are of UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
+
+    return to_arrow_schema(columns, **_utc(to_arrow_schema))
+
+
+def _utc(function: Callable[..., Any]) -> dict[str, Any]:
+    known = inspect.signature(function).parameters
+    return {"timestamp_utc": True} if "timestamp_utc" in known else {"timezone": "UTC"}
+
+
+def to_spark_columns(columns: pa.Schema, *, ntz: bool = False) -> StructType:
+    """Return Arrow's columns as those of a frame; `ntz`: timestamps without a zone stay so."""
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
+
+    return from_arrow_schema(columns, prefer_timestamp_ntz=ntz)
+
+
+def to_spark_type(kind: pa.DataType) -> DataType:
+    """Return the type of a frame's column for one of Arrow; timestamps without a zone stay so."""
+    from pyspark.sql.pandas.types import from_arrow_type  # noqa: PLC0415
+
+    return from_arrow_type(kind, prefer_timestamp_ntz=True)
+
+
+# ---- Delta on Spark
+
+
+def set_hadoop(spark: SparkSession, settings: Mapping[str, str]) -> None:
+    """Set what Hadoop's file systems read; unlike the settings of a session it is shown nowhere."""
+    hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
+    for name, value in settings.items():
+        hadoop.set(name, value)
+
+
+def hadoop_lacks(spark: SparkSession, address: str) -> str:
+    """Say why Hadoop has no file system for an address; nothing where it has one."""
+    classes: Any = jvm(spark)
+    try:
+        classes.org.apache.hadoop.fs.Path(address).getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+    except Py4JError as error:
+        return first_line(error)
+    return ""
+
+
+def delta_snapshot(spark: SparkSession, address: str) -> Any:
+    """Return the newest snapshot of a Delta table as Delta on Spark has it; None where there is no table."""
+    classes: Any = jvm(spark)
+    log = classes.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, address)
+    nothing = classes.scala.Option.empty()
+    return log.update(False, nothing, nothing) if log.tableExists() else None
+
+
+def recompute_statistics(spark: SparkSession, address: str) -> None:
+    """Let Delta read the files of a table and note their statistics; open Delta has no command for that."""
+    delta = jvm(spark).org.apache.spark.sql.delta
+    statistics = getattr(getattr(delta.stats, "StatisticsCollection$"), "MODULE$")
+    log = delta.DeltaLog.forTable(spark._jsparkSession, address)
+    none = getattr(getattr(jvm(spark).scala, "None$"), "MODULE$")
+    every = [getattr(statistics, f"recompute$default${number}")() for number in (4, 5)]  # all rows, all files
+    statistics.recompute(spark._jsparkSession, log, none, *every)

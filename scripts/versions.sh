@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Run the tests that need no Kafka with another Python, Spark and Delta, in a virtual environment below .versions:
+#   scripts/versions.sh PYTHON SPARK DELTA [ARGUMENT OF PYTEST...]
+# All other packages are those of constraints.txt. Safe to repeat: what is installed stays.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=$1 spark=$2 delta=$3
+shift 3
+home=.versions/python$python-spark$spark-delta$delta
+
+say() { printf 'versions: %s\n' "$*" >&2; }
+
+find_python() { # on PATH, or where pyenv and uv put theirs
+    local found
+    for found in "python$python" "$HOME"/.pyenv/versions/"$python".*/bin/python \
+        "$HOME"/.local/share/uv/python/cpython-"$python".*/bin/python; do
+        if "$found" -c "import ensurepip, sys, venv; sys.exit('%d.%d' % sys.version_info[:2] != '$python')" 2>/dev/null; then
+            echo "$found"
+            return
+        fi
+    done
+    return 1
+}
+
+constraints() { # the tests' versions, but for the pair and for what only delta-spark asks for
+    grep -vE '^(pyspark|delta-spark|py4j|importlib-metadata)==' constraints.txt
+    printf 'pyspark==%s\ndelta-spark==%s\n' "$spark" "$delta"
+}
+
+install() {
+    local found
+    found=$(find_python) || { say "no Python $python here: left out"; exit 0; }
+    say "Python $python, Spark $spark, Delta $delta in $home (about 700 MB, a few minutes) ..."
+    "$found" -m venv --clear "$home"
+    constraints >"$home/constraints.txt"
+    "$home/bin/python" -m pip install --quiet --disable-pip-version-check -c "$home/constraints.txt" -e '.[dev]'
+    touch "$home/complete"
+}
+
+[ -e "$home/complete" ] && [ "$home/complete" -nt pyproject.toml ] || install
+export JAVA_HOME=${JAVA_HOME:-$(cat .venv/java-home)}
+say "Delta's and the Avro connector's jars of Spark $spark ..."
+"$home/bin/python" -m router.engine.connectors avro >/dev/null
+exec "$home/bin/python" -m pytest -m "not slow and not kafka" "$@"

@@ -1,0 +1,181 @@
+"""Only the jars that a configuration uses are asked for, and jars that cannot be had are one sentence."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyspark
+import pytest
+
+from router.config.loader import load
+from router.config.yaml_tree import parse
+from router.engine import connectors
+from router.engine.connectors import (
+    CONNECTORS,
+    PAIRS,
+    connectors_in,
+    connectors_of,
+    known_jars,
+    packages,
+    resolved_jars,
+)
+from router.errors import MachineError
+from router.registry import load_registry
+
+FILES = "files: {path: ./in}"
+KAFKA = "kafka: {servers: '127.0.0.1:9', topics: [t]}"
+JSON = 'json: "a string"'
+AVRO = "avro: {registry: http://127.0.0.1:9}"
+AUTO = "auto: {registry: http://127.0.0.1:9}"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ROUTER_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    return tmp_path / "cache"
+
+
+def text_of(source: str, decode: str) -> str:
+    return (
+        f"name: x\nlake: ./lake\nsource: {{{source}}}\ndecode: {{{decode}}}\nbronze: bronze.b\ndead_letters: ops.dead\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "decode", "wanted"),
+    [
+        (FILES, JSON, set()),
+        (KAFKA, JSON, {"kafka"}),
+        (FILES, AVRO, {"avro"}),
+        (KAFKA, AUTO, {"kafka", "avro"}),
+        (FILES, f"keyed: {{value: {{{AVRO}}}, key: {{{JSON}}}}}", {"avro"}),
+    ],
+)
+def test_a_configuration_asks_for_the_connectors_that_it_uses(
+    tmp_path: Path, source: str, decode: str, wanted: set[str]
+) -> None:
+    """Without it a start fails for a Kafka connector that nobody needs."""
+    path = tmp_path / "x.yaml"
+    path.write_text(text_of(source, decode))
+    assert connectors_of(load(path, load_registry()).config) == wanted
+    root, _ = parse(path.read_text(), "x.yaml")
+    assert root is not None
+    assert connectors_in(root) == wanted  # what a JVM is started with before plugins are imported
+
+
+def test_the_packages_are_of_the_installed_spark_and_delta() -> None:
+    delta, kafka = packages({"kafka"})
+    assert delta.startswith("io.delta:delta-spark_")
+    assert kafka == f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
+
+
+def listed(cache: Path, name: str) -> list[str]:
+    jar = cache / f"{name}.jar"
+    jar.write_bytes(b"")
+    names = "" if name == "all" else f"-{name}"
+    (cache / f"spark-jars-{connectors.versions_of_jars()}{names}.txt").write_text(str(jar))
+    return [str(jar)]
+
+
+def test_jars_that_were_resolved_for_more_do_for_less(cache: Path) -> None:
+    """Without it every configuration would fetch, and have an archive of classes, of its own."""
+    avro = listed(cache, "avro")
+    assert known_jars(set()) == avro
+    assert known_jars({"avro"}) == avro
+    assert known_jars({"kafka"}) == []
+    every = listed(cache, "all")
+    assert known_jars(set()) == every
+
+
+def test_a_jar_that_is_gone_is_not_known(cache: Path) -> None:
+    (jar,) = listed(cache, "all")
+    Path(jar).unlink()
+    assert known_jars(set()) == []
+
+
+def test_other_packages_that_are_asked_for_have_a_list_of_their_own(cache: Path) -> None:
+    listed(cache, "all")
+    assert known_jars(set(), {"spark.jars.packages": "a:b:1"}) == []
+
+
+def resolver(said: str, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    jobs: list[dict[str, object]] = []
+
+    def run(command: list[str], **given: str) -> SimpleNamespace:
+        jobs.append(json.loads(given["input"]))
+        return SimpleNamespace(stdout=said, stderr="")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(connectors, "find_java", lambda: SimpleNamespace(fault="", todo=""))
+    return jobs
+
+
+def test_the_resolver_gets_what_the_configuration_says_about_repositories(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = resolver(f'noise\n{connectors.MARK}["/a.jar"]\n', monkeypatch)
+    settings = {"spark.jars.ivySettings": "/ivy.xml", "spark.driver.memory": "2g"}
+    assert resolved_jars({"kafka"}, settings) == ["/a.jar"]
+    assert jobs == [{"connectors": ["kafka"], "asked": {"spark.jars.ivySettings": "/ivy.xml"}}]
+
+
+UNREACHED = "java.net.UnknownHostException: repo1.maven.org\n:: unresolved dependency: io.delta#delta;1: not found"
+UNKNOWN = ":: unresolved dependency: org.apache.spark#spark-sql-kafka-0-10_2.13;4.2.0: not found"
+TESTED = [(f"{spark}.0", delta, True) for spark, delta in PAIRS.items()]
+
+
+@pytest.mark.parametrize(
+    ("said", "names", "todo"),
+    [
+        (UNREACHED, "io.delta#delta;1", "network"),
+        (UNKNOWN, "spark-sql-kafka-0-10", "pair"),
+        ("whatever\n" * 200, "whatever", "network"),
+        ("", "its resolver has failed", "network"),
+    ],
+)  # fmt: skip
+def test_jars_that_cannot_be_had_are_one_sentence(
+    said: str, names: str, todo: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it there are a hundred lines of Ivy and two tracebacks."""
+    resolver(said, monkeypatch)
+    with pytest.raises(MachineError) as failed:
+        resolved_jars({"kafka"}, {})
+    assert names in failed.value.what
+    assert todo in failed.value.todo
+    assert "\n" not in str(failed.value)
+    assert (cache / "spark-jars.log").read_text() == said
+
+
+@pytest.mark.parametrize(
+    ("spark", "delta", "fits"),
+    [*TESTED, ("4.0.0", "4.4.0", False), ("4.9.0", "4.4.0", False)],
+)  # fmt: skip
+def test_a_pair_that_was_not_tested_is_named(
+    spark: str, delta: str, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pyspark, "__version__", spark)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: delta)
+    assert (connectors.unpaired() == "") is fits
+
+
+def test_what_pip_may_install_is_capped_to_the_tested_pairs() -> None:
+    """Without it `pip install` in an empty environment takes a Spark that nobody has tried."""
+    text = Path(__file__).parents[2].joinpath("pyproject.toml").read_text()
+    newest = max(PAIRS, key=lambda version: [*map(int, version.split("."))])
+    assert f'<={PAIRS[newest]}"' in text  # delta-spark
+    assert f'"pyspark>=4.0,<={newest}.' in text
+
+
+def test_jars_that_spark_has_itself_are_left_out(tmp_path: Path) -> None:
+    """Without it Delta's older Jackson comes before Spark's own, and no query of Spark 4.1 is planned."""
+    for name in ("jackson-databind-2.18.2.jar", "spark-core_2.13-4.1.1.jar"):
+        (tmp_path / name).write_bytes(b"")
+    own = ["/j/io.delta_delta-spark_4.1_2.13-4.3.1.jar", "/j/org.apache.spark_spark-avro_2.13-4.1.1.jar"]
+    older = "/j/com.fasterxml.jackson.core_jackson-databind-2.13.5.jar"
+    assert connectors.not_of_spark([*own, older], tmp_path) == own
+
+
+def test_all_connectors_are_names_of_artifacts() -> None:
+    assert all(name.startswith("spark-") for name in CONNECTORS.values())

@@ -1,0 +1,94 @@
+"""Whole batches with lake and store in an object store: equal to those on a disk, at a bounded number of requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchmarks.s3_server import Fault, S3Server, s3_server
+from router.config.models import Route
+from tests.engine.parts import Events, Fixed, Named, Where
+from tests.engine.query import Query, multiset, records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+GAMES = 3
+BATCHES = 24
+"""More than there are between two checkpoints of a table."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    """Run an S3 server."""
+    with s3_server("lake") as found:
+        yield found
+
+
+@pytest.fixture
+def query(make_query: Callable[..., Query], tmp_path: Path) -> Callable[..., Query]:
+    """Make a query with a table per game, single tables, bronze and dead letters."""
+
+    def query(**where: Any) -> Query:
+        routes = (
+            Route(name="games", match=Where(sql="true"), sinks=(Named(sql="'silver.' || event.game"),)),
+            Route(name="big", match=Where(sql="event.n > 90"), sinks=(Fixed(name="silver.big"),)),
+        )
+        decode = Events(ddl="game string, n int")
+        return make_query(tmp_path, decode=decode, routes=routes, bronze="bronze.all", **where)
+
+    return query
+
+
+def batch(number: int, games: int = GAMES) -> Any:
+    """Return the records of a batch, with one that is no JSON."""
+    events = [{"game": f"g{n % games}", "n": n} for n in range(10)]
+    return records([*events, b"no JSON"], first=number * 11)
+
+
+def test_a_bucket_has_what_a_disk_has(query: Callable[..., Query], server: S3Server) -> None:
+    """Without it a lake in an object store has other rows, or costs what its requests cost."""
+    far = query(lake="s3://lake/equal", storage_options=server.options)
+    near = query()
+    begin = 0
+    for number in range(BATCHES):
+        for one in (far, near):
+            one.take(batch(number))
+        begin = begin or len(server.asked())  # after the batch that makes the tables
+    asked = server.asked(begin)
+
+    assert far.tables() == near.tables()
+    for table in near.tables():
+        assert multiset(far, table) == multiset(near, table)
+    logs = Counter(one.path.split("/_delta_log")[0] for one in asked if "_delta_log" in one.path)
+    logs += Counter(_listed(one.query) for one in asked if "_delta_log" in one.query)
+    touched = {table for table in near.tables() if table not in ("silver.big",)}
+    assert {path.removeprefix("/lake/equal/").replace("/", ".") for path in logs} == touched
+    assert max(logs.values()) / (BATCHES - 1) <= 5
+
+
+def _listed(query: str) -> str:
+    prefix = next(part for part in query.split("&") if part.startswith("prefix="))
+    return "/lake/" + prefix.removeprefix("prefix=").replace("%2F", "/").split("/_delta_log")[0]
+
+
+def test_a_batch_goes_through_faults(query: Callable[..., Query], server: S3Server) -> None:
+    """Without it a store that is busy, or cuts a connection, fails a batch or lands it twice."""
+    far = query(lake="s3://lake/faults", storage_options=server.options)
+    far.take(batch(0))
+    server.fail(
+        Fault("PUT", ".parquet", "503 Slow Down", times=2),
+        Fault("PUT", "_delta_log", "500 Internal Server Error", done=True, times=3),
+        Fault("PUT", "manifests", ""),
+        Fault("GET", "_delta_log", "503 Slow Down", seconds=1.0, times=2),
+    )
+    far.take(batch(1))
+    server.fail()
+    far.again(1)
+
+    assert sum(len(far.rows(table)) for table in far.tables() if table.startswith("silver.g")) == 20
+    assert len(far.rows("bronze.all")) == 22

@@ -1,0 +1,67 @@
+"""Commands that need no Spark, on a lake in a bucket: they say what they say of the same lake on a disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from router.cli import commands
+from router.delta.table_cache import TableCache
+from router.engine import ledger
+from router.engine.commit.committers import Committers
+from tests.engine.written_lake import QUERY, WrittenLake
+from tests.storage.test_log_tail import staged
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchmarks.s3_server import S3Server
+    from router.delta.lake import Lake
+
+
+@pytest.fixture
+def copied(bucket: Lake, server: S3Server, tmp_path: Path) -> tuple[Path, Path]:
+    """Copy a written lake into a bucket; return the configurations of both."""
+    written = WrittenLake(tmp_path).take(2)
+    root = tmp_path / "lake"
+    for file in root.rglob("*"):
+        if file.is_file():
+            bucket.write(str(file.relative_to(root)), file.read_bytes())
+    about = {**yaml.safe_load(written.file.read_text()), "lake": bucket.root, "storage_options": server.options}
+    far = tmp_path / "far.yaml"
+    far.write_text(yaml.safe_dump(about))
+    return written.file, far
+
+
+@pytest.mark.parametrize("command", [["verify", "--footers"], ["tables"], ["ledger"]], ids=lambda command: command[0])
+def test_commands_say_the_same(copied: tuple[Path, Path], command: list[str]) -> None:
+    """Without it an operator of a lake in a bucket is blind."""
+    near, far = (CliRunner().invoke(commands, [command[0], str(file), *command[1:]]) for file in copied)
+
+    assert near.output
+    assert (far.output, far.exit_code) == (near.output, near.exit_code)
+    assert "hush-hush" not in far.output
+
+
+def test_a_batch_is_committed_and_booked(bucket: Lake) -> None:
+    """Without it the last steps of a batch fail where the first ones worked."""
+    committers = Committers(bucket, None)  # type: ignore[arg-type] # no table here needs Spark
+    tables = TableCache(bucket)
+    for batch in range(3):
+        works = (replace(staged(bucket, batch), decided=batch - 1),)
+        assert not committers.missing(works)
+        handles = tables.readable({work.table for work in works})
+        assert committers.commit(works, handles, {"router.batch": str(batch)}) == 1
+        assert committers.commit(works, {}, {"router.batch": str(batch)}) == 0
+        entry = ledger.LedgerEntry("ops.ledger", f"{QUERY}/ledger", batch)
+        for _ in range(2):  # a restart books again
+            ledger.append(committers, entry, ledger.rows("games", "run-1", batch, (), (), {}), tables=tables)
+
+    for table in ("silver.uno", "ops.ledger"):
+        handle = bucket.open(table)
+        assert handle is not None
+        assert handle.version() == 2

@@ -1,0 +1,5 @@
+"""A server that speaks raw bytes."""
+
+from tests.rest.conftest import server
+
+__all__ = ["server"]

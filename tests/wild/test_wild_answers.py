@@ -1,0 +1,161 @@
+"""One odd answer among good ones: what becomes of its row, how often it went out, and what `requests` makes of it.
+
+docs/rest-answers.md has the table; REST_ANSWERS=write writes it anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import requests
+
+from router import StartError
+from router.delta.lake import Lake
+from router_rest.delivery.batcher import CallSize
+from tests.rest.scripted import Scripted
+from tests.rest.tasks import CLIENT, quicken, rows, tasks, whole
+from tests.wild.answers import ANSWERS, QUICK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.rest.scripted import Talk
+
+PAGE = Path(__file__).parents[2] / "docs" / "rest-answers.md"
+ODD = b'"offset":7}'
+ROWS = 12
+REFUSAL = re.compile(r"[34]\d\d\b|501")
+"""Answers that say themselves that the call was not taken."""
+LONGEST = 5.0
+"""Seconds after which a row that waits is taken to do so for as long as the API does."""
+TIMES = {"connect": 2.0, "read": 0.4, "total": 0.4, "most": 1 << 16, "in_flight": 1}
+EACH = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ANSWERS]
+
+
+@dataclass(frozen=True)
+class Played:
+    """What became of the odd row: its status, whether it is in doubt, and how often it arrived."""
+
+    outcome: str
+    in_doubt: bool
+    arrived: int
+    others: bool
+    """All other rows are delivered."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.outcome}{', in doubt' if self.in_doubt else ''} | {self.arrived if self.outcome != 'waits' else ''}"
+        )
+
+
+def acts(name: str) -> Callable[[Talk], None]:
+    """Answer calls with the odd row in this way, and all others well."""
+
+    def act(talk: Talk) -> None:
+        while (seen := talk.request()) is not None:
+            if ODD not in seen.body:
+                talk.answer()
+            elif not ANSWERS[name](talk):
+                return
+
+    return act
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, int], Played]]:
+    """Return what plays an answer, to calls of one row or of several."""
+    with pytest.MonkeyPatch.context() as patch:
+        quicken(patch)
+
+        @cache
+        def played(name: str, size: int) -> Played:
+            return _played(name, size, Lake.at(str(tmp_path_factory.mktemp("wild"))))
+
+        yield played
+
+
+def _played(name: str, size: int, lake: Lake) -> Played:
+    stopped = ""
+    with Scripted(acts(name)) as server:
+        api: Any = SimpleNamespace(url=server.url.removesuffix("/events"), reset=lambda: None)
+        with tasks(api, lake) as running:
+            job = running.job(cut=CallSize(rows=size), client={**CLIENT, **TIMES})
+            policy = replace(job.policy, attempts=2, elapsed=1.0)
+            batch = whole(running, rows(range(ROWS)), job=replace(job, policy=policy))
+            ending = threading.Timer(LONGEST, batch.batch.stop.set)
+            ending.start()
+            try:
+                batch.deliver()
+            except ConnectionError:
+                stopped = "waits"
+            except StartError:
+                stopped = "stops the sink"
+            finally:
+                ending.cancel()
+            receipts = {row["offset"]: row for row in running.receipts()}
+        arrived = sum(ODD in body for body in server.bodies)
+    odd = receipts.get(7)
+    others = sum(row["status"] == "delivered" for at, row in receipts.items() if at // size != 7 // size)
+    of_others = ROWS - min(size, ROWS)
+    return Played(stopped or str(odd and odd["status"]), bool(odd and odd["in_doubt"]), arrived, others == of_others)
+
+
+def by_requests(name: str) -> str:
+    """Return what `requests` makes of an answer."""
+    with Scripted(acts(name)) as server, requests.Session() as session:
+        session.trust_env = False
+        try:
+            with session.post(server.url, data=b"{" + ODD, timeout=0.4, allow_redirects=False, stream=True) as found:
+                for _ in found.iter_content(1 << 16):
+                    if found.raw.tell() > 1 << 20:
+                        return f"{found.status_code}, no end"
+                return str(found.status_code)
+        except (requests.RequestException, ValueError) as error:
+            return type(error).__name__
+
+
+@pytest.mark.parametrize("size", [1, 4], ids=["one row", "bulk"])
+@pytest.mark.parametrize("name", EACH)
+def test_no_answer_loses_a_row_or_sends_it_for_ever(play: Callable[[str, int], Played], name: str, size: int) -> None:
+    """Without it a server of a kind that nobody has thought of loses rows, doubles them unseen, or stops the others."""
+    played = play(name, size)
+
+    assert played.outcome in {"delivered", "dead", "parked", "waits", "stops the sink"}
+    if played.outcome in {"delivered", "parked"} and played.arrived > 1:
+        assert played.in_doubt or REFUSAL.match(name)
+    if played.outcome != "stops the sink":
+        assert played.others
+        assert played.outcome == "waits" or played.arrived <= 3 * 2 + 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_page_says_what_was_found(play: Callable[[str, int], Played]) -> None:
+    lines = [f"| {name} | {play(name, 1)} | {play(name, 4)} | {by_requests(name)} |" for name in ANSWERS]
+    text = "\n".join((*HEAD, *lines, ""))
+    if os.environ.get("REST_ANSWERS") == "write":
+        PAGE.write_text(text)
+    assert PAGE.read_text() == text
+
+
+HEAD = (
+    "# Answers that APIs give",
+    "",
+    "What `tests/wild` has found with the versions that this project is tested with: a batch of twelve rows, of which",
+    "one always gets the answer of the line, and all others a good one; in calls of one row, and of four. Two attempts",
+    "a round, three rounds, calls of 0.4 s at most, one in flight. *Calls* are those with that row: each but the first",
+    "is a duplicate where the API took it in spite of its answer, and then the row is marked `in_doubt`. *Waits*: for",
+    "as long as the API does not take it; the rows of other calls are delivered. The last column is what `requests`",
+    "makes of the answer.",
+    "",
+    "| answer | one row: the row is | calls | four rows: the row is | calls | requests |",
+    "|---|---|---|---|---|---|",
+)
