@@ -237,6 +237,7 @@ def on_one_machine(spark: SparkSession) -> bool:
 
 NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"[^:]*: (?:[^:]*error=2|.*No such file)')
 OTHER_PYTHON = re.compile(r"has different version: ([\d.()', ]+) than that in driver:? ([\d.()', ]+),")
+DEAD_PYTHON = re.compile(r"Error from python worker:\s*(\S[^\n]*)")
 NO_MODULE = re.compile(r"(?:ModuleNotFoundError|ImportError): (No module named '[\w.]+')")
 
 
@@ -260,4 +261,6 @@ def refusal(error: BaseException) -> StartError | None:
         )
     if found := NO_MODULE.search(text):
         return StartError(f"an executor cannot work: {found[1]}. {SHIP}")
+    if found := DEAD_PYTHON.search(text):
+        return StartError(f"an executor cannot work: its Python does not start: {found[1][:200]}")
     return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,6 @@ from tests.chaos.standalone import Cluster, bare_python, installed
 from tests.light import LIGHT
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterator
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
@@ -227,9 +228,12 @@ def test_a_router_that_does_not_travel_is_refused(worker, submit, configured, tm
 
 def other_python() -> str | None:
     """Return a Python of another version than this, if there is one."""
-    names = ("python3.10", "python3.12", "python3.13", "python3.9")
-    other = {str(path) for name in names for path in Path.home().glob(f".pyenv/versions/*/bin/{name}")}
-    return min((*other, *filter(None, map(shutil.which, names))), default=None)
+    names = {"python3.10", "python3.12", "python3.13"} - {f"python3.{sys.version_info.minor}"}
+    places = [*Path.home().glob(".pyenv/versions/*/bin/python3.*"), *filter(None, map(shutil.which, names))]
+    for place in (str(place) for place in places if Path(place).name in names):
+        if subprocess.run([place, "-V"], capture_output=True, check=False).returncode == 0:  # and no shim of a manager
+            return place
+    return None
 
 
 def test_another_python_is_refused(worker, submit, configured, tmp_path, monkeypatch):

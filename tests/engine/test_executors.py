@@ -167,8 +167,9 @@ def test_without_the_router_a_task_says_so(lake, monkeypatch):
             "  import pyarrow\nModuleNotFoundError: No module named 'pyarrow'\n\n at org.apache",
             "No module named 'pyarrow'",
         ),
+        ("Error from python worker:\n  pyenv: python3.10: command not found\n", "does not start: pyenv: python3.10"),
     ],
-    ids=["python", "no python", "no python on java 21", "no pyarrow"],
+    ids=["python", "no python", "no python on java 21", "no pyarrow", "no daemon"],
 )
 def test_what_spark_says_of_an_executor_that_cannot_work_is_one_sentence(text, says):
     refused = refusal(RuntimeError(text))
