@@ -6,7 +6,6 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -61,7 +60,7 @@ class Place:
         self.checkpoint.write(f"spark/commits/{batch}", b"")
 
     def start(self, accept: Any = "", **changes: Any) -> None:
-        spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(getConf=dict))  # it has no settings
+        spark: Any = None  # nobody needs it
         begin(spark, TableCache(self.lake), self.checkpoint, self.config.model_copy(update=changes), accept)
 
     def folder(self, table: str) -> Path:
