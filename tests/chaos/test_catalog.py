@@ -25,9 +25,9 @@ from router.config.models import Config
 from router.engine.session import build_session, stop_session
 spark = build_session(Config.model_construct(name="look", spark=json.loads(sys.argv[1])), "local[1]")
 found = {}
-for layer in spark.catalog.listDatabases():
-    for table in spark.catalog.listTables(layer.name):
-        name = f"{layer.name}.{table.name}"
+for (layer,) in spark.sql("SHOW SCHEMAS").collect():
+    for table in spark.sql(f"SHOW TABLES IN {layer}").collect():
+        name = f"{layer}.{table['tableName']}"
         place = spark.sql(f"DESCRIBE DETAIL {name}").first()["location"]
         found[name] = [spark.table(name).count(), place.removeprefix("file:")]
 print(json.dumps(found))
