@@ -173,10 +173,10 @@ def test_a_query_that_begins_anew_lands_with_its_own_settings(
     decided, collected = iter([OSError("the storage is away for a moment")]), DataFrame.collect
     limits = []
 
-    def decide(store: CheckpointStore, manifest: Any) -> None:
+    def decide(store: CheckpointStore, manifest: Any, *, new: bool) -> None:
         for error in decided:
             raise error
-        to_store(store, manifest)
+        to_store(store, manifest, new=new)
 
     def collect(frame: DataFrame) -> Any:
         if frame.columns == ["report"]:

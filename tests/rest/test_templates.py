@@ -245,7 +245,7 @@ def test_a_token_server_that_is_away_does_not_hold_the_start(spark: SparkSession
 
     opened(lane(spark, []), auth={"oauth": login})
 
-    with pytest.raises(StartError, match="client_secret"):
+    with pytest.raises(StartError, match="client_id, its secret or key"):
         opened(lane(spark, []), auth={"oauth": login})
 
 
@@ -258,7 +258,7 @@ def test_tasks_get_what_they_need_of_each_row(spark: SparkSession) -> None:
 
     assert taken.schema.simpleString() == (
         "struct<_topic:string,_partition:int,_offset:bigint,_order:binary,"
-        "_to:struct<url:string,fault:string>,_row:binary>"
+        "_to:struct<url:string,values:array<string>,fault:string>,_row:binary>"
     )
     first, second = taken.orderBy("_offset").collect()
     assert (first["_topic"], first["_partition"], first["_offset"]) == ("t", 0, 0)
