@@ -190,7 +190,7 @@ def test_a_query_that_begins_anew_lands_with_its_own_settings(
     (tmp_path / "in" / "a.json").write_text(json.dumps({"n": "x" * BIG_ROW}) + '\n{"n": 1}\n')
     lake, _ = drain({"files": {"path": str(tmp_path / "in")}})
 
-    assert limits == [UNBOUNDED, str(BOUNDED)] * 2
+    assert limits[1:] == [UNBOUNDED, str(BOUNDED)] * 2  # the first job looks at the executors
     assert len(column(lake, "bronze.all", "value")) == 2
 
 

@@ -673,16 +673,19 @@ class Repair:
     def _replace_merged(self, found: MergedAgain, key: str, until: int, handle: DeltaTable | None) -> None:
         """Put merged rows in place of the content of a table as it is at this version, or make the table of them."""
         now = int(time.time())
-        found.remember_deletions(Transaction(f"{self.query}/repair/{self.table}", now))
+        deletions = Transaction(f"{self.query}/repair/{self.table}", now)
         if self._only_spark_replaces(handle):
-            self._replace_merged_with_spark(found, key, until, handle)
+            self._replace_merged_with_spark(found, key, until, handle, deletions)
             return
+        found.remember_deletions(deletions)
         ids = {f"{self.query}/repair/{self.table}": now, self._app_id(key): until}
         found.replace(handle, ids, self._notes({key: until}))
         if handle is None and made_by_spark(found.keyed):
             finish(self.spark.newSession(), self.lake.spark_address(self.table), found.keyed)
 
-    def _replace_merged_with_spark(self, found: MergedAgain, key: str, until: int, handle: DeltaTable | None) -> None:
+    def _replace_merged_with_spark(
+        self, found: MergedAgain, key: str, until: int, handle: DeltaTable | None, deletions: Transaction
+    ) -> None:
         """Overwrite the table through Delta on Spark; only without a stream, whose merges it would take for old."""
         if self._running():
             what = "it needs Delta on Spark, which cannot replace it beside the stream"
@@ -690,6 +693,7 @@ class Repair:
         session, address, merged = self.spark.newSession(), self.lake.spark_address(self.table), to_arrow(found.open())
         if handle is None:
             create_with_spark(session, (self.table, address), merged, found.keyed)
+        found.remember_deletions(deletions)  # below the table's folder, in which Spark makes no table beside files
         rows = session.read.format("delta").load(self.lake.spark_address(found.name))
         wider = () if handle is None else compare(delta_schema(to_arrow(handle)), delta_schema(merged)).widened
         if handle is not None and wider and way(handle, self.table, found.keyed.widening) == "rewrite":
