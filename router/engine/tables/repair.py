@@ -54,6 +54,7 @@ from router.delta.commit import (
 from router.delta.constraints import unmergeable, unsupported
 from router.delta.file_statistics import statistics
 from router.delta.history import LogCommit, log_commits, log_folder, log_versions
+from router.delta.row_versions import DELETIONS, deletions_table
 from router.delta.schema_diff import compare, delta_schema
 from router.delta.upsert import SUPPORTED_PROPERTIES, made_by_spark
 from router.delta.widening import way, wider_schema
@@ -613,6 +614,10 @@ class Repair:
 
         Where the stream has merged a later batch meanwhile, its records are taken from bronze, too.
         """
+        if handle is None and self._only_spark_replaces(None) and deletions_table(self.lake, self.table) is not None:
+            what = "Delta on Spark makes no table in a folder that holds its remembered deletions; repair it with "
+            where = f"{self.lake.address(self.table)}/{DELETIONS}"
+            raise TableError(self.table, f"{what}`commit: auto`, or move {where} away first")
         found, until = MergedAgain(self.spark, self.lake, keyed, self.table, handle), self.last
         damaged = bool(old) and handle is None
         try:
