@@ -88,7 +88,7 @@ class Stream:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def _evolution_run(self) -> None:
+    def _run(self) -> None:
         trigger = Trigger(continuous=True)
         run(self._loaded, self._registry, self._spark, RunOptions(trigger, finished=self._take, stop=self._stop))
 

@@ -93,7 +93,7 @@ def test_a_large_job_is_spread_over_executors(config: Config) -> None:
 def test_a_short_latency_takes_more_cores_until_it_cannot_be_had(config: Config) -> None:
     assert size(config, Load(200_000, 2, 50)).cores > size(config, Load(200_000, 10, 50)).cores
     with pytest.raises(StartError, match="no number of cores"):
-        size(config, Load(200_000, 1, 50))
+        size(config, Load(200_000, 0.5, 50))
 
 
 def test_the_latency_holds_two_batches(config: Config) -> None:

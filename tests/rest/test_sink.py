@@ -174,7 +174,7 @@ def test_a_stop_in_an_outage_leaves_what_is_not_done(batches: Batches) -> None:
     threading.Timer(3, stop.set).start()
 
     with pytest.raises(ConnectionError):
-        batches.apply()
+        batches.apply(retry={"attempts": 1, "rounds": 1000})
 
     batches.batch = replace(batches.batch, stop=threading.Event())
     batches.api.play()
