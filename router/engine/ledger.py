@@ -78,7 +78,8 @@ A replay has a row without a batch, of what it changed: more rows are `applied`,
 """
 
 
-SOURCE = ("read", "decoded", "failed", "bare", "unmatched", "lost")
+READ = ("read", "decoded", "failed", "bare", "unmatched")
+SOURCE = (*READ, "lost")
 SUMMED = (
     *("matched", "landed", "refused", "dropped", "applied", "dead", "backlog", "frozen", "quarantined", "released"),
     *("parked", "in_doubt"),
@@ -109,7 +110,7 @@ def rows(
             "from_offset": part.first,
             "to_offset": part.last,
         }
-        source = {name: getattr(part, name) for name in ("read", "decoded", "failed", "bare", "unmatched")}
+        source = {name: getattr(part, name) for name in READ}
         found.append({**where, **source})
         for key in targets:
             route, sink = key.split("/", 1)
@@ -122,7 +123,7 @@ def rows(
                 "quarantined": part.landed.get(quarantine, 0),
             })  # fmt: skip
     if not counted:
-        found.append({**base, **dict.fromkeys(("read", "decoded", "failed", "bare", "unmatched"), 0)})
+        found.append({**base, **dict.fromkeys(READ, 0)})
     for key, counts in applied.items():
         landed = sum(part.landed.get(key, 0) for part in counted)
         found.append({**base, **of_sink(key, counts, landed)})

@@ -13,6 +13,7 @@ from router.delta.constraints import unsupported
 from router.delta.lake import Lake
 from router.delta.table_cache import THREADS
 from router.delta.upsert import merge_engine
+from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.explain import fixed_table
 from router.engine.label.layout import asked, outbox_of
@@ -139,17 +140,12 @@ class _Overview:
 
     def _unsent(self) -> dict[str, int]:
         """Return the rows of outboxes that their sinks have yet to deal with, by the ledger."""
-        found: dict[str, int] = {}
         try:
-            ledger = self.lake.open(self.config.ledger)
+            sums = ledger.totals(self.config)
         except (DeltaError, OSError):
-            ledger = None
-        if ledger is None:
-            return found
-        for part in ledger.to_pyarrow_dataset().scanner(columns=["query", "route", "sink", "backlog"]).to_batches():
-            sums = pa.table(part).group_by(["query", "route", "sink"]).aggregate([("backlog", "sum")])
-            for row in sums.to_pylist():
-                if row["query"] == self.config.name and row["route"] is not None and row["backlog_sum"]:
-                    outbox = outbox_of(row["query"], row["route"], row["sink"])
-                    found[outbox] = found.get(outbox, 0) + row["backlog_sum"]
-        return {outbox: rows for outbox, rows in found.items() if rows > 0}
+            return {}
+        return {
+            outbox_of(self.config.name, route, sink): counts["backlog"]
+            for (route, sink), counts in sums.items()
+            if route is not None and sink is not None and counts.get("backlog", 0) > 0
+        }
