@@ -45,7 +45,7 @@ def read(
     asked = ((table, _rows(place, table, handle, as_of, changes_since)) for table, handle in _handles(place, name))
     found = [(table, rows) for table, rows in asked if rows is not None]
     if not found:
-        have = ", ".join(table for layer in place.layers() for table in place.tables(layer)) or "none"
+        have = ", ".join(place.every_table()) or "none"
         raise TableError(name, f"{place.root} has no such table at that time; it has {have}")
     if "*" not in name:
         return found[0][1]

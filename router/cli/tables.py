@@ -139,7 +139,7 @@ def _work(config: Config, pattern: str) -> list[tuple[Any, str, Maintenance]]:
     care = TableMaintenance(
         lake, lambda: import_module("router.engine.session").build_session(config), plans, detached_outboxes(config)
     )
-    tables = [table for layer in lake.layers() for table in lake.tables(layer) if fnmatchcase(table, pattern)]
+    tables = [table for table in lake.every_table() if fnmatchcase(table, pattern)]
     return [(care, table, plan) for table in tables if (plan := care.plan(table))]
 
 

@@ -96,6 +96,10 @@ class Lake:
             f"{layer}.{name}" for name, log in zip(names, logs, strict=True) if log.type is fs.FileType.Directory
         )
 
+    def every_table(self) -> list[str]:
+        """Return the names of the Delta tables of all layers, sorted."""
+        return [table for layer in self.layers() for table in self.tables(layer)]
+
     def layers(self) -> list[str]:
         """Return the names of the folders that may hold tables, sorted."""
         found = self.files.get_file_info(fs.FileSelector("", allow_not_found=True))

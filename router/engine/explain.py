@@ -103,7 +103,7 @@ def tables_by_sink(config: Config) -> dict[str, tuple[tuple[str, int], ...]]:
     """
     lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
     run, found = Checkpoint.read(checkpoint).run, dict[str, list[tuple[str, int]]]()
-    for table in (table for layer in lake.layers() for table in lake.tables(layer)):
+    for table in lake.every_table():
         try:
             handle = lake.open(table)
         except (DeltaError, OSError):

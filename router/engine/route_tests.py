@@ -220,7 +220,7 @@ def _faults(config: Config, case: RouteTest, raw: pa.Table, spark: SparkSession,
     previewed = {outbox_of(config.name, *key.split("/")): (key, sink) for key, sink in _previewing(config)}
     hidden = {config.dead_letters, config.ledger, *_merged_outboxes(config), *previewed}
     bronze = config.bronze_tables() or ()
-    found = {table for layer in lake.layers() for table in lake.tables(layer) if table not in bronze}
+    found = {table for table in lake.every_table() if table not in bronze}
     yield from _table_faults(lake, case.expect, found - hidden)
     sent = {key: _sent(lake, outbox, sink, spark, folder) for outbox, (key, sink) in previewed.items()}
     yield from _sent_faults(case.expect, sent)

@@ -121,7 +121,7 @@ def _traces(lake: Lake, ledger: DeltaTable | None, name: str) -> str:
 
 def _last_batches(lake: Lake, name: str) -> dict[str, tuple[str, int]]:
     """Return the last commit of a query in each table that has one: table -> (run, batch)."""
-    tables = [table for layer in lake.layers() for table in lake.tables(layer)]
+    tables = lake.every_table()
     with ThreadPoolExecutor(THREADS) as pool:
         notes = pool.map(lambda table: _last_note(lake.open(table), name), tables)
         return {table: note for table, note in zip(tables, notes, strict=True) if note}
@@ -144,7 +144,7 @@ def having(lake: Lake, query: str, batch: int) -> dict[str, str]:
         except (DeltaError, OSError):
             return ""
 
-    tables = [table for layer in lake.layers() for table in lake.tables(layer)]
+    tables = lake.every_table()
     with ThreadPoolExecutor(THREADS) as pool:
         found = zip(tables, pool.map(committed, tables), strict=True)
         return {table: configuration for table, configuration in found if configuration is not None}

@@ -253,7 +253,7 @@ class Verification:
 
     def tables(self) -> set[str]:
         """Return the names of all tables of the lake, and those that the router wrote down."""
-        there = {table for layer in self.lake.layers() for table in self.lake.tables(layer)}
+        there = {*self.lake.every_table()}
         return there | set(self.written.manifests) | set(self.fixed)
 
     def audit(self, table: str) -> TableAudit | None:
