@@ -99,6 +99,6 @@ def _session() -> SparkSession:
     if active := SparkSession.getActiveSession():
         return active
     from router.config.models import Config  # noqa: PLC0415
-    from router.engine.session import build_session  # noqa: PLC0415
+    from router.engine.spark.session import build_session  # noqa: PLC0415
 
     return build_session(Config.model_construct(name="notebook", spark={}))  # type: ignore[call-arg]

@@ -107,7 +107,7 @@ install_packages() {
 }
 
 fetch_spark_jars() {
-    .venv/bin/python -m router.engine.connectors >/dev/null 2>.venv/spark-jars.log ||
+    .venv/bin/python -m router.engine.spark.connectors >/dev/null 2>.venv/spark-jars.log ||
         fail "Spark could not fetch its jars; the end of .venv/spark-jars.log:"$'\n'"$(tail -n 15 .venv/spark-jars.log)"
 }
 

@@ -40,6 +40,6 @@ install() {
 [ -e "$home/complete" ] && [ "$home/complete" -nt pyproject.toml ] || install
 export JAVA_HOME=${JAVA_HOME:-$(cat .venv/java-home)}
 say "Delta's and the Avro connector's jars of Spark $spark ..."
-"$home/bin/python" -m router.engine.connectors avro >/dev/null || # a mirror may lack it: tests of Avro fail then
-    "$home/bin/python" -m router.engine.connectors delta >/dev/null
+"$home/bin/python" -m router.engine.spark.connectors avro >/dev/null || # a mirror may lack it: tests of Avro fail then
+    "$home/bin/python" -m router.engine.spark.connectors delta >/dev/null
 exec "$home/bin/python" -m pytest -m "not slow and not kafka" "$@"

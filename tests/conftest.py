@@ -122,7 +122,7 @@ def schema_registry(run_folder: Path) -> Iterator[EmbeddedRegistry]:
 def spark() -> Iterator[SparkSession]:
     """Run one Spark for each process: two cores, two shuffle partitions; a task that fails is tried again."""
     from router.config.models import Config
-    from router.engine.session import build_session, stop_session
+    from router.engine.spark.session import build_session, stop_session
 
     config = Config.model_construct(name="tests", spark=LIGHT)  # nothing else matters to a session
     session = build_session(config, master="local[2,4]")

@@ -30,7 +30,7 @@ from router.delta.commit import StagedFile, TableCommit, commit, to_delta
 from router.delta.file_statistics import statistics as bounds
 from router.delta.lake import Lake
 from router.engine.ledger import SCHEMA
-from router.engine.session import build_session
+from router.engine.spark.session import build_session
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 

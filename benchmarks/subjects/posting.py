@@ -33,7 +33,7 @@ from benchmarks.verify import compare, count_rows, records_read
 from router import ApplyingSink, Batch, Opening
 from router.delta.commit import StagedParts
 from router.delta.lake import Lake
-from router.engine.session import build_session
+from router.engine.spark.session import build_session
 from router_demo.api import Api
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from benchmarks.subjects.baselines import settings
 from router.config.loader import load
 from router.config.models import Config, Trigger
 from router.engine import stream
-from router.engine.session import build_session
+from router.engine.spark.session import build_session
 from router.registry import load_registry
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from router import Preparation
 from router.config.loader import load
 from router.config.models import Trigger
 from router.engine.checkpoint_store import LearntSchemas
-from router.engine.session import build_session, local_master, session_builder
 from router.engine.source import CONSUMER, sample
+from router.engine.spark.session import build_session, local_master, session_builder
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 

@@ -28,7 +28,7 @@ from benchmarks.subjects.router import loaded, start_session, write_configuratio
 from benchmarks.verify import compare, count_rows
 from router.config.loader import load
 from router.config.models import Trigger
-from router.engine.session import build_session
+from router.engine.spark.session import build_session
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 from router_demo.api import Api

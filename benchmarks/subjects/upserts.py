@@ -25,11 +25,11 @@ from benchmarks.verify import compare
 from router.config.models import Config
 from router.delta.lake import Lake
 from router.delta.parquet_writer import Staging
-from router.engine.executors import Executors
 from router.engine.merge.coordinator import TASKS_PER_CORE
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, merge_by_tasks
 from router.engine.merge.delta_spark import SparkMerger
-from router.engine.session import build_session
+from router.engine.spark.executors import Executors
+from router.engine.spark.session import build_session
 from router.sinks import KeyedTable
 
 if TYPE_CHECKING:

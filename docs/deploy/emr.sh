@@ -12,5 +12,5 @@ aws s3 cp "$program" "s3://$bucket/router/__main__.py"
 aws emr add-steps --cluster-id "$cluster" --steps "Type=Spark,Name=router-games,ActionOnFailure=CONTINUE,Args=[\
 --deploy-mode,cluster,--py-files,s3://$bucket/router/$(basename build/spark_event_router-*.zip),\
 --archives,s3://$bucket/router/games.zip#games,\
---packages,$(python3 -c 'from router.engine.session import all_packages; print(r"\,".join(all_packages()))'),\
+--packages,$(python3 -c 'from router.engine.spark.session import all_packages; print(r"\,".join(all_packages()))'),\
 --conf,spark.pyspark.python=python3.11,s3://$bucket/router/__main__.py,run,games/games.yaml]"

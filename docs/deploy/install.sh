@@ -29,7 +29,7 @@ import urllib.parse
 
 from pyspark.sql import SparkSession
 
-from router.engine.session import all_packages
+from router.engine.spark.session import all_packages
 
 builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
 spark = builder.config("spark.jars.packages", ",".join(all_packages())).getOrCreate()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from router.config.loader import load
 from router.config.models import Source, Trigger
-from router.engine.session import build_session, stop_session
+from router.engine.spark.session import build_session, stop_session
 from router.engine.stream import RunOptions, run
 from router.registry import load_registry
 from router.sinks import ApplyingSink

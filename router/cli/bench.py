@@ -87,7 +87,7 @@ def bench(file: Path, plugin_files: tuple[Path, ...], out: Path, **given: Any) -
         install = "pip install 'spark-event-router[bench]'"
         raise click.ClickException(f"`bench` needs the module {error.name}: {install}") from error
     loaded = bench_sweep.checked(load(file, load_registry(plugin_files)))
-    import_module("router.engine.session").ready_to_start(loaded.config)  # each run is a process of its own
+    import_module("router.engine.spark.session").ready_to_start(loaded.config)  # each run is a process of its own
     sweep = bench_sweep.Sweep(
         loaded,
         plugin_files,

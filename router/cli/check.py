@@ -30,7 +30,7 @@ def check(ctx: click.Context, file: Path, plan: bool, plugin_files: tuple[Path, 
         loaded = load(file, registry)
         if missing := list(missing_extras(loaded.config).values()):
             raise ConfigError(tuple(loaded.problem((), what) for what in missing[:1]))
-        told = import_module("router.engine.check").check_plan(loaded, registry) if plan else ""
+        told = import_module("router.engine.preflight.check").check_plan(loaded, registry) if plan else ""
     except ConfigError as error:
         for problem in error.problems:
             click.echo(str(problem))
@@ -62,8 +62,8 @@ def test(ctx: click.Context, files: tuple[Path, ...], plugin_files: tuple[Path, 
     Every case goes through one batch into a lake of its own. No source is read, no registry
     asked and nothing sent anywhere. Exits with 1 when a case fails.
     """
-    from router.engine.route_tests import load_tests, run_tests
-    from router.engine.session import build_session, stop_session
+    from router.engine.preflight.route_tests import load_tests, run_tests
+    from router.engine.spark.session import build_session, stop_session
 
     registry = load_registry(plugin_files)
     found = [(file, load_tests(file)) for file in files]

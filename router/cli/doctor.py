@@ -14,7 +14,7 @@ from router.errors import ConfigError, PluginError, printable
 
 if TYPE_CHECKING:
     from router.config.models import Config
-    from router.engine.doctor import Diagnosis
+    from router.engine.preflight.doctor import Diagnosis
 
 
 @click.command(short_help="Say what on this machine keeps a configuration from running.")
@@ -27,7 +27,7 @@ def doctor(file: Path | None, as_json: bool, plugin_files: tuple[Path, ...]) -> 
     One line each: ok, warn or wrong, what was seen, and the next step. Starts no Spark, fetches nothing, and sends no
     event; the storage gets a file that is deleted again. Exit code 1: something is wrong.
     """
-    from router.engine.doctor import diagnose
+    from router.engine.preflight.doctor import diagnose
 
     config, found = _configuration(file, plugin_files)
     found += diagnose(config, file.parent if file else Path())
@@ -44,7 +44,7 @@ def doctor(file: Path | None, as_json: bool, plugin_files: tuple[Path, ...]) -> 
 def _configuration(file: Path | None, plugin_files: tuple[Path, ...]) -> tuple[Config | None, list[Diagnosis]]:
     """Return the configuration where it can be loaded, and what is said about it."""
     from router.config.loader import load
-    from router.engine.doctor import Diagnosis
+    from router.engine.preflight.doctor import Diagnosis
     from router.registry import load_registry
 
     try:

@@ -147,7 +147,7 @@ def _plain(value: Any) -> str:
 
 def _counts(config: Config) -> GraphCounts:
     sums = import_module("router.engine.ledger").totals(config)
-    return GraphCounts(sums, import_module("router.engine.explain").tables_by_sink(config))
+    return GraphCounts(sums, import_module("router.engine.preflight.explain").tables_by_sink(config))
 
 
 def tree(root: GraphNode) -> Tree:

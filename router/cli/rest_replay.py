@@ -70,8 +70,8 @@ def rest_replay(
     registry = load_registry(plugin_files)
     loaded = load(file, registry)
     chosen = _chosen(loaded.config, route, name, several=dry_run)
-    resend, session = import_module("router.engine.outbox.replay"), import_module("router.engine.session")
-    start = import_module("router.engine.start_checks")
+    resend, session = import_module("router.engine.outbox.replay"), import_module("router.engine.spark.session")
+    start = import_module("router.engine.start.checks")
     lake, checkpoint = (
         Lake.at(place, loaded.config.storage()) for place in (loaded.config.lake, loaded.config.checkpoint_path())
     )

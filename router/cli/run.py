@@ -53,7 +53,7 @@ def run(
     """
     # It hooks into forks: imported while the JVM is forked off, it says with a traceback that its lock was not held.
     import_module("concurrent.futures.thread")
-    session = import_module("router.engine.session")
+    session = import_module("router.engine.spark.session")
     session.start_jvm(file, master)  # ahead of all other imports: the JVM takes as long as they do
     registry = import_module("router.registry").load_registry(plugin_files)
     loaded = import_module("router.config.loader").load(file, registry)
@@ -101,4 +101,4 @@ def warm_up() -> None:
     half a minute. Sessions that `router` starts by itself then map the archive instead of loading some ten thousand
     classes from jars; under spark-submit nothing changes.
     """
-    click.echo(import_module("router.engine.class_archive").make_class_archive())
+    click.echo(import_module("router.cli.class_archive").make_class_archive())

@@ -16,7 +16,7 @@ from router.registry import load_registry
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from router.engine.sizing import Size
+    from router.engine.preflight.sizing import Size
 
 UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}
 SPANS = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "day": 86_400}
@@ -78,8 +78,8 @@ def size(
     From measured constants, as docs/sizing.md says: to plan with, within a quarter or so. `router bench` measures your
     records on your machine. Starts no Spark.
     """
-    from router.engine.sizing import Load, tables_of
-    from router.engine.sizing import size as sized
+    from router.engine.preflight.sizing import Load, tables_of
+    from router.engine.preflight.sizing import size as sized
 
     config = load(file, load_registry(plugin_files)).config
     named, open_ended = tables_of(config)

@@ -66,7 +66,7 @@ def submit(
         router submit games.yaml --master yarn --conf spark.executor.memory=4g -- --every "1 min"
     """
     loaded = load(file, load_registry(plugin_files))
-    place = folder or import_module("router.engine.connectors").cache() / "submit" / loaded.config.name
+    place = folder or import_module("router.engine.spark.connectors").cache() / "submit" / loaded.config.name
     asked = Submission(loaded, master, deploy_mode == "cluster", _pairs(settings), plugin_files, installed, place)
     command = asked.command(arguments)
     for note in asked.notes:
@@ -134,7 +134,7 @@ class Submission:
         return [*words, program, "run", file, *given, *arguments]
 
     def _defaults(self) -> dict[str, str]:
-        session = import_module("router.engine.session")
+        session = import_module("router.engine.spark.session")
         limits = " ".join(session.AVRO_LIMITS)
         found = {"spark.driver.defaultJavaOptions": limits, "spark.executor.defaultJavaOptions": limits}
         if not self.in_cluster:
@@ -157,7 +157,7 @@ class Submission:
 
     def _refuse(self) -> None:
         """Raise StartError for what cannot work, before anything is packed."""
-        session, config = import_module("router.engine.session"), self.loaded.config
+        session, config = import_module("router.engine.spark.session"), self.loaded.config
         if by := session.connect_by(self.settings, self.master):
             raise StartError(session.NO_CONNECT.format(by))
         if self.in_cluster and self.master.startswith("spark://"):
@@ -174,7 +174,7 @@ class Submission:
         """Return where the connectors come from, unless the settings say so."""
         if {"spark.jars", "spark.jars.packages"} & self.settings.keys():
             return []
-        connectors = import_module("router.engine.connectors")
+        connectors = import_module("router.engine.spark.connectors")
         return ["--packages", ",".join(connectors.packages(connectors.connectors_of(self.loaded.config)))]
 
     def _archives(self) -> tuple[Path, ...]:

@@ -137,7 +137,10 @@ def _work(config: Config, pattern: str) -> list[tuple[Any, str, Maintenance]]:
     lake = Lake.at(config.lake, config.storage())
     plans = config.maintenance or (Maintenance(tables="*.*"),)
     care = TableMaintenance(
-        lake, lambda: import_module("router.engine.session").build_session(config), plans, detached_outboxes(config)
+        lake,
+        lambda: import_module("router.engine.spark.session").build_session(config),
+        plans,
+        detached_outboxes(config),
     )
     tables = [table for table in lake.every_table() if fnmatchcase(table, pattern)]
     return [(care, table, plan) for table in tables if (plan := care.plan(table))]
@@ -173,7 +176,7 @@ def explain_table(file: Path, table: str, plugin_files: tuple[Path, ...]) -> Non
     Also how many rows wait for it, and why. Reads the table's log; Spark is not started.
     """
     config = load(file, load_registry(plugin_files)).config
-    lines = import_module("router.engine.explain").explain(config, table)
+    lines = import_module("router.engine.preflight.explain").explain(config, table)
     width = max(len(name) for name, _ in lines)
     for name, text in lines:
         click.echo(f"{name:<{width}}  {printable(text)}")

@@ -70,7 +70,7 @@ def repair(file: Path, table: str, accept: bool, master: str | None, plugin_file
     """
     registry = load_registry(plugin_files)
     loaded = load(file, registry)
-    session = import_module("router.engine.session")
+    session = import_module("router.engine.spark.session")
     stop = threading.Event()
     with stopped_by_signals(stop), Watcher(loaded.config.name):
         spark = session.build_session(loaded.config, master)
@@ -91,7 +91,7 @@ def _repair(
     learnt = stores.LearntSchemas(stores.CheckpointStore(checkpoint))
     about = loaded.path.parent, False, lambda rows: source.sample(spark, config, rows), learnt
     config = config.model_copy(update={"decode": config.decode.prepare(parts.Preparation(*about))})
-    executors = import_module("router.engine.start_checks").executors_of(spark, registry, config, lake, "repair")
+    executors = import_module("router.engine.start.checks").executors_of(spark, registry, config, lake, "repair")
     executors.look(spark)
     made: Repair = engine.Repair(config, spark, lake, checkpoint, table, accept, stop, executors=executors)
     return made

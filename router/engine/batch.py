@@ -32,7 +32,6 @@ from router.engine.balance import imbalances, keyed, partitions
 from router.engine.checkpoint_store import CheckpointStore, Manifest, frozen_as_text
 from router.engine.commit.committers import Catalog, Committers
 from router.engine.commit.schema_evolution import SchemaEvolution
-from router.engine.executors import Executors
 from router.engine.label.layout import Demands
 from router.engine.label.planner import Plan, Planner
 from router.engine.land.job import Landed, LandingJob, UndecodedError
@@ -41,6 +40,7 @@ from router.engine.outbox.apply import Outboxes
 from router.engine.outbox.detached import detached_outboxes
 from router.engine.quarantine.release import Release
 from router.engine.quarantine.table import Quarantine
+from router.engine.spark.executors import Executors
 from router.errors import BatchError, RunningError, TableError
 
 if TYPE_CHECKING:

@@ -23,15 +23,15 @@ from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
 from router.engine.commit.committers import Committers
 from router.engine.label.planner import Planner
-from router.engine.lost_records import LostRecords
 from router.engine.outbox.apply import opened
 from router.engine.outbox.detached import DetachedSinks
 from router.engine.quarantine.release import Release
 from router.engine.retryable_errors import Outage, passing, says_lost
-from router.engine.run_lock import alone
-from router.engine.session import alive, quiet_failures, quiet_gateway
-from router.engine.spark_checkpoint import CheckpointMending
-from router.engine.start_checks import begin, executors_of, reach, refuse_speculation
+from router.engine.spark.session import alive, quiet_failures, quiet_gateway
+from router.engine.start.checks import begin, executors_of, reach, refuse_speculation
+from router.engine.start.lost_records import LostRecords
+from router.engine.start.run_lock import alone
+from router.engine.start.spark_checkpoint import CheckpointMending
 from router.errors import SessionLost, TableError, first_line
 from router.parts import BatchReport, Preparation
 
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from router.config.loader import Loaded
     from router.config.models import Config, Trigger
     from router.engine.batch import Watch
-    from router.engine.executors import Executors
-    from router.engine.start_checks import Accept
+    from router.engine.spark.executors import Executors
+    from router.engine.start.checks import Accept
     from router.registry import Registry
 
 log = logging.getLogger("router")

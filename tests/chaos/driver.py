@@ -20,11 +20,12 @@ import psutil
 from router.config.loader import load
 from router.config.models import Trigger
 from router.delta import row_versions
-from router.engine import session, stream
+from router.engine import stream
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit import committers
 from router.engine.merge import delta_rs, delta_spark
 from router.engine.quarantine import table as quarantine
+from router.engine.spark import session
 from router.errors import RouterError, TableError
 from router.registry import load_registry
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from router.config.loader import load
 from router.config.models import Trigger
 from router.delta.commit import StagedParts
-from router.engine import ledger, session, stream
+from router.engine import ledger, stream
 from router.engine.checkpoint_store import CheckpointStore
+from router.engine.spark import session
 from router.registry import load_registry
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ EVENTS = 70
 LOOK = """
 import json, sys
 from router.config.models import Config
-from router.engine.session import build_session, stop_session
+from router.engine.spark.session import build_session, stop_session
 spark = build_session(Config.model_construct(name="look", spark=json.loads(sys.argv[1])), "local[1]")
 found = {}
 for (layer,) in spark.sql("SHOW SCHEMAS").collect():

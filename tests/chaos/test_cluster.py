@@ -216,7 +216,7 @@ def test_a_lake_that_is_another_folder_on_one_machine_is_refused(worker, submit,
 
 
 def test_a_router_that_does_not_travel_is_refused(worker, submit, configured, tmp_path):
-    from router.engine.connectors import CONNECTORS, packages
+    from router.engine.spark.connectors import CONNECTORS, packages
 
     worker()
     config = configured(tmp_path / "cluster")

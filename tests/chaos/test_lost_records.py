@@ -8,8 +8,8 @@ from confluent_kafka.admin import AdminClient
 
 from router import StartError
 from router.engine import ledger
-from router.engine.lost_records import LostRecords
 from router.engine.retryable_errors import passing
+from router.engine.start.lost_records import LostRecords
 from tests.chaos import lakes
 from tests.chaos.conftest import PARTITIONS, configuration
 

@@ -95,9 +95,9 @@ def test_check_plan_asks_the_engine(run, monkeypatch, problems, code):
             raise ConfigError(problems)
         return "in one stage"
 
-    engine = ModuleType("router.engine.check")
+    engine = ModuleType("router.engine.preflight.check")
     engine.check_plan = check_plan  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "router.engine.check", engine)
+    monkeypatch.setitem(sys.modules, "router.engine.preflight.check", engine)
 
     result = run("check", "good.yaml", "--plan", "--plugin", str(PARTS))
 
@@ -107,7 +107,7 @@ def test_check_plan_asks_the_engine(run, monkeypatch, problems, code):
 
 
 def test_check_without_plan_needs_no_engine(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "router.engine.check", None)
+    monkeypatch.setitem(sys.modules, "router.engine.preflight.check", None)
 
     assert run("check", "good.yaml", "--plugin", str(PARTS)).exit_code == 0
 

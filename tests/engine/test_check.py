@@ -10,7 +10,7 @@ import pytest
 
 from router import ConfigError
 from router.config.loader import load
-from router.engine.check import check_plan
+from router.engine.preflight.check import check_plan
 from router.registry import Registry, load_registry
 
 if TYPE_CHECKING:

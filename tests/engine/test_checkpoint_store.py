@@ -16,7 +16,7 @@ from router.engine.balance import Partition
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import KEPT, CheckpointStore, Manifest
 from router.engine.label.layout import Demands
-from router.engine.start_checks import Checkpoint, examine
+from router.engine.start.checks import Checkpoint, examine
 from router.errors import BatchError, StartError
 from router.sinks import Applied
 

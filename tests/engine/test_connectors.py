@@ -12,8 +12,8 @@ import pytest
 
 from router.config.loader import load
 from router.config.yaml_tree import parse
-from router.engine import connectors
-from router.engine.connectors import (
+from router.engine.spark import connectors
+from router.engine.spark.connectors import (
     CONNECTORS,
     PAIRS,
     connectors_in,

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 from router import registry as parts_on_offer
 from router.cli import commands
-from router.engine import doctor
-from router.engine.doctor import clocks, limit_of_memory, memory, storage
+from router.engine.preflight import doctor
+from router.engine.preflight.doctor import clocks, limit_of_memory, memory, storage
 from router.errors import StartError
 
 if TYPE_CHECKING:

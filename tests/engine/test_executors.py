@@ -14,10 +14,10 @@ from pyspark import cloudpickle
 
 from router.config.models import Config
 from router.delta.lake import Lake
-from router.engine import executors
-from router.engine.executors import ExecutorCheck, Executors, guarded, refusal, versions
 from router.engine.retryable_errors import passing
-from router.engine.start_checks import refuse_speculation
+from router.engine.spark import executors
+from router.engine.spark.executors import ExecutorCheck, Executors, guarded, refusal, versions
+from router.engine.start.checks import refuse_speculation
 from router.errors import StartError
 from router.registry import load_registry
 
@@ -138,7 +138,7 @@ def _all(folder):
 
 def test_without_the_router_a_task_says_so(lake, monkeypatch):
     task = cloudpickle.dumps(guarded(print, check(lake), reports=True))
-    monkeypatch.setitem(__import__("sys").modules, "router.engine.executors", None)
+    monkeypatch.setitem(__import__("sys").modules, "router.engine.spark.executors", None)
 
     (row,) = pickle.loads(task)(iter([]))
 

@@ -17,8 +17,8 @@ from router.delta import upsert as module
 from router.delta.lake import Lake
 from router.delta.upsert import TableUpsert, upsert
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.explain import explain
 from router.engine.merge.coordinator import Backlog, BacklogStore
+from router.engine.preflight.explain import explain
 from router.registry import load_registry
 from router.sinks import KeyedTable
 from tests.delta.model import Record, lane

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router.engine import java
-from router.engine.java import VECTOR, find_java
+from router.engine.spark import java
+from router.engine.spark.java import VECTOR, find_java
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,7 @@ from router.delta.table_cache import TableCache
 from router.engine.checkpoint_store import CheckpointStore, Manifest
 from router.engine.commit.lost_tables import EXPIRES, CommittedBatches
 from router.engine.ledger import SCHEMA as LEDGER
-from router.engine.start_checks import begin
+from router.engine.start.checks import begin
 from router.errors import StartError
 from router_decoders import Json
 from router_sinks import Delta

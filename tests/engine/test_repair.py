@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from router.config.models import Route
 from router.engine.quarantine.table import quarantined, try_now
-from router.engine.run_lock import alone
+from router.engine.start.run_lock import alone
 from router.engine.tables.from_bronze import FromBronze
 from router.engine.tables.repair import Repair, Repaired
 from router.engine.tables.table_states import table_states

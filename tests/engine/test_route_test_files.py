@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from router import ConfigError
-from router.engine.route_tests import load_tests
+from router.engine.preflight.route_tests import load_tests
 
 if TYPE_CHECKING:
     from pathlib import Path

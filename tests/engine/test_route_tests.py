@@ -10,13 +10,13 @@ import pytest
 
 from router import StartError
 from router.config.loader import load
-from router.engine.route_tests import RouteTests, load_tests, run_tests
+from router.engine.preflight.route_tests import RouteTests, load_tests, run_tests
 from router.registry import load_registry
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from router.engine.route_tests import CaseResult
+    from router.engine.preflight.route_tests import CaseResult
 
 ROUTES = Path(__file__).parents[2] / "routes"
 CONFIGURATION = """\

@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.s3_server import Fault, S3Server, s3_server
 from router.delta.lake import Lake
-from router.engine import run_lock
 from router.engine.checkpoint_store import CheckpointStore, Manifest
-from router.engine.run_lock import Lease, alone
+from router.engine.start import run_lock
+from router.engine.start.run_lock import Lease, alone
 from router.errors import RunningError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from router.config.models import Config
-from router.engine import session
-from router.engine.session import build_session, class_archive, java_options, settings_in, start_jvm
+from router.engine.spark import session
+from router.engine.spark.session import build_session, class_archive, java_options, settings_in, start_jvm
 from router.errors import StartError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from router.cli import commands
 from router.config.loader import load
-from router.engine.sizing import Constants, Load, size
+from router.engine.preflight.sizing import Constants, Load, size
 from router.errors import StartError
 from router.registry import load_registry
 
@@ -67,7 +67,7 @@ def test_a_small_batch_is_near_what_was_measured() -> None:
 
 
 def test_every_constant_says_where_it_comes_from() -> None:
-    entries = yaml.safe_load((ROOT / "router/engine/sizing.yaml").read_text())
+    entries = yaml.safe_load((ROOT / "router/engine/preflight/sizing.yaml").read_text())
     assert all(len(entry["from"]) > 20 for entry in entries.values())
 
 

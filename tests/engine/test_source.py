@@ -22,8 +22,8 @@ from router.delta.lake import Lake
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.land.job import BIG_ROW, BOUNDED
-from router.engine.session import BATCH_BYTES, UNBOUNDED
 from router.engine.source import kafka_options
+from router.engine.spark.session import BATCH_BYTES, UNBOUNDED
 from router.engine.stream import run
 from router.registry import Registry, load_registry
 from router_decoders import Nothing

@@ -15,7 +15,7 @@ from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore, Manifest
 from router.engine.outbox.apply import keeper
 from router.engine.outbox.detached import DetachedSink
-from router.engine.spark_checkpoint import NO_WATERMARK, CheckpointMending, SparkNotes, offsets_in
+from router.engine.start.spark_checkpoint import NO_WATERMARK, CheckpointMending, SparkNotes, offsets_in
 from router.registry import load_registry
 from router.sinks import Applied
 from tests.engine.test_checkpoint_store import PARTITION, manifest

@@ -13,7 +13,7 @@ from router.config.models import Config, Landing, Route
 from router.delta.lake import Lake
 from router.engine.label.layout import quarantine_of
 from router.engine.land.task import Rows
-from router.engine.start_checks import refuse_shared
+from router.engine.start.checks import refuse_shared
 from router.errors import StartError
 from router.table_names import BronzeTables
 from router_decoders.json import Json

@@ -9,8 +9,8 @@ import pytest
 
 from router import StartError, read
 from router.config.models import Maintenance
-from router.engine.explain import explain
 from router.engine.maintenance import TableMaintenance
+from router.engine.preflight.explain import explain
 from router_decoders import Json
 from router_sinks import Upsert
 from tests.engine.profiles import event, raw, route

@@ -14,8 +14,8 @@ from router.config.loader import load
 from router.delta.lake import Lake
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
+from router.engine.preflight.route_tests import InputRecord
 from router.engine.quarantine import table as quarantine
-from router.engine.route_tests import InputRecord
 from router.registry import load_registry
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from router.config.models import Config
-from router.engine.session import build_session, stop_session
+from router.engine.spark.session import build_session, stop_session
 from tests.expectations import saved
 from tests.expectations.catalogue import SCENARIOS
 from tests.expectations.playing import MAIN, OTHERS, played

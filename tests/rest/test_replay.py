@@ -17,9 +17,9 @@ from click.testing import CliRunner, Result
 import router.cli
 from router.config.loader import load
 from router.delta.lake import Lake
-from router.engine import session
 from router.engine.ledger import last
-from router.engine.run_lock import alone, locked
+from router.engine.spark import session
+from router.engine.start.run_lock import alone, locked
 from router.engine.stream import run
 from router.registry import load_registry
 from router_demo.api import Api, Failure, Poison

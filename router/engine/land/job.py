@@ -14,9 +14,9 @@ from pyspark.sql import functions as F
 
 from router.delta.commit import StagedFile
 from router.delta.parquet_writer import Staging
-from router.engine.executors import Executors, refusal
 from router.engine.land.task import LandingWork, landing_task
-from router.engine.session import BATCH_BYTES, UNBOUNDED
+from router.engine.spark.executors import Executors, refusal
+from router.engine.spark.session import BATCH_BYTES, UNBOUNDED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,10 +21,10 @@ from router.delta.commit import TableCommit, to_delta
 from router.delta.parquet_writer import Staging
 from router.delta.table_cache import THREADS
 from router.delta.upsert import LARGE, merge_engine
-from router.engine.executors import on_one_machine
 from router.engine.label.layout import DEAD_SCHEMA, TABLE, asked, counted
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, is_small, merge_by_tasks, merge_here
 from router.engine.merge.delta_spark import SparkMerger
+from router.engine.spark.executors import on_one_machine
 from router.errors import SinkError
 from router.sinks import Applied
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from router.engine.balance import Partition
     from router.engine.checkpoint_store import CheckpointStore
     from router.engine.commit.committers import Committers
-    from router.engine.executors import Executors
     from router.engine.label.layout import Target
+    from router.engine.spark.executors import Executors
     from router.sinks import KeyedTable, MergingSink
 
 log = logging.getLogger("router")

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from router.delta.commit import TableCommit
     from router.delta.lake import Lake
     from router.delta.parquet_writer import Staging
-    from router.engine.executors import Executors
+    from router.engine.spark.executors import Executors
     from router.sinks import KeyedTable
 
     Merge = tuple[str, dict[str, Any], pa.Table | None]

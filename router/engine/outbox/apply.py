@@ -14,11 +14,11 @@ from router.columns import row
 from router.delta.commit import StagedParts
 from router.engine import ledger
 from router.engine.commit.committers import Committers, staged_rows
-from router.engine.executors import Executors
 from router.engine.label.layout import COORDINATES, outbox_of
 from router.engine.label.planner import Planner
 from router.engine.merge.coordinator import MergeCoordinator, OutboxRows
 from router.engine.outbox.retention import OutboxRetention
+from router.engine.spark.executors import Executors
 from router.errors import RouterError, SinkError, StartError
 from router.parts import RAW_SCHEMA
 from router.sinks import Applied, ApplyingSink, Batch, MergingSink, Opening

@@ -24,7 +24,7 @@ from router.engine.label.layout import outbox_of
 from router.engine.outbox.apply import Applier, OutboxSink
 from router.engine.outbox.retention import TIDY_SECONDS, not_parked
 from router.engine.retryable_errors import passing
-from router.engine.spark_checkpoint import SparkNotes
+from router.engine.start.spark_checkpoint import SparkNotes
 from router.errors import SinkError, StartError, TableError, first_line
 from router.sinks import Applied, Batch
 

@@ -23,7 +23,7 @@ from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.label.layout import COORDINATES
 from router.engine.outbox.apply import OutboxSink, append_dead_letters, keeper
-from router.engine.run_lock import locked
+from router.engine.start.run_lock import locked
 from router.errors import RouterError, SinkError, StartError
 from router.sinks import ApplyingSink, Batch, Opening
 

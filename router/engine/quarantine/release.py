@@ -44,7 +44,7 @@ from router.engine.quarantine.table import (
     released,
     write,
 )
-from router.engine.start_checks import Checkpoint
+from router.engine.start.checks import Checkpoint
 from router.errors import TableError, first_line
 from router.sinks import TableSink
 from router.spark_internals import to_spark_columns

@@ -21,11 +21,11 @@ from pyspark.sql import functions as F
 from router.delta.history import log_commits, log_versions
 from router.engine.balance import keyed, partitions, total
 from router.engine.commit.schema_evolution import SchemaEvolution
-from router.engine.executors import Executors
-from router.engine.explain import fixed_table
 from router.engine.label.layout import RAW_COLUMNS, Demands
 from router.engine.label.planner import Planner
 from router.engine.land.job import LandingJob, UndecodedError
+from router.engine.preflight.explain import fixed_table
+from router.engine.spark.executors import Executors
 from router.errors import StartError, TableError
 from router.parts import RAW_SCHEMA
 from router.sinks import MergingSink, TableSink

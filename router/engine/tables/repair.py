@@ -68,12 +68,12 @@ from router.engine.commit.committers import (
     staged_rows,
     widen,
 )
-from router.engine.executors import Executors
-from router.engine.explain import fixed_table
 from router.engine.label.layout import asked, counted
 from router.engine.merge.coordinator import MergedTables
+from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import Quarantined, quarantined
-from router.engine.run_lock import alone, locked
+from router.engine.spark.executors import Executors
+from router.engine.start.run_lock import alone, locked
 from router.engine.tables.from_bronze import BronzeRecords, FromBronze, GivenTables, LandedAgain
 from router.engine.tables.merged_again import MergedAgain, batch_spans
 from router.engine.tables.verify import REPAIRED, WrittenDown, done_by, own, places, slashed

@@ -15,9 +15,9 @@ from router.delta.table_cache import THREADS
 from router.delta.upsert import merge_engine
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.explain import fixed_table
 from router.engine.label.layout import asked, outbox_of
 from router.engine.merge.coordinator import BacklogStore, MergedTables
+from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import approvals, quarantined
 from router.engine.tables.verify import OWN_LAYERS, Verification, slashed
 from router.sinks import KeyedTable, MergingSink

@@ -33,9 +33,9 @@ from router.delta.history import LogCommit, log_commits, log_damage, log_version
 from router.delta.lake import Lake
 from router.delta.table_cache import THREADS
 from router.engine.checkpoint_store import CheckpointStore, Manifest
-from router.engine.explain import fixed_table
 from router.engine.label.layout import outbox_of, quarantine_of
-from router.engine.start_checks import Checkpoint
+from router.engine.preflight.explain import fixed_table
+from router.engine.start.checks import Checkpoint
 from router.errors import StartError, TableError
 from router.sinks import TableSink
 

@@ -18,9 +18,9 @@ from router.delta.table_cache import THREADS, TableCache
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.lost_tables import refuse_lost_tables
-from router.engine.executors import Executors
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.ledger import SCHEMA as LEDGER
+from router.engine.spark.executors import Executors
 from router.errors import StartError
 from router.registry import parts_in
 from router.sinks import TableSink

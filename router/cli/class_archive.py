@@ -21,8 +21,8 @@ from py4j.protocol import Py4JJavaError
 
 from router.config.loader import load
 from router.config.models import Trigger
-from router.engine.connectors import CONNECTORS, known_jars, resolved_jars
-from router.engine.session import build_session, class_archive, stop_session
+from router.engine.spark.connectors import CONNECTORS, known_jars, resolved_jars
+from router.engine.spark.session import build_session, class_archive, stop_session
 from router.engine.stream import RunOptions, run
 from router.errors import StartError
 from router.registry import load_registry

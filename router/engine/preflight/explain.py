@@ -18,7 +18,7 @@ from router.delta.upsert import merge_engine
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.label.layout import asked
 from router.engine.merge.coordinator import BacklogStore
-from router.engine.start_checks import Checkpoint
+from router.engine.start.checks import Checkpoint
 from router.errors import TableError
 from router.sinks import MergingSink, Sink, TableSink
 

@@ -53,7 +53,7 @@ class Constants:
     @classmethod
     def read(cls) -> Constants:
         """Read the file of constants that is installed beside this module."""
-        text = files("router.engine").joinpath("sizing.yaml").read_text("utf-8")
+        text = files("router.engine.preflight").joinpath("sizing.yaml").read_text("utf-8")
         return cls(**{name: entry["value"] for name, entry in yaml.safe_load(text).items()})
 
     def fixed(self, tables: int) -> float:

@@ -136,7 +136,7 @@ def guarded(task: Callable[..., Any], check: ExecutorCheck, *, reports: bool) ->
 
         mark = None
         try:
-            from router.engine.executors import look  # noqa: PLC0415
+            from router.engine.spark.executors import look  # noqa: PLC0415
 
             known = pickle.loads(about)
             found = look(known)

@@ -17,7 +17,7 @@ from router.engine.checkpoint_store import LearntSchemas
 from router.engine.label.planner import Planner, stages_in_words
 from router.engine.label.route import RoutePlanner
 from router.engine.outbox.apply import opened
-from router.engine.session import build_session
+from router.engine.spark.session import build_session
 from router.errors import ConfigError, RouterError
 from router.parts import RAW_SCHEMA, Preparation
 from router.sinks import MergingSink

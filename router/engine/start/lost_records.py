@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from router.engine import ledger, source
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.spark_checkpoint import NO_WATERMARK, SparkNotes, offsets_in, with_offsets
-from router.engine.start_checks import Checkpoint
+from router.engine.start.checks import Checkpoint
+from router.engine.start.spark_checkpoint import NO_WATERMARK, SparkNotes, offsets_in, with_offsets
 from router.errors import StartError
 
 if TYPE_CHECKING:

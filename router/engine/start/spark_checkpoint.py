@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from pyarrow import fs
 
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.start_checks import having
+from router.engine.start.checks import having
 from router.errors import StartError
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from urllib.parse import urlsplit
 import pyspark
 
 from router.addresses import is_local, normalized
-from router.engine.connectors import CONNECTORS, connectors_of, known_jars, unpaired
-from router.engine.java import find_java
-from router.engine.session import spark_env
+from router.engine.spark.connectors import CONNECTORS, connectors_of, known_jars, unpaired
+from router.engine.spark.java import find_java
+from router.engine.spark.session import spark_env
 from router.errors import StartError, first_line
 from router.parts import Server
 from router.registry import missing_extras, parts_in

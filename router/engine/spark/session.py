@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from router import spark_internals
 from router.config.variables import substitute
 from router.config.yaml_tree import Keys, Scalar, parse
-from router.engine.connectors import (
+from router.engine.spark.connectors import (
     CONNECTORS,
     RESOLVING,
     cache,
@@ -33,7 +33,7 @@ from router.engine.connectors import (
     resolved_jars,
     versions_of_jars,
 )
-from router.engine.java import find_java
+from router.engine.spark.java import find_java
 from router.errors import MachineError, SessionLost, StartError, first_line
 from router.spark_internals import has_jvm, is_running, log_level, options_of, quiet_accumulators, stop_jvm
 

@@ -1,8 +1,8 @@
 """The jars that Spark needs beside its own: Delta, and the connectors that a configuration uses.
 
 Spark's own resolver fetches them once, in a process of its own, so that a failure is one sentence and not the hundred
-lines that it prints; from then on a list says where they are. `python -m router.engine.connectors kafka avro` fetches
-them ahead. Which Delta goes with which Spark: `PAIRS`.
+lines that it prints; from then on a list says where they are. `python -m router.engine.spark.connectors kafka avro`
+fetches them ahead. Which Delta goes with which Spark: `PAIRS`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 from router import spark_internals
-from router.engine.java import find_java
+from router.engine.spark.java import find_java
 from router.errors import MachineError
 from router.registry import parts_in
 
@@ -128,7 +128,7 @@ def resolved_jars(connectors: Collection[str], asked: Mapping[str, str]) -> list
     if (java := find_java()).fault:
         raise MachineError(java.fault, java.todo)
     job = {"connectors": sorted(connectors), "asked": {k: v for k, v in asked.items() if k in RESOLVING}}
-    command = [sys.executable, "-m", "router.engine.connectors", "--job"]
+    command = [sys.executable, "-m", "router.engine.spark.connectors", "--job"]
     ended = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True, check=False)
     for line in ended.stdout.splitlines():
         if line.startswith(MARK):

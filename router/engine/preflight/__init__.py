@@ -1,0 +1,6 @@
+"""Preflight: what can be said of a configuration before it runs.
+
+In: a loaded configuration, and the lake where there is one. `check` finds what Spark or a sink refuses, `explain` says
+which way routes and tables go and why, `route_tests` plays the cases of `*.test.yaml`, `sizing` computes cores and
+files from measured constants, `doctor` tries machine, storage, broker, registry and APIs. Out: lines for a person.
+"""
