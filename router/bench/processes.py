@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+# Becomes the command when it is told to; ends by itself when this process has ended before that.
+_GATE = 'read -r _ && exec "$0" "$@" </dev/null'
 # Waits for the end of its standard input, which comes however this process ends, even by SIGKILL.
 _WATCHDOG = 'read -r _; kill -9 "-$0" 2>/dev/null'
 
@@ -65,12 +67,20 @@ def run_command(
 @contextmanager
 def _session(command: list[str], output: int, cwd: Path | None) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=cwd, start_new_session=True
+        ["sh", "-c", _GATE, *command],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        cwd=cwd,
+        start_new_session=True,
     )
     watchdog = subprocess.Popen(
         ["sh", "-c", _WATCHDOG, str(process.pid)], stdin=subprocess.PIPE, start_new_session=True
     )
     try:
+        if process.stdin:
+            process.stdin.write(b"\n")
+            process.stdin.close()
         yield process
     finally:
         watchdog.kill()
