@@ -203,8 +203,9 @@ class LocalFiles:
             _sync(place)
 
     def _unfinished(self, path: str, content: bytes) -> Path:
-        """Write the content beside its file, down to the disk."""
-        unfinished = Path(self.root, path).with_suffix(".tmp")
+        """Write the content beside its file, down to the disk; under a name that no other writer of the file has."""
+        whole = Path(self.root, path)
+        unfinished = whole.with_name(f".{whole.name}.{uuid.uuid4().hex}.tmp")
         unfinished.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as stream:
             stream.write(content)
