@@ -160,11 +160,12 @@ def test_more_tables_than_handles_are_opened_once_too(
     monkeypatch.setattr(Lake, "open", lambda self, name: opened.append(name) or open_table(self, name))
     handles = TableCache(lake)
     for version in range(6):
-        for name, table in handles.open(tables).items():
-            assert commit(lake, land(lake, name, ROWS, version), {}, table)
-            assert not commit(lake, land(lake, name, ROWS, version), {}, handles.open([name])[name])
-        if version == 1:
+        works = [land(lake, name, ROWS, version) for name in tables]
+        if version > 1:
             opened.clear()
+        found = handles.open(tables)
+        assert all(commit(lake, work, {}, found[work.table]) for work in works)
+        assert not any(commit(lake, work, {}, handles.open([work.table])[work.table]) for work in works)
 
     assert opened == []
     assert len(handles.held) == 2
