@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -109,7 +109,8 @@ class Manifest:
 
     def dump(self) -> bytes:
         """Return the manifest as JSON."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        # `asdict` copies everything first: a second more for 5 000 tables
+        return json.dumps(vars(self), default=vars, separators=(",", ":")).encode()
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Manifest:
