@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from collections import Counter
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from router.delta.parquet_writer import OPEN_FILES, SAMPLE, Staging
+from router.storage import LocalFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +54,31 @@ def test_a_file_is_closed_at_its_size(lake: Lake) -> None:
     assert len(files) > 3
     assert all(limit <= file.bytes < limit + 100_000 for file in files[:-1])
     assert ids(lake, files) == Counter(range(20 * ROWS))
+
+
+@pytest.mark.parametrize("dispensable", [[], ["route/sink"]], ids=["the stream waits", "its rows wait"])
+def test_every_file_is_brought_to_the_disk(lake: Lake, monkeypatch: pytest.MonkeyPatch, dispensable: list[str]) -> None:
+    """Without it a power cut leaves tables that refer to empty files, or a disk that fails loses rows."""
+    synced = list[str]()
+
+    def sync(self: LocalFiles, path: str) -> None:
+        if "/t1/" in path:
+            raise OSError(errno.EIO, "it burns")
+        synced.append(path)
+
+    monkeypatch.setattr(LocalFiles, "sync", sync)
+    writer = Staging(lake, file_bytes=1 << 20, buffer_bytes=0).writer(3, "1-7", dispensable)
+    for i, batch in enumerate(batches(6)):
+        writer.hold("route/sink", f"silver.t{i % 3}", batch)
+    if not dispensable:
+        with pytest.raises(OSError, match="it burns"):
+            writer.close()
+        return
+    files = writer.close()
+
+    assert sorted(synced) == sorted(file.path for file in files if file.table != "silver.t1")
+    assert list(writer.failed) == ["route/sink/silver.t1"]
+    assert "it burns" in writer.failed["route/sink/silver.t1"]
 
 
 def test_a_small_buffer_makes_row_groups_of_the_same_rows(lake: Lake) -> None:
