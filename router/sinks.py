@@ -276,18 +276,27 @@ class Applied(NamedTuple):
         return self.applied + self.dead + self.parked
 
 
+class GivenAnswer(NamedTuple):
+    """What the other side of a sink answers in a route test."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
 @dataclass(frozen=True)
 class Opening:
     """What an applying sink may use once, before the stream starts.
 
     `folder` is the configuration's folder, `events` an empty frame with the columns that `apply` will get. A decoder
     that learns may add columns to them while the stream runs. With `trial` no stream follows (`router check --plan`):
-    look, and change nothing.
+    look, and change nothing. `answer`: what the other side is to answer in a route test, for `preview`.
     """
 
     folder: Path
     events: DataFrame
     trial: bool = False
+    answer: GivenAnswer | None = None
 
 
 class ApplyingSink(Sink, ABC):

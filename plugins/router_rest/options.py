@@ -13,6 +13,8 @@ from router_encoders import ToAvro, ToJson, ToProtobuf
 from router_encoders.templates import check_name
 from router_http.options import Secret, SecretOptions, Tls, check_header, checked_url, is_header_name, is_header_text
 from router_rest.auth import Auth
+from router_rest.delivery.answer_rules import AnswerRule, Then
+from router_rest.presets import expanded
 from router_rest.templates import (
     MEDIA_TYPES,
     Body,
@@ -160,6 +162,33 @@ class Results(SecretOptions):
         if self.row_id is not None and self.id is None:
             raise ValueError("row_id says where rows have what items have in `id`, and no `id` is given")
         return self
+
+
+class AnswerOptions(SecretOptions):
+    """A rule: what becomes of the rows of a call, or of one of them, where a condition on the answer holds."""
+
+    when: str = Field(description="SQL over `status`, `headers`, `body` and, with `results`, `item`: body.ok = false")
+    then: Then = Field(
+        description="`retry`, `deliver`, `dead`, `park`, `pause` (as a 429), `split` (as a 413) or `fail` (as a 403)"
+    )
+    reason: str | None = Field(default=None, description="why, with expressions in braces: '{body.error}'")
+
+    @field_validator("when")
+    @classmethod
+    def _known(cls, when: str) -> str:
+        AnswerRule.of(when, "retry", None)
+        return when
+
+    @field_validator("reason")
+    @classmethod
+    def _shown(cls, reason: str | None) -> str | None:
+        AnswerRule.of("true", "retry", reason)
+        return reason
+
+    @property
+    def rule(self) -> AnswerRule:
+        """Return the rule as tasks ask it."""
+        return AnswerRule.of(self.when, self.then, self.reason)
 
 
 class BodyOptions(SecretOptions):
@@ -392,6 +421,13 @@ class RestOptions(ApplyingSink):
         default=None,
         description="a bulk API's answer: `path` of its items, `status`, `ok`, `id`, `row_id` and `reason` in an item",
     )
+    preset: Literal["slack", "elasticsearch_bulk", "graphql", "splunk_hec", "standard_webhooks"] | None = Field(
+        default=None, description="options for an API: `answers` and limits; each may be given in its place"
+    )
+    answers: tuple[AnswerOptions, ...] = Field(
+        default=(),
+        description="rules, the first that holds decides, before statuses do: {when: body.ok = false, then: dead}",
+    )
     receipts: str = Field(default="ops.receipts", description="table with what became of every row")
     responses: str | None = Field(default=None, description="table with the bodies of answers, for another route")
 
@@ -411,6 +447,11 @@ class RestOptions(ApplyingSink):
         description="URL of an HTTP proxy, with user and password if it has any; `environment`: as HTTP_PROXY, "
         "HTTPS_PROXY and NO_PROXY of the driver say",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, value: Any) -> Any:
+        return expanded(value) if isinstance(value, dict) else value
 
     @field_validator("url")
     @classmethod
@@ -450,6 +491,8 @@ class RestOptions(ApplyingSink):
         check_limits(self.pace(), self.rows_per_call)
         if self.results is not None and self.body.form_of(self.rows_per_call) == "object":
             raise ValueError("results tell the rows of a call apart, and a call has one row")
+        if self.results is None and any(one.rule.of_items for one in self.answers):
+            raise ValueError("answers: `item` is what `results` says where to find, and there is no `results`")
         if self.ordering == "none" and "key" in written:
             raise ValueError("key: it is for `ordering: per_key`")
         if self.idempotency_key != "uuid5" and (self.rows_per_call > 1 or not has_header_field(self.idempotency_key)):

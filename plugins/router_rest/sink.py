@@ -96,11 +96,14 @@ class Rest(RestOptions):
         return prepared
 
     def preview(self, events: DataFrame, opening: Opening) -> list[dict[str, Any]]:
-        """Return the calls: `method`, `url`, `headers` that say what the body is, `body`, and the number of `rows`."""
+        """Return the calls: `method`, `url`, `headers` that say what the body is, `body`, and the number of `rows`.
+
+        With an answer also the `outcome`, in the words of `answers`, and the `reason`; of rows that differ as a list.
+        """
         from router_rest.batch import calls
 
         checked = self._checked(opening)
-        return list(calls(checked, checked.columns(events), checked.encoding(events)))
+        return list(calls(checked, checked.columns(events), checked.encoding(events), opening.answer))
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
         """Send the rows of one batch, for as long as it takes; raise ConnectionError when it is stopped before."""
