@@ -206,6 +206,9 @@ class BodyOptions(SecretOptions):
         default=None,
         description='JSON of a row in place of all its columns: {text: "{event.n} chips", user: "{event.user}"}',
     )
+    action: dict[str, JsonValue] | None = Field(
+        default=None, description='JSON on a line before that of each row: {create: {_id: "{event.id}"}}; for `ndjson`'
+    )
     content_type: str | None = Field(
         default=None,
         pattern=r"^[\x21-\x7e]+/[\x20-\x7e]*[\x21-\x7e]$",
@@ -223,8 +226,11 @@ class BodyOptions(SecretOptions):
             check_wrap(self.wrap)
             if self.form not in (None, "array"):
                 raise ValueError(f"wrap is put around an array, and the form is {self.form}")
-        if self.template is not None:
-            parse_json(self.template)
+        if self.action is not None and self.form != "ndjson":
+            raise ValueError("an action is a line before that of a row: write `form: ndjson`")
+        for template in (self.template, self.action):
+            if template is not None:
+                parse_json(template)
         return self
 
     @property
@@ -240,7 +246,7 @@ class BodyOptions(SecretOptions):
         """Return how bodies are made; `json`: the values are JSON."""
         form = self.form_of(rows_per_call)
         said = self.content_type or (MEDIA_TYPES[form] if json else "application/octet-stream")
-        return body_of(form, said, wrap=self.wrap, compressed=compressed)
+        return body_of(form, said, wrap=self.wrap, compressed=compressed, lines=1 if self.action is None else 2)
 
 
 TAKEN = {
@@ -323,6 +329,8 @@ def check_body(body: BodyOptions, value: Encoder | None, without: tuple[str, ...
         raise ValueError("the template of the body names its columns itself; take `without` away")
     if form == "object" and rows_per_call > 1:
         raise ValueError(f"the body is one object, and a call has up to {rows_per_call} rows: write array or ndjson")
+    if body.action is not None and not isinstance(value, (ToJson, type(None))):
+        raise ValueError("an action is JSON before a row in JSON: take `value` or `action` away")
     if form != "object" and isinstance(value, (ToAvro, ToProtobuf)):
         raise ValueError(f"values of {value.part_name} are not JSON: they go alone, with `rows_per_call: 1`")
 

@@ -39,7 +39,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "elasticsearch_bulk": {
         "rows_per_call": 1000,
         "bytes_per_call": 5 << 20,
-        "body": {"form": "ndjson"},
+        "body": {"form": "ndjson", "action": {"create": {}}},
         "results": {"path": "items", "status": "*.status", "reason": "*.error.reason"},
         "answers": [
             {"when": "item.create.status = 409", "then": "deliver"},  # its id is there: it arrived before

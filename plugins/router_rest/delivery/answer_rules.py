@@ -33,7 +33,7 @@ ACTIONS = {
 }
 
 
-class Decision(NamedTuple):
+class AnswerDecision(NamedTuple):
     """What a rule says of a call or a row; `reason` is empty where it gives none."""
 
     then: str
@@ -65,10 +65,10 @@ class AnswerRule:
         """Return whether the rule looks at the item of a row."""
         return any(one.reads("item") for one in (self.when, *self.reason) if isinstance(one, JsonExpression))
 
-    def decision(self, seen: dict[str, Any]) -> Decision:
+    def decision(self, seen: dict[str, Any]) -> AnswerDecision:
         """Return what the rule says of an answer for which it holds."""
         texts = (one if isinstance(one, str) else _text(one.values([seen])[0]) for one in self.reason)
-        return Decision(self.then, "".join(texts), not self.of_items)
+        return AnswerDecision(self.then, "".join(texts), not self.of_items)
 
 
 def reason_pieces(reason: str | None) -> tuple[str | JsonExpression, ...]:
@@ -82,14 +82,14 @@ def _text(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def decisions(rules: Sequence[AnswerRule], answer: Response, items: Sequence[Any]) -> list[Decision | None]:
+def decisions(rules: Sequence[AnswerRule], answer: Response, items: Sequence[Any]) -> list[AnswerDecision | None]:
     """Return, for each item, what the first rule that holds says; None where none does.
 
     `items` are the results of rows as they stand in the answer; one null where the answer is about the whole call.
     """
     same = {"status": answer.status, "headers": answer.headers, "body": _decoded(answer.body)}
     seen = [{**same, "item": item} for item in items]
-    found: list[Decision | None] = [None] * len(items)
+    found: list[AnswerDecision | None] = [None] * len(items)
     left = list(range(len(items)))
     for rule in rules:
         asked = left if rule.of_items else left[:1]

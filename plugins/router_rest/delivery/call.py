@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState
 
     from router_rest.credentials import TaskLogin
-    from router_rest.delivery.answer_rules import AnswerRule, Decision
+    from router_rest.delivery.answer_rules import AnswerDecision, AnswerRule
     from router_rest.delivery.batcher import Call
     from router_rest.delivery.response_status import BulkResults
     from router_rest.http_client.client import HttpClient
@@ -337,7 +337,7 @@ class Classifier:
         if attempt.throttled or attempt.action is Action.AGAIN:
             attempt.pause = pause(answer.headers, self.clock())
 
-    def _decided(self, call: Call, attempt: Attempt, said: Decision) -> None:
+    def _decided(self, call: Call, attempt: Attempt, said: AnswerDecision) -> None:
         """Do with the whole call as a rule says."""
         attempt.action, attempt.results, attempt.throttled = said.action, None, said.then == "pause"
         attempt.why = said.reason or f"the API answers {attempt.status}{excerpt(attempt.body)}"

@@ -21,7 +21,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from router_rest.delivery.answer_rules import Decision
+    from router_rest.delivery.answer_rules import AnswerDecision
 
 
 class Action(Enum):
@@ -102,7 +102,7 @@ class Result:
     status: int
     text: bytes
     item: Any = None
-    decision: Decision | None = None
+    decision: AnswerDecision | None = None
 
 
 @dataclass(frozen=True)
@@ -169,10 +169,12 @@ _TAKEN = Result(200, b"")
 
 
 def _decoded(row: bytes) -> Any:
-    try:
-        return msgspec.json.decode(row)
-    except (msgspec.DecodeError, RecursionError):
-        return None
+    for text in (row, row.rpartition(b"\n")[2]):  # an action may stand on a line before that of the row
+        try:
+            return msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            continue
+    return None
 
 
 def _at(value: Any, path: str) -> Any:
