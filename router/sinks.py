@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 from pydantic import Field
 
@@ -19,7 +19,7 @@ from router.parts import Part
 from router.table_options import TableOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
     from pathlib import Path
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from typing_extensions import Self
 
+Task: TypeAlias = "Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]"
 Evolution = Literal["evolve", "freeze", "quarantine", "fail"]
 """What becomes of rows with fields that their table has no place for."""
 Widening = Literal["rewrite", "feature"]
@@ -211,6 +212,7 @@ class Batch:
     stop: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
     keeps: Callable[[str], Parts] | None = field(default=None, compare=False, repr=False)
     resending: str | None = None
+    guards: Callable[[Task], Task] | None = field(default=None, compare=False, repr=False)
 
     @property
     def key(self) -> str:
@@ -222,6 +224,14 @@ class Batch:
         if self.keeps is None:
             raise StartError(f"there is no lake that {table} could be in")
         return self.keeps(table)
+
+    def guarded(self, task: Task) -> Task:
+        """Return the function of a task, for mapInArrow, that looks at its executor before it works there.
+
+        The first task in a Python worker makes sure that it has the driver's lake, versions and parts; where something
+        is missing it raises, and the start is refused in a sentence. Runs on the driver.
+        """
+        return task if self.guards is None else self.guards(task)
 
 
 @dataclass(frozen=True)
