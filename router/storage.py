@@ -166,7 +166,8 @@ class LocalFiles:
         _sync(whole.parent)  # or a power cut takes the name, and what relied on it stays
 
     def create(self, path: str, content: bytes) -> str | None:
-        unfinished = self._unfinished(path, content)
+        # a name of its own: of several that create one file at once, each needs what it links to
+        unfinished = self._unfinished(path, content, f".{uuid.uuid4().hex}.tmp")
         try:
             os.link(unfinished, Path(self.root, path))  # unlike a rename it fails where there is a file
         except FileExistsError:
@@ -202,9 +203,9 @@ class LocalFiles:
         for place in (whole, whole.parent):
             _sync(place)
 
-    def _unfinished(self, path: str, content: bytes) -> Path:
+    def _unfinished(self, path: str, content: bytes, suffix: str = ".tmp") -> Path:
         """Write the content beside its file, down to the disk."""
-        unfinished = Path(self.root, path).with_suffix(".tmp")
+        unfinished = Path(self.root, path).with_suffix(suffix)
         unfinished.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as stream:
             stream.write(content)
