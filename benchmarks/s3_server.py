@@ -28,11 +28,12 @@ CONTROL = "/_control/"
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asked for: `path` begins with the bucket."""
+    """What a client asked for: `path` begins with the bucket, `key` is the access key that it signed with."""
 
     method: str
     path: str
     query: str
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class _Application:
 
     def __init__(self, moto: Callable[..., Any]) -> None:
         self.moto, self.lock = moto, threading.Lock()
-        self.requests: list[tuple[str, str, str]] = []
+        self.requests: list[tuple[str, ...]] = []
         self.faults: list[dict[str, Any]] = []
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
@@ -156,7 +157,8 @@ class _Application:
             start_response("200 OK", [("Content-Length", str(len(body)))])
             return [body]
         with self.lock:
-            self.requests.append((environ["REQUEST_METHOD"], path, environ.get("QUERY_STRING", "")))
+            key = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2].partition("/")[0]
+            self.requests.append((environ["REQUEST_METHOD"], path, environ.get("QUERY_STRING", ""), key))
             fault = self._due(environ["REQUEST_METHOD"], path)
         if fault is None:
             return self.moto(environ, start_response)

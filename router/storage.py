@@ -21,6 +21,7 @@ import re
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timezone
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -512,9 +513,15 @@ def _provider(root: str, profile: str | None, role: str | None, region: str | No
             f"{root}: a profile or a role needs boto3; install spark-event-router[aws], or name keys in storage_options"
         ) from None
     session = boto3.Session(profile_name=profile, region_name=region)
-    if role:
-        return StsCredentialProvider(session, RoleArn=role, RoleSessionName="spark-event-router")
-    return Boto3CredentialProvider(session)
+    if not role:
+        return Boto3CredentialProvider(session)
+    assumed = StsCredentialProvider(session, RoleArn=role, RoleSessionName="spark-event-router")
+
+    def provider() -> dict[str, Any]:
+        keys = dict(assumed())  # obstore knows no other zone than datetime's own UTC, and boto3 has another
+        return {**keys, "expires_at": keys["expires_at"].astimezone(timezone.utc)}
+
+    return provider
 
 
 def _lower(options: Mapping[str, str]) -> dict[str, str]:

@@ -95,7 +95,6 @@ def gcs() -> Iterator[dict[str, str]]:
         account = {"gcs_base_url": url, "disable_oauth": True, "client_email": "", "private_key": ""}
         yield {
             "google_service_account_key": json.dumps({**account, "private_key_id": ""}),
-            "google_allow_http": "true",
             "allow_http": "true",
         }
         process.kill()
