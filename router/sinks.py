@@ -16,7 +16,7 @@ from pydantic import Field
 
 from router.errors import StartError
 from router.parts import Part
-from router.table_options import TableOptions
+from router.table_options import LOCATION, Location, TableOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -141,6 +141,7 @@ class MergingSink(Sink, ABC):
         default=False,
         description="a record with a key and no value deletes its key; all sinks of the route, or none",
     )
+    location: Location | None = Field(default=None, description=LOCATION)
 
     @abstractmethod
     def table(self) -> str | Column:

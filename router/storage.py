@@ -21,6 +21,7 @@ import re
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timezone
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -166,7 +167,8 @@ class LocalFiles:
         _sync(whole.parent)  # or a power cut takes the name, and what relied on it stays
 
     def create(self, path: str, content: bytes) -> str | None:
-        unfinished = self._unfinished(path, content)
+        # a name of its own: of several that create one file at once, each needs what it links to
+        unfinished = self._unfinished(path, content, f".{uuid.uuid4().hex}.tmp")
         try:
             os.link(unfinished, Path(self.root, path))  # unlike a rename it fails where there is a file
         except FileExistsError:
@@ -202,9 +204,9 @@ class LocalFiles:
         for place in (whole, whole.parent):
             _sync(place)
 
-    def _unfinished(self, path: str, content: bytes) -> Path:
+    def _unfinished(self, path: str, content: bytes, suffix: str = ".tmp") -> Path:
         """Write the content beside its file, down to the disk."""
-        unfinished = Path(self.root, path).with_suffix(".tmp")
+        unfinished = Path(self.root, path).with_suffix(suffix)
         unfinished.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as stream:
             stream.write(content)
@@ -511,9 +513,15 @@ def _provider(root: str, profile: str | None, role: str | None, region: str | No
             f"{root}: a profile or a role needs boto3; install spark-event-router[aws], or name keys in storage_options"
         ) from None
     session = boto3.Session(profile_name=profile, region_name=region)
-    if role:
-        return StsCredentialProvider(session, RoleArn=role, RoleSessionName="spark-event-router")
-    return Boto3CredentialProvider(session)
+    if not role:
+        return Boto3CredentialProvider(session)
+    assumed = StsCredentialProvider(session, RoleArn=role, RoleSessionName="spark-event-router")
+
+    def provider() -> dict[str, Any]:
+        keys = dict(assumed())  # obstore knows no other zone than datetime's own UTC, and boto3 has another
+        return {**keys, "expires_at": keys["expires_at"].astimezone(timezone.utc)}
+
+    return provider
 
 
 def _lower(options: Mapping[str, str]) -> dict[str, str]:

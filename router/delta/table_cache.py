@@ -121,7 +121,7 @@ class TableCache:
         table = self.lake.open(name)
         if table is None:
             return None
-        if not self.lake.local:  # no commit is half there, and every look at one is a request
+        if not self.lake.on_disk(name):  # no commit is half there, and every look at one is a request
             tail = LogTail.of(self.lake, name, table)
             rows = table.get_add_actions().num_rows
             return CachedTable(cast("DeltaTable", tail), table.version(), None, rows)
@@ -244,7 +244,7 @@ def check_log(lake: Lake, name: str, version: int, since: int = 0) -> None:
 
     Those before version `since` were looked at before. In an object store a file is there whole or not at all.
     """
-    if lake.local and (empty := lake.empty_commits(name, version, since)):
+    if lake.on_disk(name) and (empty := lake.empty_commits(name, version, since)):
         raise TableError(name, f"it cannot be read: {DAMAGED_LOG} damaged: {', '.join(empty)} is empty")
 
 

@@ -20,7 +20,7 @@ from router.delta.lake import DAMAGED_LOG, Lake
 from router.delta.table_cache import TableCache
 from router.engine import source
 from router.engine.batch import Batches
-from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
+from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
 from router.engine.commit.committers import Committers
 from router.engine.label.planner import Planner
 from router.engine.outbox.apply import opened
@@ -102,7 +102,7 @@ def run(
 
 def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOptions) -> list[BatchReport]:
     config = loaded.config
-    lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
+    lake, checkpoint = lake_and_checkpoint(config)
     tables = TableCache(lake)
     for place in (lake, checkpoint):
         reach(spark, place, by_spark=place is checkpoint)
