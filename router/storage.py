@@ -518,7 +518,8 @@ def _provider(root: str, profile: str | None, role: str | None, region: str | No
     assumed = StsCredentialProvider(session, RoleArn=role, RoleSessionName="spark-event-router")
 
     def provider() -> dict[str, Any]:
-        keys: dict[str, Any] = {**assumed()}  # obstore knows no other zone than datetime's own UTC, and boto3 has another
+        keys: dict[str, Any] = {**assumed()}
+        # obstore knows no other zone than datetime's own UTC, and boto3 has another
         return {**keys, "expires_at": keys["expires_at"].astimezone(timezone.utc)}
 
     return provider
