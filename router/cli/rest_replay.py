@@ -79,10 +79,12 @@ def rest_replay(
         about, folder = (loaded.config, spark, lake, checkpoint, stop), loaded.path.parent
         try:
             if dry_run:
-                _show_all([resend.Resender(*about, *sink, folder) for sink in chosen], asked)
+                nobody = import_module("router.engine.spark.executors").Executors()
+                _show_all([resend.Resender(*about, nobody, *sink, folder) for sink in chosen], asked)
                 return
-            start.executors_of(spark, registry, loaded.config, lake, "rest-replay").look(spark)
-            whole = _replayed(resend.Resender(*about, *chosen[0], folder), asked)
+            executors = start.executors_of(spark, registry, loaded.config, lake, "rest-replay")
+            executors.look(spark)
+            whole = _replayed(resend.Resender(*about, executors, *chosen[0], folder), asked)
         finally:
             session.stop_session(spark)
     raise SystemExit(int(not whole))

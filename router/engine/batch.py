@@ -94,7 +94,7 @@ class Batches:
         self.outboxes = Outboxes(config, self.spark, *about)
         self.quarantine = Quarantine(config, self.lake, self.store, self.committers, self.query)
         self.demands = replace(self.demands, blocked=self.quarantine.blocked())
-        self.release = Release(config, self.spark, self.lake, self.store, self.committers)
+        self.release = Release(config, self.spark, self.lake, self.store, self.committers, self.executors)
         plans = config.maintenance if only_spark else config.maintenance_plans()
         self.maintenance = TableMaintenance(
             self.lake, lambda: self.spark, plans, detached_outboxes(config), beside=True

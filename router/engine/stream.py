@@ -215,7 +215,7 @@ class _StreamRun:
         if not self.open:  # within the retries: a source that is away is waited for
             self.config = opened(self.config, self.spark, self.folder, trial=self.config.debug)
             self.open = True
-            about = self.config, self.spark, self.lake, self.checkpoint, self.options.stop
+            about = self.config, self.spark, self.lake, self.checkpoint, self.options.stop, self.executors
             self.detached = DetachedSinks.of(*about, once=self._once)
             self.detached.check(self.options.accept)
             if not self._once:
@@ -296,7 +296,7 @@ class _StreamRun:
             return  # a batch has just begun; it does the same at its end
         try:
             store = CheckpointStore(self.checkpoint)
-            Release(self.config, self.spark, self.lake, store, self._committers).idle()
+            Release(self.config, self.spark, self.lake, store, self._committers, self.executors).idle()
         finally:
             self.releasing.release()
 

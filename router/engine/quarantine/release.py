@@ -11,9 +11,9 @@ import json
 import logging
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +44,7 @@ from router.engine.quarantine.table import (
     released,
     write,
 )
+from router.engine.spark.executors import Executors
 from router.engine.start.checks import Checkpoint
 from router.errors import TableError, first_line
 from router.sinks import TableSink
@@ -78,6 +79,7 @@ class Release:
     lake: Lake
     store: CheckpointStore
     committers: Committers
+    executors: Executors = field(default_factory=Executors)
 
     def due(self) -> list[Approval]:
         """Return the approvals, and the notes of blocked tables whose next try is due."""
@@ -245,10 +247,10 @@ class _ReleasedRows:
 
     def decide(self, upto: int) -> tuple[int, int] | None:
         """Return the last batch whose rows are released, and the number of rows; None where there are none."""
-        found = self.columns.mapInArrow(_checking(self.kinds, self.of.config.decode.zero_is_absent), "report string")
+        task = _checking(self.kinds, self.of.config.decode.zero_is_absent)
         rows: dict[int, int] = {}
         bad: list[int] = []
-        for report in (json.loads(row["report"]) for row in found.collect()):  # one for each task
+        for report in self._reports(self.columns, task):  # one for each task
             bad += report["bad"]
             for batch, count in report["rows"]:
                 rows[batch] = rows.get(batch, 0) + count
@@ -271,8 +273,7 @@ class _ReleasedRows:
         staging = Staging(lake, options.file_bytes, options.buffer_bytes)
         where = f"{place.route}/{place.sink}", place.table, last
         task = _staging(self.kinds, pa.schema(list(columns.items())), staging, where)
-        rows = self.columns.filter(F.col("_batch_id") <= last).mapInArrow(task, "report string")
-        files = tuple(StagedFile.of(json.loads(row["report"])) for row in rows.collect())
+        files = tuple(map(StagedFile.of, self._reports(self.columns.filter(F.col("_batch_id") <= last), task)))
         written = pa.schema([(name, kind) for name, kind in columns.items() if any(name in f.columns for f in files)])
         change = compare(self.have, written) if self.have is not None else SchemaDiff()
         work = TableCommit(
@@ -292,6 +293,12 @@ class _ReleasedRows:
         finally:
             for file in files if not made else ():
                 lake.delete(file.path)
+
+    def _reports(self, rows: DataFrame, task: Callable[..., Any]) -> list[dict[str, Any]]:
+        """Return what the tasks of a job report; raise StartError where an executor lacks what the driver has."""
+        executors = self.of.executors
+        found = rows.mapInArrow(executors.guarded(task, reports=True), "report string").collect()
+        return executors.without_looks(json.loads(row["report"]) for row in found)
 
     def add_dead_letters(self, last: int) -> None:
         """Append the rows of batches up to the last to the dead letters, once: as received, where bronze has them.
