@@ -95,9 +95,9 @@ class S3Server:
 
 
 @contextmanager
-def s3_server(*buckets: str) -> Iterator[S3Server]:
-    """Run a server with empty buckets."""
-    command = [sys.executable, "-m", "benchmarks.s3_server"]
+def s3_server(*buckets: str, google: bool = False) -> Iterator[S3Server]:
+    """Run a server with empty buckets; with `google` it takes conditions as Google's storage has them."""
+    command = [sys.executable, "-m", "benchmarks.s3_server", *(["--google"] if google else [])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -191,13 +191,45 @@ class _Application:
         return str(sum(fault["times"] for fault in self.faults)).encode()
 
 
+class _Google:
+    """moto as Google's XML API is: that of S3, but for generations in place of ETags in conditions.
+
+    https://cloud.google.com/storage/docs/xml-api/reference-headers
+    """
+
+    def __init__(self, moto: Callable[..., Any]) -> None:
+        self.moto, self.tags = moto, dict[str, str]()
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        scope = (
+            "Credential=somebody/20260101/us-east-1/s3/aws4_request"  # Google's is a token, of which moto knows none
+        )
+        environ["HTTP_AUTHORIZATION"] = f"AWS4-HMAC-SHA256 {scope}, SignedHeaders=host, Signature=none"
+        wanted = environ.pop("HTTP_X_GOOG_IF_GENERATION_MATCH", None)
+        if wanted == "0":
+            environ["HTTP_IF_NONE_MATCH"] = "*"
+        elif wanted is not None:
+            environ["HTTP_IF_MATCH"] = self.tags.get(wanted, '"none"')
+
+        def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+            tag = next((value for name, value in headers if name.lower() == "etag"), None)
+            if tag is not None:
+                generation = str(int(tag.strip('"')[:12], 16))
+                self.tags[generation] = tag
+                headers = [*headers, ("x-goog-generation", generation)]
+            return start_response(status, headers, *more)
+
+        return self.moto(environ, start)
+
+
 def main() -> None:
     """Run the server; print its address."""
     from moto.server import DomainDispatcherApplication, create_backend_app  # noqa: PLC0415 - of tests only
     from werkzeug.serving import make_server  # noqa: PLC0415
 
     logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
-    application = _Application(DomainDispatcherApplication(create_backend_app))
+    moto = DomainDispatcherApplication(create_backend_app)
+    application = _Application(_Google(moto) if "--google" in sys.argv else moto)
     running = make_server("127.0.0.1", 0, application, threaded=True)
     sys.stdout.write(f"http://127.0.0.1:{running.server_port}\n")
     sys.stdout.flush()

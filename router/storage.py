@@ -255,7 +255,13 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
         return self._put(path, content, "create")
 
     def replace(self, path: str, content: bytes, stamp: str) -> str | None:
-        return self._put(path, content, {"e_tag": stamp})
+        mode = {"e_tag": stamp}
+        if self.root.startswith("gs:"):  # it compares generations, not ETags
+            found = self._head(path)
+            if found is None or found["e_tag"] != stamp:
+                return None
+            mode["version"] = str(found["version"])
+        return self._put(path, content, mode)
 
     def _put(self, path: str, content: bytes, mode: Any) -> str | None:
         try:
@@ -265,9 +271,13 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
             return None
 
     def stamp(self, path: str) -> str | None:
+        found = self._head(path)
+        return str(found["e_tag"]) if found else None
+
+    def _head(self, path: str) -> Any:
         try:
             with failures():
-                return str(_obstore().head(self.store, path)["e_tag"])
+                return _obstore().head(self.store, path)
         except FileNotFoundError:
             return None
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from pyarrow import fs
 
 from benchmarks.s3_server import Fault, S3Server, s3_server, strict_s3_server
 from router.delta.lake import Lake
@@ -68,9 +69,20 @@ def configuration(folder: Path, server: S3Server, *, far: bool, **changes: Any) 
     return path
 
 
+def with_the_secret(folder: Path, lake: Lake) -> list[str]:
+    """Return the files of lake and checkpoint, and the logs, in which the key of the lake stands."""
+    found = [(str(path), path.read_bytes()) for path in folder.rglob("*") if path.is_file() and path.suffix != ".yaml"]
+    listed = lake.files.get_file_info(fs.FileSelector("", recursive=True, allow_not_found=True))
+    found += [(info.path, lake.read(info.path) or b"") for info in listed]
+    assert any(path.endswith(".log") for path, _ in found)
+    assert any("manifests" in path for path, _ in found)
+    return [path for path, content in found if b"hush-hush" in content]
+
+
 def assert_whole(folder: Path, server: S3Server) -> None:
-    """Compare the lake with what was sent."""
+    """Compare the lake with what was sent; no file of it, of its checkpoint, and no log, has its key."""
     lake = Lake.at(f"s3://lake/{folder.name}", server.options)
+    assert with_the_secret(folder, lake) == []
     found = {}
     for table in lake.tables("silver"):
         handle = lake.open(table)

@@ -18,9 +18,8 @@ from router.delta.lake import Lake
 from router.delta.parquet_writer import divided
 from router.delta.upsert import create_table
 from router.engine.commit.committers import _unfinished
-from router.engine.start.checks import refuse_moved
 from router.errors import StartError
-from router.locations import Location, TableLocation
+from router.locations import TableLocation
 from router_decoders.json import Json
 from router_rules.rules import Sql
 from router_sinks.tables import Delta, Tables
@@ -126,10 +125,6 @@ def test_tables_are_made_as_asked(make_query: MakeQuery, tmp_path: Path, commit:
         assert query.lake.address(table) == f"{tmp_path}/{place}"
         assert (tmp_path / place / "_delta_log").is_dir()
         assert not Path(query.lake.root, *table.split(".")).exists()
-    refuse_moved(query.lake, query.config)
-    for changed in (Lake.at(query.lake.root), Lake.at(query.lake.root, None, (Location("gold.plain", "/plain"),))):
-        with pytest.raises(StartError, match=r"is at .*, and the configuration puts it at"):
-            refuse_moved(changed, query.config)
     assert Lake.at(query.lake.root).as_noted().open("silver.uno"), "who has no configuration finds it as well"
     if commit == "auto":  # files that are divided alike are committed as they are
         actions = pa.table(query.open("gold.parted").get_add_actions(flatten=True)).to_pylist()

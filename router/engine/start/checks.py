@@ -261,11 +261,19 @@ def refuse_moved(lake: Lake, config: Config) -> None:
     if lake.locations:
         noted = {**{table: layout.address(table) for table in layout.every_table()}, **noted}
     for table, place in noted.items():
-        if any(makes(names, table) for names in written) and (now := lake.address(table)) != place:
+        if any(makes(names, table) for names in written) and (now := _place(lake, table)) != place:
             raise StartError(
                 f"{table} is at {place}, and the configuration puts it at {now}: its rows would be in two places. Give "
                 f"it back its `location`; or move its folder and delete {lake.root}/{note_path(table)}"
             )
+
+
+def _place(lake: Lake, table: str) -> str:
+    """Return where the configuration puts a table, or why it has no place."""
+    try:
+        return lake.address(table)
+    except ValueError as error:
+        return f"a place that cannot be ({error})"
 
 
 def reach(spark: SparkSession, place: Lake, *, by_spark: bool = False) -> None:
