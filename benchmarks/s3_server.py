@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.request import Request as Call
 from urllib.request import urlopen
@@ -26,11 +28,12 @@ CONTROL = "/_control/"
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asked for: `path` begins with the bucket."""
+    """What a client asked for: `path` begins with the bucket, `key` is the access key that it signed with."""
 
     method: str
     path: str
     query: str
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,12 +109,45 @@ def s3_server(*buckets: str) -> Iterator[S3Server]:
             process.kill()
 
 
+@contextmanager
+def strict_s3_server(*buckets: str) -> Iterator[S3Server]:
+    """Run versitygw with empty buckets: it takes S3's rules seriously, but counts nothing and has no faults."""
+    port = free_port()
+    keys = {"ROOT_ACCESS_KEY": "somebody", "ROOT_SECRET_KEY": "hush-hush"}
+    with TemporaryDirectory() as folder:
+        command = ["versitygw", "--port", f"127.0.0.1:{port}", "--quiet", "posix", folder]
+        with subprocess.Popen(command, env={**os.environ, **keys}) as process:
+            try:
+                server = S3Server(f"http://127.0.0.1:{port}")
+                _wait_for(port)
+                for bucket in buckets:
+                    server.make_bucket(bucket)
+                yield server
+            finally:
+                process.kill()
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _wait_for(port: int) -> None:
+    for _ in range(300):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"nobody listens on port {port}")
+
+
 class _Application:
     """moto, behind the faults."""
 
     def __init__(self, moto: Callable[..., Any]) -> None:
         self.moto, self.lock = moto, threading.Lock()
-        self.requests: list[tuple[str, str, str]] = []
+        self.requests: list[tuple[str, ...]] = []
         self.faults: list[dict[str, Any]] = []
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
@@ -121,7 +157,8 @@ class _Application:
             start_response("200 OK", [("Content-Length", str(len(body)))])
             return [body]
         with self.lock:
-            self.requests.append((environ["REQUEST_METHOD"], path, environ.get("QUERY_STRING", "")))
+            key = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2].partition("/")[0]
+            self.requests.append((environ["REQUEST_METHOD"], path, environ.get("QUERY_STRING", ""), key))
             fault = self._due(environ["REQUEST_METHOD"], path)
         if fault is None:
             return self.moto(environ, start_response)

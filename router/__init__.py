@@ -2,6 +2,7 @@
 
 from router.columns import row, tried
 from router.decoding import ArrowDecoding, keep_archives
+from router.engine.label.json_expressions import JsonExpression
 from router.errors import (
     BatchError,
     ConfigError,
@@ -28,7 +29,19 @@ from router.parts import (
     Server,
 )
 from router.reader import read
-from router.sinks import ApplyingSink, Batch, KeyedTable, MergingSink, Opening, Outcome, Parts, Resent, Sink, TableSink
+from router.sinks import (
+    ApplyingSink,
+    Batch,
+    GivenAnswer,
+    KeyedTable,
+    MergingSink,
+    Opening,
+    Outcome,
+    Parts,
+    Resent,
+    Sink,
+    TableSink,
+)
 from router.spark_internals import to_arrow_columns, to_spark_columns
 from router.table_options import check_property
 
@@ -45,6 +58,8 @@ __all__ = [
     "Encoded",
     "Encoder",
     "Encoding",
+    "GivenAnswer",
+    "JsonExpression",
     "KeyedTable",
     "Memory",
     "MergingSink",

@@ -21,6 +21,7 @@ import re
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timezone
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -203,8 +204,9 @@ class LocalFiles:
             _sync(place)
 
     def _unfinished(self, path: str, content: bytes) -> Path:
-        """Write the content beside its file, down to the disk."""
-        unfinished = Path(self.root, path).with_suffix(".tmp")
+        """Write the content beside its file, down to the disk; under a name that no other writer of the file has."""
+        whole = Path(self.root, path)
+        unfinished = whole.with_name(f".{whole.name}.{uuid.uuid4().hex}.tmp")
         unfinished.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as stream:
             stream.write(content)
@@ -511,9 +513,16 @@ def _provider(root: str, profile: str | None, role: str | None, region: str | No
             f"{root}: a profile or a role needs boto3; install spark-event-router[aws], or name keys in storage_options"
         ) from None
     session = boto3.Session(profile_name=profile, region_name=region)
-    if role:
-        return StsCredentialProvider(session, RoleArn=role, RoleSessionName="spark-event-router")
-    return Boto3CredentialProvider(session)
+    if not role:
+        return Boto3CredentialProvider(session)
+    assumed = StsCredentialProvider(session, RoleArn=role, RoleSessionName="spark-event-router")
+
+    def provider() -> dict[str, Any]:
+        keys: dict[str, Any] = {**assumed()}
+        # obstore knows no other zone than datetime's own UTC, and boto3 has another
+        return {**keys, "expires_at": keys["expires_at"].astimezone(timezone.utc)}
+
+    return provider
 
 
 def _lower(options: Mapping[str, str]) -> dict[str, str]:

@@ -109,9 +109,9 @@ CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
 LOG_AGE, LOG_AGE_OF_OBJECTS = timedelta(hours=1), SAFE
 
 
-def log_age(lake: Lake) -> timedelta:
+def log_age(lake: Lake, table: str) -> timedelta:
     """Return how long a log keeps every commit: at each, a folder is listed whole, an object store from a name on."""
-    return LOG_AGE if lake.local else LOG_AGE_OF_OBJECTS
+    return LOG_AGE if lake.on_disk(table) else LOG_AGE_OF_OBJECTS
 
 
 def shorten_log(
@@ -130,7 +130,7 @@ def shorten_log(
         if before is None:
             handle.cleanup_metadata()
         return 0
-    kept = log_age(lake) if options.log_retention is None else options.log_retention
+    kept = log_age(lake, table) if options.log_retention is None else options.log_retention
     young = (datetime.now(timezone.utc) - kept).timestamp()
     newest = min(handle.version() - options.log_commits, handle.version() if before is None else before)
     found = lake.files.get_file_info(fs.FileSelector(f"{table.replace('.', '/')}/_delta_log"))
@@ -153,7 +153,7 @@ def delete_older(lake: Lake, table: str, before: datetime, version: int, more: s
     `more` is SQL that holds for the rows that may go. What the version has is compacted, and the log begins at the
     version at the latest: a query may have read it as far as that.
     """
-    handle = DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options)
+    handle = DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options(table))
     moment = before.astimezone(timezone.utc).isoformat(timespec="microseconds")
     old = f"_timestamp < arrow_cast('{moment}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
     try:

@@ -215,6 +215,7 @@ def refuse_absent(lake: Lake, work: TableUpsert) -> None:
     found = lake.files.get_file_info(fs.FileSelector(work.table.replace(".", "/"), allow_not_found=True))
     if any(not entry.base_name.startswith(("_", ".")) for entry in found):
         raise TableError(work.table, f"{lake.address(work.table)} holds files and no Delta table; move them away")
+    lake.note_location(work.table)
 
 
 def refuse_older(table: DeltaTable, work: TableUpsert) -> None:
@@ -308,7 +309,7 @@ def create_table(lake: Lake, table: str, schema: pa.Schema, keyed: KeyedTable | 
         description=keyed.comment,
         partition_by=list(keyed.partition_by) or None,
         configuration={**PROPERTIES, **keyed.properties},
-        storage_options=lake.delta_options,
+        storage_options=lake.delta_options(table),
     )
 
 

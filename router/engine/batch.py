@@ -26,6 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from router.delta.commit import is_committed
+from router.delta.maintenance_process import MaintenanceProcess
 from router.delta.table_cache import SparkTables, TableCache
 from router.engine import ledger
 from router.engine.balance import UnknownFieldReport, imbalances, keyed, partitions
@@ -94,10 +95,10 @@ class Batches:
         self.outboxes = Outboxes(config, self.spark, *about)
         self.quarantine = Quarantine(config, self.lake, self.store, self.committers, self.query)
         self.demands = replace(self.demands, blocked=self.quarantine.blocked())
-        self.release = Release(config, self.spark, self.lake, self.store, self.committers)
+        self.release = Release(config, self.spark, self.lake, self.store, self.committers, self.executors)
         plans = config.maintenance if only_spark else config.maintenance_plans()
         self.maintenance = TableMaintenance(
-            self.lake, lambda: self.spark, plans, detached_outboxes(config), beside=True
+            self.lake, lambda: self.spark, plans, detached_outboxes(config), beside=True, process=MaintenanceProcess()
         )
         self.catalog = Catalog(self.spark, self.lake)
         self.unknown = UnknownFieldReport()

@@ -28,6 +28,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from router.delta.commit import StagedFile, TableCommit, to_arrow_schema, to_delta
+from router.delta.lake import Lake
 from router.delta.schema_diff import delta_type
 from router.engine.balance import Partition
 from router.engine.label.layout import Demands
@@ -37,7 +38,7 @@ from router.sinks import Applied
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from router.delta.lake import Lake
+    from router.config.models import Config
 
 KEPT = 100
 """Manifests that are kept for operators to read; the router needs the last one only."""
@@ -59,6 +60,12 @@ WAYS = {
     "replays": "It says which replay was cut off. Restore it from a copy; or delete it, and begin another",
 }
 """What a file of each folder says, and what a person can do where it is damaged."""
+
+
+def lake_and_checkpoint(config: Config) -> tuple[Lake, Lake]:
+    """Return the lake of a configuration, with the places of its tables, and its checkpoint."""
+    options = config.storage()
+    return Lake.at(config.lake, options, config.locations()), Lake.at(config.checkpoint_path(), options)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 from router.delta.commit import StagedFile, TableCommit, to_delta
 from router.delta.file_statistics import statistics
-from router.delta.lake import Lake
 from router.engine.balance import KEYED, keyed, total
+from router.engine.checkpoint_store import lake_and_checkpoint
 from router.parts import BatchReport
 from router.sinks import Applied
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from router.config.models import Config
+    from router.delta.lake import Lake
     from router.engine.balance import Partition
     from router.engine.checkpoint_store import Manifest
     from router.engine.commit.committers import Committers
@@ -247,7 +248,7 @@ def last(config: Config, batches: int) -> list[dict[str, Any]]:
     A detached sink has batches of its own: as many of these are there, too. Memory holds the rows of those batches, and
     five columns of a part of the others: a ledger has millions of rows after some months.
     """
-    lake = Lake.at(config.lake, config.storage())
+    lake, _ = lake_and_checkpoint(config)
     table = lake.open(config.ledger)
     if table is None:
         return []
@@ -267,7 +268,7 @@ def last(config: Config, batches: int) -> list[dict[str, Any]]:
 
 def totals(config: Config) -> dict[tuple[str | None, str | None], dict[str, int]]:
     """Return the sums of all counts of a query, by route and sink; (None, None) are those of the source."""
-    table = Lake.at(config.lake, config.storage()).open(config.ledger)
+    table = lake_and_checkpoint(config)[0].open(config.ledger)
     if table is None:
         return {}
     counts = [name for name in (*SOURCE, *SUMMED) if name in {field.name for field in table.schema().fields}]

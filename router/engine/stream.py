@@ -20,7 +20,7 @@ from router.delta.lake import DAMAGED_LOG, Lake
 from router.delta.table_cache import TableCache
 from router.engine import source
 from router.engine.batch import Batches
-from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
+from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
 from router.engine.commit.committers import Committers
 from router.engine.label.planner import Planner
 from router.engine.outbox.apply import opened
@@ -103,7 +103,7 @@ def run(
 
 def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOptions) -> list[BatchReport]:
     config = loaded.config
-    lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
+    lake, checkpoint = lake_and_checkpoint(config)
     tables = TableCache(lake)
     for place in (lake, checkpoint):
         reach(spark, place, by_spark=place is checkpoint)
@@ -220,7 +220,7 @@ class _StreamRun:
         if not self.open:  # within the retries: a source that is away is waited for
             self.config = opened(self.config, self.spark, self.folder, trial=self.config.debug)
             self.open = True
-            about = self.config, self.spark, self.lake, self.checkpoint, self.options.stop
+            about = self.config, self.spark, self.lake, self.checkpoint, self.options.stop, self.executors
             self.detached = DetachedSinks.of(*about, once=self._once)
             self.detached.check(self.options.accept)
             if not self._once:
@@ -301,7 +301,7 @@ class _StreamRun:
             return  # a batch has just begun; it does the same at its end
         try:
             store = CheckpointStore(self.checkpoint)
-            Release(self.config, self.spark, self.lake, store, self._committers).idle()
+            Release(self.config, self.spark, self.lake, store, self._committers, self.executors).idle()
         finally:
             self.releasing.release()
 

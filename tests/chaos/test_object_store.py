@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections import Counter
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from benchmarks.s3_server import Fault, S3Server, s3_server
+from benchmarks.s3_server import Fault, S3Server, s3_server, strict_s3_server
 from router.delta.lake import Lake
 from tests.chaos.processes import until
 from tests.light import LIGHT
@@ -28,10 +29,16 @@ needs_s3a = pytest.mark.skipif(not S3A, reason="S3A_JARS names no folder with ha
 EXPECTED = {f"silver.g{game}": Counter(range(game, FILES * ROWS, GAMES)) for game in range(GAMES)}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
+STRICT = "versitygw"
+"""A stricter server than moto, where it is on the path: see tests/storage/test_other_servers.py."""
+
+
+@pytest.fixture(scope="module", params=["moto", STRICT])
+def server(request: pytest.FixtureRequest) -> Iterator[S3Server]:
     """Run an S3 server."""
-    with s3_server("lake") as found:
+    if request.param == STRICT and not shutil.which(STRICT):
+        pytest.skip(f"{STRICT} is not installed")
+    with (strict_s3_server if request.param == STRICT else s3_server)("lake") as found:
         yield found
 
 
@@ -100,6 +107,7 @@ def test_both_committers_write_to_a_bucket(start: Any, server: S3Server, tmp_pat
     assert_whole(tmp_path, server)
 
 
+@pytest.mark.parametrize("server", ["moto"], indirect=True)
 def test_a_second_run_is_refused_and_a_slow_store_is_waited_for(start: Any, server: S3Server, tmp_path: Path) -> None:
     """Without it two runs share a checkpoint, and one busy answer ends a run."""
     config = configuration(tmp_path, server, far=bool(S3A))

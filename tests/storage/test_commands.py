@@ -47,6 +47,21 @@ def test_commands_say_the_same(copied: tuple[Path, Path], command: list[str]) ->
     assert "hush-hush" not in far.output
 
 
+@pytest.mark.parametrize("command", [["verify", "--footers"], ["tables"], ["ledger"]], ids=lambda command: command[0])
+def test_commands_say_the_same_of_tables_elsewhere(tmp_path: Path, command: list[str]) -> None:
+    """Without it an operator does not see the tables that a `location` puts elsewhere."""
+    for folder in ("near", "far"):
+        (tmp_path / folder).mkdir()
+    near = WrittenLake(tmp_path / "near").take(2)
+    far = WrittenLake(tmp_path / "far", games=f"{tmp_path}/games/of-{{event.game}}/rows").take(2)
+
+    said = [CliRunner().invoke(commands, [command[0], str(one.file), *command[1:]]) for one in (near, far)]
+
+    assert (tmp_path / "games/of-uno/rows/_delta_log").is_dir()
+    assert "silver.uno" in said[0].output or command == ["ledger"]
+    assert (said[1].output, said[1].exit_code) == (said[0].output, said[0].exit_code)
+
+
 def test_a_batch_is_committed_and_booked(bucket: Lake) -> None:
     """Without it the last steps of a batch fail where the first ones worked."""
     committers = Committers(bucket, None)  # type: ignore[arg-type] # no table here needs Spark

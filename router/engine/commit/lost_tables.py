@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from router.delta.table_cache import TABLES
 from router.delta.upsert import EXPIRES
 from router.engine.checkpoint_store import KEPT
 from router.errors import StartError, TableError
@@ -124,12 +125,14 @@ class CommittedBatches:
 def refuse_lost_tables(tables: TableCache, store: CheckpointStore, config: Config, last: int, accept: str) -> None:
     """Raise StartError where tables of a configuration lack batches of this run, unless just that is accepted.
 
-    `last` is the last batch that the run has finished. What is accepted is noted, so that it is asked for once. The
-    tables stay open for the first batch.
+    `last` is the last batch that the run has finished. What is accepted is noted, so that it is asked for once. What
+    the first batch needs of the tables stays.
     """
     committed = CommittedBatches.read(store, config, last)
-    opened = tables.readable(committed.batches)  # of those that cannot be read, the batch will say so
-    lost = committed.lost({name: found for name, found in opened.items() if not isinstance(found, TableError)})
+    names, lost = sorted(committed.batches), dict[str, LostTable]()
+    for first in range(0, len(names), TABLES):  # as many as the cache has handles for
+        opened = tables.readable(names[first : first + TABLES])  # of what cannot be read, the batch will say so
+        lost |= committed.lost({name: found for name, found in opened.items() if not isinstance(found, TableError)})
     if not lost:
         return
     if accept not in ("lost-tables", "lost-lake"):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
     from router.delta.lake import Lake
+    from router.engine.spark.executors import Executors
 
 log = logging.getLogger("router")
 LOOK = "1 second"
@@ -188,9 +189,8 @@ class DetachedSink(OutboxSink):
         owner = f"{self.config.name}:{run}"
         applier = Applier(self.lake, CheckpointStore(self.checkpoint, run), self.config.dead_letters, owner)
         replay, self.began = not self.began, True  # the first batch of a start may have been begun before
-        batch = Batch(
-            self.config.name, number, self.route, self.name, replay, self.stop, applier.keeper(number, self.key)
-        )
+        about = self.config.name, number, self.route, self.name, replay, self.stop, applier.keeper(number, self.key)
+        batch = Batch(*about, guards=self.executors.guarded)
         counts = applier.apply(self.sink, events.count(), events, batch)
         self.book(run, number, {"batch_id": number, **ledger.of_sink(self.key, counts)})
         self._tell(number, counts, time.monotonic() - began)
@@ -246,10 +246,18 @@ class DetachedSinks:
 
     @classmethod
     def of(
-        cls, config: Config, spark: SparkSession, lake: Lake, checkpoint: Lake, stop: threading.Event, *, once: bool
+        cls,
+        config: Config,
+        spark: SparkSession,
+        lake: Lake,
+        checkpoint: Lake,
+        stop: threading.Event,
+        executors: Executors,
+        *,
+        once: bool,
     ) -> DetachedSinks:
         """Return the detached sinks of a configuration whose sinks are open."""
-        about = config, spark, lake, checkpoint, stop
+        about = config, spark, lake, checkpoint, stop, executors
         return cls(tuple(DetachedSink(*about, *found, once=once) for found in config.detached_sinks()))
 
     def check(self, accept: str) -> None:

@@ -11,9 +11,9 @@ import json
 import logging
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -47,6 +47,7 @@ from router.engine.quarantine.table import (
     released,
     write,
 )
+from router.engine.spark.executors import Executors
 from router.engine.start.checks import Checkpoint
 from router.errors import TableError, first_line
 from router.sinks import TableSink
@@ -82,6 +83,7 @@ class Release:
     lake: Lake
     store: CheckpointStore
     committers: Committers
+    executors: Executors = field(default_factory=Executors)
 
     def due(self) -> list[Approval]:
         """Return the approvals, and the notes of blocked tables whose next try is due."""
@@ -280,10 +282,10 @@ class _ReleasedRows:
 
     def decide(self, upto: int) -> tuple[int, int] | None:
         """Return the last batch whose rows are released, and the number of rows; None where there are none."""
-        found = self.columns.mapInArrow(_checking(self.kinds, self.of.config.decode.zero_is_absent), "report string")
+        task = _checking(self.kinds, self.of.config.decode.zero_is_absent)
         rows: dict[int, int] = {}
         bad: list[int] = []
-        for report in (json.loads(row["report"]) for row in found.collect()):  # one for each task
+        for report in self._reports(self.columns, task):  # one for each task
             bad += report["bad"]
             for batch, count in report["rows"]:
                 rows[batch] = rows.get(batch, 0) + count
@@ -305,7 +307,7 @@ class _ReleasedRows:
         """Add to quarantined rows what they violate of what their table demands, as they would be in it."""
         whole, columns = "_quarantined", pa.schema(list(self.types.items()))
         kinds = StructType([*rows.schema, StructField("_row", to_spark_columns(columns, ntz=True))])
-        cast = rows.mapInArrow(_casting(self.kinds, columns), kinds)
+        cast = rows.mapInArrow(self.of.executors.guarded(_casting(self.kinds, columns)), kinds)
         row = [F.col(f"_row.{quoted(name)}") for name in columns.names]
         flat = cast.select(F.struct(*map(quoted, rows.columns)).alias(whole), *row)
         return judged(flat, self.schema, self.demanded).select(f"{whole}.*", VIOLATES)
@@ -335,8 +337,8 @@ class _ReleasedRows:
         task = _staging(self.kinds, pa.schema(list(columns.items())), staging, where)
         frame = self.frame.filter(F.col("_batch_id") <= last)
         frame = self.judged(frame).filter(F.col(VIOLATES).isNull()) if self.approval.refused.get(self.query) else frame
-        rows = frame.select("_batch_id", *map(quoted, self.kinds)).mapInArrow(task, "report string")
-        files = tuple(StagedFile.of(json.loads(row["report"])) for row in rows.collect())
+        reports = self._reports(frame.select("_batch_id", *map(quoted, self.kinds)), task)
+        files = tuple(map(StagedFile.of, reports))
         written = pa.schema([(name, kind) for name, kind in columns.items() if any(name in f.columns for f in files)])
         change = compare(self.have, written) if self.have is not None else SchemaDiff()
         work = TableCommit(
@@ -356,6 +358,12 @@ class _ReleasedRows:
         finally:
             for file in files if not made else ():
                 lake.delete(file.path)
+
+    def _reports(self, rows: DataFrame, task: Callable[..., Any]) -> list[dict[str, Any]]:
+        """Return what the tasks of a job report; raise StartError where an executor lacks what the driver has."""
+        executors = self.of.executors
+        found = rows.mapInArrow(executors.guarded(task, reports=True), "report string").collect()
+        return executors.without_looks(json.loads(row["report"]) for row in found)
 
     def add_dead_letters(self, last: int) -> None:
         """Append the rows of batches up to the last to the dead letters, once."""

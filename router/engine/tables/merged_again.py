@@ -113,7 +113,7 @@ class MergedAgain:
             name=made_as(self.name) if may_widen else None,
             partition_by=[*self.merged_as.partition_by] or None,
             configuration=dict(PROPERTIES),
-            storage_options=self.lake.delta_options,
+            storage_options=self.lake.delta_options(self.name),
         )
         for key, sql in like.metadata().configuration.items():
             if key.startswith(CHECK):
@@ -195,6 +195,7 @@ class MergedAgain:
 
     def _create(self, columns: Schema, adds: list[AddAction], divided: list[str], once: CommitProperties) -> None:
         given = self.keyed.properties.items()
+        self.lake.note_location(self.table)
         create_table_with_add_actions(
             self.lake.address(self.table),
             columns,
@@ -205,7 +206,7 @@ class MergedAgain:
             description=self.keyed.comment,
             configuration={**PROPERTIES, **{n: value for n, value in given if n.startswith(SUPPORTED_PROPERTIES)}},
             commit_properties=once,
-            storage_options=self.lake.delta_options,
+            storage_options=self.lake.delta_options(self.table),
         )
 
     def remember_deletions(self, once: Transaction) -> None:
@@ -218,7 +219,7 @@ class MergedAgain:
             found.to_pyarrow_dataset().scanner().to_reader(),
             mode="append",
             schema_mode="merge",
-            storage_options=self.lake.delta_options,
+            storage_options=self.lake.delta_options(self.table),
             commit_properties=CommitProperties(app_transactions=[once]),
         )
 

@@ -355,7 +355,7 @@ class Repair:
         """Move a damaged log, then the files that it may name, out of the layer; return where they are."""
         files, stamp = self.lake.files, f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S%fZ}"
         folder, place = self.table.replace(".", "/"), f"{REPLACED}/{self.table}-{stamp}"
-        if self.lake.local:  # at once: a table with half a log is another table
+        if self.lake.local and not self.lake.located(self.table):  # at once: a table with half a log is another table
             files.create_dir(place, recursive=True)
             files.move(log_folder(self.table), f"{place}/_delta_log")
         for path in old:
@@ -412,6 +412,7 @@ class Repair:
         known = {name: value for name, value in options.properties.items() if name.startswith(SUPPORTED_PROPERTIES)}
         if any(file.partition.keys() != {*options.partition_by} for work in landed.commits for file in work.files):
             raise TableError(self.table, "its sinks divide it in different ways (`partition_by`); let them agree")
+        self.lake.note_location(self.table)
         create_table_with_add_actions(
             self.lake.address(self.table),
             Schema.from_json(to_delta(pa.unify_schemas(schemas, promote_options="permissive"))),
@@ -422,7 +423,7 @@ class Repair:
             description=options.comment,
             configuration={**PROPERTIES, **known},
             commit_properties=self._properties(landed, [], None, self._releases(waited)),
-            storage_options=self.lake.delta_options,
+            storage_options=self.lake.delta_options(self.table),
         )
         if made_by_spark(options):
             finish(self.spark.newSession(), self.lake.spark_address(self.table), options)

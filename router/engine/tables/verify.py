@@ -30,10 +30,9 @@ from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from router.delta.history import LogCommit, log_commits, log_damage, log_versions, rows_of
-from router.delta.lake import Lake
 from router.delta.row_versions import DELETIONS, deletions_table
 from router.delta.table_cache import THREADS
-from router.engine.checkpoint_store import CheckpointStore, Manifest
+from router.engine.checkpoint_store import CheckpointStore, Manifest, lake_and_checkpoint
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.preflight.explain import fixed_table
 from router.engine.start.checks import Checkpoint
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from router.config.models import Config
+    from router.delta.lake import Lake
 
 TRIES = 2
 SHOWN = 3
@@ -226,7 +226,7 @@ class Verification:
     @classmethod
     def of(cls, config: Config, *, footers: bool = False, pending: bool = False) -> Verification:
         """Return the verification of a configuration's tables."""
-        lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
+        lake, checkpoint = lake_and_checkpoint(config)
         return cls(config, lake, WrittenDown.read(config, lake, checkpoint, pending=pending), footers)
 
     def audits(self, chosen: Iterable[str] = ()) -> list[TableAudit]:
