@@ -29,6 +29,7 @@ from router.engine.quarantine.release import Release
 from router.engine.retryable_errors import GrowingPauses, Outage, passing, says_lost
 from router.engine.spark.session import alive, quiet_failures, quiet_gateway
 from router.engine.start.checks import begin, executors_of, reach, refuse_speculation
+from router.engine.start.killed_repairs import clear_killed_repairs
 from router.engine.start.lost_records import LostRecords
 from router.engine.start.run_lock import alone
 from router.engine.start.spark_checkpoint import CheckpointMending
@@ -131,6 +132,7 @@ def _checked(loaded: Loaded, spark: SparkSession, at: tuple[TableCache, Lake], a
     refuse_speculation(spark.sparkContext.getConf().get("spark.speculation"), loaded.config)
     CheckpointStore(checkpoint).begin()
     CheckpointMending(loaded.config, tables.lake, checkpoint, loaded.fingerprint).mend()
+    clear_killed_repairs(tables.lake, checkpoint, loaded.config.name)
     return begin(spark, tables, checkpoint, loaded.config, accept)
 
 
