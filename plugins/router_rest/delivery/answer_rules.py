@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from router import JsonExpression
+import router
 from router_encoders.templates import Placeholder, parse
 from router_rest.delivery.response_status import Action
 from router_rest.http_client.response import ResponseHeaders
@@ -19,6 +19,7 @@ from router_rest.http_client.response import ResponseHeaders
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from router import JsonExpression
     from router_rest.http_client.response import Response
 
     Hide = Callable[[bytes], bytes]
@@ -61,19 +62,19 @@ class AnswerRule:
     @classmethod
     def of(cls, when: str, then: Then, reason: str | None) -> AnswerRule:
         """Return the rule of three texts. Raises ValueError, which says what of them is wrong."""
-        return cls(JsonExpression.of(when, SEEN), then, reason_pieces(reason))
+        return cls(router.JsonExpression.of(when, SEEN), then, reason_pieces(reason))
 
     @property
     def of_items(self) -> bool:
         """Return whether the rule looks at the item of a row."""
-        return any(one.reads("item") for one in (self.when, *self.reason) if isinstance(one, JsonExpression))
+        return any(one.reads("item") for one in (self.when, *self.reason) if not isinstance(one, str))
 
     def decision(self, seen: Mapping[str, Any], hide: Hide) -> AnswerDecision:
         """Return what the rule says of an answer for which it holds; `hide` masks secrets.
 
         They are masked before a reason is made: afterwards one in capital letters could not be told.
         """
-        shown = _masked(seen, hide) if any(isinstance(one, JsonExpression) for one in self.reason) else {}
+        shown = _masked(seen, hide) if any(not isinstance(one, str) for one in self.reason) else {}
         reason = "".join(one if isinstance(one, str) else _text(one.values([shown])[0]) for one in self.reason)
         return AnswerDecision(
             self.then, hide(reason.encode(errors="replace")).decode(errors="replace"), not self.of_items
@@ -83,7 +84,7 @@ class AnswerRule:
 def reason_pieces(reason: str | None) -> tuple[str | JsonExpression, ...]:
     """Return the texts and the expressions in braces that a reason is made of. Raises ValueError."""
     pieces = parse(reason or "")
-    return tuple(JsonExpression.of(one.path, SEEN) if isinstance(one, Placeholder) else one for one in pieces)
+    return tuple(router.JsonExpression.of(one.path, SEEN) if isinstance(one, Placeholder) else one for one in pieces)
 
 
 def _text(value: Any) -> str:
