@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.request import Request as Call
 from urllib.request import urlopen
@@ -26,11 +28,12 @@ CONTROL = "/_control/"
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asked for: `path` begins with the bucket."""
+    """What a client asked for: `path` begins with the bucket, `key` is the access key that it signed with."""
 
     method: str
     path: str
     query: str
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,9 +95,9 @@ class S3Server:
 
 
 @contextmanager
-def s3_server(*buckets: str) -> Iterator[S3Server]:
-    """Run a server with empty buckets."""
-    command = [sys.executable, "-m", "benchmarks.s3_server"]
+def s3_server(*buckets: str, google: bool = False) -> Iterator[S3Server]:
+    """Run a server with empty buckets; with `google` it takes conditions as Google's storage has them."""
+    command = [sys.executable, "-m", "benchmarks.s3_server", *(["--google"] if google else [])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -106,12 +109,45 @@ def s3_server(*buckets: str) -> Iterator[S3Server]:
             process.kill()
 
 
+@contextmanager
+def strict_s3_server(*buckets: str) -> Iterator[S3Server]:
+    """Run versitygw with empty buckets: it takes S3's rules seriously, but counts nothing and has no faults."""
+    port = free_port()
+    keys = {"ROOT_ACCESS_KEY": "somebody", "ROOT_SECRET_KEY": "hush-hush"}
+    with TemporaryDirectory() as folder:
+        command = ["versitygw", "--port", f"127.0.0.1:{port}", "--quiet", "posix", folder]
+        with subprocess.Popen(command, env={**os.environ, **keys}) as process:
+            try:
+                server = S3Server(f"http://127.0.0.1:{port}")
+                _wait_for(port)
+                for bucket in buckets:
+                    server.make_bucket(bucket)
+                yield server
+            finally:
+                process.kill()
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _wait_for(port: int) -> None:
+    for _ in range(300):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"nobody listens on port {port}")
+
+
 class _Application:
     """moto, behind the faults."""
 
     def __init__(self, moto: Callable[..., Any]) -> None:
         self.moto, self.lock = moto, threading.Lock()
-        self.requests: list[tuple[str, str, str]] = []
+        self.requests: list[tuple[str, ...]] = []
         self.faults: list[dict[str, Any]] = []
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
@@ -121,7 +157,8 @@ class _Application:
             start_response("200 OK", [("Content-Length", str(len(body)))])
             return [body]
         with self.lock:
-            self.requests.append((environ["REQUEST_METHOD"], path, environ.get("QUERY_STRING", "")))
+            key = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2].partition("/")[0]
+            self.requests.append((environ["REQUEST_METHOD"], path, environ.get("QUERY_STRING", ""), key))
             fault = self._due(environ["REQUEST_METHOD"], path)
         if fault is None:
             return self.moto(environ, start_response)
@@ -154,13 +191,45 @@ class _Application:
         return str(sum(fault["times"] for fault in self.faults)).encode()
 
 
+class _Google:
+    """moto as Google's XML API is: that of S3, but for generations in place of ETags in conditions.
+
+    https://cloud.google.com/storage/docs/xml-api/reference-headers
+    """
+
+    def __init__(self, moto: Callable[..., Any]) -> None:
+        self.moto, self.tags = moto, dict[str, str]()
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        scope = (
+            "Credential=somebody/20260101/us-east-1/s3/aws4_request"  # Google's is a token, of which moto knows none
+        )
+        environ["HTTP_AUTHORIZATION"] = f"AWS4-HMAC-SHA256 {scope}, SignedHeaders=host, Signature=none"
+        wanted = environ.pop("HTTP_X_GOOG_IF_GENERATION_MATCH", None)
+        if wanted == "0":
+            environ["HTTP_IF_NONE_MATCH"] = "*"
+        elif wanted is not None:
+            environ["HTTP_IF_MATCH"] = self.tags.get(wanted, '"none"')
+
+        def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+            tag = next((value for name, value in headers if name.lower() == "etag"), None)
+            if tag is not None:
+                generation = str(int(tag.strip('"')[:12], 16))
+                self.tags[generation] = tag
+                headers = [*headers, ("x-goog-generation", generation)]
+            return start_response(status, headers, *more)
+
+        return self.moto(environ, start)
+
+
 def main() -> None:
     """Run the server; print its address."""
     from moto.server import DomainDispatcherApplication, create_backend_app  # noqa: PLC0415 - of tests only
     from werkzeug.serving import make_server  # noqa: PLC0415
 
     logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
-    application = _Application(DomainDispatcherApplication(create_backend_app))
+    moto = DomainDispatcherApplication(create_backend_app)
+    application = _Application(_Google(moto) if "--google" in sys.argv else moto)
     running = make_server("127.0.0.1", 0, application, threaded=True)
     sys.stdout.write(f"http://127.0.0.1:{running.server_port}\n")
     sys.stdout.flush()

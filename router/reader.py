@@ -41,7 +41,7 @@ def read(
     """
     from router.delta.lake import Lake  # noqa: PLC0415 - `import router` is quick without it
 
-    place = Lake.at(lake or os.environ.get("LAKE", "./lake"), storage_options)
+    place = Lake.at(lake or os.environ.get("LAKE", "./lake"), storage_options).as_noted()
     asked = ((table, _rows(place, table, handle, as_of, changes_since)) for table, handle in _handles(place, name))
     found = [(table, rows) for table, rows in asked if rows is not None]
     if not found:

@@ -10,16 +10,16 @@ import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 from pydantic import Field
 
 from router.errors import StartError
 from router.parts import Part
-from router.table_options import TableOptions
+from router.table_options import LOCATION, Location, TableOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
     from pathlib import Path
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from typing_extensions import Self
 
+Task: TypeAlias = "Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]"
 Evolution = Literal["evolve", "freeze", "quarantine", "fail"]
 """What becomes of rows with fields that their table has no place for."""
 Widening = Literal["rewrite", "feature"]
@@ -140,6 +141,7 @@ class MergingSink(Sink, ABC):
         default=False,
         description="a record with a key and no value deletes its key; all sinks of the route, or none",
     )
+    location: Location | None = Field(default=None, description=LOCATION)
 
     @abstractmethod
     def table(self) -> str | Column:
@@ -211,6 +213,7 @@ class Batch:
     stop: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
     keeps: Callable[[str], Parts] | None = field(default=None, compare=False, repr=False)
     resending: str | None = None
+    guards: Callable[[Task], Task] | None = field(default=None, compare=False, repr=False)
 
     @property
     def key(self) -> str:
@@ -222,6 +225,14 @@ class Batch:
         if self.keeps is None:
             raise StartError(f"there is no lake that {table} could be in")
         return self.keeps(table)
+
+    def guarded(self, task: Task) -> Task:
+        """Return the function of a task, for mapInArrow, that looks at its executor before it works there.
+
+        The first task in a Python worker makes sure that it has the driver's lake, versions and parts; where something
+        is missing it raises, and the start is refused in a sentence. Runs on the driver.
+        """
+        return task if self.guards is None else self.guards(task)
 
 
 @dataclass(frozen=True)
@@ -276,18 +287,27 @@ class Applied(NamedTuple):
         return self.applied + self.dead + self.parked
 
 
+class GivenAnswer(NamedTuple):
+    """What the other side of a sink answers in a route test."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
 @dataclass(frozen=True)
 class Opening:
     """What an applying sink may use once, before the stream starts.
 
     `folder` is the configuration's folder, `events` an empty frame with the columns that `apply` will get. A decoder
     that learns may add columns to them while the stream runs. With `trial` no stream follows (`router check --plan`):
-    look, and change nothing.
+    look, and change nothing. `answer`: what the other side is to answer in a route test, for `preview`.
     """
 
     folder: Path
     events: DataFrame
     trial: bool = False
+    answer: GivenAnswer | None = None
 
 
 class ApplyingSink(Sink, ABC):

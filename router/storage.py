@@ -21,6 +21,7 @@ import re
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timezone
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -254,7 +255,13 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
         return self._put(path, content, "create")
 
     def replace(self, path: str, content: bytes, stamp: str) -> str | None:
-        return self._put(path, content, {"e_tag": stamp})
+        mode = {"e_tag": stamp}
+        if self.root.startswith("gs:"):  # it compares generations, not ETags
+            found = self._head(path)
+            if found is None or found["e_tag"] != stamp:
+                return None
+            mode["version"] = str(found["version"])
+        return self._put(path, content, mode)
 
     def _put(self, path: str, content: bytes, mode: Any) -> str | None:
         try:
@@ -264,9 +271,13 @@ class ObjectFiles(fs.FileSystemHandler):  # type: ignore[misc]
             return None
 
     def stamp(self, path: str) -> str | None:
+        found = self._head(path)
+        return str(found["e_tag"]) if found else None
+
+    def _head(self, path: str) -> Any:
         try:
             with failures():
-                return str(_obstore().head(self.store, path)["e_tag"])
+                return _obstore().head(self.store, path)
         except FileNotFoundError:
             return None
 
@@ -512,9 +523,16 @@ def _provider(root: str, profile: str | None, role: str | None, region: str | No
             f"{root}: a profile or a role needs boto3; install spark-event-router[aws], or name keys in storage_options"
         ) from None
     session = boto3.Session(profile_name=profile, region_name=region)
-    if role:
-        return StsCredentialProvider(session, RoleArn=role, RoleSessionName="spark-event-router")
-    return Boto3CredentialProvider(session)
+    if not role:
+        return Boto3CredentialProvider(session)
+    assumed = StsCredentialProvider(session, RoleArn=role, RoleSessionName="spark-event-router")
+
+    def provider() -> dict[str, Any]:
+        keys: dict[str, Any] = {**assumed()}
+        # obstore knows no other zone than datetime's own UTC, and boto3 has another
+        return {**keys, "expires_at": keys["expires_at"].astimezone(timezone.utc)}
+
+    return provider
 
 
 def _lower(options: Mapping[str, str]) -> dict[str, str]:

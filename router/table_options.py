@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
+
+from router.locations import TableLocation, location
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,9 +76,14 @@ def _form(kind: re.Pattern[str]) -> str:
     return forms.get(kind, f"write {kind.pattern.replace('|', ' or ')}")
 
 
+Location = Annotated[TableLocation, BeforeValidator(location, json_schema_input_type=str | TableLocation)]
+LOCATION = "a place outside of the lake's layout, with fields of the table's name: s3://lake-{topic}/events"
+
+
 class TableOptions(BaseModel):
     """How a table is made; a table that is there stays as it is."""
 
+    location: Location | None = Field(default=None, description=LOCATION)
     partition_by: tuple[str, ...] = Field(default=(), description="columns that a new table is partitioned by")
     cluster_by: tuple[str, ...] = Field(
         default=(),

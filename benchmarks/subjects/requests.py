@@ -50,10 +50,12 @@ def _run(spark: SparkSession, task: Task) -> Run:
         began = time.perf_counter()
         stream.run(loaded, registry, spark, told)
         seconds = time.perf_counter() - began
-        found = Counter(filter(None, map(_table, server.asked(begun[0]))))
+        asked = server.asked(begun[0])
+    found = Counter(filter(None, map(_concerned, asked)))
     batches = task.events - 1
-    counts = {table: asked / batches for table, asked in found.items()}
-    return Run(seconds, task.events * ROWS, batches=task.events, tables=len(found), counts=counts)
+    counts = {what: number / batches for what, number in found.items()}
+    tables = sum(" " not in what for what in found)
+    return Run(seconds, task.events * ROWS, batches=task.events, tables=tables, counts=counts)
 
 
 def _configuration(folder: Path, server: S3Server, task: Task) -> Path:
@@ -80,12 +82,14 @@ def _configuration(folder: Path, server: S3Server, task: Task) -> Path:
     return path
 
 
-def _table(request: Request) -> str:
-    """Return the table that a request concerns, "" for data files and for what concerns none."""
+def _concerned(request: Request) -> str:
+    """Return the table that a request concerns, with the method where it is for a data file; "" where it has none."""
     path = request.path if "prefix" not in request.query else f"/lake/{parse_qs(request.query)['prefix'][0]}"
     parts = path.strip("/").split("/")
-    of_files = "_delta_log" not in parts and request.method in ("PUT", "POST")
-    return "" if of_files or len(parts) < 4 or parts[2].startswith("_") else f"{parts[2]}.{parts[3]}"
+    if len(parts) < 4 or parts[2].startswith("_"):
+        return ""
+    table = f"{parts[2]}.{parts[3]}"
+    return f"{table} {request.method}" if parts[-1].endswith(".parquet") and "_delta_log" not in parts else table
 
 
 REQUESTS = Subject("requests", "requests", _session, _run, lambda *_: "")

@@ -1,16 +1,30 @@
 #!/usr/bin/env bash
-# Run games.yaml as a step of an EMR cluster (a release with Spark 4). The bootstrap action below installs what is native on
-# every node; the step calls spark-submit with what `router submit games.yaml --master yarn --deploy-mode cluster --print`
-# prints, its archives copied to S3.
-#   bootstrap.sh: sudo python3.11 -m pip install spark-event-router
+# Run games.yaml as a step of an EMR cluster (a release with Spark 4): emr.sh BUCKET CLUSTER. The step is what `router submit`
+# prints, with its archives in S3. What has native code is installed on every node, by a bootstrap action of the cluster
+# with the Python that is named below:
+#   sudo python3.11 -m pip install 'spark-event-router[protobuf]'
 set -euo pipefail
-bucket=$1 cluster=$2
-router submit games.yaml --master yarn --deploy-mode cluster --print --to build >build/command.sh
-aws s3 cp --recursive build "s3://$bucket/router/"
-program=$(python3 -c 'import pathlib, router; print(pathlib.Path(router.__file__).with_name("__main__.py"))')
-aws s3 cp "$program" "s3://$bucket/router/__main__.py"
-aws emr add-steps --cluster-id "$cluster" --steps "Type=Spark,Name=router-games,ActionOnFailure=CONTINUE,Args=[\
---deploy-mode,cluster,--py-files,s3://$bucket/router/$(basename build/spark_event_router-*.zip),\
---archives,s3://$bucket/router/games.zip#games,\
---packages,$(python3 -c 'from router.engine.spark.session import all_packages; print(r"\,".join(all_packages()))'),\
---conf,spark.pyspark.python=python3.11,s3://$bucket/router/__main__.py,run,games/games.yaml]"
+bucket=$1 cluster=$2 build=${3:-build}
+mkdir -p "$build"
+router submit games.yaml --master yarn --deploy-mode cluster --conf spark.pyspark.python=python3.11 \
+    --conf spark.yarn.appMasterEnv.KAFKA="$KAFKA" --print --to "$build" >"$build/command.sh"
+python3 - "$build" "s3://$bucket/router" <<'PYTHON'
+import json
+import pathlib
+import shlex
+import shutil
+import sys
+
+build, there = pathlib.Path(sys.argv[1]), sys.argv[2]
+words = shlex.split((build / "command.sh").read_text())[1:]  # without spark-submit, which EMR calls itself
+program = words[words.index("run") - 1]
+shutil.copy(program, build / "__main__.py")
+words[words.index("run") - 1] = f"{there}/__main__.py"
+for option in ("--py-files", "--archives"):
+    at = words.index(option) + 1
+    words[at] = ",".join(f"{there}/" + path.rsplit("/", 1)[-1] for path in words[at].split(","))
+step = {"Type": "Spark", "Name": "router-games", "ActionOnFailure": "CONTINUE", "Args": words}
+(build / "steps.json").write_text(json.dumps([step], indent=1))
+PYTHON
+aws s3 cp --recursive "$build" "s3://$bucket/router/"
+aws emr add-steps --cluster-id "$cluster" --steps "file://$build/steps.json"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What Spark on Kubernetes starts in a container: `driver` or `executor` with arguments; anything else runs as it is.
+# What runs in a container of Spark on Kubernetes: `driver` with the arguments of spark-submit, `executor`; `stop` ends the
+# driver's run after its batch, and returns when it has ended. Anything else runs as it is.
 # Spark says by variables how: SPARK_DRIVER_BIND_ADDRESS, SPARK_EXECUTOR_*, SPARK_JAVA_OPT_0, SPARK_JAVA_OPT_1, ...
 set -eu
 export SPARK_HOME=${SPARK_HOME:-/opt/router/spark}
@@ -24,6 +25,12 @@ executor)
         --driver-url "$SPARK_DRIVER_URL" --executor-id "$SPARK_EXECUTOR_ID" --cores "$SPARK_EXECUTOR_CORES" \
         --app-id "$SPARK_APPLICATION_ID" --hostname "$SPARK_EXECUTOR_POD_IP" \
         --resourceProfileId "${SPARK_RESOURCE_PROFILE_ID:-0}" --podName "$SPARK_EXECUTOR_POD_NAME"
+    ;;
+stop)
+    program='^[^ ]*python[0-9.]* [^ ]*__main__\.py run'
+    pkill -TERM -f "$program" || exit 0
+    while pgrep -f "$program" >/dev/null; do sleep 1; done
+    exit 0
     ;;
 esac
 exec tini -s -- "$@"

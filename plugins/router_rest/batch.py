@@ -28,11 +28,12 @@ from router import Resent, StartError
 from router_encoders.outbox_rows import PLACE
 from router_rest.credentials import apply
 from router_rest.delivery.batcher import FORMER, Batcher, CallSize, RowReader, values_of
-from router_rest.delivery.call import Policy, RequestBuilder, RequestForm
+from router_rest.delivery.call import Policy, RequestBuilder, RequestForm, next_steps
 from router_rest.delivery.job import RANKS, BatchJob, allowed, counted, outcome, planned
 from router_rest.delivery.receipts import PLACES, SCHEMA, Owner, Responses
 from router_rest.delivery.response_status import BulkResults
 from router_rest.delivery.worker import TaskJob
+from router_rest.http_client.response import Response, ResponseHeaders
 from router_rest.rate_limit.protocol import Pace
 from router_rest.rate_limit.server import lease_server
 from router_rest.rate_limit.sliding_window import RateLimit
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from router import Batch, Encoding, Outcome, Parts
+    from router import Batch, Encoding, GivenAnswer, Outcome, Parts
     from router_rest.credentials import Credentials
     from router_rest.delivery.batcher import Call
     from router_rest.delivery.partitioner import PartitionPlan
@@ -64,7 +65,7 @@ REBUILT = 60.0
 """Seconds of the shortest limit that is rebuilt from receipts at the start."""
 CALL_COLUMNS = ("query", "route", "sink", "call_id", "attempts", "at")
 EXCERPT, ANSWER, BULK = 1 << 16, 1 << 20, 1 << 24
-"""Bytes of an answer that are read: for its receipt, to be landed, to be read by row."""
+"""Bytes of an answer that are read: for its receipt, to be landed or asked by rules, to be read by row."""
 QUIETEST = 10
 """Seconds of silence that Spark has to allow a task at least: it reports every two, later on a busy machine."""
 KILL = ("spark.sql.execution.pyspark.udf.killOnIdleTimeout", "spark.python.worker.killOnIdleTimeout")
@@ -267,7 +268,8 @@ def policy_of(sink: RestOptions) -> Policy:
     """Return when calls are sent again."""
     again = None if sink.retry.statuses is None else frozenset(sink.retry.statuses)
     results = None if sink.results is None else BulkResults(**sink.results.model_dump())
-    return Policy(sink.retry.attempts, sink.retry.elapsed, again=again, results=results)
+    rules = tuple(one.rule for one in sink.answers)
+    return Policy(sink.retry.attempts, sink.retry.elapsed, again=again, results=results, rules=rules)
 
 
 def client_arguments(sink: RestOptions, folder: Path, tasks: int) -> dict[str, Any]:
@@ -282,7 +284,7 @@ def client_arguments(sink: RestOptions, folder: Path, tasks: int) -> dict[str, A
         "connect": times.connect,
         "read": times.read,
         "total": times.total,
-        "most": BULK if sink.results else ANSWER if sink.responses else EXCERPT,
+        "most": BULK if sink.results else ANSWER if sink.responses or sink.answers else EXCERPT,
         "age": times.connection,
         "in_flight": min(sink.max_in_flight, shares * ceil(sink.max_in_flight / tasks)),
         "verify": tls.verify,
@@ -290,10 +292,12 @@ def client_arguments(sink: RestOptions, folder: Path, tasks: int) -> dict[str, A
     }
 
 
-def calls(sink: RestOptions, rows: DataFrame, encoding: Encoding) -> Iterator[dict[str, Any]]:
+def calls(
+    sink: RestOptions, rows: DataFrame, encoding: Encoding, answer: GivenAnswer | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield the calls of a small batch, as one task would make them; rows of which no call can be made are left out.
 
-    `rows` have the columns of `batcher.TAKES`.
+    `rows` have the columns of `batcher.TAKES`. Where an API is to give an `answer`, calls say what it comes to.
 
     Nothing here is secret: tasks add the login.
     """
@@ -306,7 +310,19 @@ def calls(sink: RestOptions, rows: DataFrame, encoding: Encoding) -> Iterator[di
             continue
         headers = {**sink.joined.headers, **dict(zip(sink.rendered, values_of(call.url), strict=True))}
         shown = _shown(body, sink.joined)
-        yield {"method": sink.method, "url": request.url, "headers": headers, "body": shown, "rows": len(call)}
+        made = {"method": sink.method, "url": request.url, "headers": headers, "body": shown, "rows": len(call)}
+        yield made if answer is None else {**made, **_answered(policy_of(sink), call, answer)}
+
+
+def _answered(policy: Policy, call: Call, answer: GivenAnswer) -> dict[str, Any]:
+    """Return the `outcome` of a call, or of each of its rows where they differ, and the `reason`."""
+    response = Response(answer.status, ResponseHeaders.of(answer.headers.items()), answer.body, 0.0, whole=True)
+    steps = next_steps(policy, call, response)
+    one = len(set(steps)) == 1
+    return {
+        name: values[0] if one else values
+        for name, values in zip(("outcome", "reason"), map(list, zip(*steps, strict=True)), strict=True)
+    }
 
 
 def _cut(sink: RestOptions, rows: DataFrame, encoding: Encoding) -> Iterator[Call]:

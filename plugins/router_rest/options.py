@@ -13,6 +13,8 @@ from router_encoders import ToAvro, ToJson, ToProtobuf
 from router_encoders.templates import check_name
 from router_http.options import Secret, SecretOptions, Tls, check_header, checked_url, is_header_name, is_header_text
 from router_rest.auth import Auth
+from router_rest.delivery.answer_rules import AnswerRule, Then
+from router_rest.presets import expanded
 from router_rest.templates import (
     MEDIA_TYPES,
     Body,
@@ -162,6 +164,33 @@ class Results(SecretOptions):
         return self
 
 
+class AnswerOptions(SecretOptions):
+    """A rule: what becomes of the rows of a call, or of one of them, where a condition on the answer holds."""
+
+    when: str = Field(description="SQL over `status`, `headers`, `body` and, with `results`, `item`: body.ok = false")
+    then: Then = Field(
+        description="`retry`, `deliver`, `dead`, `park`, `pause` (as a 429), `split` (as a 413) or `fail` (as a 403)"
+    )
+    reason: str | None = Field(default=None, description="why, with expressions in braces: '{body.error}'")
+
+    @field_validator("when")
+    @classmethod
+    def _known(cls, when: str) -> str:
+        AnswerRule.of(when, "retry", None)
+        return when
+
+    @field_validator("reason")
+    @classmethod
+    def _shown(cls, reason: str | None) -> str | None:
+        AnswerRule.of("true", "retry", reason)
+        return reason
+
+    @property
+    def rule(self) -> AnswerRule:
+        """Return the rule as tasks ask it."""
+        return AnswerRule.of(self.when, self.then, self.reason)
+
+
 class BodyOptions(SecretOptions):
     """What a body is made of. A bare text is the form."""
 
@@ -176,6 +205,9 @@ class BodyOptions(SecretOptions):
     template: dict[str, JsonValue] | list[JsonValue] | None = Field(
         default=None,
         description='JSON of a row in place of all its columns: {text: "{event.n} chips", user: "{event.user}"}',
+    )
+    action: dict[str, JsonValue] | None = Field(
+        default=None, description='JSON on a line before that of each row: {create: {_id: "{event.id}"}}; for `ndjson`'
     )
     content_type: str | None = Field(
         default=None,
@@ -194,8 +226,11 @@ class BodyOptions(SecretOptions):
             check_wrap(self.wrap)
             if self.form not in (None, "array"):
                 raise ValueError(f"wrap is put around an array, and the form is {self.form}")
-        if self.template is not None:
-            parse_json(self.template)
+        if self.action is not None and self.form != "ndjson":
+            raise ValueError("an action is a line before that of a row: write `form: ndjson`")
+        for template in (self.template, self.action):
+            if template is not None:
+                parse_json(template)
         return self
 
     @property
@@ -211,7 +246,7 @@ class BodyOptions(SecretOptions):
         """Return how bodies are made; `json`: the values are JSON."""
         form = self.form_of(rows_per_call)
         said = self.content_type or (MEDIA_TYPES[form] if json else "application/octet-stream")
-        return body_of(form, said, wrap=self.wrap, compressed=compressed)
+        return body_of(form, said, wrap=self.wrap, compressed=compressed, lines=1 if self.action is None else 2)
 
 
 TAKEN = {
@@ -294,6 +329,8 @@ def check_body(body: BodyOptions, value: Encoder | None, without: tuple[str, ...
         raise ValueError("the template of the body names its columns itself; take `without` away")
     if form == "object" and rows_per_call > 1:
         raise ValueError(f"the body is one object, and a call has up to {rows_per_call} rows: write array or ndjson")
+    if body.action is not None and not isinstance(value, (ToJson, type(None))):
+        raise ValueError("an action is JSON before a row in JSON: take `value` or `action` away")
     if form != "object" and isinstance(value, (ToAvro, ToProtobuf)):
         raise ValueError(f"values of {value.part_name} are not JSON: they go alone, with `rows_per_call: 1`")
 
@@ -392,6 +429,13 @@ class RestOptions(ApplyingSink):
         default=None,
         description="a bulk API's answer: `path` of its items, `status`, `ok`, `id`, `row_id` and `reason` in an item",
     )
+    preset: Literal["slack", "elasticsearch_bulk", "graphql", "splunk_hec", "standard_webhooks"] | None = Field(
+        default=None, description="options for an API: `answers` and limits; each may be given in its place"
+    )
+    answers: tuple[AnswerOptions, ...] = Field(
+        default=(),
+        description="rules, the first that holds decides, before statuses do: {when: body.ok = false, then: dead}",
+    )
     receipts: str = Field(default="ops.receipts", description="table with what became of every row")
     responses: str | None = Field(default=None, description="table with the bodies of answers, for another route")
 
@@ -411,6 +455,11 @@ class RestOptions(ApplyingSink):
         description="URL of an HTTP proxy, with user and password if it has any; `environment`: as HTTP_PROXY, "
         "HTTPS_PROXY and NO_PROXY of the driver say",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, value: Any) -> Any:
+        return expanded(value) if isinstance(value, dict) else value
 
     @field_validator("url")
     @classmethod
@@ -450,6 +499,8 @@ class RestOptions(ApplyingSink):
         check_limits(self.pace(), self.rows_per_call)
         if self.results is not None and self.body.form_of(self.rows_per_call) == "object":
             raise ValueError("results tell the rows of a call apart, and a call has one row")
+        if self.results is None and any(one.rule.of_items for one in self.answers):
+            raise ValueError("answers: `item` is what `results` says where to find, and there is no `results`")
         if self.ordering == "none" and "key" in written:
             raise ValueError("key: it is for `ordering: per_key`")
         if self.idempotency_key != "uuid5" and (self.rows_per_call > 1 or not has_header_field(self.idempotency_key)):

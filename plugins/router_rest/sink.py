@@ -7,12 +7,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import PrivateAttr
+from pyspark.sql import functions as F
 
 from router import Batch, Encoding, Opening, Outcome, Resent, Server, StartError, row
 from router_encoders.outbox_rows import PLACE, as_it_is, order_key, own_columns
 from router_encoders.templates import parse
 from router_rest.options import RestOptions
-from router_rest.templates import check_fields, fields_in, json_fields, json_row, to_column
+from router_rest.templates import (
+    check_fields,
+    fields_in,
+    json_column,
+    json_fields,
+    json_row,
+    parse_json,
+    to_column,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -96,11 +105,14 @@ class Rest(RestOptions):
         return prepared
 
     def preview(self, events: DataFrame, opening: Opening) -> list[dict[str, Any]]:
-        """Return the calls: `method`, `url`, `headers` that say what the body is, `body`, and the number of `rows`."""
+        """Return the calls: `method`, `url`, `headers` that say what the body is, `body`, and the number of `rows`.
+
+        With an answer also the `outcome`, in the words of `answers`, and the `reason`; of rows that differ as a list.
+        """
         from router_rest.batch import calls
 
         checked = self._checked(opening)
-        return list(calls(checked, checked.columns(events), checked.encoding(events)))
+        return list(calls(checked, checked.columns(events), checked.encoding(events), opening.answer))
 
     def apply(self, events: DataFrame, batch: Batch) -> Outcome:
         """Send the rows of one batch, for as long as it takes; raise ConnectionError when it is stopped before."""
@@ -142,10 +154,12 @@ class Rest(RestOptions):
         seen = events if "event" in names else events.withColumn("event", row(names))
         check_fields(seen, "url", self.template.fields)
         check_fields(seen, "headers", (one for value in self.rendered.values() for one in fields_in(parse(value))))
-        values, texts = json_fields(self.body.pieces or ())
+        action = () if self.body.action is None else (*parse_json(self.body.action), "\n")
+        values, texts = json_fields((*action, *(self.body.pieces or ())))
         check_fields(seen, "body", values, one_value=False)
         check_fields(seen, "body", texts)
         value = self.encoding(events).column(own_columns(events, self.without).fieldNames())
+        value = F.concat(json_column(action), value) if action else value
         to = to_column(self.template, self.hosts, self.rendered, dots=self.allow_dot_segments)
         order = order_key(seen, None if self.ordering == "none" else self.key)
         return seen.select(*PLACE, order.alias("_order"), to.alias("_to"), value.alias("_row"))

@@ -316,7 +316,8 @@ MEDIA_TYPES = {"object": "application/json", "array": "application/json", "ndjso
 class Body:
     """How rows are joined to one body; it is pickled to tasks.
 
-    `several`: it may have more than one row. The same rows always make the same bytes.
+    `several`: it may have more than one row. `lines`: those that a row is, where lines tell rows apart. The same rows
+    always make the same bytes.
     """
 
     content_type: str
@@ -325,6 +326,7 @@ class Body:
     after: bytes = b""
     several: bool = False
     compressed: bool = False
+    lines: int = 1
 
     def join(self, rows: Sequence[bytes]) -> bytes:
         """Return the body of a call, not yet compressed: keys of calls are made of these bytes."""
@@ -340,7 +342,7 @@ class Body:
         """Return why a row cannot be in a body, where it would spoil the other rows; None where it can."""
         if self.several and not row:
             return "its value is empty"
-        if self.between == b"\n" and (b"\n" in row or b"\r" in row):
+        if self.between == b"\n" and (row.count(b"\n") != self.lines - 1 or b"\r" in row):
             return "its value has a line break, and each line is a row"
         return None
 
@@ -355,10 +357,10 @@ class Body:
         return {**said, "Content-Encoding": "gzip"} if self.compressed else said
 
 
-def body_of(form: BodyForm, content_type: str, *, wrap: Any = None, compressed: bool = False) -> Body:
+def body_of(form: BodyForm, content_type: str, *, wrap: Any = None, compressed: bool = False, lines: int = 1) -> Body:
     """Return how bodies of a form are made; `wrap` is JSON with ROWS once in it, as `check_wrap` allows."""
     if form == "ndjson":
-        return Body(content_type, b"", b"\n", b"\n", several=True, compressed=compressed)
+        return Body(content_type, b"", b"\n", b"\n", several=True, compressed=compressed, lines=lines)
     if form == "array":
         before, after = _around(wrap)
         return Body(content_type, before, b",", after, several=True, compressed=compressed)

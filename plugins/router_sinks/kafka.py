@@ -166,7 +166,7 @@ class Kafka(ApplyingSink):
         ordered = rows.repartition("_topic", "_partition").sortWithinPartitions(*PLACE)
         with bounded_batches(events.sparkSession):
             # computed once and kept: reading the reports later must not send the records again
-            reports = ordered.mapInArrow(task(job), REPORT).localCheckpoint(eager=True)
+            reports = ordered.mapInArrow(batch.guarded(task(job)), REPORT).localCheckpoint(eager=True)
         return self._outcome(events, reports)
 
     def _outcome(self, events: DataFrame, reports: DataFrame) -> Outcome:

@@ -112,9 +112,10 @@ class _Waiting:
     @classmethod
     def read(cls, file: Path, plugin_files: tuple[Path, ...], route: str | None, table: str | None) -> _Waiting:
         config = load(file, load_registry(plugin_files)).config
-        module, lakes = import_module("router.engine.quarantine.table"), import_module("router.delta.lake")
-        lake, checkpoint = (lakes.Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
-        store = import_module("router.engine.checkpoint_store").CheckpointStore(checkpoint)
+        module = import_module("router.engine.quarantine.table")
+        stores = import_module("router.engine.checkpoint_store")
+        lake, checkpoint = stores.lake_and_checkpoint(config)
+        store = stores.CheckpointStore(checkpoint)
         found = [
             one
             for one in module.quarantined(config, lake)

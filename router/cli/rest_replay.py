@@ -17,7 +17,7 @@ from router.cli import config_argument, plugin_option, stopped_by_signals
 from router.cli.watching import Watcher
 from router.config.loader import load
 from router.config.models import interval, moment
-from router.delta.lake import Lake
+from router.engine.checkpoint_store import lake_and_checkpoint
 from router.errors import StartError, printable
 from router.registry import load_registry
 
@@ -72,19 +72,19 @@ def rest_replay(
     chosen = _chosen(loaded.config, route, name, several=dry_run)
     resend, session = import_module("router.engine.outbox.replay"), import_module("router.engine.spark.session")
     start = import_module("router.engine.start.checks")
-    lake, checkpoint = (
-        Lake.at(place, loaded.config.storage()) for place in (loaded.config.lake, loaded.config.checkpoint_path())
-    )
+    lake, checkpoint = lake_and_checkpoint(loaded.config)
     stop = threading.Event()
     with stopped_by_signals(stop), Watcher(loaded.config.name):
         spark = session.build_session(loaded.config, master)
         about, folder = (loaded.config, spark, lake, checkpoint, stop), loaded.path.parent
         try:
             if dry_run:
-                _show_all([resend.Resender(*about, *sink, folder) for sink in chosen], asked)
+                nobody = import_module("router.engine.spark.executors").Executors()
+                _show_all([resend.Resender(*about, nobody, *sink, folder) for sink in chosen], asked)
                 return
-            start.executors_of(spark, registry, loaded.config, lake, "rest-replay").look(spark)
-            whole = _replayed(resend.Resender(*about, *chosen[0], folder), asked)
+            executors = start.executors_of(spark, registry, loaded.config, lake, "rest-replay")
+            executors.look(spark)
+            whole = _replayed(resend.Resender(*about, executors, *chosen[0], folder), asked)
         finally:
             session.stop_session(spark)
     raise SystemExit(int(not whole))

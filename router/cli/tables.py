@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from router.config.models import Config, Maintenance
 
-SOURCE_COLUMNS = ("batch", "source", "offsets", "read", "decoded", "failed", "bare", "unmatched", "lost")
+SOURCE_COLUMNS = ("batch", "source", "offsets", "read", "decoded", "failed", "bare", "unmatched", "lost", "unknown")
 SINK_COLUMNS = (
     *("batch", "route", "sink", "matched", "landed", "refused", "dropped"),
     *("frozen", "quarantined", "released", "applied", "dead", "parked", "backlog", "in_doubt"),
@@ -130,11 +130,11 @@ def maintain(file: Path, pattern: str, dry_run: bool, plugin_files: tuple[Path, 
 
 def _work(config: Config, pattern: str) -> list[tuple[Any, str, Maintenance]]:
     from router.config.models import Maintenance
-    from router.delta.lake import Lake
+    from router.engine.checkpoint_store import lake_and_checkpoint
     from router.engine.maintenance import TableMaintenance
     from router.engine.outbox.detached import detached_outboxes
 
-    lake = Lake.at(config.lake, config.storage())
+    lake, _ = lake_and_checkpoint(config)
     plans = config.maintenance or (Maintenance(tables="*.*"),)
     care = TableMaintenance(
         lake,

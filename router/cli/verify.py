@@ -86,8 +86,8 @@ def _repair(
     """Return the repair of a table, once the decoder has learnt what it needs."""
     engine, source = import_module("router.engine.tables.repair"), import_module("router.engine.source")
     stores, parts = import_module("router.engine.checkpoint_store"), import_module("router.parts")
-    config, lakes = loaded.config, import_module("router.delta.lake")
-    lake, checkpoint = (lakes.Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
+    config = loaded.config
+    lake, checkpoint = stores.lake_and_checkpoint(config)
     learnt = stores.LearntSchemas(stores.CheckpointStore(checkpoint))
     about = loaded.path.parent, False, lambda rows: source.sample(spark, config, rows), learnt
     config = config.model_copy(update={"decode": config.decode.prepare(parts.Preparation(*about))})

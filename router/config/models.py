@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -22,9 +22,12 @@ from pydantic import (
 
 from router.addresses import normalized
 from router.parts import Decoder, Rule
-from router.sinks import ApplyingSink, Sink, TableSink
+from router.sinks import ApplyingSink, MergingSink, Sink, TableSink
 from router.table_names import BronzeTables
 from router.table_options import TableOptions
+
+if TYPE_CHECKING:
+    from router.locations import Location, TableLocation
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _LONG_FORMS = {
@@ -334,6 +337,24 @@ class Config(Model):
         sinks = ((f"{route}/{name}", sink) for route, name, sink in self.all_sinks())
         return found | {key: sink for key, sink in sinks if isinstance(sink, TableSink)}
 
+    def locations(self) -> tuple[Location, ...]:
+        """Return where tables lie that are not in the lake's layout; a debugging run has all of them in its lake."""
+        if self.debug:
+            return ()
+        own = frozenset({self.dead_letters, self.ledger})
+        return tuple(location.at(names, own) for names, location in self._named() if names and location)
+
+    def written_names(self) -> tuple[str, ...]:
+        """Return the names, or templates of names, of the tables of sinks and of bronze; "" where only rows tell."""
+        return tuple(names for names, _ in self._named())
+
+    def _named(self) -> Iterator[tuple[str, TableLocation | None]]:
+        if self.bronze:
+            yield self.bronze.table, self.bronze.location
+        for _, _, sink in self.all_sinks():
+            if isinstance(sink, (TableSink, MergingSink)):
+                yield names_of(sink), sink.location
+
     def maintenance_plans(self) -> tuple[Maintenance, ...]:
         """Return how tables are kept in shape; the last plan is for those that nobody has named."""
         return (*self.maintenance, UNASKED)
@@ -345,3 +366,14 @@ class Config(Model):
     def checkpoint_path(self) -> str:
         """Return where Spark's checkpoint and the router's manifests are kept."""
         return self.checkpoint or f"{self.lake.rstrip('/')}/_router/{self.name}"
+
+
+def names_of(sink: TableSink | MergingSink) -> str:
+    """Return the one table of a sink, or the template of its tables; nothing where only its rows tell."""
+    if template := sink.table_template():
+        return template
+    try:
+        table = sink.table()
+    except Exception:  # a Column cannot be made without a Spark session
+        return ""
+    return table if isinstance(table, str) else ""

@@ -5,14 +5,17 @@ The checks read the tree, not the models, so that they speak even where another 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
-from router.config.models import Config, Source
+from router.addresses import SCHEMES, is_local, normalized
+from router.config.models import Bronze, Config, Source, names_of
 from router.config.yaml_tree import Items, Keys, Node, Scalar, plain_data
+from router.locations import Location
 from router.parts import Part, Rule
 from router.registry import suggestion
 from router.sinks import MergingSink, Sink, TableSink
@@ -21,7 +24,8 @@ from router.table_names import BronzeTables, folded, may_collide, pieces_of, und
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from router.registry import Location, Registry
+    from router.registry import Location as Loc
+    from router.registry import Registry
 
 
 P = TypeVar("P", bound=Part)
@@ -31,7 +35,7 @@ P = TypeVar("P", bound=Part)
 class Finding:
     """What a check found, and where."""
 
-    loc: Location
+    loc: Loc
     what: str
     hint: str
     at_key: bool = False
@@ -51,6 +55,7 @@ def cross_checks(root: Node, registry: Registry) -> Iterator[Finding]:
     yield from _bronze_per_topic(root)
     yield from _fixed_tables(root, registry)
     yield from _shared_tables(root, registry)
+    yield from _locations(root, registry)
 
 
 def _source_kind(root: Node) -> Iterator[Finding]:
@@ -148,7 +153,7 @@ def _routes(root: Node) -> Iterator[Finding]:
         yield Finding(("routes",), "nothing would be written: no routes and no bronze", "add a route, or `bronze`")
 
 
-def _unique_names(root: Node, loc: Location, noun: str) -> Iterator[Finding]:
+def _unique_names(root: Node, loc: Loc, noun: str) -> Iterator[Finding]:
     first: dict[str, Scalar] = {}
     for index, item in enumerate(_items(root, loc)):
         name = _at(item, ("name",))
@@ -246,6 +251,71 @@ APART = (
 )
 
 
+def _locations(root: Node, registry: Registry) -> Iterator[Finding]:
+    """Refuse locations in which two tables could lie in one place, or one within another."""
+    first = dict[Location, Node]()
+    for loc, found in _located(root, registry):
+        at = (*loc, "location")
+        if fault := found.faults():
+            yield Finding(at, fault, PLACES)
+        else:
+            yield from (Finding(at, *told) for told in _conflicts(root, found, first))
+        if (node := _at(root, at)) is not None:
+            first[found] = node
+
+
+def _conflicts(root: Node, found: Location, first: dict[Location, Node]) -> Iterator[tuple[str, str]]:
+    """Yield what a location has in common with the places of lake, checkpoint and locations before it, and a hint."""
+    for key, place in _own_places(root):
+        if found.overlaps(place):
+            yield f"a table could lie within `{key}`, or that within the table", PLACES
+    for other, node in first.items():
+        if (other.names, other.place) == (found.names, found.place) or other.faults():
+            continue
+        if found.meets(other):
+            hint = "a table has one place, whoever writes it: give both the same `location`"
+            yield f"a table could have this location, and that at line {node.line}", hint
+        elif found.overlaps(other.place):
+            yield f"a table could lie where one does by the location at line {node.line}, or within it", PLACES
+    if found.options and found.bucket is None and not is_local(found.place) and _beside_the_lake(root, found):
+        what = "the lake is in the same kind of storage, and Spark knows one set of options for all buckets of no name"
+        yield what, "take `storage_options` away; or give one bucket, and the field in the path"
+
+
+PLACES = "give every table a folder of its own, beside the lake: s3://bucket/games/{table}"
+
+
+def _located(root: Node, registry: Registry) -> Iterator[tuple[Loc, Location]]:
+    """Yield the locations of bronze and of sinks, each with where its part stands."""
+    written = _at(root, ("bronze",))
+    if isinstance(written, Keys) and "location" in written.entries:
+        with suppress(ValidationError):
+            bronze = Bronze.model_validate(plain_data(written))
+            if bronze.location:
+                yield ("bronze",), bronze.location.at(bronze.table)
+    for route, item in enumerate(_items(root, ("routes",))):
+        for index, node in enumerate(_items(item, ("sinks",))):
+            sink = _resolved(registry, Sink, node)
+            if isinstance(sink, (TableSink, MergingSink)) and sink.location:
+                yield ("routes", route, "sinks", index, sink.part_name), sink.location.at(names_of(sink))
+
+
+def _own_places(root: Node) -> Iterator[tuple[str, str]]:
+    """Yield the places of lake and checkpoint, as far as they are given and can be used."""
+    for key in ("lake", "checkpoint"):
+        node = _at(root, (key,))
+        if isinstance(node, Scalar) and node.text and not node.broken:
+            with suppress(ValueError):
+                yield key, normalized(node.text)
+
+
+def _beside_the_lake(root: Node, found: Location) -> bool:
+    """Say whether the lake is in the same kind of storage."""
+    lake = _at(root, ("lake",))
+    scheme = lake.text.partition("://")[0].lower() if isinstance(lake, Scalar) else ""
+    return SCHEMES.get(scheme) == SCHEMES.get(found.place.partition("://")[0].lower()) is not None
+
+
 def _named_after(template: str, topic: str) -> str:
     """Return the table of a topic, as far as a template tells; the topic where it makes no name."""
     made = (underscored(topic) if field == "topic" else text or "x" for field, text in pieces_of(template))
@@ -286,7 +356,7 @@ def _bronze(root: Node) -> BronzeTables | None:
     return BronzeTables(bronze, frozenset(names.values())) if bronze else None
 
 
-def _at(root: Node, loc: Location) -> Node | None:
+def _at(root: Node, loc: Loc) -> Node | None:
     node: Node | None = root
     for element in loc:
         if isinstance(node, Keys):
@@ -299,7 +369,7 @@ def _at(root: Node, loc: Location) -> Node | None:
     return node
 
 
-def _items(root: Node, loc: Location) -> Sequence[Node]:
+def _items(root: Node, loc: Loc) -> Sequence[Node]:
     node = _at(root, loc)
     return node.items if isinstance(node, Items) else ()
 

@@ -185,7 +185,7 @@ def _create(lake: Lake, work: TableCommit, actions: list[AddAction], properties:
         name=made_as(work.table),
         configuration=PROPERTIES,
         commit_properties=properties,
-        storage_options=lake.delta_options,
+        storage_options=lake.delta_options(work.table),
     )
     return True
 

@@ -1,8 +1,13 @@
-"""Where tables live: names to addresses, and the file system beneath them. Which names may be tables: table_names."""
+"""Where tables live: names to addresses, and the file system beneath them. Which names may be tables: table_names.
+
+`layer.table` lies at ROOT/layer/table, or where a `location` puts it. What has a place of its own is noted in the lake,
+so that who reads it without the configuration finds it as well, and a place that changes is noticed at the start.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from deltalake import DeltaTable
@@ -10,7 +15,11 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow import fs
 
 from router import storage
-from router.addresses import is_local, normalized
+from router.addresses import SCHEMES, is_local, normalized
+from router.delta.located_files import NOTES, LocatedFiles, note, note_path, noted
+from router.errors import StartError
+from router.locations import Location
+from router.table_names import usable
 
 DAMAGED_LOG = "its log is"
 """What stands in the error of a table of whose log a file is damaged."""
@@ -21,32 +30,55 @@ checkpoints of a table made here. Both Delta libraries take an empty commit for 
 
 @dataclass(frozen=True)
 class Lake:
-    """A folder or URI of tables: the table `layer.name` lives at `root/layer/name`.
+    """A folder or URI of tables: the table `layer.name` lives at `root/layer/name`, or where a location puts it.
 
     `options` are the storage's, as delta-rs and obstore both take them: a table and its files are always reached with
-    the same rights. They may hold secrets and stay out of `repr`.
+    the same rights. They may hold secrets and stay out of `repr`. Paths below the root are those of the lake's layout,
+    for all tables: `files` and `store` go to where a table's are.
     """
 
     root: str
     options: dict[str, str] = field(default_factory=dict, repr=False)
+    locations: tuple[Location, ...] = ()
 
     @classmethod
-    def at(cls, place: str, options: dict[str, str] | None = None) -> Lake:
-        """Return the lake at a path (made absolute) or URI."""
-        return cls(normalized(place), options or {})
+    def at(cls, place: str, options: dict[str, str] | None = None, locations: tuple[Location, ...] = ()) -> Lake:
+        """Return the lake at a path (made absolute) or URI; a location without options shares those of its kind."""
+        root = normalized(place)
+        shared = (_complete(one, root, options or {}) for one in locations)
+        return cls(root, options or {}, tuple(shared))
 
     @property
     def local(self) -> bool:
-        """Say whether the lake is on a mounted file system."""
+        """Say whether the lake is on a mounted file system; single tables may lie elsewhere."""
         return is_local(self.root)
+
+    def on_disk(self, table: str) -> bool:
+        """Say whether a table is on a mounted file system."""
+        return is_local(self.address(table))
+
+    def located(self, table: str) -> tuple[str, dict[str, str]] | None:
+        """Return place and options of a table that is not in the lake's layout. Raises ValueError: it can have none."""
+        if not self.locations or not usable(table) or table != table.lower():
+            return None
+        found = ((one.of(table), one.options) for one in self.locations)
+        return next(((place, options) for place, options in found if place), None)
+
+    def _place(self, path: str) -> tuple[str, dict[str, str]]:
+        """Return the address of a path of the lake's layout, and the options that reach it."""
+        layer, _, rest = path.partition("/")
+        name, _, rest = rest.partition("/")
+        if name and (found := self.located(f"{layer}.{name}")):
+            return f"{found[0]}/{rest}" if rest else found[0], found[1]
+        return f"{self.root}/{path}", self.options
 
     def address(self, table: str) -> str:
         """Return the path or URI of `layer.name`. The name must have passed the naming rule."""
-        return f"{self.root}/{table.replace('.', '/')}"
+        return self._place(table.replace(".", "/"))[0]
 
     def for_spark(self, path: str = "") -> str:
         """Return the address by which Spark knows the root, or a path below it."""
-        return storage.for_spark(f"{self.root}/{path}" if path else self.root, self.options)
+        return storage.for_spark(*(self._place(path) if path else (self.root, self.options)))
 
     def spark_address(self, table: str) -> str:
         """Return the address by which Spark knows `layer.name`."""
@@ -55,12 +87,44 @@ class Lake:
     @cached_property
     def store(self) -> storage.Storage:
         """Return the files below the root. Works on driver and executors."""
-        return storage.files_at(self.root, self.options)
+        home = storage.files_at(self.root, self.options)
+        return LocatedFiles(home, self.located) if self.locations else home
 
-    @property
-    def delta_options(self) -> dict[str, str] | None:
-        """Return the options as delta-rs takes them; they hold secrets."""
-        return storage.for_delta(self.root, self.options)
+    def delta_options(self, table: str) -> dict[str, str] | None:
+        """Return the options for a table as delta-rs takes them; they hold secrets."""
+        return storage.for_delta(*self._place(table.replace(".", "/")))
+
+    def note_location(self, table: str) -> None:
+        """Note where a table lies that is not in the lake's layout, before its first file. Raises OSError.
+
+        A place that would not keep a table's commits apart is refused, once: when it is not noted yet.
+        """
+        if not self.locations or table in self._noted:
+            return
+        try:
+            found = self.located(table)
+            if found and self.read(note_path(table)) is None:
+                storage.probe(*found)
+                self.create(note_path(table), note(found[0]))
+        except (StartError, ValueError) as error:
+            raise OSError(str(error)) from None
+        self._noted.add(table)
+
+    @cached_property
+    def _noted(self) -> set[str]:
+        return set()
+
+    def noted_locations(self) -> dict[str, str]:
+        """Return the places of tables that were noted, by table."""
+        selector = fs.FileSelector(NOTES, allow_not_found=True, recursive=True)
+        paths = [info.path for info in self.files.get_file_info(selector) if info.is_file and not info.extension]
+        with ThreadPoolExecutor(storage.THREADS) as pool:
+            found = zip(paths, pool.map(self.read, paths), strict=True)
+            return {path.removeprefix(f"{NOTES}/").replace("/", "."): noted(text) for path, text in found if text}
+
+    def as_noted(self) -> Lake:
+        """Return the lake with the locations that were noted: for who reads it without the configuration."""
+        return Lake.at(self.root, self.options, tuple(Location(*pair) for pair in self.noted_locations().items()))
 
     @property
     def files(self) -> fs.FileSystem:
@@ -74,10 +138,10 @@ class Lake:
         for a commit that changed nothing, and what it had committed would be lost, or come twice.
         """
         try:
-            found = DeltaTable(self.address(table), storage_options=self.delta_options)
+            found = DeltaTable(self.address(table), storage_options=self.delta_options(table))
         except TableNotFoundError:
             return None
-        if self.local and (empty := self.empty_commits(table, found.version())):
+        if self.on_disk(table) and (empty := self.empty_commits(table, found.version())):
             raise DeltaError(f"{DAMAGED_LOG} damaged: {', '.join(empty)} is empty")
         return found
 
@@ -131,7 +195,18 @@ class Lake:
         self.store.delete(paths)
 
     def __getstate__(self) -> dict[str, object]:
-        return {"root": self.root, "options": self.options}  # a live file system does not travel to executors
+        return {
+            "root": self.root,
+            "options": self.options,
+            "locations": self.locations,
+        }  # a live file system does not travel to executors
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
+
+
+def _complete(location: Location, root: str, options: dict[str, str]) -> Location:
+    """Return a location with its path made absolute, and the options of a lake that is in the same kind of storage."""
+    place = normalized(location.place)
+    kinds = [None if is_local(at) else SCHEMES[at.partition("://")[0]] for at in (root, place)]
+    return replace(location, place=place, options=location.options or (options if kinds[0] == kinds[1] else {}))

@@ -103,7 +103,7 @@ class LogTail:
 
     def _written(self) -> Callable[[int], str | None]:
         """Return what knows when a version was committed. Object stores are asked once, disks for single files."""
-        if self.lake.local:
+        if self.lake.on_disk(self.name):
             return lambda version: self.lake.stamp(self.path(version))
         found = self.lake.store.stamps(self._log, after=self.path(self.at - 1) if self.at else f"{self._log}/")
         return lambda version: found.get(self.path(version))
@@ -131,7 +131,7 @@ class LogTail:
                 self.transactions[one["appId"]] = int(one["version"])
         self.at += 1
         self.files += 1
-        if not self.lake.local:
+        if not self.lake.on_disk(self.name):
             self.commits[self.at] = text
         return True
 
@@ -209,13 +209,13 @@ class LogTail:
         """
         interval = int(self.metadata().configuration.get(INTERVAL) or 100)
         # tables that were made by one batch would all have theirs in one batch: at 5 000 tables a minute of work
-        shifted = crc32(self.name.encode()) if self.lake.local else 0
+        shifted = crc32(self.name.encode()) if self.lake.on_disk(self.name) else 0
         if (self.at + 1 + shifted) % interval:
             return
-        if self.lake.local or not self._made_here():
+        if self.lake.on_disk(self.name) or not self._made_here():
             self.newest().create_checkpoint()
         self.commits.clear()
-        if not self.lake.local and (self.at + 1) % (CLEANED * interval) == 0:
+        if not self.lake.on_disk(self.name) and (self.at + 1) % (CLEANED * interval) == 0:
             self.newest().cleanup_metadata()
 
     def _made_here(self) -> bool:

@@ -292,6 +292,7 @@ class _File:
     def open(cls, staging: Staging, table: str, name: str, rows: pa.Table, nans: set[Leaf]) -> _File:
         """Open a file for rows like these, which are its first."""
         folder = f"{staging.folder}/{table}" if staging.folder else table.replace(".", "/")
+        staging.lake.note_location(table)
         staging.lake.files.create_dir(folder, recursive=True)
         stream = staging.lake.files.open_output_stream(f"{folder}/{name}")
         footers: list[pq.FileMetaData] = []

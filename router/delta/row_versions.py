@@ -86,7 +86,7 @@ def remember_deletions(lake: Lake, table: str, gone: pa.Table, keyed: KeyedTable
         gone.append_column(DELETED_AT, pa.array([now] * len(gone), TIMESTAMP)),
         mode="append",
         schema_mode="merge",
-        storage_options=lake.delta_options,
+        storage_options=lake.delta_options(table),
         commit_properties=CommitProperties(app_transactions=[once]),
         post_commithook_properties=HOOKS,
     )

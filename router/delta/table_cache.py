@@ -220,7 +220,7 @@ def check_log(lake: Lake, name: str, version: int, since: int = 0) -> None:
 
     Those before version `since` were looked at before. In an object store a file is there whole or not at all.
     """
-    if lake.local and (empty := lake.empty_commits(name, version, since)):
+    if lake.on_disk(name) and (empty := lake.empty_commits(name, version, since)):
         raise TableError(name, f"it cannot be read: {DAMAGED_LOG} damaged: {', '.join(empty)} is empty")
 
 

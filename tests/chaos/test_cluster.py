@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
+from pyarrow import fs
 
+from benchmarks.s3_server import s3_server
 from router.config.loader import load
 from router.config.models import Trigger
+from router.delta.lake import Lake
 from router.engine import stream
 from router.registry import load_registry
 from tests.chaos import lakes
@@ -24,6 +28,8 @@ from tests.light import LIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from benchmarks.s3_server import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -91,14 +97,28 @@ def submit(cluster, python, tmp_path, monkeypatch) -> Iterator[Callable[..., Rou
         process.clear()
 
 
-@pytest.fixture(params=["file"])
-def lake_settings(request) -> dict[str, Any]:
-    """Return what the configuration of a kind of lake has beside the place: an object store needs credentials."""
-    return {"file": {}}[request.param]
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    """Run an S3 server."""
+    with s3_server("lake") as found:
+        yield found
 
 
 @pytest.fixture
-def configured(new_topic, lake_settings) -> Callable[..., Path]:
+def lake_settings(request, tmp_path) -> dict[str, Any]:
+    """Return what the configuration on the cluster has for its lake: a folder, or with `s3` a bucket."""
+    if getattr(request, "param", "file") == "file":
+        return {}
+    options = request.getfixturevalue("server").options
+    checkpoint = str(tmp_path / "cluster" / "checkpoint")
+    return {"lake": f"s3://lake/{tmp_path.name}", "storage_options": options, "checkpoint": checkpoint}
+
+
+IN_A_BUCKET = pytest.mark.parametrize("lake_settings", ["file", "s3"], indirect=True)
+
+
+@pytest.fixture
+def configured(new_topic) -> Callable[..., Path]:
     """Write a configuration of the stranger's decoder over one topic."""
     topic = new_topic()
     pad = "x" * PADDED
@@ -107,12 +127,12 @@ def configured(new_topic, lake_settings) -> Callable[..., Path]:
     ]
     topic.send([b"no json", *(json.dumps(event).encode() for event in events)])
 
-    def configured(folder: Path, rows: int = ROWS) -> Path:
+    def configured(folder: Path, rows: int = ROWS, **lake: Any) -> Path:
         inner = {"json": {"schema": SCHEMA}}
         decode = {"strange": {"inner": inner, "slow": str(folder / "slow"), "lake": str(folder / "lake")}}
         # many Arrow batches in a task, so that it has files in the lake before it has seen all of its rows
         spark = {**LIGHT, "spark.sql.execution.arrow.maxRecordsPerBatch": "20"}
-        changes = {"spark": spark, "decode": decode, "landing": {"buffer_bytes": 1 << 20}, **lake_settings}
+        changes = {"spark": spark, "decode": decode, "landing": {"buffer_bytes": 1 << 20}, **lake}
         return configuration(folder, topic, rows=rows, **changes)
 
     return configured
@@ -130,26 +150,42 @@ def local(configured, spark, tmp_path) -> Callable[..., dict[str, lakes.Rows]]:
     return local
 
 
+def here(config: Path) -> Path:
+    """Return the folder of a lake; one in a bucket is copied."""
+    written, folder = yaml.safe_load(config.read_text()), config.parent / "lake"
+    if "storage_options" in written:
+        lake = Lake.at(written["lake"], written["storage_options"])
+        for file in lake.files.get_file_info(fs.FileSelector("", recursive=True, allow_not_found=True)):
+            (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file.path).write_bytes(lake.read(file.path) or b"")
+    return folder
+
+
 def rows(config: Path) -> int:
-    return lakes.places(config.parent / "lake").total()
+    return lakes.places(here(config)).total()
 
 
-def test_a_topic_is_drained_as_on_one_machine(worker, submit, configured, local, tmp_path):
+@IN_A_BUCKET
+def test_a_topic_is_drained_as_on_one_machine(worker, submit, configured, local, lake_settings, tmp_path):
     worker(), worker()
-    config = configured(tmp_path / "cluster")
+    config = configured(tmp_path / "cluster", **lake_settings)
 
     router = submit(config)
 
     assert router.ended() == 0, router.said
+    here(config)
     assert lakes.differences(lakes.contents(config.parent / "lake"), local()) == []
     assert lakes.unreferenced(config.parent / "lake") == []
     marks = [place.name for place in (config.parent / "lake" / "_executors").iterdir()]
     assert marks == ["games"], "the marks of executors are gone"
 
 
-def test_a_worker_and_the_driver_are_killed_and_replaced(cluster, worker, submit, configured, local, tmp_path):
+@IN_A_BUCKET
+def test_a_worker_and_the_driver_are_killed_and_replaced(
+    cluster, worker, submit, configured, local, lake_settings, tmp_path
+):
     first, _ = worker(), worker()
-    config = configured(tmp_path / "cluster")
+    config = configured(tmp_path / "cluster", **lake_settings)
     router = submit(config)
     until(lambda: rows(config) >= ROWS, "a batch is in the lake")
 
@@ -162,7 +198,8 @@ def test_a_worker_and_the_driver_are_killed_and_replaced(cluster, worker, submit
 
     again = submit(config)
     assert again.ended() == 0, again.said
-    assert lakes.differences(lakes.contents(config.parent / "lake"), local()) == []
+    assert "hush-hush" not in router.said + again.said
+    assert lakes.differences(lakes.contents(here(config)), local()) == []
 
 
 def test_of_two_attempts_of_a_task_one_is_committed(worker, submit, configured, local, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections import Counter
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from pyarrow import fs
 
-from benchmarks.s3_server import Fault, S3Server, s3_server
+from benchmarks.s3_server import Fault, S3Server, s3_server, strict_s3_server
 from router.delta.lake import Lake
 from tests.chaos.processes import until
 from tests.light import LIGHT
@@ -28,10 +30,16 @@ needs_s3a = pytest.mark.skipif(not S3A, reason="S3A_JARS names no folder with ha
 EXPECTED = {f"silver.g{game}": Counter(range(game, FILES * ROWS, GAMES)) for game in range(GAMES)}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
+STRICT = "versitygw"
+"""A stricter server than moto, where it is on the path: see tests/storage/test_other_servers.py."""
+
+
+@pytest.fixture(scope="module", params=["moto", STRICT])
+def server(request: pytest.FixtureRequest) -> Iterator[S3Server]:
     """Run an S3 server."""
-    with s3_server("lake") as found:
+    if request.param == STRICT and not shutil.which(STRICT):
+        pytest.skip(f"{STRICT} is not installed")
+    with (strict_s3_server if request.param == STRICT else s3_server)("lake") as found:
         yield found
 
 
@@ -61,9 +69,20 @@ def configuration(folder: Path, server: S3Server, *, far: bool, **changes: Any) 
     return path
 
 
+def with_the_secret(folder: Path, lake: Lake) -> list[str]:
+    """Return the files of lake and checkpoint, and the logs, in which the key of the lake stands."""
+    found = [(str(path), path.read_bytes()) for path in folder.rglob("*") if path.is_file() and path.suffix != ".yaml"]
+    listed = lake.files.get_file_info(fs.FileSelector("", recursive=True, allow_not_found=True))
+    found += [(info.path, lake.read(info.path) or b"") for info in listed]
+    assert any(path.endswith(".log") for path, _ in found)
+    assert any("manifests" in path for path, _ in found)
+    return [path for path, content in found if b"hush-hush" in content]
+
+
 def assert_whole(folder: Path, server: S3Server) -> None:
-    """Compare the lake with what was sent."""
+    """Compare the lake with what was sent; no file of it, of its checkpoint, and no log, has its key."""
     lake = Lake.at(f"s3://lake/{folder.name}", server.options)
+    assert with_the_secret(folder, lake) == []
     found = {}
     for table in lake.tables("silver"):
         handle = lake.open(table)
@@ -100,6 +119,7 @@ def test_both_committers_write_to_a_bucket(start: Any, server: S3Server, tmp_pat
     assert_whole(tmp_path, server)
 
 
+@pytest.mark.parametrize("server", ["moto"], indirect=True)
 def test_a_second_run_is_refused_and_a_slow_store_is_waited_for(start: Any, server: S3Server, tmp_path: Path) -> None:
     """Without it two runs share a checkpoint, and one busy answer ends a run."""
     config = configuration(tmp_path, server, far=bool(S3A))

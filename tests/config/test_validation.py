@@ -200,3 +200,43 @@ def test_moment(text):
 def test_not_a_moment(text):
     with pytest.raises(ValueError, match="is not a time with a zone"):
         moment(text)
+
+
+BIG = "[{fixed: silver.big}]"
+
+
+@pytest.mark.parametrize(
+    ("sinks", "more", "what"),
+    [
+        ('{table: "silver.{event.game}", location: "/data/{event.game}"}', "", None),
+        ('{table: "silver.{event.game}", location: {place: "s3://l-{event.game}"}}', "", None),
+        ('{table: "silver.{event.game}", location: /data}', "", "all tables of the sink would lie in one place"),
+        ("{table: silver.big, location: ./lake/big}", "", "a table could lie within `lake`"),
+        ("{table: silver.big, location: .}", "", "a table could lie within `lake`"),
+        ("{table: silver.big, location: /c/x}", "checkpoint: /c\n", "a table could lie within `checkpoint`"),
+        ("{table: silver.big, location: s4://b/x}", "", "s4://b/x: s4:// is not a storage"),
+        ("{table: silver.big, location: 's3://b/{x'}", "", "its braces do not pair"),
+        ("{table: silver.big, location: 'abfss://c@{table}.y.z/x'}", "", "a field can stand in the bucket"),
+        (
+            '{table: "silver.{event.game}", location: "s3://l-{event.game}"}',
+            'bronze: {table: "bronze.{topic}", location: "s3://l-{topic}"}\n',
+            "a table could lie where one does by the location at line 10, or within it",
+        ),
+        (
+            '{table: "silver.{event.game}", location: "/a/{table}"}}, {fixed: {table: silver.big, location: /b}',
+            "",
+            "a table could have this location, and that at line",
+        ),
+        ('{table: "silver.{event.game}", location: "/a/{table}"}}, {fixed: {table: silver.big}', "", None),
+    ],
+)  # fmt: skip
+def test_locations(loaded, faults, good, sinks, more, what):
+    text = good.replace(BIG, f"[{{fixed: {sinks}}}]").replace("dead_letters:", f"{more}dead_letters:")
+    if what is None:
+        assert loaded(text).config.locations()
+        assert loaded(text).debugged().config.locations() == ()
+        return
+    (problem,) = faults(text)
+
+    assert problem.what.startswith(what)
+    assert problem.path.split(".")[-1] in ("location", "place")

@@ -13,6 +13,7 @@ from router.cli import COMMANDS
 from router.config.loader import load
 from router.config.models import Config
 from router.delta.commit import StagedParts
+from router.engine.checkpoint_store import lake_and_checkpoint
 from router.registry import load_registry
 from router_sinks import Rest
 
@@ -91,6 +92,29 @@ def test_the_tables_of_the_page_on_configuration_are_made_so() -> None:
 
     assert loaded.config.table_options()["games/tables"].partition_by == ("day",)
     assert loaded.config.table_options()["/bronze"].partition_by == ("partition",)
+
+
+def test_the_locations_of_the_page_on_object_stores_are_taken(tmp_path: Path) -> None:
+    """A user who copies them must not meet an error, or a bucket of another name than the page says."""
+    (text,) = [text for text in fences(ROOT / "docs" / "object-storage.md", "yaml") if text.startswith("bronze:")]
+    readme = fences(ROOT / "README.md", "yaml")[0]
+    rest = readme[: readme.index("bronze:")] + readme[readme.index("\n", readme.index("bronze:")) + 1 :]
+    rest = rest[: rest.index("routes:")].replace("lake: ./lake", "lake: s3://company-lake/games")
+    text = text.replace("/run/secrets/partner", str(tmp_path / "partner"))
+    (tmp_path / "partner").write_text("hush")
+
+    loaded = load(
+        ROOT / "routes" / "readme.yaml",
+        load_registry(),
+        environ={"PARTNER_KEY": "me"},
+        text=rest + text + "dead_letters: ops.dead_letters\n",
+    )
+
+    lake, _ = lake_and_checkpoint(loaded.config)
+    assert lake.address("bronze.game_events") == "s3://lake-game-events/raw"
+    assert lake.address("silver.uno") == "s3://partners/games/uno"
+    assert lake.delta_options("silver.uno") == {"aws_access_key_id": "me", "aws_secret_access_key": "hush"}
+    assert "hush" not in repr(loaded) + repr(lake)
 
 
 CRM = {"CRM_TOKEN": "hush", "TOKEN": "hush"}

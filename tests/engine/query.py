@@ -13,9 +13,8 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaProtocolError
 
 from router.config.models import Config, FormatSource, Source
-from router.delta.lake import Lake
 from router.engine.batch import Batches
-from router.engine.checkpoint_store import CheckpointStore
+from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import BRONZE_SCHEMA
 
 if TYPE_CHECKING:
@@ -66,8 +65,8 @@ class Query:
     """What was read, by table, its id and version: a version does not change."""
 
     def __post_init__(self) -> None:
-        self.lake = Lake.at(self.config.lake, self.config.storage())
-        self.store = CheckpointStore(Lake.at(self.config.checkpoint_path(), self.config.storage()), RUN)
+        self.lake, checkpoint = lake_and_checkpoint(self.config)
+        self.store = CheckpointStore(checkpoint, RUN)
         self.batches = Batches(self.config, "fingerprint", self.spark, self.lake, self.store, self.watch)
 
     def take(self, records: pa.Table) -> BatchReport:

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from router import registry as parts_on_offer
 from router.cli import commands
+from router.config.models import Config
 from router.engine.preflight import doctor
 from router.engine.preflight.doctor import clocks, limit_of_memory, memory, storage
 from router.errors import StartError
@@ -103,6 +104,30 @@ def test_without_a_configuration_the_machine_is_looked_at(tmp_path: Path, monkey
     assert found["Java"][0]["state"] == "wrong"
     assert str(tmp_path) in found["Java"][0]["what"]
     assert {"Spark and Delta", "jars", "memory"} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("spark", "reached", "state"),
+    [({}, True, "warn"), ({}, False, "wrong"), ({"spark.jars.ivySettings": "ivy.xml"}, False, "warn")],
+    ids=["network", "no network", "a repository of their own"],
+)
+def test_jars_that_are_not_here_are_named_and_whether_they_can_be_fetched(
+    spark: dict[str, str], reached: bool, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a machine without a network learns at its first start, after minutes, what it lacks."""
+
+    def connection(address: tuple[str, int], seconds: float) -> socket.socket:
+        if not reached:
+            raise OSError("Network is unreachable")
+        return socket.socket()
+
+    monkeypatch.setattr(doctor, "known_jars", lambda *_: [])
+    monkeypatch.setattr(socket, "create_connection", connection)
+    config = Config.model_construct(name="x", spark=spark)
+    found = doctor._jars(config)
+    assert found.state == state
+    assert found.todo
+    assert "\n" not in found.what + found.todo
 
 
 def test_a_server_that_answers_is_ok_and_got_no_event(tmp_path: Path, api: tuple[str, type[Handler]]) -> None:

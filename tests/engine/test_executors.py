@@ -7,13 +7,18 @@ import pickle
 import socket
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
+from router import ApplyingSink, Batch, Outcome
 from router.config.models import Config
 from router.delta.lake import Lake
+from router.engine.checkpoint_store import CheckpointStore
+from router.engine.outbox.apply import Applier
 from router.engine.retryable_errors import passing
 from router.engine.spark import executors
 from router.engine.spark.executors import ExecutorCheck, Executors, guarded, refusal, versions
@@ -178,6 +183,48 @@ def test_what_spark_says_of_an_executor_that_cannot_work_is_one_sentence(text, s
     assert "\n" not in str(refused)
     assert refused is not None
     assert not passing(refused)
+
+
+def test_the_task_of_a_sink_that_lacks_something_is_refused_in_a_sentence(lake, tmp_path):
+    """Without it an executor that joins late sends rows of another lake, or fails with a traceback."""
+    elsewhere = Executors(replace(check(lake), lake=Lake.at(str(tmp_path / "elsewhere"))))
+    executors.passed.clear()
+    batch = Batch("games", 0, "wins", "rest", guards=elsewhere.guarded)
+
+    class Sends(ApplyingSink):
+        def apply(self, events, batch):
+            (_sent,) = batch.guarded(lambda rows: iter(["sent"]))(iter([]))
+            return Outcome(1)
+
+    with pytest.raises(StartError, match=r"an executor cannot work: .*elsewhere is not the driver's lake"):
+        Applier(lake, CheckpointStore(lake, "run"), "ops.dead", "games:run").apply(Sends(), 1, None, batch)
+
+
+def test_every_job_of_a_sink_that_comes_with_the_router_looks_at_its_executors():
+    jobs = {
+        path.name: (text.count(".mapInArrow("), text.count("batch.guarded("))
+        for path in (Path(__file__).parents[2] / "plugins").rglob("*.py")
+        if ".mapInArrow(" in (text := path.read_text())
+    }
+
+    assert jobs == {"job.py": (2, 2), "kafka.py": (1, 1)}
+
+
+def test_without_a_run_the_task_of_a_sink_is_as_it_was():
+    assert Batch("games", 0, "wins", "rest").guarded(print) is print
+
+
+def test_marks_of_a_driver_that_was_killed_are_deleted_at_the_next_start(lake):
+    """Without it each killed driver leaves files in the lake for ever."""
+    cluster = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://there:7077"))
+    for name in ("games@host-1", "games@host-2", "games.repair@host-3", "other@host-4"):
+        lake.write(f"_executors/{name}", b"a token of before")
+
+    run = Executors.of(cluster, [], lake, "games")
+
+    left = sorted(info.base_name for info in lake.files.get_file_info(_all("_executors")))
+    assert left == ["games", "games.repair@host-3", "other@host-4"], "those of others stay"
+    assert lake.read("_executors/games") == run.check.token.encode()
 
 
 def test_other_errors_of_a_job_are_none_of_an_executor():

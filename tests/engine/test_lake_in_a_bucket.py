@@ -6,9 +6,15 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pydantic import SecretStr
 
 from benchmarks.s3_server import Fault, S3Server, s3_server
-from router.config.models import Route
+from router.config.models import Bronze, Route
+from router.engine.quarantine.table import approvals
+from router.locations import TableLocation
+from router_decoders import Json
+from router_rules import Sql
+from router_sinks import Tables, Upsert
 from tests.engine.parts import Events, Fixed, Named, Where
 from tests.engine.query import Query, multiset, records
 
@@ -92,3 +98,44 @@ def test_a_batch_goes_through_faults(query: Callable[..., Query], server: S3Serv
 
     assert sum(len(far.rows(table)) for table in far.tables() if table.startswith("silver.g")) == 20
     assert len(far.rows("bronze.all")) == 22
+
+
+def test_tables_have_buckets_of_their_own(make_query: Callable[..., Query], tmp_path: Path, server: S3Server) -> None:
+    """Without it a bucket per topic loses rows, and one that is not there holds back all others."""
+    for bucket in ("raw-events", "games-g0", "games-g1"):
+        server.make_bucket(bucket)
+
+    def at(place: str) -> TableLocation:
+        return TableLocation(place=place, storage_options={k: SecretStr(v) for k, v in server.options.items()})
+
+    sinks = (
+        Tables(table="silver.{event.game}", location=at("s3://games-{event.game}/rows")),
+        Upsert(table="gold.{event.game}_last", keys=("event.game",), location=at("s3://lake/last/{table}")),
+    )
+    far = make_query(
+        tmp_path,
+        decode=Json(schema="game string, n int"),
+        bronze=Bronze(table="bronze.{topic}", location=at("s3://raw-{topic}/raw")),
+        routes=(Route(name="games", match=Sql(where="true"), sinks=sinks),),
+    )
+    for number in range(3):
+        far.take(batch(number))
+
+    (why,) = far.batches.quarantine.blocked().values()
+    assert "its files cannot be written: s3://games-g2/rows cannot be written" in why
+    assert len(far.rows("quarantine.games__games__tables")) == 9
+    server.make_bucket("games-g2")
+    far = far.restarted()
+    far.batches.release.carry_out(approvals(far.store, "blocked"))
+    far.take(batch(3))
+
+    wanted = Counter(n for _ in range(4) for n in range(10))
+    found = Counter(row["n"] for game in range(GAMES) for row in far.rows(f"silver.g{game}"))
+    assert found == wanted
+    assert far.rows("gold.g1_last", "game", "n") == [{"game": "g1", "n": 7}]
+    assert len(far.rows("bronze.events")) == 44
+    assert far.rows("quarantine.games__games__tables") == []
+    places = {"silver.g2": "s3://games-g2/rows", "gold.g2_last": "s3://lake/last/g2_last"}
+    assert far.lake.noted_locations().items() >= {**places, "bronze.events": "s3://raw-events/raw"}.items()
+    assert not (tmp_path / "lake/silver").exists()
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() and b"hush-hush" in file.read_bytes()]

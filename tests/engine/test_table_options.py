@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -18,14 +19,13 @@ from router.delta.parquet_writer import divided
 from router.delta.upsert import create_table
 from router.engine.commit.committers import _unfinished
 from router.errors import StartError
+from router.locations import TableLocation
 from router_decoders.json import Json
 from router_rules.rules import Sql
 from router_sinks.tables import Delta, Tables
 from tests.engine.query import records
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.engine.conftest import MakeQuery
 
 DDL = "game string, level int, day date, won boolean, n bigint"
@@ -79,15 +79,19 @@ def test_rows_are_split_by_the_values_of_a_partition() -> None:
 @pytest.mark.parametrize("commit", ["auto", pytest.param("spark", marks=pytest.mark.slow)])
 def test_tables_are_made_as_asked(make_query: MakeQuery, tmp_path: Path, commit: str) -> None:
     """Without it the options are for upserts only, or a divided table has other rows than a plain one."""
+    sinks = list(SINKS)
     bronze = Bronze(
         table="bronze.{topic}", partition_by=("partition",), comment="as received", comments={"key": "whose"}
     )
-    query = make_query(tmp_path, commit=commit, decode=Json(schema=DDL), routes=(ROUTE,), bronze=bronze)
+    places = {0: f"{tmp_path}/games/{{event.game}}", 3: f"{tmp_path}/clustered", 5: f"{tmp_path}/late"}
+    for number, place in places.items():  # some tables do not lie in the lake's layout
+        sinks[number] = sinks[number].model_copy(update={"location": TableLocation(place=place)})
+    route = ROUTE.model_copy(update={"sinks": tuple(sinks)})
+    query = make_query(tmp_path, commit=commit, decode=Json(schema=DDL), routes=(route,), bronze=bronze)
 
     query.take(events(0))
-    query = query.restarted(
-        routes=(ROUTE.model_copy(update={"sinks": (*SINKS[:-1], Delta(table="gold.late", partition_by=("level",)))}),)
-    )
+    sinks[-1] = sinks[-1].model_copy(update={"partition_by": ("level",)})
+    query = query.restarted(routes=(ROUTE.model_copy(update={"sinks": tuple(sinks)}),))
     query.take(events(20))
 
     plain = query.rows("gold.plain")
@@ -117,6 +121,11 @@ def test_tables_are_made_as_asked(make_query: MakeQuery, tmp_path: Path, commit:
         (field,) = [field for field in query.open(table).schema().fields if field.name == column]
         assert field.metadata == {"comment": text}
     assert len(query.rows("bronze.events")) == 40
+    for table, place in {"silver.uno": "games/uno", "gold.clustered": "clustered", "gold.late": "late"}.items():
+        assert query.lake.address(table) == f"{tmp_path}/{place}"
+        assert (tmp_path / place / "_delta_log").is_dir()
+        assert not Path(query.lake.root, *table.split(".")).exists()
+    assert Lake.at(query.lake.root).as_noted().open("silver.uno"), "who has no configuration finds it as well"
     if commit == "auto":  # files that are divided alike are committed as they are
         actions = pa.table(query.open("gold.parted").get_add_actions(flatten=True)).to_pylist()
         assert {action["partition.won"] for action in actions} == {True, False, None}

@@ -19,6 +19,7 @@ from router.engine.balance import Partition
 from router.engine.checkpoint_store import CheckpointStore, Manifest
 from router.engine.commit.committers import Committers
 from router.engine.label.layout import quarantine_of
+from router.locations import Location
 
 TEXT = """\
 name: games
@@ -29,7 +30,7 @@ bronze: bronze.events
 routes:
   - name: all
     match: {{sql: "event.game IS NOT NULL"}}
-    sinks: [{{tables: "silver.{{event.game}}"}}]
+    sinks: [{{tables: {tables}}}]
   - name: wins
     match: {{sql: "event.amount > 9"}}
     sinks: [{{delta: gold.wins}}]
@@ -46,12 +47,16 @@ class WrittenLake:
 
     folder: Path
     taken: int = 0
+    games: str | None = None
+    """Where the tables of games lie, when it is not in the lake's layout."""
     rows: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.lake = Lake.at(str(self.folder / "lake"))
+        locations = (Location("silver.{event.game}", self.games),) if self.games else ()
+        self.lake = Lake.at(str(self.folder / "lake"), None, locations)
         self.file = self.folder / "games.yaml"
-        self.file.write_text(TEXT.format(lake=self.lake.root))
+        tables = {"table": "silver.{event.game}", **({"location": self.games} if self.games else {})}
+        self.file.write_text(TEXT.format(lake=self.lake.root, tables=json.dumps(tables)))
         self.lake.write("_router/games/spark/metadata", b'{"id": "run-1"}')
         self.checkpoint = Lake.at(f"{self.lake.root}/_router/games")
         self.store = CheckpointStore(self.checkpoint, "run-1")
@@ -69,7 +74,7 @@ class WrittenLake:
         return self
 
     def path(self, table: str) -> Path:
-        return Path(self.lake.root, table.replace(".", "/"))
+        return Path(self.lake.address(table))
 
     def open(self, table: str) -> DeltaTable:
         return DeltaTable(self.path(table))
@@ -106,7 +111,7 @@ class WrittenLake:
 
     def _move(self, work: TableCommit) -> None:
         """Put the rows of a commit into the quarantine, under its transaction id there."""
-        rows = pa.concat_tables(pq.read_table(self.lake.address("") + file.path) for file in work.files)
+        rows = pa.concat_tables(pq.read_table(self.path(work.table) / Path(file.path).name) for file in work.files)
         for name in ("_table", "_query", "_cause"):
             rows = rows.append_column(name, pa.array([work.table] * len(rows)))
         rows = rows.append_column("_batch_id", pa.array([work.version] * len(rows)))
@@ -116,12 +121,19 @@ class WrittenLake:
         write_deltalake(table, rows, mode="append", commit_properties=once)
 
     def _staged(self, target: str, table: str, rows: int, batch: int) -> TableCommit:
-        folder = self.path(table)
+        folder, name = self.path(table), table.partition(".")[2]
+        self.lake.note_location(table)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"part-{batch:010d}-0.parquet"
-        content = pa.table({"game": [folder.name] * rows, "id": range(rows), "amount": [10.0] * rows}, schema=ROW)
+        content = pa.table({"game": [name] * rows, "id": range(rows), "amount": [10.0] * rows}, schema=ROW)
         pq.write_table(content, path)
         footer = pq.read_metadata(path)
-        about = str(path.relative_to(self.lake.root)), path.stat().st_size, rows, tuple(ROW.names), statistics(footer)
+        about = (
+            f"{table.replace('.', '/')}/{path.name}",
+            path.stat().st_size,
+            rows,
+            tuple(ROW.names),
+            statistics(footer),
+        )
         app_id = f"{QUERY}{'' if target.startswith('/') else '/'}{target}/{table}"
         return TableCommit(target, table, app_id, batch, (StagedFile(target, table, *about),), to_delta(ROW))

@@ -30,11 +30,17 @@ class Batches:
         self.api, self.spark, self.lake, self.folder = api, spark, lake, folder
         sizes = {0: 150, 1: 90, 4: 10}
         self.rows = [(p, 2 * at, f"player {at}", at) for p, size in sizes.items() for at in range(size)]
-        self.batch = Batch("games", 3, "wins", "rest", keeps=self.keeps)
+        self.guarded: list[Any] = []
+        self.batch = Batch("games", 3, "wins", "rest", keeps=self.keeps, guards=self.guard)
 
     def keeps(self, table: str) -> StagedParts:
         """Return where the sink keeps rows."""
         return StagedParts(self.lake, table, "games:run/wins/rest", self.batch.id)
+
+    def guard(self, task: Any) -> Any:
+        """Note a task that is to look at its executor."""
+        self.guarded.append(task)
+        return task
 
     @property
     def events(self) -> DataFrame:
@@ -85,6 +91,7 @@ def test_every_row_arrives_once_and_has_a_receipt(batches: Batches, options: dic
 
     assert (outcome.applied, outcome.refused, outcome.parked, outcome.in_doubt) == (250, None, 0, 0)
     assert batches.api.rows("part", "at") == batches.expected
+    assert len(batches.guarded) == 1, "tasks look at their executors"
     receipts = batches.receipts()
     assert Counter((row["partition"], row["offset"]) for row in receipts) == batches.expected
     assert {(row["query"], row["route"], row["sink"], row["batch_id"]) for row in receipts} == {

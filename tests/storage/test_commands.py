@@ -10,9 +10,15 @@ import yaml
 from click.testing import CliRunner
 
 from router.cli import commands
+from router.config.loader import load
+from router.delta.lake import Lake
 from router.delta.table_cache import TableCache
 from router.engine import ledger
 from router.engine.commit.committers import Committers
+from router.engine.start.checks import refuse_moved
+from router.errors import StartError
+from router.locations import Location
+from router.registry import load_registry
 from tests.engine.written_lake import QUERY, WrittenLake
 from tests.storage.test_log_tail import staged
 
@@ -20,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from benchmarks.s3_server import S3Server
-    from router.delta.lake import Lake
 
 
 @pytest.fixture
@@ -45,6 +50,41 @@ def test_commands_say_the_same(copied: tuple[Path, Path], command: list[str]) ->
     assert near.output
     assert (far.output, far.exit_code) == (near.output, near.exit_code)
     assert "hush-hush" not in far.output
+
+
+@pytest.mark.parametrize("command", [["verify", "--footers"], ["tables"], ["ledger"]], ids=lambda command: command[0])
+def test_commands_say_the_same_of_tables_elsewhere(tmp_path: Path, command: list[str]) -> None:
+    """Without it an operator does not see the tables that a `location` puts elsewhere."""
+    for folder in ("near", "far"):
+        (tmp_path / folder).mkdir()
+    near = WrittenLake(tmp_path / "near").take(2)
+    far = WrittenLake(tmp_path / "far", games=f"{tmp_path}/games/of-{{event.game}}/rows").take(2)
+
+    said = [CliRunner().invoke(commands, [command[0], str(one.file), *command[1:]]) for one in (near, far)]
+
+    assert (tmp_path / "games/of-uno/rows/_delta_log").is_dir()
+    assert "silver.uno" in said[0].output or command == ["ledger"]
+    assert (said[1].output, said[1].exit_code) == (said[0].output, said[0].exit_code)
+
+
+def test_a_place_that_changes_is_refused(tmp_path: Path) -> None:
+    """Without it a table begins anew in another place, and its rows are in two."""
+    (tmp_path / "far").mkdir()
+    games = "silver.{event.game}"
+    far = WrittenLake(tmp_path / "far", games=f"{tmp_path}/games/{{event.game}}").take(1)
+    config = load(far.file, load_registry(())).config
+
+    refuse_moved(far.lake, config)
+    for other in (
+        (),  # back in the lake's layout
+        (Location(games, f"{tmp_path}/others/{{event.game}}"),),
+        (Location(games, f"s3://{'x' * 61}{{event.game}}"),),
+        (*far.lake.locations, Location("gold.wins", f"{tmp_path}/wins")),  # out of it
+    ):
+        with pytest.raises(StartError, match=r"is at .*, and the configuration puts it at"):
+            refuse_moved(Lake.at(far.lake.root, None, other), config)
+    writes_others = config.model_copy(update={"routes": config.routes[1:]})
+    refuse_moved(Lake.at(far.lake.root), writes_others)
 
 
 def test_a_batch_is_committed_and_booked(bucket: Lake) -> None:

@@ -196,5 +196,6 @@ def test_a_profile_has_the_rights(
 
     assert take(TableCache(lake), 0)
     assert batches(lake) == [0]
-    assert lake.delta_options
-    assert lake.delta_options["aws_access_key_id"] == "me"
+    options = lake.delta_options("silver.uno")
+    assert options
+    assert options["aws_access_key_id"] == "me"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -259,3 +260,14 @@ def test_files_are_moved(bucket: Lake) -> None:
 
     assert bucket.read("a/1") is None
     assert bucket.read("b/1") == b"one"
+
+
+def test_of_many_that_create_a_file_one_has_done_it(lake: Lake) -> None:
+    """Without it two tasks that meet a new table fail, or both believe that a commit is theirs."""
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(50):
+            found = list(pool.map(lake.create, [f"notes/{number}"] * 8, [bytes([one]) for one in range(8)]))
+
+            assert sum(found) == 1
+            assert lake.read(f"notes/{number}") == bytes([found.index(True)])
+    assert len(lake.files.get_file_info(fs.FileSelector("notes"))) == 50

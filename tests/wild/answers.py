@@ -221,6 +221,35 @@ STATUSES |= {
     "429 and Retry-After: 15": status(429, "Too Many Requests", "Retry-After: 15"),
 }
 
-ANSWERS: dict[str, Act] = FRAMED | BROKEN | STATUSES
-QUICK = ("chunks and a trailer", "two different lengths", "a reset", "409", "500", "gzip that is none")
+
+def says_json(text: bytes) -> Act:
+    """Answer 200 with JSON."""
+    return says(OK + b"Content-Type: application/json\nContent-Length: %d" % len(text), text)
+
+
+PRESETS: dict[str, tuple[str, Act]] = {
+    '`{"ok": false}`, `preset: slack`': ("slack", says_json(b'{"ok": false, "error": "channel_not_found"}')),
+    "an error of the server, `preset: slack`": ("slack", says_json(b'{"ok": false, "error": "internal_error"}')),
+    "GraphQL `errors`, `preset: graphql`": ("graphql", says_json(b'{"data": null, "errors": [{"message": "no"}]}')),
+    "an error of the server, `preset: graphql`": (
+        "graphql",
+        says_json(b'{"errors": [{"message": "oops", "extensions": {"code": "INTERNAL_SERVER_ERROR"}}]}'),
+    ),
+}
+"""Answers that say in the body that a call was not taken, with the preset that knows."""
+SPOKEN: dict[str, Act] = {
+    '`{"ok": false}` without a rule': says_json(b'{"ok": false, "error": "channel_not_found"}'),
+    "GraphQL `errors` without a rule": says_json(b'{"data": null, "errors": [{"message": "no"}]}'),
+}
+SPOKEN |= {name: act for name, (_, act) in PRESETS.items()}
+ANSWERS: dict[str, Act] = FRAMED | BROKEN | STATUSES | SPOKEN
+QUICK = (
+    "chunks and a trailer",
+    "two different lengths",
+    "a reset",
+    "409",
+    "500",
+    "gzip that is none",
+    "an error of the server, `preset: slack`",
+)
 """Those that the normal suite plays."""

@@ -19,14 +19,17 @@ import requests
 
 from router import StartError
 from router.delta.lake import Lake
+from router_rest.batch import policy_of
 from router_rest.delivery.batcher import CallSize
+from router_sinks import Rest
 from tests.rest.scripted import Scripted
 from tests.rest.tasks import CLIENT, quicken, rows, tasks, whole
-from tests.wild.answers import ANSWERS, QUICK
+from tests.wild.answers import ANSWERS, PRESETS, QUICK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from router_rest.delivery.answer_rules import AnswerRule
     from tests.rest.scripted import Talk
 
 PAGE = Path(__file__).parents[2] / "docs" / "rest-answers.md"
@@ -88,7 +91,7 @@ def _played(name: str, size: int, lake: Lake) -> Played:
         api: Any = SimpleNamespace(url=server.url.removesuffix("/events"), reset=lambda: None)
         with tasks(api, lake) as running:
             job = running.job(cut=CallSize(rows=size), client={**CLIENT, **TIMES})
-            policy = replace(job.policy, attempts=2, elapsed=1.0)
+            policy = replace(job.policy, attempts=2, elapsed=1.0, rules=rules_for(name))
             batch = whole(running, rows(range(ROWS)), job=replace(job, policy=policy))
             ending = threading.Timer(LONGEST, batch.batch.stop.set)
             ending.start()
@@ -106,6 +109,13 @@ def _played(name: str, size: int, lake: Lake) -> Played:
     others = sum(row["status"] == "delivered" for at, row in receipts.items() if at // size != 7 // size)
     of_others = ROWS - min(size, ROWS)
     return Played(stopped or str(odd and odd["status"]), bool(odd and odd["in_doubt"]), arrived, others == of_others)
+
+
+def rules_for(name: str) -> tuple[AnswerRule, ...]:
+    """Return the rules with which an answer is read: those of a preset, or none."""
+    if name not in PRESETS:
+        return ()
+    return policy_of(Rest.model_validate({"url": "http://api.test", "preset": PRESETS[name][0]})).rules
 
 
 def by_requests(name: str) -> str:

@@ -13,7 +13,7 @@ import random
 import time
 import uuid
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -21,6 +21,7 @@ from requests import PreparedRequest, Request
 from requests.structures import CaseInsensitiveDict
 from tenacity import AsyncRetrying, retry_if_result
 
+from router_rest.delivery.answer_rules import decisions
 from router_rest.delivery.batcher import values_of
 from router_rest.delivery.receipts import Settled
 from router_rest.delivery.response_status import (
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState
 
     from router_rest.credentials import TaskLogin
+    from router_rest.delivery.answer_rules import AnswerDecision, AnswerRule
     from router_rest.delivery.batcher import Call
     from router_rest.delivery.response_status import BulkResults
     from router_rest.http_client.client import HttpClient
@@ -145,7 +147,7 @@ class Policy:
 
     `attempts` and `elapsed` (seconds) bound the attempts of a call within one task, waits for the retry budget
     included. `first` and `longest` bound the seconds between two attempts, unless the API asks for more. `again`:
-    statuses after which a call is sent again, in place of the usual ones.
+    statuses after which a call is sent again, in place of the usual ones. `rules` have their say before all statuses.
     """
 
     attempts: int = 5
@@ -154,11 +156,15 @@ class Policy:
     longest: float = 10.0
     again: frozenset[int] | None = None
     results: BulkResults | None = None
+    rules: tuple[AnswerRule, ...] = ()
 
 
 @dataclass
 class Attempt:
-    """The result of one attempt. `pause`: seconds after which the API wants to be called again; `came`: it went out."""
+    """The result of one attempt. `pause`: seconds after which the API wants to be called again; `came`: it went out.
+
+    `throttled`: the API says that there were too many calls.
+    """
 
     action: Action
     why: str
@@ -168,6 +174,7 @@ class Attempt:
     pause: float | None = None
     results: list[Result] | None = None
     came: bool = True
+    throttled: bool = False
 
 
 class Ending(Exception):  # noqa: N818 - it says what happens
@@ -253,6 +260,10 @@ def _last(state: RetryCallState) -> Attempt:
     return last
 
 
+_FAILED = frozenset({Action.AGAIN, Action.LOGIN, Action.WRONG, Action.LATER})
+"""Answers that say that the API is not well, or that it is not called as it wants."""
+UNDONE = frozenset({Action.AGAIN, Action.SPLIT, Action.SET_ASIDE, Action.WRONG})
+"""Decisions of rules after which rows may be sent once more: after a 2xx these may have arrived."""
 WRONG_AT_MOST = 10
 """Calls in a row that need another setting, after which nothing more is sent although others were taken before."""
 UNREAD_AT_MOST = 10
@@ -283,33 +294,54 @@ class Classifier:
         if doubtful(status) or answer.resent:
             call.doubtful = frozenset(call.offsets)
         if meant is Action.DONE:
-            throttled = self._read(call, attempt, answer.body, hide)
+            self._read(call, attempt, answer.body, hide)
         else:
             attempt.why = f"the API answers {status}{excerpt(attempt.body)}"
             attempt.pause = pause(answer.headers, self.clock()) if meant is Action.AGAIN else None
-            throttled = throttles(status, attempt.pause is not None)
+            attempt.throttled = throttles(status, attempt.pause is not None)
+        if self.policy.rules:
+            self._ask_rules(call, attempt, answer, hide)
         return attempt, {
             "status": status,
-            "ok": meant in {Action.DONE, Action.REFUSED, Action.SPLIT} and not throttled,
-            "throttled": throttled,
+            "ok": attempt.action not in _FAILED and not attempt.throttled,
+            "throttled": attempt.throttled,
             "pause": attempt.pause,
             "left": self._left(answer.headers),
             "seconds": answer.seconds,
         }
 
-    def _read(self, call: Call, attempt: Attempt, body: bytes, hide: Callable[[bytes], bytes]) -> bool:
-        """Read the result of each row from an answer; return whether one says that there were too many calls."""
+    def _read(self, call: Call, attempt: Attempt, body: bytes, hide: Callable[[bytes], bytes]) -> None:
+        """Read the result of each row from an answer."""
         if self.policy.results is None:
-            return False
+            return
         try:
             found = self.policy.results.by_row(body, call.rows)
-            attempt.results = [one if one.status < 300 else Result(one.status, hide(one.text)) for one in found]
+            attempt.results = [one if one.status < 300 else replace(one, text=hide(one.text)) for one in found]
         except Unreadable as error:
             attempt.action = Action.PARK
             attempt.why = f"{NO_STATUS}: {error}"
+            return
+        attempt.throttled = any(map(_is_busy, attempt.results))
+
+    def _ask_rules(self, call: Call, attempt: Attempt, answer: Response, hide: Callable[[bytes], bytes]) -> None:
+        """Let rules decide on a call, or on those of its rows that an answer has items for."""
+        items = [None] if attempt.results is None else [one.item for one in attempt.results]
+        said = decisions(self.policy.rules, answer, items, hide)
+        if said[0] is not None and said[0].whole and all(one == said[0] for one in said):
+            self._decided(call, attempt, said[0])
+        elif attempt.results is not None:
+            pairs = zip(attempt.results, said, strict=True)
+            attempt.results = [one if rule is None else replace(one, decision=rule) for one, rule in pairs]
+            attempt.throttled = any(_is_busy(one) for one in attempt.results)
+        if attempt.throttled or attempt.action is Action.AGAIN:
+            attempt.pause = pause(answer.headers, self.clock())
+
+    def _decided(self, call: Call, attempt: Attempt, said: AnswerDecision) -> None:
+        """Do with the whole call as a rule says."""
+        attempt.action, attempt.results, attempt.throttled = said.action, None, said.then == "pause"
+        attempt.why = said.reason or f"the API answers {attempt.status}{excerpt(attempt.body)}"
+        if said.action in UNDONE and 200 <= (attempt.status or 0) < 300:  # it may have done something all the same
             call.doubtful = frozenset(call.offsets)
-            return False
-        return any(result.status == 429 for result in attempt.results)
 
     def _left(self, headers: Mapping[str, str]) -> tuple[float, float] | None:
         """Return the calls left and their seconds by the headers; not for every answer: they change slowly."""
@@ -321,10 +353,58 @@ class Classifier:
         return None if remaining is None else (remaining.calls, remaining.seconds)
 
 
+def _is_busy(result: Result) -> bool:
+    """Return whether the result of a row says that there were too many calls."""
+    return result.status == 429 if result.decision is None else result.decision.then == "pause"
+
+
 def excerpt(body: bytes) -> str:
     """Return the beginning of an answer, for a reason."""
     text = body[:200].decode(errors="replace").strip()
     return f": {text}" if text else ""
+
+
+def row_action(policy: Policy, call: Call, at: int, result: Result) -> Action:
+    """Return the next step for one row of a call that was taken; note where it may have arrived all the same."""
+    offset = call.offsets[at]
+    if (said := result.decision) is not None:
+        if said.action in UNDONE and result.status < 300:
+            call.doubtful |= {offset}
+        return said.action
+    if result.status == UNKNOWN:
+        return Action.PARK
+    meant = action_for(result.status, doubt=offset in call.doubtful, again=policy.again)
+    return meant if meant in {Action.DONE, Action.AGAIN} else Action.DEAD
+
+
+def row_reason(result: Result) -> str:
+    """Return why a row was not taken: as a rule says, else as the answer does."""
+    given = "" if result.decision is None else result.decision.reason
+    return given or f"the API answers {result.status}{excerpt(result.text)}"
+
+
+def next_steps(policy: Policy, call: Call, answer: Response) -> list[tuple[str, str | None]]:
+    """Return, for each row of a call, the next step in the words of rules, and the reason. Sends nothing."""
+    attempt, _ = Classifier(policy).classified(call, answer)
+    if attempt.action is not Action.DONE or attempt.results is None:
+        word = _word(attempt.action, attempt.throttled, len(call))
+        return [(word, None if attempt.action is Action.DONE else attempt.why)] * len(call)
+    found: list[tuple[str, str | None]] = []
+    for at, result in enumerate(attempt.results):
+        action = row_action(policy, call, at, result)
+        word = _word(action, _is_busy(result), 1)
+        unknown = f"{NO_STATUS} {result.text.decode()}" if action is Action.PARK else row_reason(result)
+        found.append((word, None if action is Action.DONE else unknown))
+    return found
+
+
+def _word(action: Action, busy: bool, rows: int) -> str:
+    """Return a step as rules name it."""
+    if action in {Action.REFUSED, Action.SPLIT}:
+        return "split" if rows > 1 else "dead"
+    named = {Action.DONE: "deliver", Action.DEAD: "dead", Action.WRONG: "fail", Action.LOGIN: "login"}
+    named |= {Action.PARK: "park", Action.SET_ASIDE: "park"}
+    return named.get(action, "pause" if busy else "retry")
 
 
 @dataclass
@@ -392,6 +472,9 @@ class Delivery:
             self._park(call, attempt, key, attempt.why)
             self._count_unread(attempt.why)
             return ()
+        if attempt.action in {Action.DEAD, Action.SET_ASIDE}:
+            self._settle(call, _STATUSES[attempt.action], attempt, key, attempt.why)
+            return ()
         if attempt.action in {Action.REFUSED, Action.SPLIT}:
             if len(call) > 1:
                 return call.halves()
@@ -410,7 +493,7 @@ class Delivery:
         if attempt.action in {Action.AGAIN, Action.LATER}:
             self.why = call.why = attempt.why
             # an API that has told a call to wait, and does so again when it comes back, speaks of this call
-            busy = attempt.status in OF_NO_CALL or (attempt.status == 429 and call.attempts < 2)
+            busy = attempt.status in OF_NO_CALL or (attempt.throttled and call.attempts < 2)
             call.answered = attempt.came and not busy
         return attempt
 
@@ -443,24 +526,39 @@ class Delivery:
 
     async def _done(self, call: Call, attempt: Attempt, key: str) -> Sequence[Call]:
         """Settle the rows of a call that was taken, each as the answer says; return calls to send again."""
-        self._taken, self._wrong_in_row = True, 0
         if attempt.results is None:
+            self._taken, self._wrong_in_row = True, 0
             self._settle(call, "delivered", attempt, key)
             return ()
         by_action: dict[Action, list[int]] = {}
         for at, result in enumerate(attempt.results):
-            doubt = call.offsets[at] in call.doubtful
-            known = result.status != UNKNOWN
-            meant = action_for(result.status, doubt=doubt, again=self.policy.again) if known else Action.PARK
-            by_action.setdefault(meant, []).append(at)
+            by_action.setdefault(row_action(self.policy, call, at, result), []).append(at)
         self._park_unknown(call, by_action.pop(Action.PARK, []), attempt, key)
         self._settle(call.of(by_action.pop(Action.DONE, [])), "delivered", attempt, key)
-        again = call.of(by_action.pop(Action.AGAIN, []))
-        for at in sorted(at for chosen in by_action.values() for at in chosen):
-            result = attempt.results[at]
-            of_row = Attempt(Action.REFUSED, "", result.status, attempt.seconds, result.text)
-            self._settle(call.of([at]), "dead", of_row, key, f"the API answers {result.status}{excerpt(result.text)}")
-        return await self._later(again)
+        again, split, wrong = (by_action.pop(one, []) for one in (Action.AGAIN, Action.SPLIT, Action.WRONG))
+        if len(split) == 1:  # it is alone already
+            by_action.setdefault(Action.DEAD, []).append(split.pop())
+        for action, chosen in by_action.items():
+            for at in chosen:
+                self._settle_row(call, at, attempt, key, _STATUSES[action])
+        if len(wrong) < len(call):
+            self._taken, self._wrong_in_row = True, 0
+        left = call.of(sorted([*again, *split, *wrong]))
+        if wrong:
+            attempt.why = row_reason(attempt.results[wrong[0]])
+            self._count_wrong(left, attempt)
+            raise _Undelivered(left)
+        try:
+            return [*(call.of(split).halves() if split else ()), *await self._later(call.of(again))]
+        except _Undelivered:
+            raise _Undelivered(left) from None
+
+    def _settle_row(self, call: Call, at: int, attempt: Attempt, key: str, status: str) -> None:
+        """Settle a row of a bulk call that was not taken."""
+        assert attempt.results is not None
+        result = attempt.results[at]
+        of_row = Attempt(Action.DEAD, "", result.status or attempt.status, attempt.seconds, result.text)
+        self._settle(call.of([at]), status, of_row, key, row_reason(result))
 
     def _count_wrong(self, call: Call, attempt: Attempt) -> None:
         """Note a call that needs another setting; send nothing more where all do, or many in a row.
@@ -519,6 +617,9 @@ class Delivery:
             self.settle(
                 Settled(call, status, self.clock(), attempt.status, attempt.seconds, attempt.body, key, own, reason)
             )
+
+
+_STATUSES = {Action.DEAD: "dead", Action.SET_ASIDE: "parked"}
 
 
 class _Undelivered(Exception):  # noqa: N818

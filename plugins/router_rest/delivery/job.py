@@ -278,7 +278,8 @@ class BatchJob:
         """Run the job once; return how many rows are left that may be delivered later."""
         with bounded_batches(self.events.sparkSession):
             # all at once: whatever else was asked of these reports would send everything again
-            reports = self._placed().mapInArrow(task(self.job), REPORT).filter("kind != 'tick'")
+            work = self.batch.guarded(task(self.job))
+            reports = self._placed().mapInArrow(work, REPORT).filter("kind != 'tick'")
             result = JobResult.of(reports.toArrow())
         self._unread = self._unread or result.unread
         if result.counts.get("unread", 0) >= UNREAD_AT_MOST and not self._any_status():
@@ -346,7 +347,8 @@ class BatchJob:
         return self._park(why, only, "parked")
 
     def _park(self, why: str, only: Sequence[Range] | None, status: Status) -> int:
-        parked = self._placed().mapInArrow(park(self.job, why, only, status=status), COUNTED)
+        work = self.batch.guarded(park(self.job, why, only, status=status))
+        parked = self._placed().mapInArrow(work, COUNTED)
         with bounded_batches(self.events.sparkSession):
             rows: int = sum(row["rows"] for row in parked.collect())
         log.warning("%s: %d rows are %s: %s", self.batch.key, rows, status, why)

@@ -21,6 +21,8 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from router_rest.delivery.answer_rules import AnswerDecision
+
 
 class Action(Enum):
     """The next step for a call."""
@@ -33,6 +35,8 @@ class Action(Enum):
     WRONG = "no call can succeed until somebody changes a setting"
     LATER = "nobody can read what the API says: leave it for the next round"
     PARK = "the API says nothing of the rows: park them, in doubt"
+    DEAD = "a rule says that its rows will never be taken"
+    SET_ASIDE = "a rule says to park its rows"
 
 
 AGAIN = frozenset({408, 423, 425, 429, *range(500, 600)} - {501})
@@ -90,10 +94,15 @@ UNKNOWN = 0
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one row: a status like that of HTTP, or UNKNOWN, and the text of the reason."""
+    """The result of one row: a status like that of HTTP, or UNKNOWN, and the text of the reason.
+
+    `item` is what the answer has about the row, `decision` what a rule says of it.
+    """
 
     status: int
     text: bytes
+    item: Any = None
+    decision: AnswerDecision | None = None
 
 
 @dataclass(frozen=True)
@@ -137,12 +146,13 @@ class BulkResults:
     def _result(self, element: Any) -> Result:
         said = _at(element, self.status)
         if said is _NOTHING or said is None:
-            return _TAKEN if self.absent_ok else Result(UNKNOWN, f"at `{self.status}` of its item".encode())
+            unknown = b"" if self.absent_ok else f"at `{self.status}` of its item".encode()
+            return Result(200 if self.absent_ok else UNKNOWN, unknown, element)
         status = _status(said, self.ok)
         if status < 300:
-            return Result(status, b"")
+            return Result(status, b"", element)
         why = _NOTHING if self.reason is None else _at(element, self.reason)
-        return Result(status, why.encode() if isinstance(why, str) else msgspec.json.encode(element))
+        return Result(status, why.encode() if isinstance(why, str) else msgspec.json.encode(element), element)
 
     def _names(self, rows: Sequence[bytes], found: Mapping[str, Result]) -> list[str]:
         """Return the name of each row; raise Unreadable when an element is about none of them."""
@@ -159,10 +169,12 @@ _TAKEN = Result(200, b"")
 
 
 def _decoded(row: bytes) -> Any:
-    try:
-        return msgspec.json.decode(row)
-    except (msgspec.DecodeError, RecursionError):
-        return None
+    for text in (row, row.rpartition(b"\n")[2]):  # an action may stand on a line before that of the row
+        try:
+            return msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            continue
+    return None
 
 
 def _at(value: Any, path: str) -> Any:

@@ -157,7 +157,9 @@ class Committers:
             by_spark = self.only_spark or _staged_elsewhere(work)
             if table is None:
                 table = self._opened(work.table) if by_spark else self.lake.open(work.table)
-            if table is not None and is_committed(table, work):
+            if table is None:
+                self.lake.note_location(work.table)
+            elif is_committed(table, work):
                 continue
             options = self.options.get(work.target)
             if options and not options.plain and (table is None or _unfinished(table, work, options)):

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from router.engine.label import casts, functions, text
-from router.engine.label.tree import TIMES, Node, Untranslatable, arrow_type, given, repeated, shown
+from router.engine.label.tree import TIMES, Node, Untranslatable, arrow_type, given, only, repeated, shown
 from router.spark_internals import analysed, schema_text
 
 if TYPE_CHECKING:
@@ -128,13 +128,19 @@ def _column(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
     return Node("column", entry["dataType"], with_=entry["name"])
 
 
-def _same(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
-    return of[0]
-
-
-def _quiet(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
+def _quiet(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
     """Return an operation that gives null for what it raises itself; what its operands raise stays an error."""
-    return replace(of[0], quiet=True)
+    return replace(only(name, entry, of), quiet=True)
+
+
+def _get(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
+    """Return a look-up that never raises: Spark 4.1 leaves its operands as they are, 4.0 rewrites it."""
+    return only(name, entry, of) if len(of) == 1 else functions.item("GetArrayItem", {"failOnError": False}, of)
+
+
+def _typed_null(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
+    """Return the null that Spark 4.2 writes by an expression of its type, which it does not evaluate."""
+    return Node("literal", only(name, entry, of).kind)
 
 
 def _guarded(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
@@ -185,8 +191,10 @@ def _part(_: str, entry: Any, of: tuple[Node, ...]) -> Node:
 MAKERS: dict[str, Callable[[str, Any, tuple[Node, ...]], Node]] = {
     # all but the first have been rewritten: their only child is what they stand for
     **dict.fromkeys(
-        ("Alias", "Nvl", "NullIf", "Nvl2", "Between", "Extract", "DatePart", "DatetimeSub", "EqualNull", "Get"), _same
+        ("Alias", "Nvl", "NullIf", "Nvl2", "Between", "Extract", "DatePart", "DatetimeSub", "EqualNull"), only
     ),
+    "Get": _get,
+    "TypedNullLiteral": _typed_null,
     **dict.fromkeys(("TryAdd", "TrySubtract", "TryMultiply", "TryDivide", "TryMod"), _quiet),
     "TryEval": _guarded,
     "With": _bound,

@@ -28,6 +28,7 @@ from router.engine.label.tree import (
     arrow_type,
     given,
     nested,
+    only,
     precision,
     shown,
 )
@@ -316,6 +317,10 @@ def _later(name: str, entry: Any, of: Nodes) -> Node:
     return Node(name, start.kind, (start,), interval.with_)
 
 
+_LATER = ("TimeAdd", "TimestampAddInterval")
+"""What Spark 4.0 and Spark 4.1 call it."""
+
+
 def _seconds(name: str, entry: Any, of: Nodes) -> Node:
     if of[0].kind != "timestamp":
         raise Untranslatable(f"the function {_UNIX[name][0]} of {shown(of[0].kind)}")
@@ -428,7 +433,7 @@ def _made_struct(node: Node, *values: Any) -> pa.Array:
     return pa.StructArray.from_arrays(arrays(*values), names=list(node.with_))
 
 
-def _item(name: str, entry: Any, of: Nodes) -> Node:
+def item(name: str, entry: Any, of: Nodes) -> Node:
     """Return a look-up in an array or a map; `with_` says whether a missing item raises."""
     held, key = of
     if nested(held.kind, "map"):
@@ -517,10 +522,6 @@ def _all_entries(node: Node, held: pa.Array) -> pa.Array:
     return _listed(held, held.keys if node.op == "MapKeys" else held.items)
 
 
-def _same(_: str, entry: Any, of: Nodes) -> Node:
-    return of[0]
-
-
 MAKERS: dict[str, Callable[[str, Any, Nodes], Node]] = {
     **dict.fromkeys(
         ("EqualTo", "EqualNullSafe", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual"), _compared
@@ -529,14 +530,14 @@ MAKERS: dict[str, Callable[[str, Any, Nodes], Node]] = {
     **dict.fromkeys(_KERNELS, _arithmetic),
     **dict.fromkeys(RIGHT_FIRST, _divided),
     **dict.fromkeys(_NAMES, _signed),
-    "UnaryPositive": _same,
+    "UnaryPositive": only,
     "Round": _round,
     **dict.fromkeys(("Ceil", "Floor"), _ceil),
     "IsNaN": _nan,
     **dict.fromkeys((*_CLOCK, *_CALENDAR), _date_part),
     **dict.fromkeys(("DateAdd", "DateSub"), _shifted),
     "DateDiff": _between_dates,
-    "TimeAdd": _later,
+    **dict.fromkeys(_LATER, _later),
     **dict.fromkeys(_UNIX, _seconds),
     **dict.fromkeys(_EPOCHS, _moment),
     **dict.fromkeys(("TruncTimestamp", "TruncDate"), _truncated),
@@ -544,8 +545,8 @@ MAKERS: dict[str, Callable[[str, Any, Nodes], Node]] = {
     "GetStructField": _field,
     "GetArrayStructFields": _fields,
     "CreateNamedStruct": _struct,
-    **dict.fromkeys(("GetArrayItem", "GetMapValue", "ElementAt"), _item),
-    "TryElementAt": _same,  # its look-up says by itself that nothing is to raise
+    **dict.fromkeys(("GetArrayItem", "GetMapValue", "ElementAt"), item),
+    "TryElementAt": only,  # its look-up says by itself that nothing is to raise
     **dict.fromkeys(("Size", "ArraySize"), _size),
     **dict.fromkeys(("ArrayContains", "MapContainsKey"), _contains),
     **dict.fromkeys(("MapKeys", "MapValues"), _entries),
@@ -569,7 +570,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys((*_CLOCK, *_CALENDAR), _part_of_date),
     **dict.fromkeys(("DateAdd", "DateSub"), _shifted_date),
     "DateDiff": lambda node, end, start: pc.subtract(pc.cast(end, pa.int32()), pc.cast(start, pa.int32())),
-    "TimeAdd": lambda node, value: pc.cast(pc.add(pc.cast(value, pa.int64()), node.with_), value.type),
+    **dict.fromkeys(_LATER, lambda node, value: pc.cast(pc.add(pc.cast(value, pa.int64()), node.with_), value.type)),
     **dict.fromkeys(_UNIX, _since),
     **dict.fromkeys(_EPOCHS, _since_epoch),
     **dict.fromkeys(("TruncTimestamp", "TruncDate"), _floored),

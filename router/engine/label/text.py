@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyspark
 
 from router.engine.label.tree import Node, Untranslatable, arrays, by_value, given, shown
 
@@ -108,9 +109,14 @@ SIMPLE = (
     r"^[\x{0}-\x{de}\x{e0}-\x{12f}\x{131}-\x{148}\x{14a}-\x{17e}\x{400}-\x{52f}\x{3040}-\x{9fff}\x{ac00}-\x{d7a3}]*$"
 )
 """Texts in which every letter has one letter of the other case, whatever stands beside it: Latin, Cyrillic, Chinese."""
-NEWER = {0x1C89: 0x1C8A, 0xA7CB: 0x264, 0xA7CC: 0xA7CD, 0xA7DA: 0xA7DB, 0xA7DC: 0x19B}
-NEWER |= {0x10D50 + k: 0x10D70 + k for k in range(22)}
-"""Letters of Unicode 16, which Spark's ICU has, in upper and lower case: Python 3.11 has Unicode 14."""
+UNICODE_14 = {0x2C2F: 0x2C5F, 0xA7C0: 0xA7C1, 0xA7D0: 0xA7D1, 0xA7D6: 0xA7D7, 0xA7D8: 0xA7D9}
+UNICODE_14 |= {0x10570 + k: 0x10597 + k for k in range(38) if k not in (11, 27, 35)}
+UNICODE_16 = {0x1C89: 0x1C8A, 0xA7CB: 0x264, 0xA7CC: 0xA7CD, 0xA7DA: 0xA7DB, 0xA7DC: 0x19B}
+UNICODE_16 |= {0x10D50 + k: 0x10D70 + k for k in range(22)}
+UNICODE_17 = {0xA7CE: 0xA7CF, 0xA7D2: 0xA7D3, 0xA7D4: 0xA7D5, **{0x16EA0 + k: 0x16EBB + k for k in range(25)}}
+NEWER = UNICODE_14 | UNICODE_16 | (UNICODE_17 if [*map(int, pyspark.__version__.split(".")[:2])] >= [4, 2] else {})
+"""Letters in upper and lower case that Spark's ICU has (Unicode 16; since Spark 4.2, Unicode 17) and a Python may lack:
+3.10 has Unicode 13, 3.11 has 14, 3.12 and 3.13 have 15."""
 NEWER_UPPER = {low: high for high, low in NEWER.items()}
 
 

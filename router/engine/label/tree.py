@@ -91,6 +91,17 @@ def shown(kind: Any) -> str:
     return kind if isinstance(kind, str) else str(kind.get("type", kind))
 
 
+def only(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
+    """Return the only child of what Spark has rewritten: it is what the whole stands for.
+
+    Spark may write such a function in another way in its next version, with its operands as children. Raises
+    Untranslatable then: the first operand is not its value.
+    """
+    if len(of) != 1:
+        raise Untranslatable(f"the function {name.lower()} as this version of Spark has it")
+    return of[0]
+
+
 def given(node: Node) -> bool:
     """Return whether a node is a constant that is not null."""
     return node.op == "literal" and node.with_ is not None

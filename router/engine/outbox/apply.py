@@ -18,7 +18,7 @@ from router.engine.label.layout import COORDINATES, outbox_of
 from router.engine.label.planner import Planner
 from router.engine.merge.coordinator import MergeCoordinator, OutboxRows
 from router.engine.outbox.retention import OutboxRetention
-from router.engine.spark.executors import Executors
+from router.engine.spark.executors import Executors, refusal
 from router.errors import RouterError, SinkError, StartError
 from router.parts import RAW_SCHEMA
 from router.sinks import Applied, ApplyingSink, Batch, MergingSink, Opening
@@ -105,7 +105,8 @@ class Outboxes:
             return self.merger.merge(sink, rows)
         assert isinstance(sink, ApplyingSink)  # others have no outbox
         keeps = self.applier.keeper(work.version, target.key)
-        batch = Batch(self.config.name, work.version, target.route, target.sink, replay, self.stop, keeps)
+        about = self.config.name, work.version, target.route, target.sink, replay, self.stop, keeps
+        batch = Batch(*about, guards=self.executors.guarded)
         return self.applier.apply(sink, work.rows, events, batch)
 
 
@@ -142,7 +143,7 @@ class Applier:
         try:
             outcome = sink.apply(events, batch)
         except Exception as error:
-            raise SinkError(*about, f"{type(error).__name__}: {error}") from error
+            raise refusal(error) or SinkError(*about, f"{type(error).__name__}: {error}") from error
         dead = 0
         if outcome.refused is not None:
             dead = append_dead_letters(outcome.refused, events, batch, self.lake, self.dead_letters, self.run)
@@ -163,6 +164,7 @@ class OutboxSink:
     lake: Lake
     checkpoint: Lake
     stop: threading.Event
+    executors: Executors
     route: str
     name: str
     sink: ApplyingSink

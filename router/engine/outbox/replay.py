@@ -23,6 +23,7 @@ from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.label.layout import COORDINATES
 from router.engine.outbox.apply import OutboxSink, append_dead_letters, keeper
+from router.engine.spark.executors import refusal
 from router.engine.start.run_lock import locked
 from router.errors import RouterError, SinkError, StartError
 from router.sinks import ApplyingSink, Batch, Opening
@@ -200,6 +201,8 @@ class Resender(OutboxSink):
         except RouterError:
             raise
         except Exception as error:
+            if refused := refusal(error):
+                raise refused from error
             what = f"{type(error).__name__}: {error}. The next replay ends this one first; to give it up, delete "
             what += f"{self.checkpoint.root}/store/{self._mark}"
             raise SinkError(self.config.name, batch.id, self.route, self.name, what) from error
@@ -224,7 +227,8 @@ class Resender(OutboxSink):
 
     def _batch(self, name: str) -> Batch:
         keeps = keeper(self.lake, f"{self.config.name}:{name}/{self.key}", 0)
-        return Batch(self.config.name, 0, self.route, self.name, True, self.stop, keeps, name)
+        guards = self.executors.guarded
+        return Batch(self.config.name, 0, self.route, self.name, True, self.stop, keeps, name, guards)
 
     @property
     def _place(self) -> str:

@@ -6,7 +6,6 @@ refuse a start (java, connectors), so that both say the same.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import shutil
@@ -24,7 +23,7 @@ from urllib.parse import urlsplit
 import pyspark
 
 from router.addresses import is_local, normalized
-from router.engine.spark.connectors import CONNECTORS, connectors_of, known_jars, unpaired
+from router.engine.spark.connectors import CONNECTORS, cache, connectors_of, delta_version, known_jars, unpaired
 from router.engine.spark.java import find_java
 from router.engine.spark.session import spark_env
 from router.errors import StartError, first_line
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
 
 SECONDS = 5.0
 """How long a server may take to answer."""
+REPOSITORY = "repo1.maven.org"
+"""Where Spark's resolver looks for jars, unless it is told of another place."""
 SKEW = 30.0
 """Seconds between two clocks from which on tokens expire early, and rate limits of a window are missed."""
 LITTLE, TOO_LITTLE = 10 << 30, 1 << 30
@@ -86,7 +87,7 @@ def _java() -> Diagnosis:
 
 
 def _pair() -> Diagnosis:
-    spark, delta = pyspark.__version__, importlib.metadata.version("delta-spark")
+    spark, delta = pyspark.__version__, delta_version()
     if fault := unpaired():
         return Diagnosis("Spark and Delta", "warn", fault, "pip install a tested pair: docs/installation.md")
     return Diagnosis("Spark and Delta", "ok", f"pyspark {spark} with delta-spark {delta}, a tested pair")
@@ -99,8 +100,20 @@ def _jars(config: Config | None) -> Diagnosis:
     if jars:
         folders = sorted({str(Path(jar).parent) for jar in jars})
         return Diagnosis("jars", "ok", f"{len(jars)} for {wanted}, in {', '.join(folders)}")
-    todo = "`router warm-up` fetches them now; without a network copy Ivy's folder from a machine that has one"
-    return Diagnosis("jars", "warn", f"those for {wanted} are not here yet: the first start fetches them", todo)
+    if elsewhere_or_reached(config.spark if config else {}):
+        what = f"those for {wanted} are not here yet: the first start fetches them"
+        return Diagnosis("jars", "warn", what, "`router warm-up` fetches them now")
+    what = f"those for {wanted} are not here, and {REPOSITORY} takes no connection: Spark cannot fetch them"
+    todo = "name a repository of your own by spark.jars.ivySettings under `spark:`, or copy ~/.ivy2.5.2 and "
+    return Diagnosis("jars", "wrong", what, f"{todo}{cache()} from a machine that has run `router warm-up`")
+
+
+def elsewhere_or_reached(asked: Mapping[str, str]) -> bool:
+    """Say whether jars can be fetched, as far as one connection tells: not where they come by a way of their own."""
+    java = " ".join(os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS"))
+    if "proxyHost" in java or {"spark.jars.ivySettings", "spark.jars.repositories"} & asked.keys():
+        return True
+    return _reached(Server("jars", f"{REPOSITORY}:443")).state == "ok"
 
 
 def _extras(config: Config | None) -> Iterator[Diagnosis]:

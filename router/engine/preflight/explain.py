@@ -12,10 +12,9 @@ from pyspark.errors import PySparkException
 
 from router.delta.commit import row_count as count
 from router.delta.constraints import unsupported
-from router.delta.lake import Lake
 from router.delta.row_versions import deletions_table
 from router.delta.upsert import merge_engine
-from router.engine.checkpoint_store import CheckpointStore
+from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import asked
 from router.engine.merge.coordinator import BacklogStore
 from router.engine.start.checks import Checkpoint
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from router.config.models import Config
+    from router.delta.lake import Lake
 
 Lines = Iterator[tuple[str, str]]
 
@@ -41,7 +41,7 @@ class WritingSink:
 
 def explain(config: Config, table: str) -> list[tuple[str, str]]:
     """Return the explanation as (name, text) lines. Raises TableError where neither lake nor sinks know the table."""
-    lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
+    lake, checkpoint = lake_and_checkpoint(config)
     handle = lake.open(table)
     found = [*_writers(config, table, handle, Checkpoint.read(checkpoint).run)]
     own = [*_own(config, table)]
@@ -101,7 +101,7 @@ def tables_by_sink(config: Config) -> dict[str, tuple[tuple[str, int], ...]]:
 
     A sink has written a table when the table has a transaction id of it. Tables that nobody can read are left out.
     """
-    lake, checkpoint = (Lake.at(place, config.storage()) for place in (config.lake, config.checkpoint_path()))
+    lake, checkpoint = lake_and_checkpoint(config)
     run, found = Checkpoint.read(checkpoint).run, dict[str, list[tuple[str, int]]]()
     for table in lake.every_table():
         try:

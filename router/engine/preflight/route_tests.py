@@ -29,7 +29,7 @@ from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
 from router.engine.label.layout import BRONZE_SCHEMA, outbox_of
 from router.errors import ConfigError, Problem, RouterError, StartError
 from router.parts import Preparation
-from router.sinks import ApplyingSink, MergingSink, Opening
+from router.sinks import ApplyingSink, GivenAnswer, MergingSink, Opening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -105,9 +105,23 @@ class Expected(Model):
     sent: dict[str, int | list[dict[str, Any]]] = Field(
         default_factory=dict,
         description="route/sink -> what it sends, in any order: how many, or which (the parts given). For a rest sink: "
-        "method, url, headers, body",
+        "method, url, headers, body, and with `answers` outcome and reason",
     )
     dead_letters: tuple[ExpectedDeadLetter, ...] = ()
+
+
+class CaseAnswer(Model):
+    """What the other side answers to everything that a sink would send."""
+
+    status: int = Field(default=200, ge=100, le=599)
+    headers: dict[str, str] = Field(default_factory=dict)
+    body: Any = Field(default=None, description="text is taken as it is, null is nothing, all else becomes JSON")
+
+    @property
+    def answer(self) -> GivenAnswer:
+        """Return the answer as a sink takes it."""
+        text = self.body if isinstance(self.body, str) else "" if self.body is None else json.dumps(self.body)
+        return GivenAnswer(self.status, self.headers, text.encode())
 
 
 class RouteTest(Model):
@@ -115,6 +129,10 @@ class RouteTest(Model):
 
     name: str = Field(min_length=1)
     records: tuple[InputRecord, ...] = Field(min_length=1)
+    answers: dict[str, CaseAnswer] = Field(
+        default_factory=dict,
+        description="route/sink -> what it gets as an answer; `sent` then has the `outcome` and the `reason`",
+    )
     expect: Expected
 
 
@@ -222,7 +240,12 @@ def _faults(config: Config, case: RouteTest, raw: pa.Table, spark: SparkSession,
     bronze = config.bronze_tables() or ()
     found = {table for table in lake.every_table() if table not in bronze}
     yield from _table_faults(lake, case.expect, found - hidden)
-    sent = {key: _sent(lake, outbox, sink, spark, folder) for outbox, (key, sink) in previewed.items()}
+    answers = {key: given.answer for key, given in case.answers.items()}
+    sent = {
+        key: _sent(lake, outbox, sink, spark, folder, answers.pop(key, None))
+        for outbox, (key, sink) in previewed.items()
+    }
+    yield from (f"{key}: there is no such sink to answer, or it does not say what it would send" for key in answers)
     yield from _sent_faults(case.expect, sent)
     dead = lake.open(config.dead_letters)
     yield from _dead_letter_faults(case.expect.dead_letters, dead.to_pyarrow_table().to_pylist() if dead else [])
@@ -242,12 +265,14 @@ def _previewing(config: Config) -> Iterator[tuple[str, ApplyingSink]]:
             yield f"{route}/{name}", sink
 
 
-def _sent(lake: Lake, outbox: str, sink: ApplyingSink, spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
+def _sent(
+    lake: Lake, outbox: str, sink: ApplyingSink, spark: SparkSession, folder: Path, answer: GivenAnswer | None
+) -> list[dict[str, Any]]:
     """Return what a sink would send of the rows in its outbox."""
     if lake.open(outbox) is None:
         return []
     events = spark.read.format("delta").load(lake.address(outbox))
-    return sink.preview(events, Opening(folder, events.limit(0), trial=True))
+    return sink.preview(events, Opening(folder, events.limit(0), trial=True, answer=answer))
 
 
 def _sent_faults(expected: Expected, sent: dict[str, list[dict[str, Any]]]) -> Iterator[str]:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyspark
-from delta.pip_utils import configure_spark_with_delta_pip
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
@@ -48,13 +47,21 @@ MARK = "jars of spark-event-router: "
 
 def unpaired() -> str:
     """Say in a sentence why the Delta that is installed does not go with the Spark that is; nothing where it does."""
-    spark, delta = pyspark.__version__, importlib.metadata.version("delta-spark")
+    spark, delta = pyspark.__version__, delta_version()
     tested = PAIRS.get(_minor(spark))
     if tested is None:
         return f"pyspark {spark} is none of {', '.join(PAIRS)}, with which the router was tested"
     if _minor(delta) != _minor(tested):
-        return f"pyspark {spark} was tested with delta-spark {tested}, and {delta} is installed"
+        return f"pyspark {spark} was tested with delta-spark {tested}, and {delta or 'none'} is installed"
     return ""
+
+
+def delta_version() -> str:
+    """Return the version of delta-spark; nothing where it is not installed as a package, as on Databricks."""
+    try:
+        return importlib.metadata.version("delta-spark")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _minor(version: str) -> str:
@@ -91,6 +98,8 @@ def _text(node: object) -> str:
 
 def packages(connectors: Collection[str]) -> list[str]:
     """Return the Maven coordinates of Delta and of connectors, for the installed Spark and Delta."""
+    from delta.pip_utils import configure_spark_with_delta_pip  # noqa: PLC0415 - platforms with a Delta of theirs lack it
+
     extra = [f"org.apache.spark:{CONNECTORS[name]}_2.13:{pyspark.__version__}" for name in sorted(connectors)]
     builder = configure_spark_with_delta_pip(SparkSession.Builder(), extra_packages=extra)
     return spark_internals.options_of(builder)[PACKAGES].split(",")
@@ -201,7 +210,7 @@ def cache() -> Path:
 
 def versions_of_jars() -> str:
     """Return the versions that the jars are of, as a part of a file's name."""
-    return f"{pyspark.__version__}-delta-{importlib.metadata.version('delta-spark')}"
+    return f"{pyspark.__version__}-delta-{delta_version()}"
 
 
 def _main() -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyarrow import fs
 from pyspark import cloudpickle
 
 from router.errors import StartError
@@ -171,6 +172,7 @@ class Executors:
         if on_one_machine(spark):
             return cls(ExecutorCheck(token, found))
         mark = f"{MARKS}/{who}"
+        _forget(lake, mark)
         lake.write(mark, token.encode())
         return cls(ExecutorCheck(token, found, versions(), lake, mark))
 
@@ -222,6 +224,13 @@ class Executors:
             f"an executor cannot work: the driver does not see what host {host} writes to {lake.root}, so its files "
             "would be lost. Give `lake` a place that all machines share"
         )
+
+
+def _forget(lake: Lake, mark: str) -> None:
+    """Delete the marks of executors that a driver which was killed did not look for; they have its mark's name."""
+    found = lake.files.get_file_info(fs.FileSelector(MARKS, allow_not_found=True))
+    if old := [info.path for info in found if info.path.startswith(f"{mark}@")]:
+        lake.delete(*old)
 
 
 def _read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

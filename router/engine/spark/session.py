@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import logging
 import os
 import re
@@ -374,8 +373,3 @@ def stop_session(session: SparkSession) -> None:
                 folder.rmdir()
         with suppress(OSError):
             artifacts.rmdir()
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that decide how a batch is written."""
-    return {name: importlib.metadata.version(name) for name in ("pyspark", "delta-spark", "deltalake", "pyarrow")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow.compute as pc
@@ -14,14 +14,17 @@ from pyarrow import fs
 from router import storage
 from router.delta.commit import to_arrow
 from router.delta.history import commit_notes
+from router.delta.located_files import note_path
 from router.delta.table_cache import THREADS, TableCache
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.lost_tables import refuse_lost_tables
 from router.engine.label.layout import outbox_of, quarantine_of
+from router.engine.ledger import LATER
 from router.engine.ledger import SCHEMA as LEDGER
 from router.engine.spark.executors import Executors
 from router.errors import StartError
+from router.locations import makes
 from router.registry import parts_in
 from router.sinks import TableSink
 from router.spark_internals import hadoop_lacks, set_hadoop
@@ -78,7 +81,7 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
     in the ledger before Spark commits it, so the ledger is level with the checkpoint or one batch ahead.
     """
     table = TableCache(lake).open([ledger])[ledger]
-    if table is not None and (lacks := sorted(set(LEDGER.names) - set(to_arrow(table).names))):
+    if table is not None and (lacks := sorted({*LEDGER.names} - LATER - {*to_arrow(table).names})):
         raise StartError(
             f"{ledger} in {lake.root} was written by another version of the router (it has no {', '.join(lacks)}), "
             "which this one cannot go on from; give this run a new lake and a new checkpoint"
@@ -239,6 +242,7 @@ def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Con
     """Return where a new checkpoint begins, None for where the configuration says."""
     lake = tables.lake
     past = Checkpoint.read(checkpoint)
+    refuse_moved(lake, config)
     refuse_shared(lake, config)
     examine(lake, config.ledger, config.name, past, accept)
     if past.run:
@@ -250,6 +254,28 @@ def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Con
     return source.completed(spark, config.source.kafka, resume(lake, config.ledger, config.name))
 
 
+def refuse_moved(lake: Lake, config: Config) -> None:
+    """Raise StartError where a sink, or bronze, puts a table elsewhere than it is: a second one would begin there."""
+    written, noted = config.written_names(), lake.noted_locations()
+    layout = replace(lake, locations=())
+    if lake.locations:
+        noted = {**{table: layout.address(table) for table in layout.every_table()}, **noted}
+    for table, place in noted.items():
+        if any(makes(names, table) for names in written) and (now := _place(lake, table)) != place:
+            raise StartError(
+                f"{table} is at {place}, and the configuration puts it at {now}: its rows would be in two places. Give "
+                f"it back its `location`; or move its folder and delete {lake.root}/{note_path(table)}"
+            )
+
+
+def _place(lake: Lake, table: str) -> str:
+    """Return where the configuration puts a table, or why it has no place."""
+    try:
+        return lake.address(table)
+    except ValueError as error:
+        return f"a place that cannot be ({error})"
+
+
 def reach(spark: SparkSession, place: Lake, *, by_spark: bool = False) -> None:
     """Try a place, and let Spark's own file systems reach it with the rights of the router. Raises StartError.
 
@@ -257,6 +283,9 @@ def reach(spark: SparkSession, place: Lake, *, by_spark: bool = False) -> None:
     to have a file system for the place.
     """
     storage.probe(place.root, place.options)
+    for one in place.locations:
+        settings = storage.hadoop_settings(one.place, one.options)
+        set_hadoop(spark, {_of_bucket(name, one.bucket): value for name, value in settings.items()})
     if place.local:
         return
     set_hadoop(spark, storage.hadoop_settings(place.root, place.options))
@@ -265,6 +294,11 @@ def reach(spark: SparkSession, place: Lake, *, by_spark: bool = False) -> None:
             f"Spark cannot reach the checkpoint {place.root}: {why}. Name its file system under `spark:`, for S3 as "
             "spark.jars.packages: org.apache.hadoop:hadoop-aws:3.4.1; or keep the checkpoint in a folder"
         )
+
+
+def _of_bucket(setting: str, bucket: str | None) -> str:
+    """Return the name of a setting for one bucket, where it is known: others may have other keys."""
+    return setting.replace("fs.s3a.", f"fs.s3a.bucket.{bucket}.") if bucket else setting
 
 
 def executors_of(spark: SparkSession, registry: Registry, config: Config, lake: Lake, command: str = "") -> Executors:

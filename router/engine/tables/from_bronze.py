@@ -88,9 +88,9 @@ def _until(lake: Lake, table: str, app_id: str, last: int) -> DeltaTable | None:
     version = _version(lake, table, app_id, last)
     if version is None:
         return lake.open(table)
-    return (
-        DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options) if version >= 0 else None
-    )
+    if version < 0:
+        return None
+    return DeltaTable(lake.address(table), version=version, storage_options=lake.delta_options(table))
 
 
 def _version(lake: Lake, table: str, app_id: str, last: int) -> int | None:

@@ -98,6 +98,7 @@ class MergedAgain:
     merges: int = 0
 
     def __post_init__(self) -> None:
+        self.drop()  # what a repair that was killed has left
         divided = self.handle.metadata().partition_columns if self.handle else self.keyed.partition_by
         self.merged_as = replace(self.keyed, properties={}, cluster_by=(), comment=None, partition_by=tuple(divided))
         if self.handle is not None:
@@ -112,7 +113,7 @@ class MergedAgain:
             name=made_as(self.name) if may_widen else None,
             partition_by=[*self.merged_as.partition_by] or None,
             configuration=dict(PROPERTIES),
-            storage_options=self.lake.delta_options,
+            storage_options=self.lake.delta_options(self.name),
         )
         for key, sql in like.metadata().configuration.items():
             if key.startswith(CHECK):
@@ -194,6 +195,7 @@ class MergedAgain:
 
     def _create(self, columns: Schema, adds: list[AddAction], divided: list[str], once: CommitProperties) -> None:
         given = self.keyed.properties.items()
+        self.lake.note_location(self.table)
         create_table_with_add_actions(
             self.lake.address(self.table),
             columns,
@@ -204,7 +206,7 @@ class MergedAgain:
             description=self.keyed.comment,
             configuration={**PROPERTIES, **{n: value for n, value in given if n.startswith(SUPPORTED_PROPERTIES)}},
             commit_properties=once,
-            storage_options=self.lake.delta_options,
+            storage_options=self.lake.delta_options(self.table),
         )
 
     def remember_deletions(self, once: Transaction) -> None:
@@ -217,11 +219,11 @@ class MergedAgain:
             found.to_pyarrow_dataset().scanner().to_reader(),
             mode="append",
             schema_mode="merge",
-            storage_options=self.lake.delta_options,
+            storage_options=self.lake.delta_options(self.table),
             commit_properties=CommitProperties(app_transactions=[once]),
         )
 
     def drop(self) -> None:
         """Delete the table."""
-        with suppress(OSError):  # maintenance takes what is left
+        with suppress(OSError):  # the next start, or the next repair of the table, takes what is left
             self.lake.files.delete_dir(self.name.replace(".", "/"))

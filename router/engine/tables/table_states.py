@@ -10,11 +10,10 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from router.delta.constraints import unsupported
-from router.delta.lake import Lake
 from router.delta.table_cache import THREADS
 from router.delta.upsert import merge_engine
 from router.engine import ledger
-from router.engine.checkpoint_store import CheckpointStore
+from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import asked, outbox_of
 from router.engine.merge.coordinator import BacklogStore, MergedTables
 from router.engine.preflight.explain import fixed_table
@@ -61,7 +60,7 @@ class _Overview:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.lake, checkpoint = (Lake.at(p, config.storage()) for p in (config.lake, config.checkpoint_path()))
+        self.lake, checkpoint = lake_and_checkpoint(config)
         self.verification = Verification.of(config, pending=True)
         notes = approvals(CheckpointStore(checkpoint), "blocked")
         self.blocked = {note.place.table: note.cause for note in notes}

@@ -1,0 +1,124 @@
+"""Options for APIs that many call: rules and limits as data, after what their vendors publish.
+
+A preset is what somebody could have written into the configuration. What is written there counts; rules that are
+written there are asked before those of the preset.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # https://docs.slack.dev/apis/web-api/ (answers), https://docs.slack.dev/apis/web-api/rate-limits (one message per
+    # second and channel), https://docs.slack.dev/reference/methods/chat.postMessage (errors)
+    "slack": {
+        "calls_per_second": 1,
+        "answers": [
+            {"when": "body.ok = false AND body.error IN ('ratelimited', 'rate_limited')", "then": "pause"},
+            {
+                "when": "body.ok = false AND body.error IN ('internal_error', 'fatal_error', 'service_unavailable', "
+                "'request_timeout', 'team_added_to_org')",
+                "then": "retry",
+                "reason": "{body.error}",
+            },
+            {
+                "when": "body.ok = false AND body.error IN ('not_authed', 'invalid_auth', 'account_inactive', "
+                "'token_revoked', 'token_expired', 'no_permission', 'missing_scope', 'org_login_required', "
+                "'ekm_access_denied', 'access_denied', 'accesslimited', 'not_allowed_token_type', "
+                "'enterprise_is_restricted', 'team_access_not_granted', 'two_factor_setup_required', "
+                "'deprecated_endpoint', 'method_deprecated')",
+                "then": "fail",
+                "reason": "{body.error}",
+            },
+            {"when": "body.ok = false", "then": "dead", "reason": "{body.error}"},
+        ],
+    },
+    # https://www.elastic.co/docs/api/doc/elasticsearch/operation/operation-bulk (items, statuses, NDJSON),
+    # https://www.elastic.co/docs/deploy-manage/production-guidance/optimize-performance/indexing-speed (sizes),
+    # https://www.elastic.co/docs/troubleshoot/elasticsearch/rejected-requests (429)
+    "elasticsearch_bulk": {
+        "rows_per_call": 1000,
+        "bytes_per_call": 5 << 20,
+        "body": {"form": "ndjson", "action": {"create": {}}},
+        "results": {"path": "items", "status": "*.status", "reason": "*.error.reason"},
+        "answers": [
+            {"when": "item.create.status = 409", "then": "deliver"},  # its id is there: it arrived before
+            {
+                "when": "item.*.error.type IN ('es_rejected_execution_exception', 'circuit_breaking_exception')",
+                "then": "pause",
+                "reason": "{item.*.error.reason}",
+            },
+            {
+                "when": "item.*.error.type IN ('cluster_block_exception', 'unavailable_shards_exception')",
+                "then": "retry",
+                "reason": "{item.*.error.reason}",
+            },
+        ],
+    },
+    # https://spec.graphql.org/October2021/#sec-Response-Format (errors), https://graphql.github.io/graphql-over-http/draft/
+    # (statuses), https://www.apollographql.com/docs/apollo-server/data/errors and
+    # https://shopify.dev/docs/api/usage/limits (codes)
+    "graphql": {
+        "answers": [
+            {
+                "when": "array_contains(body.errors.extensions.code, 'THROTTLED')",
+                "then": "pause",
+                "reason": "{body.errors[0].message}",
+            },
+            {
+                "when": "array_contains(body.errors.extensions.code, 'INTERNAL_SERVER_ERROR')",
+                "then": "retry",
+                "reason": "{body.errors[0].message}",
+            },
+            {
+                "when": "array_contains(body.errors.extensions.code, 'UNAUTHENTICATED') "
+                "OR array_contains(body.errors.extensions.code, 'GRAPHQL_PARSE_FAILED') "
+                "OR array_contains(body.errors.extensions.code, 'GRAPHQL_VALIDATION_FAILED') "
+                "OR array_contains(body.errors.extensions.code, 'OPERATION_RESOLUTION_FAILURE')",
+                "then": "fail",
+                "reason": "{body.errors[0].message}",
+            },
+            {"when": "status < 300 AND size(body.errors) > 0", "then": "dead", "reason": "{body.errors[0].message}"},
+        ],
+    },
+    # https://help.splunk.com/en/splunk-enterprise/get-data-in/collect-http-event-data/troubleshoot-http-event-collector
+    # (codes), https://docs.splunk.com/Documentation/Splunk/latest/Data/FormateventsforHTTPEventCollector (bodies),
+    # https://docs.splunk.com/Documentation/SplunkCloud/latest/Service/SplunkCloudservice (1 MB of content)
+    "splunk_hec": {
+        "rows_per_call": 500,
+        "bytes_per_call": 1_000_000,
+        "body": {"form": "ndjson", "content_type": "application/json"},
+        "answers": [
+            {"when": "body.code = 9", "then": "pause", "reason": "{body.text}"},
+            {"when": "body.code IN (1, 2, 3, 4, 10, 11, 14, 16)", "then": "fail", "reason": "{body.text}"},
+            {"when": "body.code IN (5, 6, 7, 12, 13, 15)", "then": "split", "reason": "{body.text}"},
+        ],
+    },
+    # https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md, "Operational
+    # considerations": statuses, timeouts of 15 to 30 seconds
+    "standard_webhooks": {
+        "timeouts": {"read": "20 s", "total": "30 s"},
+        "answers": [
+            {"when": "status = 410", "then": "fail", "reason": "410: the receiver wants no more webhooks"},
+            {"when": "status IN (429, 502, 504)", "then": "pause"},
+            {"when": "status >= 400", "then": "retry"},
+        ],
+    },
+}
+
+
+def expanded(written: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that are written, with those of their preset where they say nothing."""
+    name = written.get("preset")
+    preset = PRESETS.get(name) if isinstance(name, str) else None
+    return written if preset is None else {**written, **{key: _joined(key, preset, written) for key in preset}}
+
+
+def _joined(key: str, preset: dict[str, Any], written: dict[str, Any]) -> Any:
+    """Return one option: rules one after the other, options of options singly, all else as it is written."""
+    given, own = preset[key], written.get(key)
+    if key == "answers" and isinstance(own, (list, tuple)):
+        return [*own, *given]
+    if isinstance(given, dict) and isinstance(own, dict):
+        return {**given, **own}
+    return written.get(key, given)

@@ -1,0 +1,187 @@
+"""Expressions over JSON values: read without Spark, typed when values come, with Spark's meaning."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router import JsonExpression
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAMES = ("status", "body")
+BODY = {
+    "ok": False,
+    "error": "x",
+    "n": 5,
+    "half": 1.5,
+    "five": "5",
+    "list": [1, 2],
+    "empty": [],
+    "mixed": [1, "a"],
+    "errors": [{"message": "slow", "extensions": {"code": "T"}}, {"message": "b"}],
+    "only": {"create": {"status": 409}},
+    "nothing": None,
+}
+SCHEMA = (
+    "ok boolean, error string, n bigint, half double, five string, list array<bigint>, empty array<bigint>, "
+    "errors array<struct<message: string, extensions: struct<code: string>>>, nothing string"
+)
+SAME_AS_SPARK = (
+    "status = 200 AND body.ok = false",
+    "body.error",
+    "body.error IN ('x', 'y')",
+    "body.error NOT IN ('x', 'y')",
+    "body.errors IS NOT NULL",
+    "size(body.errors) > 1",
+    "size(body.empty) = 0",
+    "body.errors[0].message = 'slow'",
+    "array_contains(body.errors.extensions.code, 'T')",
+    "array_contains(body.list, 2)",
+    "body.n = '5'",
+    "body.five = 5",
+    "body.five + 1",
+    "body.half > 1",
+    "body.n / 2",
+    "body.n DIV 2",
+    "body.n % 2 = 1",
+    "body.n * 2 - 1",
+    "-body.n",
+    "abs(-body.n) = 5",
+    "status BETWEEN 200 AND 299 AND body.n != 4",
+    "NOT body.ok OR body.nothing = 'a'",
+    "body.nothing IS NULL",
+    "body.nothing <=> NULL",
+    "body.ok IS NOT TRUE",
+    "body.ok IS FALSE",
+    "CASE WHEN status = 200 THEN 'a' ELSE 'b' END",
+    "CASE status WHEN 429 THEN 'a' WHEN 200 THEN 'c' END",
+    "if(body.ok, 1, 2)",
+    "coalesce(body.nothing, body.error, 'z')",
+    "nvl(body.nothing, 'z')",
+    "lower(concat(body.error, 'Y', body.n))",
+    "body.error || '-' || body.five",
+    "upper(body.error) LIKE '%X%'",
+    "body.error RLIKE '^x$'",
+    "body.error NOT LIKE 'y_'",
+    "contains(body.error, 'x')",
+    "substring(body.error, 1, 1)",
+    "length(trim(' a ')) = 1",
+    "cast(body.five AS int) = 5",
+    "try_cast(body.error AS bigint) IS NULL",
+    "round(body.half) = 2",
+    "greatest(body.n, 7)",
+    "'it\\'s' = \"it's\"",
+    "(status = 200) <> (body.n = 6)",
+)
+
+
+def value(text: str, body: Any = BODY, status: int = 200) -> Any:
+    """Evaluate an expression for one answer."""
+    return JsonExpression.of(text, NAMES).values([{"status": status, "body": body}])[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("body.ok = false", True),
+        ("body.only.*.status", 409),
+        ("body.only.`*`.status = 409", True),
+        ("size(body.mixed)", 2),
+        ("body.list[1]", 2),
+        ("body['error']", "x"),
+        ("body.list[7] IS NULL", True),
+        ("body.absent.deeper IS NULL", True),
+        ("body.only IS NOT NULL", True),
+        ("body.n < 99999999999999999999", True),
+        # what does not go together is null, and so no match
+        ("body.error = 5", None),
+        ("body.errors = 1", None),
+        ("body.only = 'a'", None),
+        ("lower(body.only) = 'a'", None),
+        ("body.error AND true", None),
+        ("body.absent = 5", None),
+        ("1 / 0 > 5", None),
+        ("status = 200 OR 1 / 0 > 5", True),
+        ("body.mixed = 1", None),
+    ],
+)
+def test_a_value_has_the_type_of_its_json(text: str, found: Any) -> None:
+    """Without it a rule holds for an answer that it does not speak of."""
+    assert value(text) == found
+
+
+def test_no_body_is_no_match() -> None:
+    """Without it an answer that is no JSON stops the task."""
+    assert value("body.ok = false", None) is None
+    assert value("body IS NULL", None) is True
+    assert value("body.ok = false", "text") is None
+
+
+def test_rows_of_several_types_are_told_apart() -> None:
+    """Without it the item of one row decides how that of another is read."""
+    bodies = [{"code": 5}, {"code": "5"}, {"code": True}, {"code": None}, {"code": [5]}, {"code": 5.0}, None]
+    read = pickle.loads(pickle.dumps(JsonExpression.of("body.code = 5", NAMES)))
+    rows = [{"status": 200, "body": body} for body in bodies]
+
+    assert read.values(rows) == [True, True, None, None, None, True, None]
+    assert read.values(rows[::-1]) == [True, True, None, None, None, True, None][::-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("", "character 1"),
+        ("status =", "character 9"),
+        ("foo = 1", "there are status, body"),
+        ("`foo` = 1", "there are status, body"),
+        ("status = 200 status", "nothing more"),
+        ("(status = 200", "\\) is expected"),
+        ("status = 'a", "without its end"),
+        ("lowr(body.a) = 'a'", "did you mean lower"),
+        ("lower()", "number of operands"),
+        ("from_json(body.a)", "no such function"),
+        ("exists(body.errors, e -> e.a = 1)", "character"),
+        ("body.a RLIKE '(?=a)'", "RLIKE with the pattern"),
+        ("body.a LIKE body.b", "no constant"),
+        ("cast(body.a AS uuid)", "a type is expected"),
+        ("body.a[-1]", "a number from 0"),
+        ("body.a #", "no expression has this character"),
+        ("body AND 1", "AND of"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_when_it_is_read(text: str, word: str) -> None:
+    """Without it a rule is found to be none when the first answer has come."""
+    with pytest.raises(ValueError, match=word):
+        JsonExpression.of(text, NAMES)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@given(JSON)
+def test_whatever_an_answer_holds_it_is_asked_without_an_error(body: Any) -> None:
+    """Without it an odd answer ends the task, again and again."""
+    for text in ("body.a = 5", "body.a.b LIKE 'x%'", "size(body.a) > 0 OR body.b", "body.a + 1 > body.b", "body = 'a'"):
+        assert value(text, body) in (True, False, None)
+
+
+@pytest.mark.slow
+def test_values_are_those_of_spark(spark: SparkSession) -> None:
+    """Without it a rule means another thing than the same words in a route."""
+    text = json.dumps({name: BODY[name] for name in BODY if name not in ("mixed", "only")})
+    frame = spark.createDataFrame([(200, text)], "status int, text string")
+    frame = frame.selectExpr("status", f"from_json(text, '{SCHEMA}') AS body")
+    found = frame.selectExpr(*(f"{one} AS _{at}" for at, one in enumerate(SAME_AS_SPARK))).collect()[0]
+
+    assert {one: value(one) for one in SAME_AS_SPARK} == dict(zip(SAME_AS_SPARK, found, strict=True))
