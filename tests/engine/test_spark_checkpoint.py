@@ -15,6 +15,7 @@ from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore, Manifest
 from router.engine.outbox.apply import keeper
 from router.engine.outbox.detached import DetachedSink
+from router.engine.spark.executors import Executors
 from router.engine.start.spark_checkpoint import NO_WATERMARK, CheckpointMending, SparkNotes, offsets_in
 from router.registry import load_registry
 from router.sinks import Applied
@@ -169,7 +170,13 @@ def test_where_a_query_began_at_the_end_of_its_topic_is_asked(tmp_path: Path) ->
         notes.mend()
 
 
-@pytest.mark.parametrize("folder", ["applied/run-1/0000000001.json", "blocked/r/s/silver.t.json", "known/r__s.json"])
+@pytest.mark.parametrize(
+    "folder",
+    [
+        *("applied/run-1/0000000001.json", "blocked/r/s/silver.t.json", "known/r__s.json"),
+        *("approvals/r/s/silver.t.7.json", "backlog/r__s.json", "lost/run-1.json", "replays/r__s.json"),
+    ],
+)
 @pytest.mark.parametrize("content", [b"", b'{"r/s": [1'])
 def test_half_a_file_of_the_store_is_not_taken_for_none(notes: Notes, folder: str, content: bytes) -> None:
     """Without it sinks get rows twice, and quarantined rows are forgotten."""
@@ -194,7 +201,7 @@ def test_an_empty_format_is_not_taken_for_another_version(notes: Notes) -> None:
 def detached(tmp_path: Path) -> DetachedSink:
     """Return a detached sink that has sent one batch and begun another."""
     notes = Notes(tmp_path)
-    about: Any = notes.config, None, notes.lake, notes.checkpoint, threading.Event(), "r", "s", None
+    about: Any = notes.config, None, notes.lake, notes.checkpoint, threading.Event(), Executors(), "r", "s", None
     sink = DetachedSink(*about)
     own = SparkNotes(notes.checkpoint, sink.place)
     own.write("metadata", '{"id":"run-7"}')

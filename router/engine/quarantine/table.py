@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import Transaction
+from deltalake.exceptions import DeltaError
 from pyarrow import dataset
 from pyspark.sql import functions as F
 
@@ -184,6 +185,15 @@ class Quarantine:
             hint = "; `router repair` makes it whole again" if DAMAGED_LOG in blocked[place] else ""
             log.warning(text, self.config.name, found.table, blocked[place], hint)
 
+    def note_again(self) -> None:
+        """Note tables that rows wait for and whose note is lost: without it rows of later batches land before those."""
+        waiting: dict[str, str] = {}
+        for route, name, sink in self.config.all_sinks():
+            if isinstance(sink, TableSink):
+                found = _causes(self.lake, quarantine_of(self.config.name, route, name))
+                waiting |= {str(Place(route, name, table)): cause for table, cause in found.items()}
+        self.block(waiting)
+
     def has(self, work: TableCommit) -> bool:
         """Say whether the rows of a commit that failed are in the quarantine."""
         table = TableCache(self.lake).open([self._table(work)])[self._table(work)]
@@ -220,6 +230,21 @@ class Quarantine:
     @staticmethod
     def _app_id(work: TableCommit) -> str:
         return f"{work.app_id}/quarantine"
+
+
+def _causes(lake: Lake, quarantine: str) -> dict[str, str]:
+    """Return the tables that rows of a quarantine wait for because they could not be written, each with the cause."""
+    try:
+        handle = lake.open(quarantine)
+        schema = delta_schema(to_arrow(handle)) if handle and handle.file_uris() else pa.schema([])
+        if handle is None or "_cause" not in schema.names:
+            return {}
+        rows = _files(lake, handle, quarantine, schema)
+        blocked = rows.scanner(["_table", "_cause"], filter=pc.field("_cause").is_valid()).to_table()
+    except (DeltaError, OSError):  # the first batch that needs it says what is wrong
+        return {}
+    found = blocked.group_by("_table").aggregate([("_cause", "max")]).to_pylist()
+    return {row["_table"]: row["_cause_max"] for row in found}
 
 
 def _actions(handle: DeltaTable) -> pa.Table:

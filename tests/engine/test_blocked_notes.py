@@ -1,0 +1,46 @@
+"""Notes of blocked tables: one that is lost is written again, as long as rows wait for the table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from deltalake import write_deltalake
+
+from router.config.models import Config, Route
+from router.delta.lake import Lake
+from router.engine.checkpoint_store import CheckpointStore
+from router.engine.commit.committers import Committers
+from router.engine.quarantine.table import Quarantine
+from router_decoders import Json
+from router_sinks import Tables
+from tests.engine.parts import Where
+from tests.engine.query import RUN, SOURCE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROUTES = (Route(name="games", match=Where(sql="true"), sinks=(Tables(table="silver.{event.game}"),)),)
+NOTE = "blocked/games/tables/silver.uno.json"
+
+
+def test_a_note_that_is_lost_is_written_again_while_rows_wait(tmp_path: Path) -> None:
+    """Without it rows of later batches land before those that wait, and nobody ever tries to land these."""
+    about = {"name": "games", "lake": str(tmp_path / "lake"), "source": SOURCE, "decode": Json(schema="game string")}
+    config = Config(**about, dead_letters="ops.dead", routes=ROUTES)
+    lake, store = Lake.at(config.lake), CheckpointStore(Lake.at(config.checkpoint_path()), RUN)
+    nothing: Any = None
+    found = Quarantine(config, lake, store, Committers(lake, nothing), f"games:{RUN}")
+    found.note_again()
+    assert found.blocked() == {}
+
+    waiting = {"_query": f"games:{RUN}", "_batch_id": 3, "game": "uno"}
+    rows = [
+        {**waiting, "_table": "silver.uno", "_cause": "its log is damaged"},
+        {**waiting, "_table": "silver.poker", "_cause": None},
+    ]
+    write_deltalake(lake.address("quarantine.games__games__tables"), pa.Table.from_pylist(rows))
+    for _ in range(2):
+        found.note_again()
+        assert found.blocked() == {"games/tables/silver.uno": "its log is damaged"}
+        store.delete(NOTE)
