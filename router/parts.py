@@ -179,8 +179,9 @@ class Decoder(Part, ABC):
         reach bronze and nothing else. Needs the columns of `RAW_SCHEMA` and keeps every column and every row; runs no
         action; must not raise on any row. Runs on the driver, as native expressions.
 
-        May add `_wanted` (string, null but in rows that need what `refresh` can fetch) and what rules and projections
-        can use of a schema: `schema_id` and `schema_version` (int), `subject` and `message` (string).
+        May add `_wanted` (string, null but in rows that need what `refresh` can fetch), `_unknown` (array of strings,
+        null but in rows with fields that the schema lacks: the names, where they are few) and what rules and
+        projections can use of a schema: `schema_id` and `schema_version` (int), `subject` and `message` (string).
         """
 
 
@@ -271,7 +272,8 @@ class Encoder(Part, ABC):
 class BatchReport:
     """The report of one finished batch, for observers.
 
-    Counts are rows; `seconds` has the wall time of each step; `tables` the number of tables that got rows.
+    Counts are rows; `seconds` has the wall time of each step; `tables` the number of tables that got rows. `unknown`
+    events have fields that the schema lacks.
     """
 
     query: str
@@ -285,3 +287,4 @@ class BatchReport:
     files: int
     seconds: dict[str, float] = field(default_factory=dict)
     routes: dict[str, dict[str, int]] = field(default_factory=dict)
+    unknown: int = 0

@@ -167,8 +167,7 @@ class LocalFiles:
         _sync(whole.parent)  # or a power cut takes the name, and what relied on it stays
 
     def create(self, path: str, content: bytes) -> str | None:
-        # a name of its own: of several that create one file at once, each needs what it links to
-        unfinished = self._unfinished(path, content, f".{uuid.uuid4().hex}.tmp")
+        unfinished = self._unfinished(path, content)
         try:
             os.link(unfinished, Path(self.root, path))  # unlike a rename it fails where there is a file
         except FileExistsError:
@@ -204,9 +203,10 @@ class LocalFiles:
         for place in (whole, whole.parent):
             _sync(place)
 
-    def _unfinished(self, path: str, content: bytes, suffix: str = ".tmp") -> Path:
-        """Write the content beside its file, down to the disk."""
-        unfinished = Path(self.root, path).with_suffix(suffix)
+    def _unfinished(self, path: str, content: bytes) -> Path:
+        """Write the content beside its file, down to the disk; under a name that no other writer of the file has."""
+        whole = Path(self.root, path)
+        unfinished = whole.with_name(f".{whole.name}.{uuid.uuid4().hex}.tmp")
         unfinished.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as stream:
             stream.write(content)
@@ -528,9 +528,8 @@ def _provider(root: str, profile: str | None, role: str | None, region: str | No
     assumed = StsCredentialProvider(session, RoleArn=role, RoleSessionName="spark-event-router")
 
     def provider() -> dict[str, Any]:
-        keys: dict[str, Any] = {
-            **assumed()
-        }  # obstore knows no other zone than datetime's own UTC, and boto3 has another
+        keys: dict[str, Any] = {**assumed()}
+        # obstore knows no other zone than datetime's own UTC, and boto3 has another
         return {**keys, "expires_at": keys["expires_at"].astimezone(timezone.utc)}
 
     return provider

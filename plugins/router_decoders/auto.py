@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from router import ArrowDecoding, to_arrow_columns
 from router_decoders.avro import Avro
-from router_decoders.json import JsonSchema
+from router_decoders.json import UNKNOWN, JsonSchema
 from router_decoders.protobuf import Protobuf
 from router_decoders.registry_decoder import RegistryDecoder
 from router_schemas.model import WriterSchema, column_names, table_type
@@ -146,7 +146,7 @@ def combined(known: Formats, made: Sequence[tuple[str, ArrowDecoding]]) -> Arrow
     fields = {field.name: field.dataType for struct in structs for field in struct}
     event = T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
     parts = {kind: replace(one, before=None) for kind, one in made}
-    adds = T.StructType([T.StructField("event", event), *ADDED_FIELDS])
+    adds = T.StructType([T.StructField("event", event), *ADDED_FIELDS, UNKNOWN])
     before = joined([one.before for _, one in made if one.before])
     return ArrowDecoding(any_format_events, AnyFormatRows(known.written, known.header, parts, event), adds, before)
 
@@ -157,7 +157,7 @@ def joined(some: Sequence[Callable[[DataFrame], DataFrame]]) -> Callable[[DataFr
 
 
 def any_format_events(records: pa.RecordBatch, known: AnyFormatRows) -> pa.RecordBatch:
-    """Return `event` and the columns of ADDED. Runs on executors; never raises for what a row holds."""
+    """Return `event`, the columns of ADDED and `_unknown`. Runs on executors; never raises for what a row holds."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -187,7 +187,8 @@ def _read(records: pa.RecordBatch, of_row: Any, known: AnyFormatRows) -> dict[st
 
     from router_schemas.wire_format import ADDED, at_rows, widened
 
-    adds = pa.schema([to_arrow_columns(T.StructType([T.StructField("event", known.event)])).field("event"), *ADDED])
+    event, unknown = to_arrow_columns(T.StructType([T.StructField("event", known.event), UNKNOWN]))
+    adds = pa.schema([event, *ADDED, unknown])
     parts: list[pa.StructArray] = []
     order: list[Any] = []
     for kind, made in known.parts.items():

@@ -50,6 +50,8 @@ INFERENCE = {
 KINDS = r"\.(schema\.json|ddl)$"
 DEBUG = re.compile(KINDS)
 """What follows the name of a schema's file."""
+UNKNOWN = T.StructField("_unknown", T.ArrayType(T.StringType()))
+"""The column with the names of the fields that the schema lacks."""
 
 
 class Infer(BaseModel):
@@ -71,8 +73,8 @@ class Json(ArrowDecoder):
     the source into a file that every later start uses as it is (`--refresh-schema` makes it again and logs what
     changed).
 
-    Fields that the record lacks are null, fields that the schema lacks are left out (or kept, see `rescue`), and named
-    in the log once: some records of every batch are looked at for them. A record that cannot be decoded whole has no
+    Fields that the record lacks are null, fields that the schema lacks are left out (or kept, see `rescue`): the ledger
+    counts the records that have some, and the log names each field once. A record that cannot be decoded whole has no
     event, and `_error` says why: the value is null, is empty, is not UTF-8, is not JSON, has text after the object, is
     an array or a scalar; or it does not fit the schema, with the fields as far as they can be told (those inside of
     arrays cannot).
@@ -145,7 +147,6 @@ def _decoding(ddl: str, zone: str, rescue: bool) -> ArrowDecoding:
     """Return how tasks decode to a schema; made once, because Spark is asked what the DDL means."""
     from router_decoders.json_arrow import RESCUED, JsonEvents, events
     from router_decoders.json_types import nullable, shape
-    from router_decoders.unknown_fields import field_counts
 
     schema = struct_of_ddl(ddl)
     check_types(schema)
@@ -154,8 +155,8 @@ def _decoding(ddl: str, zone: str, rescue: bool) -> ArrowDecoding:
         if RESCUED in (name.lower() for name in schema.fieldNames()):
             raise ValueError(f"the schema has a field {RESCUED} already; take it away or switch `rescue` off")
         event = event.add(RESCUED, T.MapType(T.StringType(), T.StringType()))
-    adds = T.StructType([T.StructField("event", event), T.StructField("_error", T.StringType())])
-    return ArrowDecoding(events, JsonEvents(shape(schema), zone, rescue, field_counts()), adds)
+    adds = T.StructType([T.StructField("event", event), T.StructField("_error", T.StringType()), UNKNOWN])
+    return ArrowDecoding(events, JsonEvents(shape(schema), zone, rescue), adds)
 
 
 def session_zone() -> str:
@@ -293,9 +294,9 @@ class JsonSchema(RegistryDecoder):
     for before every batch, and an id that comes unannounced within it.
 
     The schema says what the columns are, and that is all it is used for: `required`, `pattern`, `minimum` and the like
-    are not checked (a route's `expect` is for that), and a property that no version knows is left out. What no column
-    can hold (free-form objects, values of several types, a schema within itself) is a string with the JSON text. What
-    fits a type and what does not, and what is no JSON, is as for the decoder `json`.
+    are not checked (a route's `expect` is for that), and a property that no version knows is left out, and counted as
+    with `json`. What no column can hold (free-form objects, values of several types, a schema within itself) is a
+    string with the JSON text. What fits a type and what does not, and what is no JSON, is as for the decoder `json`.
 
     A version that no single table column can hold together with the older ones (a string became an integer) is reported
     with both versions and the field, and its records become dead letters. So do records with an unknown id, of another
@@ -335,6 +336,6 @@ class JsonSchema(RegistryDecoder):
         known: Objects = self.known
         check_types(known.struct)
         named = table_type(known.struct)
-        adds = T.StructType([T.StructField("event", nullable(named)), *ADDED_FIELDS])
+        adds = T.StructType([T.StructField("event", nullable(named)), *ADDED_FIELDS, UNKNOWN])
         asked = JsonEvents(shape(known.struct, named), session_zone())
         return ArrowDecoding(framed_events, FramedObjects(asked, known.written, known.header), adds)

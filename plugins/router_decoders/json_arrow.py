@@ -16,7 +16,7 @@ Parsing row by row costs no more than whole lines (`decode_lines`): the bytes ob
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ from router_decoders.json_types import (
     read_time,
     struct_class,
 )
-from router_decoders.unknown_fields import look
+from router_decoders.unknown_fields import UnknownInRows, unknown_fields
 from router_schemas.model import WriterSchema
 from router_schemas.wire_format import ADDED, about, framed_rows, schema_bytes, wanted, why
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
-    from pyspark.accumulators import Accumulator
 
     from router_schemas.model import SchemaInfo
 
@@ -83,50 +82,67 @@ TEXT = msgspec.json.Decoder(str)
 
 @dataclass(frozen=True)
 class JsonEvents:
-    """How JSON objects are read: to which type, in the session's time zone, and with unknown keys where wanted.
-
-    `counts` is where tasks count fields that the type lacks.
-    """
+    """How JSON objects are read: to which type, in the session's time zone, and with unknown keys where wanted."""
 
     shape: Shape
     zone: str = "UTC"
     rescue: bool = False
-    counts: Accumulator[dict[str, int]] | None = field(default=None, compare=False)
 
 
 def events(records: pa.RecordBatch, asked: JsonEvents) -> pa.RecordBatch:
-    """Return the columns `event` and `_error` for records with the columns of `RAW_SCHEMA`.
+    """Return the columns `event`, `_error` and `_unknown` for records with the columns of `RAW_SCHEMA`.
 
     Never raises on any bytes, and decides on a row without looking at its neighbours. Runs on executors.
     """
-    return pa.RecordBatch.from_arrays([*decode(records.column("value"), asked)], names=["event", "_error"])
+    return pa.RecordBatch.from_arrays([*decode(records.column("value"), asked)], names=["event", "_error", "_unknown"])
 
 
-def decode(values: pa.Array, asked: JsonEvents) -> tuple[pa.StructArray, pa.StringArray]:
-    """Return the events of texts, and why rows have none."""
+def decode(values: pa.Array, asked: JsonEvents) -> tuple[pa.StructArray, pa.StringArray, pa.ListArray]:
+    """Return the events of texts, why rows have none, and the names of the fields that the type lacks."""
     blocks = [_block(values.slice(start, ROWS), asked) for start in range(0, len(values) or 1, ROWS)]
-    found, reasons = zip(*blocks, strict=True)
-    return pa.concat_arrays(found), pa.concat_arrays(reasons)
+    found, reasons, unknown = zip(*blocks, strict=True)
+    return pa.concat_arrays(found), pa.concat_arrays(reasons), pa.concat_arrays(unknown)
 
 
-def _block(values: pa.Array, asked: JsonEvents) -> tuple[pa.StructArray, pa.StringArray]:
+def _block(values: pa.Array, asked: JsonEvents) -> tuple[pa.StructArray, pa.StringArray, pa.ListArray]:
     texts: list[bytes | None] = values.to_numpy(zero_copy_only=False).tolist()
-    if asked.counts is not None:
-        look(texts, asked.shape, asked.counts)
-    plain = _plain(texts, values)
-    event, left = pa.nulls(len(texts), arrow_type(asked.shape)), [*range(len(texts))]
-    for shape, parse in parsers(asked.shape):
-        if left:
-            some = plain if len(left) == len(plain) else [plain[row] for row in left]
-            event, left = _placed(event, left, _objects(some, parse.decode), shape, asked.zone)
+    unknown = UnknownInRows(unknown_fields(asked.shape), len(texts))
+    event, left = _parsed(texts, values, asked, unknown)
     decoder = RowDecoder(asked.shape, asked.zone, asked.rescue) if left else None
     decided = {row: decoder.decode(texts[row]) for row in left} if decoder else {}
     if decided:
         event, _ = _placed(event, left, [one.event for one in decided.values()], asked.shape, asked.zone)
+        for row, one in decided.items():
+            unknown.decided(row, one.value, asked.shape)
     if asked.rescue:
-        unknown = [decided[row].unknown if row in decided else _unknown(text, asked) for row, text in enumerate(texts)]
-        event = _rescued(event, unknown)
-    return event, _reasons(decided, len(texts))
+        beyond = [
+            decided[row].unknown if row in decided else _unknown(texts[row], asked) if has_some else None
+            for row, has_some in enumerate(unknown.any)
+        ]
+        event = _rescued(event, beyond)
+    return event, _reasons(decided, len(texts)), unknown.column()
+
+
+def _parsed(
+    texts: list[bytes | None], values: pa.Array, asked: JsonEvents, unknown: UnknownInRows
+) -> tuple[pa.StructArray, list[int]]:
+    """Return the events of rows that msgspec takes, and the other rows.
+
+    Nearly all rows are taken by a parser that refuses fields which the type lacks, and so finds them at no cost.
+    """
+    plain = _plain(texts, values)
+    event, left = pa.nulls(len(texts), arrow_type(asked.shape)), [*range(len(texts))]
+    for refusing in (True, False):
+        for shape, parse in parsers(asked.shape, unknown.shape, refusing=refusing):
+            if left:
+                some = plain if len(left) == len(plain) else [plain[row] for row in left]
+                objects = _objects(some, parse.decode)
+                if refusing:
+                    unknown.parsed(left, objects)
+                else:
+                    unknown.refused(left, objects, plain, asked.shape)
+                event, left = _placed(event, left, objects, shape, asked.zone)
+    return event, left
 
 
 def _placed(
@@ -414,12 +430,12 @@ class FramedObjects:
 
 
 def framed_events(records: pa.RecordBatch, known: FramedObjects) -> pa.RecordBatch:
-    """Return `event` and the columns of ADDED for records with the columns of `RAW_SCHEMA`, as `events` does."""
+    """Return `event`, the columns of ADDED and `_unknown` for records with the columns of `RAW_SCHEMA`, as `events`."""
     found = framed_rows(records, "confluent", known.header, indexed=False)
     written = [known.written.get(schema_bytes(WriterSchema.of(writer))) for writer in found.writers]
     unread = why(found, written)
     failed = unread.is_valid()
     payloads = pc.if_else(failed, pa.scalar(None, found.payloads.type), found.payloads)
-    event, reasons = decode(payloads if failed.true_count else found.payloads, known.asked)
-    columns = [event, pc.coalesce(unread, reasons), wanted(found, written), *about(found, written)]
-    return pa.RecordBatch.from_arrays(columns, names=["event", *ADDED.names])
+    event, reasons, unknown = decode(payloads if failed.true_count else found.payloads, known.asked)
+    columns = [event, pc.coalesce(unread, reasons), wanted(found, written), *about(found, written), unknown]
+    return pa.RecordBatch.from_arrays(columns, names=["event", *ADDED.names, "_unknown"])

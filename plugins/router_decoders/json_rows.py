@@ -83,11 +83,12 @@ class MistypedError(ValueError):
 
 
 class DecodedRow(NamedTuple):
-    """A row's object for the columns and its unknown keys, or the reason why it is no event."""
+    """A row's object for the columns, its unknown keys, and the value they come from; or why it is no event."""
 
     event: Any = None
     unknown: dict[str, str | None] | None = None
     reason: str | None = None
+    value: Object | None = None
 
 
 class Misfits:
@@ -165,7 +166,7 @@ class RowDecoder:
         event = self._read(value, misfits)
         if misfits.found:
             return DecodedRow(reason=misfits.reason(value))
-        return DecodedRow(event, None if self._known is None else _unknown(value, self._known))
+        return DecodedRow(event, None if self._known is None else _unknown(value, self._known), value=value)
 
 
 # JSON texts

@@ -72,6 +72,10 @@ class Shape:
         return self.fields[0][1]
 
 
+BEYOND = Shape("beyond")
+"""A field that the schema lacks, of any value: no column is made of it (`unknown_fields`)."""
+
+
 def shape(kind: T.DataType, named: T.DataType | None = None) -> Shape:
     """Return the shape of a type; `named` is the same type with a table's names."""
     if isinstance(kind, T.DecimalType):
@@ -109,16 +113,20 @@ def arrow_type(shape: Shape) -> pa.DataType:
     return pa.decimal128(*shape.digits) if shape.kind == "decimal" else SCALARS[shape.kind]
 
 
-@lru_cache(maxsize=16)
-def parsers(shape: Shape) -> tuple[tuple[Shape, msgspec.json.Decoder[Any]], ...]:
-    """Return the parsers of a struct, to be tried in turn, and the shapes that they parse to; a task makes them once.
+@lru_cache(maxsize=64)
+def parsers(
+    known: Shape, shape: Shape, *, refusing: bool = False
+) -> tuple[tuple[Shape, msgspec.json.Decoder[Any]], ...]:
+    """Return the parsers to a struct, to be tried in turn, each with what columns are made of; a task makes them once.
 
-    The second one takes any value for a string, as `Raw` (the kind `any`). There are none where msgspec cannot take
-    the name of a field.
+    `shape` may have fields beyond `known`, of which no column is made; `refusing` parsers take no text with others. The
+    second one takes any value for a string, as `Raw` (the kind `any`). There are none where msgspec cannot take the
+    name of a field.
     """
-    loose = _loose(shape)
-    kinds = [shape] if loose == shape else [shape, loose]
-    return tuple((kind, msgspec.json.Decoder(struct_class(kind))) for kind in kinds) if _is_plain(shape) else ()
+    loose = _loose(known)
+    kinds = [(known, shape)] if loose == known else [(known, shape), (loose, _loose(shape))]
+    made = [(kind, msgspec.json.Decoder(struct_class(taken, refusing))) for kind, taken in kinds]
+    return tuple(made) if _is_plain(known) else ()
 
 
 def _loose(shape: Shape) -> Shape:
@@ -135,14 +143,16 @@ def map_parser(shape: Shape) -> msgspec.json.Decoder[Any]:
 
 
 @lru_cache(maxsize=256)
-def struct_class(shape: Shape) -> type[msgspec.Struct]:
+def struct_class(shape: Shape, refusing: bool = False) -> type[msgspec.Struct]:
     """Return the class of a struct's objects: attributes f0, f1, ... for its fields, None where JSON lacks one.
 
-    The garbage collector need not know of them: they hold no cycles, and there are thousands at a time.
+    A `refusing` one is not parsed from an object with other fields. The garbage collector need not know of the objects:
+    they hold no cycles, and there are thousands at a time.
     """
-    fields = [(f"f{place}", _annotation(child), None) for place, (_, child) in enumerate(shape.fields)]
+    fields = [(f"f{place}", _annotation(child, refusing), None) for place, (_, child) in enumerate(shape.fields)]
     names = {f"f{place}": name for place, (name, _) in enumerate(shape.fields)}
-    return msgspec.defstruct("Object", fields, rename=names if _is_plain(shape) else None, gc=False)
+    rename = names if _is_plain(shape) else None
+    return msgspec.defstruct("Object", fields, rename=rename, gc=False, forbid_unknown_fields=refusing)
 
 
 def _is_plain(shape: Shape) -> bool:
@@ -151,13 +161,13 @@ def _is_plain(shape: Shape) -> bool:
     return own and all(_is_plain(child) for _, child in shape.fields)
 
 
-def _annotation(shape: Shape) -> Any:
+def _annotation(shape: Shape, refusing: bool = False) -> Any:
     """Return what msgspec is asked for. A time is parsed as text; what is `Raw` is looked at when columns are made."""
     if shape.kind == "struct":
-        return struct_class(shape) | None
+        return struct_class(shape, refusing) | None
     if shape.kind == "array":
-        return list[_annotation(shape.inner)] | None  # type: ignore[misc]
-    if shape.kind in ("map", "decimal", "variant", "void", "any"):
+        return list[_annotation(shape.inner, refusing)] | None  # type: ignore[misc]
+    if shape.kind in ("map", "decimal", "variant", "void", "any", BEYOND.kind):
         return msgspec.Raw
     if shape.kind in INTEGERS:
         limit = 2 ** (SCALARS[shape.kind].bit_width - 1)

@@ -104,9 +104,9 @@ class RecordKeys(Decoder):
     def decode(self, raw: DataFrame) -> DataFrame:
         """Add what the decoder of the value adds, and `event_key` beside it."""
         frame = self.value.decode(raw)
-        kept = [name for name in ("value", "event", "_error", "_wanted", *SCHEMA) if name in frame.columns]
+        kept = [name for name in ("value", "event", "_error", "_wanted", "_unknown", *SCHEMA) if name in frame.columns]
         frame = frame.withColumnsRenamed({name: f"_kept_{name}" for name in kept}).withColumn("value", F.col("key"))
-        frame = self.key.decode(frame)
+        frame = self.key.decode(frame).drop("_unknown")  # fields that the schema of the key lacks
         has_key = F.col("key").isNotNull()
         told = [name for name in ("_error", "_wanted") if name in frame.columns]
         combined = {name: _either(name, kept, frame, has_key) for name in told}

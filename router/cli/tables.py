@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from router.config.models import Config, Maintenance
 
-SOURCE_COLUMNS = ("batch", "source", "offsets", "read", "decoded", "failed", "bare", "unmatched", "lost")
+SOURCE_COLUMNS = ("batch", "source", "offsets", "read", "decoded", "failed", "bare", "unmatched", "lost", "unknown")
 SINK_COLUMNS = (
     *("batch", "route", "sink", "matched", "landed", "refused", "dropped"),
     *("frozen", "quarantined", "released", "applied", "dead", "parked", "backlog", "in_doubt"),

@@ -133,19 +133,22 @@ def to_arrow(table: DeltaTable) -> pa.Schema:
 def commit(lake: Lake, work: TableCommit, notes: dict[str, str], table: DeltaTable | None = None) -> bool:
     """Add the files to the table in one Delta commit; return False where the transaction id was there already.
 
-    `table` may be a handle opened in this batch. delta-rs accepts a replayed id and validates nothing, so the id is
+    `table` may be one opened in this batch. delta-rs accepts a replayed id and validates nothing, so the id is
     read first, on the same handle the commit goes through: two writers with one id then conflict.
     """
-    handle = table or lake.open(work.table)
+    handle: Any = table or lake.open(work.table)
     properties = CommitProperties(custom_metadata=notes, app_transactions=[Transaction(work.app_id, work.version)])
     actions = [add_action(file) for file in work.files]
     try:
         if handle is None:
             return _create(lake, work, actions, properties)
-        if is_committed(handle, work):
-            return False
         if isinstance(handle, LogTail) and handle.appends and not work.added:
             return handle.append(actions, (work.app_id, work.version), notes)
+        known, handle = handle.version(), newest(handle)
+        if is_committed(handle, work):
+            return False
+        if handle.version() != known:  # the rows were staged for what the table was
+            raise TableError(work.table, "the commit failed: another writer has changed the table meanwhile")
         if work.added:
             add_columns(handle, work.added)
         handle.create_write_transaction(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from deltalake import ColumnProperties, WriterProperties
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -46,6 +47,24 @@ def statistics(footer: pq.FileMetaData) -> str:
         if high is not None:
             _put(found["maxValues"], path, high)
     return _json(found)
+
+
+def without_bounds_of_floats(schema: pa.Schema, **more: Any) -> WriterProperties:
+    """Return how delta-rs writes the files of a table, with `more` properties: its own bounds leave NaN out, which is
+    above all numbers in Spark, so a query for large numbers would pass over a file that has it."""
+    none, all_of_it = ColumnProperties(statistics_enabled="NONE"), ColumnProperties(statistics_enabled="PAGE")
+    if not any(_holds_floats(field.type) for field in schema if pa.types.is_nested(field.type)):
+        floats = {field.name: none for field in schema if pa.types.is_floating(field.type)}
+        return WriterProperties(column_properties=floats or None, **more)
+    # a field inside another one cannot be named
+    others = [field for field in schema if not pa.types.is_nested(field.type) and not pa.types.is_floating(field.type)]
+    named = {field.name: all_of_it for field in others}
+    return WriterProperties(default_column_properties=none, column_properties=named or None, **more)
+
+
+def _holds_floats(kind: pa.DataType) -> bool:
+    inside = (kind.field(number).type for number in range(kind.num_fields))
+    return pa.types.is_floating(kind) or any(_holds_floats(one) for one in inside)
 
 
 def with_nan(rows: pa.Table) -> set[Leaf]:

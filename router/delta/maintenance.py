@@ -9,12 +9,13 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import ColumnProperties, DeltaTable, WriterProperties
+from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow import fs
 
 from router.delta.commit import retry_on_conflict
 from router.delta.constraints import unmergeable
+from router.delta.file_statistics import without_bounds_of_floats
 from router.delta.row_versions import DELETIONS, deletions_table
 from router.delta.widening import made_here
 from router.errors import TableError
@@ -204,7 +205,7 @@ def _count_without_statistics(handle: DeltaTable, options: MaintenanceOptions) -
 
 def _compacted(handle: DeltaTable, options: MaintenanceOptions) -> tuple[int, int]:
     def work() -> dict[str, Any]:
-        written = _without_bounds_of_floats(handle)
+        written = without_bounds_of_floats(pa.schema(handle.schema().to_arrow()), compression="ZSTD")
         if options.zorder:
             return handle.optimize.z_order(options.zorder, target_size=target, writer_properties=written)
         return handle.optimize.compact(target_size=target, max_concurrent_tasks=1, writer_properties=written)
@@ -215,25 +216,6 @@ def _compacted(handle: DeltaTable, options: MaintenanceOptions) -> tuple[int, in
         return 0, 0
     found = retry_on_conflict(work, CommitFailedError, TRIES, WAIT_SECONDS, before=handle.update_incremental)
     return int(found["numFilesRemoved"]), int(found["numFilesAdded"])
-
-
-def _without_bounds_of_floats(handle: DeltaTable) -> WriterProperties:
-    """Return how delta-rs writes files anew: its bounds leave NaN out, which is above all numbers in Spark, so a query
-    for large numbers would pass over a file that has it."""
-    kinds = pa.schema(handle.schema().to_arrow())
-    none, all_of_it = ColumnProperties(statistics_enabled="NONE"), ColumnProperties(statistics_enabled="PAGE")
-    if not any(_holds_floats(field.type) for field in kinds if pa.types.is_nested(field.type)):
-        floats = {field.name: none for field in kinds if pa.types.is_floating(field.type)}
-        return WriterProperties(compression="ZSTD", column_properties=floats or None)
-    # a field inside another one cannot be named
-    others = [field for field in kinds if not pa.types.is_nested(field.type) and not pa.types.is_floating(field.type)]
-    named = {field.name: all_of_it for field in others}
-    return WriterProperties(compression="ZSTD", default_column_properties=none, column_properties=named or None)
-
-
-def _holds_floats(kind: pa.DataType) -> bool:
-    inside = (kind.field(number).type for number in range(kind.num_fields))
-    return pa.types.is_floating(kind) or any(_holds_floats(one) for one in inside)
 
 
 def size_of(lake: Lake, table: str, files: list[str]) -> int:

@@ -1,8 +1,8 @@
-"""The tables of a lake, open: with delta-rs from one batch to the next, or as Delta on Spark sees them.
+"""The tables of a lake, open from one batch to the next: by the tails of their logs, or as Delta on Spark sees them.
 
-delta-rs reads a table's log from the last checkpoint on to open it, so what is open stays open. For lakes that only
-Spark may reach there are tables that answer the same questions, from Spark's snapshots. A table that cannot be opened
-keeps no other from it. Runs on the driver.
+delta-rs reads a table's log from the last checkpoint on to open it, so what is open stays open (`log_tail`). For lakes
+that only Spark may reach there are tables that answer the same questions, from Spark's snapshots. A table that cannot
+be opened keeps no other from it. Runs on the driver.
 """
 
 from __future__ import annotations
@@ -33,30 +33,19 @@ if TYPE_CHECKING:
 
 THREADS = 8
 FILES = 200_000
-"""Files that cached tables may refer to together; a handle takes 0.7 KB of memory for each."""
-TABLES = 1_000
-"""Tables that stay open: in use, a handle takes 0.2 to 0.7 MB, nearly all of it for the commits since a checkpoint."""
-
-
-@dataclass(frozen=True)
-class CachedTable:
-    """A table as it was last opened, at a version; `written` is when the commit of that version was written, in ns.
-
-    The handle itself may be further by now: it goes on with the commits made through it.
-    """
-
-    table: DeltaTable
-    version: int
-    written: int | None
-    files: int
+"""Files that the handles which are kept may refer to together; a handle takes 0.7 KB of memory for each."""
+TABLES = 200
+"""Handles of delta-rs that are kept. Each takes up to 0.4 MB, nearly all of it for the commits since a checkpoint. What
+a batch needs of a table takes 0.01 MB and stays for every table."""
 
 
 @dataclass
 class TableCache:
-    """The open tables of a lake: those used last stay open."""
+    """The open tables of a lake. Of those used last delta-rs's own handles stay as well: `held`, with their files."""
 
     lake: Lake
-    cached: OrderedDict[str, CachedTable] = field(default_factory=OrderedDict)
+    tails: dict[str, LogTail] = field(default_factory=dict)
+    held: OrderedDict[str, int] = field(default_factory=OrderedDict)
     lock: Lock = field(default_factory=Lock)
 
     def open(self, tables: Iterable[str]) -> dict[str, DeltaTable | None]:
@@ -67,71 +56,58 @@ class TableCache:
         """Return tables at their newest version; None where there is none, the error where one cannot be read."""
         names = sorted(tables)
         with ThreadPoolExecutor(THREADS) as pool:
-            found = dict(zip(names, pool.map(self._tried, names), strict=True))
-        files = sum(cached.files for cached in self.cached.values())
-        while files > FILES or len(self.cached) > TABLES:
-            files -= self.cached.popitem(last=False)[1].files
-        return found
+            return dict(zip(names, pool.map(self._tried, names), strict=True))
 
     def files(self, name: str) -> int:
         """Return about how many files a table has, 0 where it is not open."""
-        cached = self.cached.get(name)
-        return cached.files if cached else 0
+        tail = self.tails.get(name)
+        return tail.files if tail else 0
 
     def _tried(self, name: str) -> DeltaTable | TableError | None:
         try:
-            return self._table(name)
+            return cast("DeltaTable | None", self._table(name))
         except TableError as error:
             return error
         except (DeltaError, OSError, ValueError) as error:  # ValueError: a log that delta-rs takes for nonsense
             return unreadable(self.lake, name, error)
 
-    def _table(self, name: str) -> DeltaTable | None:
+    def _table(self, name: str) -> LogTail | None:
+        tail = self.tails.get(name)
+        if tail is None or not self._renewed(tail):
+            tail = self._opened(name)
         with self.lock:
-            cached = self.cached.pop(name, None)
-        found = (cached and self._renewed(name, cached)) or self._opened(name)
-        if found is None:
-            return None
-        with self.lock:
-            self.cached[name] = found
-        return found.table
+            self._keep(name, tail)
+        return tail
 
-    def _renewed(self, name: str, cached: CachedTable) -> CachedTable | None:
-        """Return a cached table at its newest version; None where the table of that name is another one by now.
+    def _keep(self, name: str, tail: LogTail | None) -> None:
+        """Keep an open table, and as many handles as may be."""
+        self.held.pop(name, None)
+        if tail is None:
+            self.tails.pop(name, None)
+            return
+        self.tails[name] = tail
+        if tail.handle is not None:
+            self.held[name] = tail.files
+        files = sum(self.held.values())
+        while files > FILES or len(self.held) > TABLES:
+            oldest, count = self.held.popitem(last=False)
+            files -= count
+            if oldest in self.tails:
+                self.tails[oldest].handle = None
+
+    def _renewed(self, tail: LogTail) -> bool:
+        """Bring an open table to its newest version; False where the table of that name is another one by now.
 
         A look at two files says it: listing a log takes longer with each commit that is in it.
         """
-        if isinstance(cached.table, LogTail):
-            return cached if cached.table.renewed() else None
-        handle, version = cached.table, cached.table.version()
-        known, newest, following = self._written(name, cached.version, version, version + 1)
-        if known is None or known != cached.written:
-            return None
         try:
-            if following is not None:
-                handle.update_incremental()
-                version = handle.version()
-                (newest,) = self._written(name, version)
+            return tail.renewed()
         except (DeltaError, OSError):
-            return None  # opening it anew says what is wrong, if it still is
-        check_log(self.lake, name, version, cached.version + 1)
-        return CachedTable(handle, version, newest, cached.files + version - cached.version)
+            return False  # opening it anew says what is wrong, if it still is
 
-    def _opened(self, name: str) -> CachedTable | None:
+    def _opened(self, name: str) -> LogTail | None:
         table = self.lake.open(name)
-        if table is None:
-            return None
-        if not self.lake.on_disk(name):  # no commit is half there, and every look at one is a request
-            tail = LogTail.of(self.lake, name, table)
-            rows = table.get_add_actions().num_rows
-            return CachedTable(cast("DeltaTable", tail), table.version(), None, rows)
-        version = table.version()
-        return CachedTable(table, version, self._written(name, version)[0], table.get_add_actions().num_rows)
-
-    def _written(self, name: str, *versions: int) -> list[int | None]:
-        """Return when commits of a table were written: it tells a table from one made in its place."""
-        paths = [f"{name.replace('.', '/')}/_delta_log/{version:020}.json" for version in versions]
-        return [info.mtime_ns for info in self.lake.files.get_file_info(paths)]
+        return None if table is None else LogTail.of(self.lake, name, table)
 
 
 @dataclass(frozen=True)

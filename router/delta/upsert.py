@@ -34,6 +34,7 @@ from router.delta.commit import (
     to_delta,
 )
 from router.delta.constraints import unmergeable
+from router.delta.file_statistics import without_bounds_of_floats
 from router.delta.history import log_damage
 from router.delta.row_checks import check_rows
 from router.delta.row_order import DELETED, OUTBOX_ONLY, comparable, newer_rows, order_names
@@ -64,6 +65,8 @@ if TYPE_CHECKING:
 
 TRIES = 8
 WAIT_SECONDS = 0.4
+EXPIRES = "delta.setTransactionRetentionDuration"
+"""The property of a table that forgets transaction ids: one that is not there says nothing then."""
 GUARD = "router/keyed"
 """A second transaction id of every commit: two commits with one id that began from one version conflict. delta-rs lets
 an append pass beside a merge otherwise, and the key they have in common would be there twice."""
@@ -71,7 +74,8 @@ an append pass beside a merge otherwise, and the key they have in common would b
 
 @dataclass(frozen=True)
 class TableUpsert:
-    """The upsert of one batch into one table. `known`: the sink has merged into it before."""
+    """The upsert of one batch into one table. `known`: the sink has merged into it before; `merged`: the last batch
+    that this process knows to be in it."""
 
     table: str
     app_id: str
@@ -79,6 +83,7 @@ class TableUpsert:
     keyed: KeyedTable
     notes: dict[str, str]
     known: bool = False
+    merged: int | None = None
 
     @property
     def ids(self) -> tuple[Transaction, Transaction]:
@@ -91,7 +96,7 @@ class UpsertResult:
     """What became of the rows: `applied` and `refused` (with a `reason`) are all of them.
 
     Of the applied ones `late` changed nothing, others went into rows that were inserted, updated or deleted. `again`:
-    the table had the batch already.
+    the table had the batch already. `committed`: it has its transaction id, which what changes nothing leaves out.
     """
 
     applied: int
@@ -101,6 +106,7 @@ class UpsertResult:
     updated: int = 0
     deleted: int = 0
     again: bool = False
+    committed: bool = False
 
 
 def upsert(lake: Lake, work: TableUpsert, rows: pa.Table, tries: int = TRIES) -> UpsertResult:
@@ -125,6 +131,8 @@ def _upsert(lake: Lake, work: TableUpsert, rows: pa.Table) -> UpsertResult:
     table = lake.open(work.table)
     if table is None:
         refuse_absent(lake, work)
+    else:
+        refuse_older(table, work)
     _leave_to_spark(table, work.keyed)
     chosen = way(table, work.table, work.keyed.widening) if table else None
     have = to_arrow(table) if table else None
@@ -139,13 +147,14 @@ def _upsert(lake: Lake, work: TableUpsert, rows: pa.Table) -> UpsertResult:
     again = has_transaction(table, once)
     deletes = not work.keyed.soft_delete and pc.any(checked.rows.column(DELETED)).as_py()
     if again and not (deletes and not row_versions.deletions_remembered(lake, work.table, deleting)):
-        return UpsertResult(len(checked.rows), checked.refused, again=True)
+        return UpsertResult(len(checked.rows), checked.refused, again=True, committed=True)
     changes = _changes(lake, work, table, checked.rows, again=again)
     if not again:
         _commit(work, table, changes)
     if len(changes.deletions):
         row_versions.remember_deletions(lake, work.table, changes.deletions, work.keyed, deleting)
-    return UpsertResult(len(checked.rows), checked.refused, **changes.counts, again=again)
+    committed = again or has_transaction(table, once)
+    return UpsertResult(len(checked.rows), checked.refused, **changes.counts, again=again, committed=committed)
 
 
 def _grown(lake: Lake, work: TableUpsert, table: DeltaTable | None, added: pa.Schema) -> DeltaTable:
@@ -207,6 +216,21 @@ def refuse_absent(lake: Lake, work: TableUpsert) -> None:
     if any(not entry.base_name.startswith(("_", ".")) for entry in found):
         raise TableError(work.table, f"{lake.address(work.table)} holds files and no Delta table; move them away")
     lake.note_location(work.table)
+
+
+def refuse_older(table: DeltaTable, work: TableUpsert) -> None:
+    """Refuse a table that lacks a batch which was merged into it: an older copy was put back. Raises TableError.
+
+    One that is to be made anew when it is gone (`dropped: remake`) may be another one than before.
+    """
+    if work.merged is None or work.keyed.dropped != "wait" or EXPIRES in table.metadata().configuration:
+        return
+    if not has_transaction(table, Transaction(work.app_id, work.merged)):
+        what = "which was merged into it: an older copy was put back, or another table stands in its place"
+        choice = f"Restore it, let `router repair {work.table}` make it whole again from bronze, or start with --accept"
+        raise TableError(
+            work.table, f"it lacks batch {work.merged}, {what}. {choice} lost-tables to go on with it as it is"
+        )
 
 
 LARGE = 4 << 30
@@ -292,7 +316,10 @@ def create_table(lake: Lake, table: str, schema: pa.Schema, keyed: KeyedTable | 
 def write_append(table: DeltaTable, changes: TableChanges, once: CommitProperties) -> None:
     """Append rows that are all new."""
     rows = cast_to(changes.rows, to_arrow(table))
-    write_deltalake(table, rows, mode="append", commit_properties=once, post_commithook_properties=HOOKS)
+    how = _written(to_arrow(table))
+    write_deltalake(
+        table, rows, mode="append", writer_properties=how, commit_properties=once, post_commithook_properties=HOOKS
+    )
 
 
 def write_merge(table: DeltaTable, changes: TableChanges, keyed: KeyedTable, once: CommitProperties) -> None:
@@ -308,7 +335,7 @@ def write_merge(table: DeltaTable, changes: TableChanges, keyed: KeyedTable, onc
         target_alias="t",
         streamed_exec=False,  # delta-rs then takes bounds from the rows, and leaves out files by their statistics
         max_spill_size=_pool(rows, keyed.memory) if keyed.memory else None,
-        writer_properties=_row_groups(rows, keyed.memory) if keyed.memory else None,
+        writer_properties=_written(have, **(_row_groups(rows, keyed.memory) if keyed.memory else {})),
         commit_properties=once,
         post_commithook_properties=HOOKS,
     )
@@ -334,11 +361,16 @@ def _pool(rows: pa.Table, memory: int) -> int:
     return pool
 
 
-def _row_groups(rows: pa.Table, memory: int) -> WriterProperties:
+def _written(schema: pa.Schema, **more: int) -> WriterProperties:
+    """Return how delta-rs writes files: compressed as it does where it is told nothing."""
+    return without_bounds_of_floats(schema, compression="SNAPPY", **more)
+
+
+def _row_groups(rows: pa.Table, memory: int) -> dict[str, int]:
     """Return how files are written within some memory: a row group is held until it is whole, for each of a few files,
     and does not count as memory that could be spilled."""
     each = max(1, rows.nbytes // max(1, len(rows)))
-    return WriterProperties(max_row_group_size=min(1 << 20, max(FEWEST_ROWS, memory // 64 // each)))
+    return {"max_row_group_size": min(1 << 20, max(FEWEST_ROWS, memory // 64 // each))}
 
 
 def columns_set(op: int, names: list[str], keyed: KeyedTable) -> list[str]:

@@ -7,24 +7,30 @@ its files. Bronze holds what was read; dead letters hold what was failed, unmatc
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from router.delta.commit import StagedFile
     from router.engine.label.layout import Layout
 
-SUMS = ("read", "failed", "bare", "unmatched")
+log = logging.getLogger("router")
+SUMS = ("read", "failed", "bare", "unmatched", "unknown")
 KEYED = ("matched", "refused", "dropped", "warned", "failing", "landed", "rejected", "frozen", "quarantined")
+NAMED = 50
+"""Different fields beyond the schema that are counted by name; a key made of data is another one in every record."""
 
 
 @dataclass(frozen=True)
 class Partition:
     """The counts of one source partition of a batch. Keyed ones are by route, `route/expectation` or `route/sink`,
     those of quarantined rows by `route/sink/table`.
+
+    `unknown` events have fields that the decoder's schema lacks; `unknown_fields` has as many of these as `NAMED`.
     """
 
     topic: str
@@ -44,6 +50,8 @@ class Partition:
     rejected: dict[str, int]
     frozen: dict[str, int] = field(default_factory=dict)
     quarantined: dict[str, int] = field(default_factory=dict)
+    unknown: int = 0
+    unknown_fields: dict[str, int] = field(default_factory=dict)
 
     @property
     def decoded(self) -> int:
@@ -56,17 +64,42 @@ def partitions(counts: Iterable[dict[str, Any]]) -> tuple[Partition, ...]:
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for count in counts:
         place = {name: count[name] for name in ("topic", "partition", "first", "last")}
-        blank = {**place, **{name: Counter() for name in KEYED}, **dict.fromkeys(SUMS, 0)}
+        blank = {**place, **{name: Counter() for name in KEYED}, **dict.fromkeys(SUMS, 0), "unknown_fields": {}}
         have = found.setdefault((count["topic"], count["partition"]), blank)
         have["first"] = min(have["first"], count["first"])
         have["last"] = max(have["last"], count["last"])
         for name in SUMS:
-            have[name] += count[name]
+            have[name] += count.get(name, 0)
         for name in KEYED:
             have[name].update(count.get(name, {}))
+        add_named(have["unknown_fields"], count.get("unknown_fields", {}))
     return tuple(
         Partition(**{**found[key], **{name: dict(found[key][name]) for name in KEYED}}) for key in sorted(found)
     )
+
+
+def add_named(have: dict[str, int], more: Mapping[str, int]) -> None:
+    """Add counts of fields to others, and no more than `NAMED` names: those with the most first."""
+    for name in sorted(more, key=lambda name: (-more[name], name)):
+        if name in have or len(have) < NAMED:
+            have[name] = have.get(name, 0) + more[name]
+
+
+@dataclass
+class UnknownFieldReport:
+    """The fields beyond the schema that the log has named: each once, and as many as `NAMED`, while a process lives."""
+
+    named: set[str] = field(default_factory=set)
+
+    def report(self, query: str, counted: tuple[Partition, ...]) -> None:
+        """Log the fields that no batch has had before."""
+        for name, count in sorted(keyed(counted, "unknown_fields").items()):
+            if name not in self.named and len(self.named) < NAMED:
+                self.named.add(name)
+                what = "%s: the schema lacks the field %s, which %d of %d records have; the ledger counts them"
+                log.info(what, query, name, count, total(counted, "read"))
+                if len(self.named) == NAMED:
+                    log.info("%s: the schema lacks %d fields by now; no other is named", query, NAMED)
 
 
 def total(counted: Iterable[Partition], kind: str) -> int:

@@ -26,9 +26,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from router.delta.commit import is_committed
+from router.delta.maintenance_process import MaintenanceProcess
 from router.delta.table_cache import SparkTables, TableCache
 from router.engine import ledger
-from router.engine.balance import imbalances, keyed, partitions
+from router.engine.balance import UnknownFieldReport, imbalances, keyed, partitions
 from router.engine.checkpoint_store import CheckpointStore, Manifest, frozen_as_text
 from router.engine.commit.committers import Catalog, Committers
 from router.engine.commit.schema_evolution import SchemaEvolution
@@ -97,9 +98,10 @@ class Batches:
         self.release = Release(config, self.spark, self.lake, self.store, self.committers, self.executors)
         plans = config.maintenance if only_spark else config.maintenance_plans()
         self.maintenance = TableMaintenance(
-            self.lake, lambda: self.spark, plans, detached_outboxes(config), beside=True
+            self.lake, lambda: self.spark, plans, detached_outboxes(config), beside=True, process=MaintenanceProcess()
         )
         self.catalog = Catalog(self.spark, self.lake)
+        self.unknown = UnknownFieldReport()
 
     def process(self, raw: DataFrame, batch: int) -> BatchReport:
         """Take one batch of raw records to its end. Calling it again with the same batch id changes nothing."""
@@ -111,6 +113,7 @@ class Batches:
         replay, tables = manifest is not None, None
         if manifest is None:
             manifest, tables, plan = self._decide(plan, steps, new=known is None)  # 4 land, 5 decide
+            self.unknown.report(self.config.name, manifest.partitions)
         with steps.step("commit", len(manifest.commits)):
             failed = self._commit(manifest, tables, steps)  # 6 commit
             manifest = self._quarantine(manifest, failed, plan.layout)  # 7 quarantine

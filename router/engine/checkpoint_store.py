@@ -3,7 +3,7 @@
 | folder | file | says |
 |---|---|---|
 | `manifests/RUN` | BATCH.json | what a batch was decided to be, before anything of it is committed |
-| `applied/RUN` | BATCH.json | what sinks have applied of a batch, by sink |
+| `applied/RUN` | BATCH.json | what sinks have applied of a batch, by sink, and the tables that have got rows by it |
 | `backlog` | SINK.json | rows of an outbox whose table cannot be written at present |
 | `lost` | RUN.json | batches that tables lack, and a person went on without |
 | `known` | SINK.json | tables that a sink has merged into: one that is gone was dropped |
@@ -36,11 +36,15 @@ from router.errors import RunningError, StartError
 from router.sinks import Applied
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from router.config.models import Config
 
 KEPT = 100
 """Manifests that are kept for operators to read; the router needs the last one only."""
 FORMAT = b"2"
+MERGED = "merged"
+"""The key in a mark under which tables stand; those of sinks have a slash."""
 WAYS = {
     "manifests": "It says what a batch was decided to be. Restore it from a copy",
     "applied": "It says which sinks have a batch. Restore it from a copy; or delete it, and the sinks of a batch that "
@@ -219,14 +223,24 @@ class CheckpointStore:
 
     def applied(self, batch: int) -> dict[str, Applied]:
         """Return what sinks have applied of this batch, by key."""
-        marks = self.load(self._applied(batch)) or {}
-        return {key: Applied(*counts) for key, counts in marks.items()}
+        return {key: Applied(*counts) for key, counts in self._mark(batch).items() if key != MERGED}
 
-    def mark_applied(self, batch: int, key: str, counts: Applied) -> None:
-        """Note that a sink has applied this batch; delete the oldest mark."""
-        self.write(self._applied(batch), json.dumps({**self.applied(batch), key: counts}).encode())
+    def merged(self, batch: int) -> dict[str, list[str]]:
+        """Return the tables that merges of this batch have changed, by the sink's key."""
+        found: dict[str, list[str]] = self._mark(batch).get(MERGED, {})
+        return found
+
+    def mark_applied(self, batch: int, key: str, counts: Applied, merged: Iterable[str] = ()) -> None:
+        """Note that a sink has applied this batch, and the tables that it has merged into; delete the oldest mark."""
+        mark = self._mark(batch)
+        tables = {**mark.get(MERGED, {}), key: sorted(merged)} if merged else mark.get(MERGED)
+        found = {**mark, key: counts, **({MERGED: tables} if tables else {})}
+        self.write(self._applied(batch), json.dumps(found).encode())
         if batch >= KEPT:
             self.delete(self._applied(batch - KEPT))
+
+    def _mark(self, batch: int) -> dict[str, Any]:
+        return self.load(self._applied(batch)) or {}
 
     def manifest_path(self, batch: int) -> str:
         """Return where the manifest of a batch is in the store."""

@@ -62,11 +62,14 @@ SCHEMA = pa.schema(
         ("lost", pa.int64()),
         ("parked", pa.int64()),
         ("in_doubt", pa.int64()),
+        ("unknown", pa.int64()),
+        ("unknown_fields", pa.map_(pa.string(), pa.int64())),
         ("finished", pa.timestamp("us", "UTC")),
     ]
 )
 """Rows without a route count the source: read = decoded + failed + bare; `lost` ones were deleted in Kafka before they
-were read, and stand in a batch of their own, in which nothing was read. Rows with a route and sink count what
+were read, and stand in a batch of their own, in which nothing was read; `unknown` events have fields that the schema
+lacks, of which `unknown_fields` has as many as NAMED, each with its events. Rows with a route and sink count what
 matched: matched = landed + refused + dropped + quarantined; for a sink with an outbox landed = applied + dead +
 parked + backlog. `backlog` rows stay in the outbox, less those of earlier batches that were applied now: their table
 cannot be written, or a detached sink has yet to send them (its batches stand here with its own run). `frozen` rows
@@ -79,8 +82,10 @@ A replay has a row without a batch, of what it changed: more rows are `applied`,
 """
 
 
+LATER = {"unknown", "unknown_fields"}
+"""Columns that the next append adds to a ledger which was made before they were."""
 READ = ("read", "decoded", "failed", "bare", "unmatched")
-SOURCE = (*READ, "lost")
+SOURCE = (*READ, "lost", "unknown")
 SUMMED = (
     *("matched", "landed", "refused", "dropped", "applied", "dead", "backlog", "frozen", "quarantined", "released"),
     *("parked", "in_doubt"),
@@ -112,7 +117,8 @@ def rows(
             "to_offset": part.last,
         }
         source = {name: getattr(part, name) for name in READ}
-        found.append({**where, **source})
+        beyond = {"unknown": part.unknown, "unknown_fields": sorted(part.unknown_fields.items()) or None}
+        found.append({**where, **source, **beyond})
         for key in targets:
             route, sink = key.split("/", 1)
             quarantine = f"{key}/quarantine"
@@ -191,6 +197,7 @@ def report(
         files=sum(len(work.files) for work in commits),
         seconds={name: round(took, 4) for name, took in seconds.items()},
         routes=routes,
+        unknown=total(counted, "unknown"),
     )
 
 
@@ -214,8 +221,12 @@ def append(committers: Committers, entry: LedgerEntry, found: list[dict[str, Any
         pq.write_table(content, stream, store_schema=False, metadata_collector=footers)
         size = stream.tell()
     file = StagedFile("/ledger", entry.table, path, size, len(found), tuple(SCHEMA.names), statistics(footers[0]))
-    work = TableCommit("/ledger", entry.table, entry.app_id, entry.version, (file,), to_delta(SCHEMA))
-    if not committers.commit((work,), tables.open([entry.table]) if tables else {}, {}):
+    opened = tables.open([entry.table]) if tables else {entry.table: lake.open(entry.table)}
+    have = {field.name for field in table.schema().fields} if (table := opened[entry.table]) else {*SCHEMA.names}
+    added = [column for column in SCHEMA if column.name not in have]
+    about = "/ledger", entry.table, entry.app_id, entry.version, (file,), to_delta(SCHEMA)
+    work = TableCommit(*about, added=to_delta(pa.schema(added)) if added else None)
+    if not committers.commit((work,), opened, {}):
         lake.files.delete_file(path)
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from router.config.models import Maintenance
     from router.delta.lake import Lake
+    from router.delta.maintenance_process import MaintenanceProcess
 
 
 log = logging.getLogger("router")
@@ -48,9 +49,10 @@ CLOSING_SECONDS = 60.0
 class TableMaintenance:
     """The maintenance of a query's tables, when it is due. What it counts begins anew with each process.
 
-    With `beside` it is done in a thread, so that no batch waits for it, one table at a time. The tables in `left` are
-    not touched: the outboxes of detached sinks. Their queries read each commit that brings rows, and compaction brings
-    none: rows that are not sent yet would be deleted with the old files. They compact what they have read.
+    With `beside` it is done in a thread, so that no batch waits for it, one table at a time; with a `process` delta-rs
+    does its part there. The tables in `left` are not touched: the outboxes of detached sinks. Their queries read each
+    commit that brings rows, and compaction brings none: rows that are not sent yet would be deleted with the old files.
+    They compact what they have read.
     """
 
     lake: Lake
@@ -58,6 +60,7 @@ class TableMaintenance:
     plans: tuple[Maintenance, ...]
     left: frozenset[str] = frozenset()
     beside: bool = False
+    process: MaintenanceProcess | None = None
     commits: Counter[str] = field(default_factory=Counter)
     last: dict[str, float] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -112,7 +115,8 @@ class TableMaintenance:
             gradual=plan is UNASKED,
             unasked=plan is UNASKED,
         )
-        found = maintain(self.lake, table, options, dry=dry)
+        by_delta_rs = self.process.maintain if self.process else maintain
+        found = by_delta_rs(self.lake, table, options, dry=dry)
         if found.by_spark or (found.without_statistics and not dry):
             return SparkMaintenance(self.session(), self.lake, table, options, dry).done(found)
         return found
@@ -134,6 +138,8 @@ class TableMaintenance:
         for table, plan in self._due():
             if not self.stop.is_set() and time.monotonic() < began + interval(plan.budget).total_seconds():
                 self._maintain(table, plan)
+        if self.process:
+            self.process.end()
 
     def _maintain(self, table: str, plan: Maintenance) -> None:
         began = time.monotonic()

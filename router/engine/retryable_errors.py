@@ -1,4 +1,4 @@
-"""Which errors pass by themselves, and which need an operator; and a log line while Spark waits for Kafka silently."""
+"""Which errors pass by themselves, how long to wait for that, and a log line while Spark waits for Kafka silently."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import re
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from tenacity import RetryCallState, wait_exponential_jitter
+from tenacity.wait import wait_base
 
 from router.errors import RouterError, SinkError, TableError
 
@@ -70,6 +74,34 @@ def passing(error: BaseException) -> bool:
     text = f"{type(error).__name__}: {error}"
     numbers = {int(number) for number in ERRNO.findall(text)}
     return isinstance(error, OSError) or bool(numbers & PASSING_ERRNO) or any(sign in text for sign in PASSING)
+
+
+@dataclass
+class GrowingPauses(wait_base):
+    """The pauses between tries: from one second on each is about twice as long, and the first again after a success.
+
+    A query is tried again and again for as long as a run lives: without the success its thousandth hiccup would cost
+    the longest pause.
+    """
+
+    longest: float = 60.0
+    before: int = 0
+    tried: int = 0
+    made: wait_exponential_jitter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.made = wait_exponential_jitter(initial=1, max=self.longest)
+
+    def succeeded(self) -> None:
+        """Begin again with the shortest pause: what is tried has done something."""
+        self.before = self.tried
+
+    def __call__(self, retry_state: RetryCallState) -> float:
+        """Return the seconds before the next try."""
+        self.tried = retry_state.attempt_number
+        since = copy(retry_state)
+        since.attempt_number = max(1, self.tried - self.before)
+        return self.made(since)
 
 
 @dataclass

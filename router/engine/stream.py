@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import StreamingQueryException
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_event_set, wait_exponential_jitter
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_event_set
 from tenacity.nap import sleep_using_event
 
 from router.delta.lake import DAMAGED_LOG, Lake
@@ -26,9 +26,10 @@ from router.engine.label.planner import Planner
 from router.engine.outbox.apply import opened
 from router.engine.outbox.detached import DetachedSinks
 from router.engine.quarantine.release import Release
-from router.engine.retryable_errors import Outage, passing, says_lost
+from router.engine.retryable_errors import GrowingPauses, Outage, passing, says_lost
 from router.engine.spark.session import alive, quiet_failures, quiet_gateway
 from router.engine.start.checks import begin, executors_of, reach, refuse_speculation
+from router.engine.start.killed_repairs import clear_killed_repairs
 from router.engine.start.lost_records import LostRecords
 from router.engine.start.run_lock import alone
 from router.engine.start.spark_checkpoint import CheckpointMending
@@ -131,10 +132,13 @@ def _checked(loaded: Loaded, spark: SparkSession, at: tuple[TableCache, Lake], a
     refuse_speculation(spark.sparkContext.getConf().get("spark.speculation"), loaded.config)
     CheckpointStore(checkpoint).begin()
     CheckpointMending(loaded.config, tables.lake, checkpoint, loaded.fingerprint).mend()
+    clear_killed_repairs(tables.lake, checkpoint, loaded.config.name)
     return begin(spark, tables, checkpoint, loaded.config, accept)
 
 
-def retrying(config: Config, spark: SparkSession, stop: threading.Event) -> Retrying:
+def retrying(
+    config: Config, spark: SparkSession, stop: threading.Event, pauses: GrowingPauses | None = None
+) -> Retrying:
     """Return what calls a function again, with growing pauses and a line for each, after failures that pass."""
 
     def tell(state: RetryCallState) -> None:
@@ -144,7 +148,7 @@ def retrying(config: Config, spark: SparkSession, stop: threading.Event) -> Retr
 
     return Retrying(
         retry=retry_if_exception(lambda error: passing(error) and alive(spark)),
-        wait=wait_exponential_jitter(initial=1, max=60),
+        wait=pauses or GrowingPauses(),
         stop=stop_when_event_set(stop),
         sleep=sleep_using_event(stop),
         before_sleep=tell,
@@ -175,6 +179,7 @@ class _StreamRun:
     open: bool = False
     stopped: bool = False
     detached: DetachedSinks | None = None
+    pauses: GrowingPauses = field(default_factory=GrowingPauses)
 
     @property
     def lake(self) -> Lake:
@@ -185,7 +190,7 @@ class _StreamRun:
         """Run the query, and again after a failure that passes: every batch can go on where it was interrupted."""
         try:
             with quiet_failures(self.spark), self._detached_sinks():
-                retrying(self.config, self.spark, self.options.stop)(self._query, begin)
+                retrying(self.config, self.spark, self.options.stop, self.pauses)(self._query, begin)
                 if self._once and self.batches:
                     self.batches.outboxes.retention.tidy()
         except Exception as error:
@@ -318,6 +323,7 @@ class _StreamRun:
             records = raw if self.config.source.kafka else source.numbered(raw)
             with self.releasing:
                 report = self.batches.process(records, batch)
+            self.pauses.succeeded()
             self.reports.append(report)
             self.unreported.append(report)
             self.registry.finished(report)

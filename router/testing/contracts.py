@@ -39,8 +39,8 @@ COORDINATES = "_topic string, _partition int, _offset bigint, _timestamp timesta
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 HERE = Path()
 ADDED = {"event", "_error"}
-OPTIONAL = {"_wanted", "schema_id", "schema_version", "subject", "message"}
-"""What a decoder that works with a schema registry may add besides."""
+OPTIONAL = {"_wanted", "_unknown", "schema_id", "schema_version", "subject", "message"}
+"""What a decoder that goes by a schema may add besides."""
 
 _noise = random.Random(7)
 

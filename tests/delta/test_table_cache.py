@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +13,10 @@ import pytest
 
 from router.delta import table_cache as module
 from router.delta.commit import commit, to_arrow
+from router.delta.lake import Lake
 from router.delta.table_cache import TableCache
 from router.errors import TableError
+from router.storage import LocalFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +24,6 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from router.delta.commit import TableCommit
-    from router.delta.lake import Lake
 
 TABLE = "silver.poker"
 ROWS = pa.table({"id": [1, 2]})
@@ -93,7 +96,7 @@ def test_tables_of_many_files_are_not_kept(
     found = handles.open(["silver.a", "silver.b", "silver.c"])
 
     assert all(found.values())
-    assert len(handles.cached) == 2
+    assert len(handles.held) == 2
     put(1, table="silver.b")
     assert opened(handles, "silver.b").version() == 1
 
@@ -144,3 +147,37 @@ def test_a_table_is_opened_once_however_often_it_is_written(
 
     assert opened == [TABLE, TABLE], "for the first batch, which made it, and for the second"
     assert to_arrow(handles.open([TABLE])[TABLE]).names == ["id", "tip"]
+
+
+def test_more_tables_than_handles_are_opened_once_too(
+    lake: Lake, land: Callable[..., TableCommit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it 5 000 tables take gigabytes of the driver, or each batch reads the log of each of them."""
+    monkeypatch.setattr(module, "TABLES", 2)
+    tables = [f"silver.t{number}" for number in range(5)]
+    opened = list[str]()
+    open_table = Lake.open
+    monkeypatch.setattr(Lake, "open", lambda self, name: opened.append(name) or open_table(self, name))
+    handles = TableCache(lake)
+    for version in range(6):
+        works = [land(lake, name, ROWS, version) for name in tables]
+        if version > 1:
+            opened.clear()
+        found = handles.open(tables)
+        assert all(commit(lake, work, {}, found[work.table]) for work in works)
+        assert not any(commit(lake, work, {}, handles.open([work.table])[work.table]) for work in works)
+
+    assert opened == []
+    assert not handles.held, "an append leaves no handle"
+    assert [table.version() for table in handles.open(tables).values() if table] == [5] * 5
+
+
+def test_a_file_has_the_content_of_one_of_those_who_create_it(tmp_path: Path) -> None:
+    """Without it two writers of one commit, or of one manifest, publish a file that is half of each."""
+    files = LocalFiles(str(tmp_path))
+    for number in range(50):
+        contents = [str(writer).encode() * (1 + writer * 10_000) for writer in range(4)]
+        with ThreadPoolExecutor(4) as pool:
+            won = list(pool.map(partial(files.create, f"log/{number}"), contents))
+        assert [content for content, stamp in zip(contents, won, strict=True) if stamp] == [files.read(f"log/{number}")]
+    assert len(list(Path(tmp_path, "log").iterdir())) == 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Field, Schema, write_deltalake
 
@@ -50,10 +52,12 @@ class Table:
     def take(self, *records: Record, batch: int | None = None, **options: Any) -> UpsertResult:
         return self.merge(lane(records, self.keyed, self.columns), batch, **options)
 
-    def merge(self, rows: pa.Table, batch: int | None = None, **options: Any) -> UpsertResult:
+    def merge(
+        self, rows: pa.Table, batch: int | None = None, merged: int | None = None, **options: Any
+    ) -> UpsertResult:
         self.batches += batch is None
-        version = self.batches if batch is None else batch
-        work = TableUpsert(TABLE, "query/route/upsert", version, self.keyed, {}, known=self.batches > 1)
+        version, about = self.batches if batch is None else batch, (TABLE, "query/route/upsert")
+        work = TableUpsert(*about, version, self.keyed, {}, known=self.batches > 1, merged=merged)
         return upsert(self.lake, work, rows, **options)
 
     @property
@@ -105,6 +109,42 @@ def test_a_late_record_never_wins(table: Table, deleted: bool) -> None:
 
     assert (merged.applied, merged.late) == (1, 1)
     assert (table.handle.version(), table.rows()) == (version, before)
+
+
+def test_a_file_with_nan_gets_no_bounds_from_it(make: Callable[..., Table]) -> None:
+    """Without it a query for large numbers passes over NaN, which Spark takes for the largest."""
+    table = make(columns={"k": pa.string(), "v": pa.float64()})
+    table.take(record("a", 1, 1.0), record("b", 2, math.nan))
+    table.take(record("b", 3, 2.0), record("c", 4, math.nan))
+
+    found = pa.table(table.handle.get_add_actions()).to_pylist()
+    assert sum(file["num_records"] for file in found) == 3
+    assert all(file["max"]["k"] for file in found)
+    assert {file[bound].get("v") for file in found for bound in ("min", "max")} == {None}
+    for file in found:
+        groups = pq.read_metadata(Path(table.lake.address(TABLE), file["path"])).row_group(0)
+        assert groups.column(0).compression == "SNAPPY"
+        values = [groups.column(n) for n in range(groups.num_columns) if groups.column(n).path_in_schema == "v"]
+        assert [one.statistics for one in values] == [None], "Spark looks at the bounds of row groups, too"
+
+
+def test_nothing_is_merged_into_an_older_copy_of_a_table(table: Table) -> None:
+    """Without it the stream goes on behind a gap, and rows that are older than what was there win."""
+    assert table.take(record("a", 5, 5), merged=1).committed
+    assert not table.take(record("a", 4, 4), merged=2).committed, "it is late, and leaves no transaction id"
+    log = Path(table.lake.address(TABLE), "_delta_log")
+    newest = max(log.glob("*.json"))
+    put_back, content = newest.with_suffix(".kept"), newest.read_bytes()
+    newest.rename(put_back)
+
+    with pytest.raises(TableError, match="lacks batch 2") as refused:
+        table.take(record("b", 9, 9), merged=2)
+    assert f"router repair {TABLE}" in str(refused.value)
+    assert "--accept lost-tables" in str(refused.value)
+    assert table.rows() == LATEST
+
+    newest.write_bytes(content)
+    assert table.take(record("b", 9, 9), merged=2).committed
 
 
 def test_a_newer_record_brings_a_deleted_key_back(table: Table) -> None:

@@ -99,6 +99,7 @@ def value(text: str, body: Any = BODY, status: int = 200) -> Any:
         ("body.list[7] IS NULL", True),
         ("body.absent.deeper IS NULL", True),
         ("body.only IS NOT NULL", True),
+        ("body.n < 99999999999999999999", True),
         # what does not go together is null, and so no match
         ("body.error = 5", None),
         ("body.errors = 1", None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -77,8 +78,10 @@ def event(i: int) -> dict[str, Any]:
         "small": i - 20,
         "tags": ["a", None, "é" * (i % 3)],
         "inner": {"x": i, "deep": {"y": f"y{i}", "at": f"2026-01-01T00:00:{i % 60:02d}Z"}},
-        "rounds": [{"n": i}, {"n": None}, None, {}],
+        "rounds": [{"n": i}, {"n": None}, None, {"odd": 1} if i % 5 == 0 else {}],
     }
+    if i % 7 == 0:
+        found["bonus"] = i
     for k, name in enumerate(list(found)):
         if i % 17 == k:
             del found[name]
@@ -134,6 +137,21 @@ def test_arrow_reports_what_spark_reports(both: tuple[Query, Query]) -> None:
     """Without it the ledger depends on who evaluates a rule."""
     one, two = ([{**vars(report), "seconds": None, "files": None} for report in query.reports] for query in both)
     assert one == two
+
+
+@pytest.mark.parametrize("way", [0, 1], ids=["arrow", "spark"])
+def test_the_ledger_counts_the_records_with_fields_that_the_schema_lacks(both: tuple[Query, Query], way: int) -> None:
+    """Without it a new field of the producers is dropped, and nobody finds out for months."""
+    values = [(row["value"] or b"") for row in both[way].rows("bronze.all")]
+    sent = {"bonus": sum(b'"bonus": ' in value for value in values), "rounds[].odd": sum(b'"odd"' in v for v in values)}
+    named: Counter[str] = Counter()
+    for row in both[way].rows("ops.ledger"):
+        named.update(dict(row["unknown_fields"] or ()))
+
+    assert min(sent.values()) > 0
+    assert {name: named[name] for name in sent} == sent
+    unknown = sum(row["unknown"] or 0 for row in both[way].rows("ops.ledger"))
+    assert sum(report.unknown for report in both[way].reports) == unknown > max(sent.values())
 
 
 def test_arrow_finds_the_dead_letters_that_spark_finds(both: tuple[Query, Query]) -> None:

@@ -15,7 +15,8 @@ from deltalake import write_deltalake
 from router import BatchError
 from router.config.models import Route
 from router.engine.balance import imbalances
-from router.engine.ledger import SCHEMA, last
+from router.engine.commit.committers import Committers
+from router.engine.ledger import LATER, SCHEMA, LedgerEntry, append, last
 from router.engine.tables.verify import Verification
 from tests.engine import scenarios
 from tests.engine.conftest import COMMITS, EITHER
@@ -222,6 +223,24 @@ def entry(run: str, batch: int | None, route: str | None, at: int, query: str = 
     """Return a ledger row; `at` is the second in which its batch ended."""
     where = {"query": query, "run": run, "batch_id": batch, "route": route, "sink": route and "rest"}
     return {**dict.fromkeys(SCHEMA.names), **where, "finished": at * 1_000_000, **more}
+
+
+def test_a_ledger_that_was_made_before_a_column_gets_it(lake: Lake) -> None:
+    """Without it a lake has to be given up for a count that is new."""
+    older = pa.schema([column for column in SCHEMA if column.name not in LATER])
+    write_deltalake(lake.address("ops.ledger"), pa.Table.from_pylist([{"query": "games", "read": 1}], older))
+    nothing: Any = None
+    for version in (0, 1, 1):
+        entry = LedgerEntry("ops.ledger", "games:run/ledger", version)
+        append(Committers(lake, nothing), entry, [{"query": "games", "unknown": 2, "unknown_fields": [("a.b", 2)]}])
+
+    handle = lake.open("ops.ledger")
+    assert handle is not None
+    rows = handle.to_pyarrow_table(columns=["read", "unknown", "unknown_fields"]).to_pylist()
+    assert sorted(rows, key=repr) == [
+        {"read": 1, "unknown": None, "unknown_fields": None},
+        *[{"read": None, "unknown": 2, "unknown_fields": [("a.b", 2)]}] * 2,
+    ]
 
 
 def test_the_last_batches_are_those_that_ended_last(lake: Lake) -> None:

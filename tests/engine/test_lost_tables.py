@@ -16,13 +16,15 @@ from router.config.models import Config, Route
 from router.delta.commit import TableCommit
 from router.delta.lake import Lake
 from router.delta.table_cache import TableCache
+from router.delta.upsert import EXPIRES
 from router.engine.checkpoint_store import CheckpointStore, Manifest
-from router.engine.commit.lost_tables import EXPIRES, CommittedBatches
+from router.engine.commit.lost_tables import CommittedBatches
 from router.engine.ledger import SCHEMA as LEDGER
 from router.engine.start.checks import begin
 from router.errors import StartError
+from router.sinks import Applied
 from router_decoders import Json
-from router_sinks import Delta
+from router_sinks import Delta, Upsert
 from tests.engine.parts import Where
 from tests.engine.query import RUN, SOURCE
 
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
 
 LAST = 3
 """The last batch that the run has finished."""
-ROUTES = tuple(
-    Route(name=name, match=Where(sql="true"), sinks=(Delta(table=f"silver.{name}"),)) for name in ("uno", "poker")
+KEYED = Upsert(table="silver.profiles", keys=["event.a"])
+ROUTES = (
+    *(Route(name=name, match=Where(sql="true"), sinks=(Delta(table=f"silver.{name}"),)) for name in ("uno", "poker")),
+    Route(name="keyed", match=Where(sql="true"), sinks=(KEYED,)),
 )
 
 
@@ -55,6 +59,9 @@ class Place:
         self.store.decide(Manifest(batch, "fingerprint", (), tuple(works), ()))
         for one in works:
             append(self.lake, one.table, pa.table({"a": [batch]}), one.app_id, batch)
+        if batch:  # what the first batch brought changed nothing, and left no transaction id
+            append(self.lake, "silver.profiles", pa.table({"a": [batch]}), MERGES, batch)
+        self.store.mark_applied(batch, "keyed/upsert", Applied(1), ["silver.profiles"] if batch else [])
         append(self.lake, "ops.ledger", LEDGER.empty_table(), f"games:{RUN}/ledger", batch)
         self.checkpoint.write(f"spark/offsets/{batch}", b"")
         self.checkpoint.write(f"spark/commits/{batch}", b"")
@@ -81,6 +88,7 @@ class Place:
                 entry.unlink()
 
 
+MERGES = f"games:{RUN}/keyed/upsert/silver.profiles"
 TARGETS = {"/bronze": "bronze.all", "uno/delta": "silver.uno", "poker/delta": "silver.poker"}
 
 
@@ -106,6 +114,13 @@ def place(tmp_path: Path) -> Place:
         pytest.param("bronze.all", lambda at: at.delete("bronze.all"), "is gone", id="bronze is gone"),
         pytest.param("silver.uno", lambda at: at.put_back("silver.uno", 1), "lacks batches 2 to 3", id="older copy"),
         pytest.param("silver.uno", lambda at: at.replace("silver.uno"), "lacks batches 0 to 3", id="another table"),
+        pytest.param("silver.profiles", lambda at: at.delete("silver.profiles"), "is gone", id="merged and gone"),
+        pytest.param(
+            "silver.profiles",
+            lambda at: at.put_back("silver.profiles", 1),
+            "lacks batches 3 to 3",
+            id="merged, older",
+        ),
     ],
 )
 def test_a_start_without_what_was_committed_is_refused(
@@ -186,8 +201,13 @@ def test_tables_that_nobody_writes_any_more_may_be_deleted(place: Place) -> None
     place.start(routes=ROUTES[1:])
     renamed = Route(name="uno", match=Where(sql="true"), sinks=(Delta(table="silver.one"),))
     place.start(routes=(renamed, ROUTES[1]))
+    place.delete("silver.profiles")
+    place.start(routes=ROUTES[1:2])
+    others = Upsert(table="silver.others", keys=["event.a"])
+    for changed in (others, KEYED.model_copy(update={"dropped": "remake"})):
+        place.start(routes=(ROUTES[1], ROUTES[2].model_copy(update={"sinks": (changed,)})))
     place.delete("bronze.all")
-    place.start(routes=ROUTES[1:], bronze=None)
+    place.start(routes=ROUTES[1:2], bronze=None)
 
 
 def test_a_run_can_ask_of_open_tables_what_they_have_lost(place: Place) -> None:

@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from deltalake import write_deltalake
 from deltalake.transaction import AddAction
 
 from router.config.models import Maintenance
 from router.delta.maintenance import MaintenanceOptions, MaintenanceResult, maintain
+from router.delta.maintenance_process import MaintenanceProcess
 from router.delta.upsert import TableUpsert, upsert
 from router.engine import maintenance as module
 from router.engine.maintenance import TableMaintenance
+from router.errors import TableError
 from router.sinks import KeyedTable
 from tests.delta.model import Record, lane
 
 if TYPE_CHECKING:
-    import pytest
     from pyspark.sql import SparkSession
 
     from router.delta.lake import Lake
@@ -98,6 +100,35 @@ def test_no_batch_waits_for_maintenance(lake: Lake, monkeypatch: pytest.MonkeyPa
     go_on.set()
     care.close()
     assert done == ["silver.a"], "the end begins nothing more"
+
+
+def test_delta_rs_maintains_in_a_process_of_its_own(lake: Lake, caplog: pytest.LogCaptureFixture) -> None:
+    """Without it a commit waits for seconds while a table of many files is compacted."""
+    caplog.set_level(logging.INFO, "router")
+    care = TableMaintenance(
+        lake, no_session, (Maintenance(tables="*.*", commits=2),), beside=True, process=MaintenanceProcess()
+    )
+    for _ in range(2):
+        care.after_batch(batch(lake, "silver.a", "silver.b"))
+    care.close(finish=True)
+
+    assert (files(lake, "silver.a"), files(lake, "silver.b")) == (1, 1)
+    assert care.process == MaintenanceProcess(), "it has ended"
+
+
+def test_a_table_whose_maintenance_dies_keeps_no_other_from_it(lake: Lake) -> None:
+    """Without it one table whose compaction takes too much memory ends all maintenance, or the stream."""
+    process, options = MaintenanceProcess(), MaintenanceOptions()
+    batch(lake, "silver.a")
+    with pytest.raises(TableError, match="there is no such table"):
+        process.maintain(lake, "silver.gone", options)
+    assert process.running
+    process.running.kill()
+    with pytest.raises(TableError, match="ended with -9"):
+        process.maintain(lake, "silver.a", options)
+
+    assert process.maintain(lake, "silver.a", options).table == "silver.a"
+    assert process.end() == 0
 
 
 def test_what_former_runs_have_left_counts(lake: Lake) -> None:

@@ -16,6 +16,8 @@ from router.delta.lake import Lake
 from router.delta.parquet_writer import Staging
 from router.delta.row_versions import DELETIONS
 from router.engine.merge.delta_rs import MergeJob, merge_table
+from router.engine.start.killed_repairs import clear_killed_repairs, lock_of, staged_as
+from router.engine.start.run_lock import locked
 from router.engine.tables.merged_again import BatchSpan, MergedAgain, portions
 from router.sinks import KeyedTable
 
@@ -115,3 +117,25 @@ def test_batches_are_merged_together_up_to_a_number_of_records() -> None:
     batches = [BatchSpan(count, {"events": {0: (at, at)}}) for at, count in enumerate((2, 2, 5, 1, 1))]
     assert [len(part) for part in portions(batches, 4)] == [2, 1, 2]
     assert [len(part) for part in portions(batches, 0)] == [1] * 5
+
+
+def test_what_a_killed_repair_has_left_is_deleted(tmp_path: Path) -> None:
+    """Without it a lake keeps a copy of a table for each repair that was killed."""
+    lake, checkpoint = Lake.at(str(tmp_path / "lake")), Lake.at(str(tmp_path / "checkpoint"))
+    nothing: Any = None
+    for table in ("silver.killed", "silver.busy"):
+        found = MergedAgain(nothing, lake, KeyedTable(keys=("gamer",)), table, None, staged_as("games", table))
+        found.merge_rows(BATCHES[0].set_column(5, "_table", pa.array([found.name] * 3)), "all/upsert")
+        assert lake.open(found.name) is not None
+    MergedAgain(nothing, lake, KeyedTable(keys=("gamer",)), "silver.x", None, staged_as("games_eu", "silver.killed"))
+    other = Path(lake.address(staged_as("games_eu", "silver.killed")))
+    other.mkdir(parents=True)
+
+    with locked(checkpoint, lock_of("silver.busy"), "busy"):
+        clear_killed_repairs(lake, checkpoint, "games")
+
+    assert [lake.open(staged_as("games", f"silver.{name}")) is None for name in ("killed", "busy")] == [True, False]
+    assert other.exists(), "another query's repair may be at work"
+    busy = staged_as("games", "silver.busy")
+    MergedAgain(nothing, lake, KeyedTable(keys=("gamer",)), "silver.busy", None, busy)
+    assert lake.open(busy) is None, "the next repair of the table begins anew"

@@ -13,6 +13,7 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 
 from router.cli import commands
 from router.config.loader import load
+from router.delta.row_versions import DELETIONS
 from router.engine.ledger import SCHEMA
 from router.engine.tables.table_states import table_states
 from router.registry import load_registry
@@ -125,7 +126,16 @@ def change_rows(lake: WrittenLake) -> str:
     return "version 6: UPDATE by delta-rs:py-1.6.6 changed rows"
 
 
+def lose_remembered_deletions(lake: WrittenLake) -> str:
+    below = lake.path("silver.uno") / DELETIONS
+    write_deltalake(below, pa.table({"gamer": ["a"]}))
+    (file,) = below.glob("*.parquet")
+    file.unlink()
+    return f"its remembered deletions in {below}: 1 file is missing: {file.name}"
+
+
 HARMS = (
+    lose_remembered_deletions,
     *(lose_a_file, empty_a_file, cut_the_log, cut_the_log_at_a_line, empty_the_log, lose_a_commit),
     *(drop, put_an_older_copy_back, put_another_in_its_place, delete_rows, write_rows, change_rows),
 )

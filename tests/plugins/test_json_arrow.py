@@ -16,6 +16,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from pyspark.sql import types as T
 from router_decoders import Json, json_arrow
 from router_decoders.json_arrow import JsonEvents, events
 from router_decoders.json_types import arrow_type, shape
+from router_decoders.unknown_fields import LONGEST, MOST
 from tests.light import drawn
 from tests.plugins.from_json import decoded as decoded_natively
 from tests.plugins.from_json import differences
@@ -133,8 +135,9 @@ def batch(values: Sequence[bytes | None]) -> pa.RecordBatch:
 def rows(values: Sequence[bytes | None]) -> list[tuple[dict[str, Any] | None, str | None]]:
     """Return the events of values and why there is none."""
     added = events(batch(values), JsonEvents(SHAPE))
-    event, error = added.columns
-    assert added.schema.names == ["event", "_error"]
+    event, error, unknown = added.columns
+    assert added.schema.names == ["event", "_error", "_unknown"]
+    assert not pc.any(pc.and_(event.is_null(), unknown.is_valid())).as_py()
     assert event.type == arrow_type(SHAPE)
     assert event.is_null().equals(error.is_valid())
     event.validate(full=True)
@@ -205,10 +208,42 @@ def test_a_verdict_does_not_depend_on_the_step(monkeypatch: pytest.MonkeyPatch) 
     """What is quick must be what is complete: a field more in a record must not change the others."""
     values: list[bytes | None] = [*examples(anything, 500), *(value for value, _ in GOOD), *BAD]
     expected = rows(values)
-    monkeypatch.setattr(json_arrow, "parsers", lambda shape: ())
+    monkeypatch.setattr(json_arrow, "parsers", lambda *_, **__: ())
 
     for value, found, row in zip(values, rows(values), expected, strict=True):
         assert repr(found) == repr(row), value
+
+
+def lacks(value: Any, kind: T.DataType) -> bool:
+    """Say whether a type lacks a field of a value."""
+    if isinstance(kind, T.StructType) and isinstance(value, dict):
+        kinds = {field.name: field.dataType for field in kind}
+        return any(name not in kinds or lacks(one, kinds[name]) for name, one in value.items())
+    return isinstance(kind, T.ArrayType) and isinstance(value, list) and any(lacks(v, kind.elementType) for v in value)
+
+
+def test_every_record_with_a_field_that_the_schema_lacks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that is nearly right says nothing: the one record of a new producer is what matters."""
+    values: list[bytes | None] = examples(written(documents | strange), 800)
+    for size in (1, 50, 4096):
+        monkeypatch.setattr(json_arrow, "ROWS", size)
+        event, _, unknown = (column.is_valid().to_pylist() for column in events(batch(values), JsonEvents(SHAPE)))
+        for value, is_event, is_found in zip(values, event, unknown, strict=True):
+            assert is_found == (is_event and lacks(json.loads(value or b""), STRUCT)), value
+
+
+def test_only_so_many_fields_are_named_and_every_record_is_found() -> None:
+    """Objects that are maps in truth have another field in every record: their names must not fill the memory."""
+    known = JsonEvents(shape(T.StructType([T.StructField("known", T.LongType())])))
+    values = [json.dumps({"known": n, f"{n} {'key' * 100}": 1, "new": 2, 'a"b': 3}).encode() for n in range(200)]
+    for first in (0, 100, 0):
+        found = events(batch(values[first : first + 100]), known).column("_unknown").to_pylist()
+
+        names = {name for row in found for name in row}
+        assert len(found) == 100
+        assert all({"new", 'a"b'} <= set(row) for row in found)
+        assert len(names) <= MOST
+        assert max(map(len, names)) <= LONGEST
 
 
 GOOD: list[tuple[bytes, dict[str, Any]]] = [
@@ -507,5 +542,5 @@ def test_from_json_has_the_same_type(raw: Raw, schema: str) -> None:
     kind = T.StructType.fromDDL(schema)
     native = decoded_natively(raw([]), kind).schema["event"].dataType
 
-    assert decoder.decode(raw([])).select("event", "_error").schema == decoder.decoding().adds
+    assert decoder.decode(raw([])).select("event", "_error", "_unknown").schema == decoder.decoding().adds
     assert decoder.decoding().adds["event"].dataType == native

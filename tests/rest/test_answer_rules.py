@@ -10,8 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from router_rest.batch import client_arguments, policy_of
+from router_rest.credentials import SecretMask
 from router_rest.delivery.batcher import Call
-from router_rest.delivery.call import next_steps
+from router_rest.delivery.call import Classifier, next_steps
 from router_rest.presets import PRESETS
 from router_sinks import Rest
 from tests.rest.test_retry import Line, answer, delivered
@@ -100,6 +101,20 @@ def test_the_first_rule_that_holds_decides_and_then_the_status() -> None:
     ]
 
     assert steps == ["park", "dead", "deliver", "retry", "dead"]
+
+
+@pytest.mark.parametrize(
+    "shown", ["{body.echo}", "{upper(body.echo)}", "{headers.echo}", "{substring(body.echo, 3, 9)}"]
+)
+def test_a_reason_shows_no_secret(shown: str) -> None:
+    """Without it an API that echoes the login writes it into dead letters."""
+    policy, mask = policy_of(rest(answers=[rule("dead", "status = 200", reason=shown)])), SecretMask(["hush-hush"])
+    echo = answer(200, b'{"echo": "a hush-hush b"}', echo="a hush-hush b")
+
+    made, _ = Classifier(policy).classified(Call("t", 0, [1], [b"{}"]), echo, mask.hide)
+
+    assert "***" in made.why
+    assert "hush" not in made.why.lower()
 
 
 def test_headers_are_found_in_any_case() -> None:

@@ -127,16 +127,16 @@ def test_a_slow_api_gets_no_more_calls_at_once(sending: Tasks) -> None:
 
 def test_constant_timeouts_do_not_make_more_calls(sending: Tasks) -> None:
     """A constant timeout looks like a steady latency: whoever adds calls then keeps an API from its recovery."""
-    sending.api.play(latency=0.05)
+    sending.api.play(latency=0.05, idempotency=KEYED)
     job = sending.job(pace=Pace((), 16), client={**CLIENT, "read": 0.4, "total": 0.4, "in_flight": 16})
 
     with sending.under_way(job, *MANY, after=60) as running:
-        silent = sending.api.play(failures=[Failure(how="silent")])
+        silent = sending.api.play(failures=[Failure(how="silent")], idempotency=KEYED)
         sent = running.result(60)
     # each of these holds its place for 0.4 seconds
     assert sending.api.stats(since=silent, window=0.35).highest <= 16
     assert sent.counts["left"] > 0
-    sending.api.play()
+    sending.api.play(idempotency=KEYED)
     sending.drain(job, *MANY)
     sending.prove(*MANY, keyed=True)
 

@@ -1,8 +1,7 @@
-"""Tables in object stores: few requests, and nothing of another writer's lost."""
+"""Open tables, in an object store and in a folder: few requests, and nothing of another writer's lost."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,6 +23,13 @@ if TYPE_CHECKING:
 
 TABLE = "silver.uno"
 SCHEMA = pa.schema([("batch", pa.int64())])
+
+
+@pytest.fixture(params=["bucket", "folder"])
+def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    """Return a lake in an object store, or in a folder: their tables are kept open in the same way."""
+    found: Lake = request.getfixturevalue("bucket") if request.param == "bucket" else Lake.at(str(tmp_path / "lake"))
+    return found
 
 
 def staged(lake: Lake, batch: int, schema: pa.Schema = SCHEMA) -> TableCommit:
@@ -62,68 +68,70 @@ def test_a_batch_costs_few_requests(bucket: Lake, server: S3Server) -> None:
     assert table.transaction_version(f"games:run/{TABLE}") == 44
 
 
-def test_a_table_without_its_first_commits_is_whole(bucket: Lake) -> None:
+def test_a_table_without_its_first_commits_is_whole(anywhere: Lake) -> None:
     """Without it a checkpoint that lacks files loses them, as soon as the commits before it expire."""
-    cache = TableCache(bucket)
+    cache = TableCache(anywhere)
     for batch in range(41):
         take(cache, batch)
-    bucket.delete(*(f"silver/uno/_delta_log/{version:020}.json" for version in range(39)))
+    anywhere.delete(*(f"silver/uno/_delta_log/{version:020}.json" for version in range(39)))
 
-    assert batches(bucket) == [*range(41)]
+    assert batches(anywhere) == [*range(41)]
 
 
-def test_a_batch_is_committed_once(bucket: Lake) -> None:
+def test_a_batch_is_committed_once(anywhere: Lake) -> None:
     """Without it a batch that runs again after a crash is in the table twice."""
-    cache = TableCache(bucket)
+    cache = TableCache(anywhere)
     assert [take(cache, batch) for batch in (0, 0, 1, 1, 2)] == [True, False, True, False, True]
-    assert not take(TableCache(bucket), 2)
-    assert batches(bucket) == [0, 1, 2]
+    assert not take(TableCache(anywhere), 2)
+    assert batches(anywhere) == [0, 1, 2]
 
 
-def test_appends_of_others_are_kept(bucket: Lake) -> None:
+def test_appends_of_others_are_kept(anywhere: Lake) -> None:
     """Without it the router overwrites a commit, and its rows are gone."""
-    cache = TableCache(bucket)
+    cache = TableCache(anywhere)
     take(cache, 0)
     take(cache, 1)
     handle = cache.open([TABLE])[TABLE]
     for row in (100, 101):
         write_deltalake(
-            bucket.address(TABLE), pa.table({"batch": [row]}), mode="append", storage_options=bucket.options
+            anywhere.address(TABLE), pa.table({"batch": [row]}), mode="append", storage_options=anywhere.options or None
         )
 
-    assert commit(bucket, staged(bucket, 2), {}, handle)
+    assert commit(anywhere, staged(anywhere, 2), {}, handle)
     assert take(cache, 3)
-    assert batches(bucket) == [0, 1, 2, 3, 100, 101]
+    assert batches(anywhere) == [0, 1, 2, 3, 100, 101]
 
 
-def test_a_changed_schema_is_seen(bucket: Lake) -> None:
+def test_a_changed_schema_is_seen(anywhere: Lake) -> None:
     """Without it rows are staged for columns that the table does not have any more."""
-    cache, wider = TableCache(bucket), pa.table({"batch": [100], "more": ["x"]})
+    cache, wider = TableCache(anywhere), pa.table({"batch": [100], "more": ["x"]})
     take(cache, 0)
     take(cache, 1)
     handle = cache.open([TABLE])[TABLE]
-    write_deltalake(bucket.address(TABLE), wider, mode="append", schema_mode="merge", storage_options=bucket.options)
+    write_deltalake(
+        anywhere.address(TABLE), wider, mode="append", schema_mode="merge", storage_options=anywhere.options or None
+    )
 
     with pytest.raises(TableError, match="another writer has changed"):
-        commit(bucket, staged(bucket, 2), {}, handle)
+        commit(anywhere, staged(anywhere, 2), {}, handle)
     seen = cache.open([TABLE])[TABLE]
     assert seen is not None
     assert [one.name for one in seen.schema().fields] == ["batch", "more"]
-    assert commit(bucket, staged(bucket, 2), {}, seen)
-    assert batches(bucket) == [0, 1, 2, 100]
+    assert commit(anywhere, staged(anywhere, 2), {}, seen)
+    assert batches(anywhere) == [0, 1, 2, 100]
 
 
-def test_a_table_made_anew_is_not_taken_for_the_former_one(bucket: Lake) -> None:
+def test_a_table_made_anew_is_not_taken_for_the_former_one(anywhere: Lake) -> None:
     """Without it a commit goes into the log of a table that is gone."""
-    cache = TableCache(bucket)
+    cache = TableCache(anywhere)
     take(cache, 0)
     take(cache, 1)
-    log = [info.path for info in bucket.files.get_file_info(_below("silver/uno"))]
-    bucket.delete(*log)
-    write_deltalake(bucket.address(TABLE), pa.table({"batch": [100]}), storage_options=bucket.options)
+    log = [info.path for info in anywhere.files.get_file_info(_below("silver/uno"))]
+    anywhere.delete(*log)
+    write_deltalake(anywhere.address(TABLE), pa.table({"batch": [100]}), storage_options=anywhere.options or None)
 
     assert take(cache, 0)
-    assert batches(bucket) == [0, 100]
+    assert batches(anywhere) == [0, 100]
 
 
 def test_an_answer_that_was_lost_is_no_second_commit(bucket: Lake, server: S3Server) -> None:
@@ -141,9 +149,9 @@ def test_an_answer_that_was_lost_is_no_second_commit(bucket: Lake, server: S3Ser
     assert batches(bucket) == [0, 1, 2, 3]
 
 
-def test_what_is_no_append_is_done_on_the_newest_version(bucket: Lake) -> None:
+def test_what_is_no_append_is_done_on_the_newest_version(anywhere: Lake) -> None:
     """Without it OPTIMIZE and merges work on a table that lacks the last batches."""
-    cache = TableCache(bucket)
+    cache = TableCache(anywhere)
     for batch in range(4):
         take(cache, batch)
     handle: Any = cache.open([TABLE])[TABLE]
@@ -151,18 +159,18 @@ def test_what_is_no_append_is_done_on_the_newest_version(bucket: Lake) -> None:
     assert isinstance(handle, LogTail)
     assert handle.optimize.compact()["numFilesRemoved"] == 4
     assert take(cache, 4)
-    assert batches(bucket) == [*range(5)]
+    assert batches(anywhere) == [*range(5)]
 
 
-def test_a_feature_that_an_append_must_say_something_for_is_left_to_delta_rs(bucket: Lake) -> None:
+def test_a_feature_that_an_append_must_say_something_for_is_left_to_delta_rs(anywhere: Lake) -> None:
     """Without it a reader of commit times reads nonsense."""
-    cache = TableCache(bucket)
+    cache = TableCache(anywhere)
     take(cache, 0)
     handle: Any = cache.open([TABLE])[TABLE]
     asked = handle.protocol()._replace(min_writer_version=7, writer_features=["inCommitTimestamp"])
 
     assert handle.appends
-    handle.opened = SimpleNamespace(protocol=lambda: asked, version=handle.opened.version)
+    handle.about = *handle.about[:2], asked
     assert not handle.appends
 
 

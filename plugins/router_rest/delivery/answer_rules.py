@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from router import JsonExpression
+import router
 from router_encoders.templates import Placeholder, parse
 from router_rest.delivery.response_status import Action
+from router_rest.http_client.response import ResponseHeaders
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from router import JsonExpression
     from router_rest.http_client.response import Response
+
+    Hide = Callable[[bytes], bytes]
 
 SEEN = ("status", "headers", "body", "item")
 Then = Literal["retry", "deliver", "dead", "park", "pause", "split", "fail"]
@@ -58,23 +62,29 @@ class AnswerRule:
     @classmethod
     def of(cls, when: str, then: Then, reason: str | None) -> AnswerRule:
         """Return the rule of three texts. Raises ValueError, which says what of them is wrong."""
-        return cls(JsonExpression.of(when, SEEN), then, reason_pieces(reason))
+        return cls(router.JsonExpression.of(when, SEEN), then, reason_pieces(reason))
 
     @property
     def of_items(self) -> bool:
         """Return whether the rule looks at the item of a row."""
-        return any(one.reads("item") for one in (self.when, *self.reason) if isinstance(one, JsonExpression))
+        return any(one.reads("item") for one in (self.when, *self.reason) if not isinstance(one, str))
 
-    def decision(self, seen: dict[str, Any]) -> AnswerDecision:
-        """Return what the rule says of an answer for which it holds."""
-        texts = (one if isinstance(one, str) else _text(one.values([seen])[0]) for one in self.reason)
-        return AnswerDecision(self.then, "".join(texts), not self.of_items)
+    def decision(self, seen: Mapping[str, Any], hide: Hide) -> AnswerDecision:
+        """Return what the rule says of an answer for which it holds; `hide` masks secrets.
+
+        They are masked before a reason is made: afterwards one in capital letters could not be told.
+        """
+        shown = _masked(seen, hide) if any(not isinstance(one, str) for one in self.reason) else {}
+        reason = "".join(one if isinstance(one, str) else _text(one.values([shown])[0]) for one in self.reason)
+        return AnswerDecision(
+            self.then, hide(reason.encode(errors="replace")).decode(errors="replace"), not self.of_items
+        )
 
 
 def reason_pieces(reason: str | None) -> tuple[str | JsonExpression, ...]:
     """Return the texts and the expressions in braces that a reason is made of. Raises ValueError."""
     pieces = parse(reason or "")
-    return tuple(JsonExpression.of(one.path, SEEN) if isinstance(one, Placeholder) else one for one in pieces)
+    return tuple(router.JsonExpression.of(one.path, SEEN) if isinstance(one, Placeholder) else one for one in pieces)
 
 
 def _text(value: Any) -> str:
@@ -82,8 +92,17 @@ def _text(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def decisions(rules: Sequence[AnswerRule], answer: Response, items: Sequence[Any]) -> list[AnswerDecision | None]:
-    """Return, for each item, what the first rule that holds says; None where none does.
+def _masked(seen: Mapping[str, Any], hide: Hide) -> dict[str, Any]:
+    """Return what a rule looks at without secrets."""
+    headers = ResponseHeaders.of((name, hide(text.encode()).decode()) for name, text in seen["headers"].items())
+    values = {name: _decoded(hide(msgspec.json.encode(value))) for name, value in seen.items() if name != "headers"}
+    return {**values, "headers": headers}
+
+
+def decisions(
+    rules: Sequence[AnswerRule], answer: Response, items: Sequence[Any], hide: Hide = bytes
+) -> list[AnswerDecision | None]:
+    """Return, for each item, what the first rule that holds says; None where none does. `hide` masks secrets.
 
     `items` are the results of rows as they stand in the answer; one null where the answer is about the whole call.
     """
@@ -96,10 +115,10 @@ def decisions(rules: Sequence[AnswerRule], answer: Response, items: Sequence[Any
         holds = rule.when.values([seen[at] for at in asked])
         chosen = [at for at, value in zip(asked, holds, strict=True) if value is True]
         if chosen and not rule.of_items:  # it holds for the call, and so for every row that is left
-            found = [one or (rule.decision(same) if at in left else None) for at, one in enumerate(found)]
-            return found
+            whole = rule.decision(same, hide)
+            return [one or whole for one in found]
         for at in chosen:
-            found[at] = rule.decision(seen[at])
+            found[at] = rule.decision(seen[at], hide)
         left = [at for at in left if found[at] is None]
         if not left:
             break

@@ -326,8 +326,7 @@ class Classifier:
     def _ask_rules(self, call: Call, attempt: Attempt, answer: Response, hide: Callable[[bytes], bytes]) -> None:
         """Let rules decide on a call, or on those of its rows that an answer has items for."""
         items = [None] if attempt.results is None else [one.item for one in attempt.results]
-        found = decisions(self.policy.rules, answer, items)
-        said = [one and one._replace(reason=hide(one.reason.encode()).decode(errors="replace")) for one in found]
+        said = decisions(self.policy.rules, answer, items, hide)
         if said[0] is not None and said[0].whole and all(one == said[0] for one in said):
             self._decided(call, attempt, said[0])
         elif attempt.results is not None:

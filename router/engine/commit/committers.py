@@ -39,6 +39,7 @@ from router.delta.commit import (
     to_delta,
 )
 from router.delta.constraints import unsupported
+from router.delta.log_tail import newest
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import THREADS, SparkTable, check_log, spark_table, unreadable
 from router.delta.upsert import SUPPORTED_PROPERTIES, create_table, made_by_spark
@@ -151,6 +152,8 @@ class Committers:
             table = tables.get(work.table) if work is works[0] else None
             if isinstance(table, TableError):
                 raise table
+            if work.added or work.widened:
+                table = newest(table)  # only an append is written without delta-rs
             by_spark = self.only_spark or _staged_elsewhere(work)
             if table is None:
                 table = self._opened(work.table) if by_spark else self.lake.open(work.table)

@@ -12,9 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from router.delta.table_cache import TABLES
+from router.delta.upsert import EXPIRES
 from router.engine.checkpoint_store import KEPT
 from router.errors import StartError, TableError
-from router.sinks import TableSink
+from router.sinks import MergingSink, TableSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,8 +31,6 @@ SHOWN = 10
 AT_MOST = 16 << 20
 """Bytes of manifests that a start reads, the newest first: 0.05 s for a hundred batches into 7 tables, half a second
 for the last thirty into 200 tables."""
-EXPIRES = "delta.setTransactionRetentionDuration"
-"""The property of a table that forgets transaction ids: one that is not there says nothing then."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ class CommittedBatches:
         """Return what the manifests of a run say of tables that its configuration still writes, up to a batch.
 
         `last` is the last batch that the run has finished: a later one may have been cut off before its commits. What
-        was accepted as lost is left out, and what went to the quarantine.
+        was accepted as lost is left out, and what went to the quarantine. A manifest names the outbox of a merging
+        sink; which tables have its rows is in the mark of the batch.
         """
         found, accepted, written = cls(), _accepted(store), _Written.of(config)
         for manifest in _manifests(store, last):
@@ -84,6 +85,11 @@ class CommittedBatches:
                 table, app_id, batch = work["table"], work["app_id"], work["version"]
                 wanted = batch > accepted.get(table, {}).get(app_id, -1) and f"{work['target']}/{table}" not in moved
                 if wanted and written.by(work["target"], table):
+                    found.batches.setdefault(table, {}).setdefault(app_id, []).insert(0, batch)
+            for key, table in _merged(store, manifest["batch"]) if written.merging else ():
+                app_id, batch = f"{config.name}:{store.run}/{key}/{table}", manifest["batch"]
+                wanted = batch > accepted.get(table, {}).get(app_id, -1)
+                if wanted and written.merging.get(key, "") in (None, table):
                     found.batches.setdefault(table, {}).setdefault(app_id, []).insert(0, batch)
         return found
 
@@ -119,12 +125,14 @@ class CommittedBatches:
 def refuse_lost_tables(tables: TableCache, store: CheckpointStore, config: Config, last: int, accept: str) -> None:
     """Raise StartError where tables of a configuration lack batches of this run, unless just that is accepted.
 
-    `last` is the last batch that the run has finished. What is accepted is noted, so that it is asked for once. The
-    tables stay open for the first batch.
+    `last` is the last batch that the run has finished. What is accepted is noted, so that it is asked for once. What
+    the first batch needs of the tables stays.
     """
     committed = CommittedBatches.read(store, config, last)
-    opened = tables.readable(committed.batches)  # of those that cannot be read, the batch will say so
-    lost = committed.lost({name: found for name, found in opened.items() if not isinstance(found, TableError)})
+    names, lost = sorted(committed.batches), dict[str, LostTable]()
+    for first in range(0, len(names), TABLES):  # as many as the cache has handles for
+        opened = tables.readable(names[first : first + TABLES])  # of what cannot be read, the batch will say so
+        lost |= committed.lost({name: found for name, found in opened.items() if not isinstance(found, TableError)})
     if not lost:
         return
     if accept not in ("lost-tables", "lost-lake"):
@@ -174,6 +182,13 @@ def _manifests(store: CheckpointStore, last: int) -> Iterator[dict[str, Any]]:
             return
 
 
+def _merged(store: CheckpointStore, batch: int) -> list[tuple[str, str]]:
+    """Return sink and table of each merge of a batch; nothing of a mark that is damaged."""
+    with suppress(StartError):  # of the batch that goes on, who applies it will say so
+        return [(key, table) for key, tables in store.merged(batch).items() for table in tables]
+    return []
+
+
 def _accepted(store: CheckpointStore) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = store.load(_note(store)) or {}
     return found
@@ -185,9 +200,13 @@ def _note(store: CheckpointStore) -> str:
 
 @dataclass(frozen=True)
 class _Written:
-    """The tables that a configuration writes by each target; None for a target whose tables are named by data."""
+    """The tables that a configuration writes by each target; None for a target whose tables are named by data.
+
+    `merging` are those that it merges into, but for sinks that make anew what is gone.
+    """
 
     tables: dict[str, str | None]
+    merging: dict[str, str | None]
 
     @classmethod
     def of(cls, config: Config) -> _Written:
@@ -195,7 +214,12 @@ class _Written:
         one = None if bronze and bronze.per_topic else config.bronze.table if config.bronze else ""
         tables: dict[str, str | None] = {"/bronze": one, "/dead_letters": config.dead_letters}
         named = {f"{route}/{name}": _table(sink) for route, name, sink in config.all_sinks()}
-        return cls({**tables, **named, **dict.fromkeys(f"{key}/quarantine" for key in named)})
+        merging = {
+            f"{route}/{name}": table if isinstance(table := sink.table(), str) else None
+            for route, name, sink in config.all_sinks()
+            if isinstance(sink, MergingSink) and sink.keyed().dropped == "wait"
+        }
+        return cls({**tables, **named, **dict.fromkeys(f"{key}/quarantine" for key in named)}, merging)
 
     def by(self, target: str, table: str) -> bool:
         """Say whether a target still writes a table."""

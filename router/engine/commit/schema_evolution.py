@@ -17,12 +17,14 @@ from pyspark.sql import functions as F
 
 from router.delta.casting import type_within
 from router.delta.commit import StagedFile, TableCommit, to_arrow, to_arrow_schema, to_delta
-from router.delta.constraints import constraints
+from router.delta.constraints import computed, constraints
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema, delta_type, limited_to
 from router.delta.widening import way
 from router.engine.commit.lost_tables import CommittedBatches
+from router.engine.commit.violations import Conditions, violated_by
 from router.engine.label.expressions import Untranslatable, translate
 from router.engine.label.layout import BRONZE_SCHEMA, DEAD_SCHEMA, Demands, Layout
+from router.engine.label.tree import columns_of
 from router.errors import StartError, TableError
 from router.spark_internals import to_spark_columns
 
@@ -123,13 +125,15 @@ class SchemaEvolution:
             columns[table] = have
         allowed = self._allowed(layout, {table: set(targets) for table, targets in by_table.items()}, named or {})
         own = {target.key for target in layout.targets if not target.outbox}
-        checked = {
-            f"{target}/{table}": self._constraints(handles[table], columns[table])
-            for table, targets in by_table.items()
-            for target in own & targets.keys()
-        }
+        checked, by_spark = self._checked(
+            {
+                f"{target}/{table}": (handles[table], columns[table])
+                for table, targets in by_table.items()
+                for target in own & targets.keys()
+            }
+        )
         allowed, checked = {**demands.allowed, **allowed}, {**demands.constraints, **checked}
-        blocked = {**demands.blocked, **blocked}
+        blocked = {**demands.blocked, **blocked, **self._violated(commits, handles, by_spark)}
         found = Demands(_filled(casts), _filled(conflicts), allowed, _filled(frozen), _filled(checked), blocked)
         return Decision(tuple(commits), handles, found, tuple(refused))
 
@@ -192,18 +196,40 @@ class SchemaEvolution:
             decided=-1 if handle is None else handle.version(),
         )
 
-    def _constraints(self, table: Any, columns: pa.Schema) -> dict[str, Node]:
-        """Return what a table demands of its rows, for tasks to evaluate; what only Spark can is left to its commit."""
-        found: dict[str, Node] = {}
-        if table is None:
-            return found
-        for name, sql in constraints(table.schema().to_json(), table.metadata().configuration).items():
-            known = to_delta(columns), sql
-            if known not in self.conditions:
-                self.conditions[known] = self._condition(*known)
-            if (node := self.conditions[known]) is not None:
-                found[name] = node
-        return found
+    def _checked(
+        self, tables: Mapping[str, tuple[Any, pa.Schema]]
+    ) -> tuple[dict[str, dict[str, Node]], dict[str, Conditions]]:
+        """Return by place what tables demand of their rows: for tasks to evaluate, and what only Spark can."""
+        in_tasks: dict[str, dict[str, Node]] = {}
+        by_spark: dict[str, Conditions] = {}
+        for place, (table, columns) in tables.items():
+            in_tasks[place], by_spark[place] = {}, {}
+            schema = table.schema().to_json() if table is not None else ""
+            found = constraints(schema, table.metadata().configuration) if schema else {}
+            for name, sql in found.items():
+                node = self._known(columns, sql)
+                if node is None or {*dict(columns_of(node))} & computed(schema):
+                    by_spark[place][name] = sql  # no row has a column yet that Delta fills itself
+                else:
+                    in_tasks[place][name] = node
+        return in_tasks, by_spark
+
+    def _violated(
+        self, commits: Iterable[TableCommit], handles: Mapping[str, Any], by_spark: Mapping[str, Conditions]
+    ) -> dict[str, str]:
+        """Return by place what staged rows violate, as far as only Spark can tell: one of them would keep all out."""
+        staged = [
+            (work, handles[work.table].schema().to_json(), conditions)
+            for work in commits
+            if (conditions := by_spark.get(work.place))
+        ]
+        return violated_by(self.spark.newSession(), self.lake, staged) if staged else {}
+
+    def _known(self, columns: pa.Schema, sql: str) -> Node | None:
+        known = to_delta(columns), sql
+        if known not in self.conditions:
+            self.conditions[known] = self._condition(*known)
+        return self.conditions[known]
 
     def _condition(self, columns: str, sql: str) -> Node | None:
         frame = self.spark.createDataFrame([], to_spark_columns(to_arrow_schema(columns), ntz=True))

@@ -138,6 +138,11 @@ def _get(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
     return only(name, entry, of) if len(of) == 1 else functions.item("GetArrayItem", {"failOnError": False}, of)
 
 
+def _typed_null(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
+    """Return the null that Spark 4.2 writes by an expression of its type, which it does not evaluate."""
+    return Node("literal", only(name, entry, of).kind)
+
+
 def _guarded(name: str, entry: Any, of: tuple[Node, ...]) -> Node:
     return Node(name, of[0].kind, of)
 
@@ -189,6 +194,7 @@ MAKERS: dict[str, Callable[[str, Any, tuple[Node, ...]], Node]] = {
         ("Alias", "Nvl", "NullIf", "Nvl2", "Between", "Extract", "DatePart", "DatetimeSub", "EqualNull"), only
     ),
     "Get": _get,
+    "TypedNullLiteral": _typed_null,
     **dict.fromkeys(("TryAdd", "TrySubtract", "TryMultiply", "TryDivide", "TryMod"), _quiet),
     "TryEval": _guarded,
     "With": _bound,

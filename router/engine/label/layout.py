@@ -146,8 +146,8 @@ class Layout:
     """The columns of labelled record batches.
 
     They are: RAW_COLUMNS; `_failed`, `_bare`, `_unmatched` (boolean); `_dead` (list of stage, reason, route, sink;
-    null when none); `_wanted` (string) where the decoder adds it; `about`, its columns about schemas, for a
-    quarantine; and those that the routes name.
+    null when none); `_wanted` (string) and `_unknown` (list of strings) where the decoder adds them; `about`, its
+    columns about schemas, for a quarantine; and those that the routes name.
     """
 
     bronze: BronzeTables | None
@@ -155,6 +155,7 @@ class Layout:
     routes: tuple[RouteLabels, ...]
     wanted: bool = False
     bronze_by: tuple[str, ...] = ()
+    unknown: bool = False
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -174,7 +175,8 @@ class Layout:
 
     def columns(self) -> list[str]:
         """Return the columns of a labelled batch that landing needs, each once."""
-        names = [*RAW_COLUMNS, "_failed", "_bare", "_unmatched", "_dead", *(["_wanted"] if self.wanted else [])]
+        added = {"_wanted": self.wanted, "_unknown": self.unknown}
+        names = [*RAW_COLUMNS, "_failed", "_bare", "_unmatched", "_dead", *(name for name in added if added[name])]
         names += self.about
         for route in self.routes:
             names += [route.matched, route.refused, route.dropped, *route.warned.values(), *route.failing.values()]

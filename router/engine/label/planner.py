@@ -161,7 +161,8 @@ class Planner:
         decoding = Decoding(shipped, dead, tuple(before.columns[len(records.columns) :]))
         labels = tuple(route.labels(frame, config) for route in self.routes)
         bronze_by = config.bronze.partition_by if config.bronze else ()
-        layout = Layout(self.bronze, config.dead_letters, labels, "_wanted" in frame.columns, bronze_by)
+        added = frame.columns
+        layout = Layout(self.bronze, config.dead_letters, labels, "_wanted" in added, bronze_by, "_unknown" in added)
         expressions, levels, left = self._expressions(frame, layout, tombstones=dead is not None)
         labelling = Labelling(decoding, layout, expressions, self.own, config.unmatched == "dead_letters")
         spread_by = next(filter(None, (route.spread_by(frame) for route in self.routes)), ())

@@ -20,6 +20,7 @@ from router.delta.casting import cast_down, cast_to, has_value
 from router.delta.parquet_writer import attempt
 from router.delta.schema_diff import too_wide
 from router.delta.widening import KEEPS
+from router.engine.balance import add_named
 from router.engine.label.expressions import evaluate
 from router.engine.label.labels import Labelling, labelled
 from router.engine.label.layout import (
@@ -62,6 +63,8 @@ class Counts:
     failed: int = 0
     bare: int = 0
     unmatched: int = 0
+    unknown: int = 0
+    unknown_fields: dict[str, int] = field(default_factory=dict)
     matched: dict[str, int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
@@ -126,6 +129,19 @@ class Rows:
             elif more:
                 by = getattr(count, kind)
                 by[key] = by.get(key, 0) + more
+
+    def add_unknown(self, fields: pa.Array) -> None:
+        """Count the events with fields that the schema lacks, and each of these fields."""
+        valid = np.flatnonzero(fields.is_valid().to_numpy(zero_copy_only=False))
+        if not len(valid):
+            return
+        self.add("unknown", None, valid)
+        codes = self.codes[pc.list_parent_indices(fields).to_numpy()]
+        named = fields.flatten().dictionary_encode()
+        names = named.dictionary.to_pylist()
+        found = np.bincount(codes * len(names) + named.indices.to_numpy(), minlength=len(self.of) * len(names))
+        for count, of_names in zip(self.of, found.reshape(len(self.of), len(names)).tolist(), strict=True):
+            add_named(count.unknown_fields, {name: n for name, n in zip(names, of_names, strict=True) if n})
 
     def want(self, values: list[str]) -> None:
         """Note what the decoder wants, under the first source partition: the driver fetches it once for all."""
@@ -271,6 +287,8 @@ class _Task:
         layout = self.layout
         for name in ("failed", "bare", "unmatched"):
             rows.add(name, None, rows.mask(f"_{name}"))
+        if layout.unknown:
+            rows.add_unknown(rows.batch.column("_unknown"))
         if layout.wanted:
             rows.want(pc.unique(rows.batch.column("_wanted").drop_null()).to_pylist())
         if layout.bronze:

@@ -67,8 +67,9 @@ class OutboxRows:
 class MergeCoordinator:
     """The merges of a query. `query` is the query with its run: transaction ids begin with it.
 
-    `tables` are those merged since it was cleared; `known` and `left` are by sink: the tables that it has merged into,
-    and those that it leaves to Delta on Spark, with the reason.
+    `tables` are those merged since it was cleared; `known`, `merged` and `left` are by sink: the tables that it has
+    merged into, those of this process with the last batch that they have, and those that it leaves to Delta on Spark,
+    with the reason.
     """
 
     query: str
@@ -82,6 +83,7 @@ class MergeCoordinator:
     tables: set[str] = field(default_factory=set)
     known: dict[str, MergedTables] = field(default_factory=dict)
     left: dict[str, dict[str, str]] = field(default_factory=dict)
+    merged: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def merge(self, sink: MergingSink, rows: OutboxRows) -> Applied:
         """Merge the rows of one outbox into their tables; return the counts of rows.
@@ -105,7 +107,8 @@ class MergeCoordinator:
         if before or backlog:
             backlogs.note(self.query, work.version, before, backlog)
         counts = Applied(applied, dead)
-        self.store.mark_applied(work.version, target.key, counts)
+        self.store.mark_applied(work.version, target.key, counts, found.committed)
+        self.merged.setdefault(target.key, {}).update(dict.fromkeys(found.committed, work.version))
         made = ", ".join(f"{found.counts.get(name, 0)} {name}" for name in ("inserted", "updated", "deleted", "late"))
         log.info("batch %d, %s: %d tables, %s", work.version, target.key, len(found.tables), made)
         return counts
@@ -137,7 +140,7 @@ class MergeCoordinator:
         target, work, keyed = rows.target, rows.work, asked(counted(sink), self.committers.only_spark)
         staging = Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes)
         about = f"{self.query}/{target.key}", work.version, target.route, target.sink, self.dead_letters, rows.notes
-        return MergeJob(staging, keyed, *about, self._known(target).names)
+        return MergeJob(staging, keyed, *about, self._known(target).names, self.merged.get(target.key, {}))
 
     def _known(self, target: Target) -> MergedTables:
         return self.known.setdefault(target.key, MergedTables(self.store, target.key))

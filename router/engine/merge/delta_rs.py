@@ -33,7 +33,7 @@ from router.engine.label.layout import COORDINATES, DEAD_SCHEMA, TABLE
 from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from pyspark.sql import DataFrame
 
@@ -57,7 +57,7 @@ COUNTS = ("applied", "refused", "late", "inserted", "updated", "deleted")
 @dataclass(frozen=True)
 class MergeJob:
     """What every merge of a batch's outbox is given. `app` and the table's name make a transaction id; `known` are the
-    tables that the sink has merged into before."""
+    tables that the sink has merged into before, `merged` those of this process with the last batch that they have."""
 
     staging: Staging
     keyed: KeyedTable
@@ -68,10 +68,12 @@ class MergeJob:
     dead_letters: str
     notes: dict[str, str]
     known: frozenset[str] = frozenset()
+    merged: Mapping[str, int] = field(default_factory=dict)
 
     def upsert(self, table: str) -> TableUpsert:
         """Return the work of one table."""
-        return TableUpsert(table, f"{self.app}/{table}", self.batch, self.keyed, self.notes, table in self.known)
+        about = table, f"{self.app}/{table}", self.batch, self.keyed, self.notes
+        return TableUpsert(*about, table in self.known, self.merged.get(table))
 
 
 @dataclass
@@ -79,7 +81,7 @@ class MergeOutcomes:
     """What merges report: what became of the rows of each table, and the files of the refused ones.
 
     `spark` are the tables that are left to Delta on Spark, with the reason; `failed` those that could not be written,
-    with the number of rows that are `left` for each.
+    with the number of rows that are `left` for each; `committed` those that have the batch's transaction id.
     `forbidden` are those of them that would have to change and must not.
     """
 
@@ -90,6 +92,7 @@ class MergeOutcomes:
     failed: dict[str, str] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)
     forbidden: set[str] = field(default_factory=set)
+    committed: set[str] = field(default_factory=set)
 
     def add(self, report: dict[str, Any]) -> None:
         """Take one report of a task."""
@@ -103,6 +106,7 @@ class MergeOutcomes:
             self.forbidden |= {report["table"]} if report["forbidden"] else set()
         else:
             self.tables.add(report["table"])
+            self.committed |= {report["table"]} if report["committed"] else set()
             for name, count in report["counts"].items():
                 self.counts[name] = self.counts.get(name, 0) + count
 
@@ -204,7 +208,7 @@ def merge_table(job: MergeJob, given: tuple[str, pa.Table]) -> Merge:
         damaged = log_damage(job.staging.lake, table)
         what, forbidden = damaged or f"{type(error).__name__}: {first_line(error)}", False
     else:
-        return table, {"counts": counts(found)}, found.refused
+        return table, {"counts": counts(found), "committed": found.committed}, found.refused
     return table, {"failed": what, "forbidden": forbidden, "rows": len(rows)}, None
 
 

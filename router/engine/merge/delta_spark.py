@@ -42,6 +42,7 @@ from router.delta.upsert import (
     columns_set,
     merge_condition,
     refuse_absent,
+    refuse_older,
 )
 from router.delta.widening import rewrite, way
 from router.engine.commit.committers import create_with_spark, rewrite_with_spark, spark_schema, widen
@@ -177,7 +178,8 @@ class TableMerge:
                 self._append(dead, self.lake.spark_address(self.job.dead_letters), f"{self.work.app_id}/dead_letters")
         finally:
             decided.unpersist()
-        return {"counts": {name: report[name] for name in COUNTS}}
+        committed = again or (bool(report["ops"]) and has_transaction(self._opened(), once))
+        return {"counts": {name: report[name] for name in COUNTS}, "committed": committed}
 
     def _grown(self) -> deltalake.DeltaTable:
         """Return the table with every column that the rows have a value for, unless it must not change."""
@@ -189,6 +191,7 @@ class TableMerge:
             refuse_absent(self.lake, self.work)
             self._create(wanted)
             return self._opened()
+        refuse_older(handle, self.work)
         have = to_arrow(handle)
         refuse_lost_keys(have, self.work.table, keyed)
         if keyed.evolution == "evolve":

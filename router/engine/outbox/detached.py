@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyarrow import fs
 from pyspark.errors import StreamingQueryException
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_event_set, wait_exponential_jitter
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_event_set
 from tenacity.nap import sleep_using_event
 
 from router.config.models import interval
@@ -23,7 +23,7 @@ from router.engine.checkpoint_store import CheckpointStore
 from router.engine.label.layout import outbox_of
 from router.engine.outbox.apply import Applier, OutboxSink
 from router.engine.outbox.retention import TIDY_SECONDS, not_parked
-from router.engine.retryable_errors import passing
+from router.engine.retryable_errors import GrowingPauses, passing
 from router.engine.start.spark_checkpoint import SparkNotes
 from router.errors import SinkError, StartError, TableError, first_line
 from router.sinks import Applied, Batch
@@ -75,12 +75,14 @@ class DetachedSink(OutboxSink):
     began: bool = False
     ended: int | None = None
     tidied: float = field(default_factory=time.monotonic)
+    pauses: GrowingPauses = field(default_factory=GrowingPauses)
 
     def run(self) -> None:
         """Send the rows that come into the outbox. A failed batch is tried again, with `once` only if that may help."""
+        self.pauses = GrowingPauses(LONGEST_PAUSE)
         policy = Retrying(
             retry=retry_if_exception(lambda error: not self.once or passing(error)),
-            wait=wait_exponential_jitter(max=LONGEST_PAUSE),
+            wait=self.pauses,
             stop=stop_when_event_set(self.stop),
             sleep=sleep_using_event(self.stop),
             before_sleep=self._tell_retry,
@@ -193,6 +195,7 @@ class DetachedSink(OutboxSink):
         self.book(run, number, {"batch_id": number, **ledger.of_sink(self.key, counts)})
         self._tell(number, counts, time.monotonic() - began)
         self.ended = number
+        self.pauses.succeeded()
         if time.monotonic() - self.tidied > TIDY_SECONDS:
             self.tidied = time.monotonic()
             self.tidy(number)

@@ -20,11 +20,13 @@ import pyarrow as pa
 from delta.tables import DeltaTable as SparkDeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
 
 from router.columns import quoted
 from router.decoding import keep_archives
 from router.delta.casting import cast_down, cast_to, has_value, type_within
 from router.delta.commit import StagedFile, TableCommit, to_arrow, to_delta
+from router.delta.constraints import constraints
 from router.delta.parquet_writer import Staging, attempt
 from router.delta.schema_diff import SchemaDiff, common_type, compare, delta_schema, limited_to
 from router.delta.table_cache import TableCache
@@ -32,6 +34,7 @@ from router.delta.widening import way
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.lost_tables import CommittedBatches, accept_lost
+from router.engine.commit.violations import VIOLATES, judged
 from router.engine.label.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, quarantine_of
 from router.engine.quarantine.table import (
     FIRST_PAUSE,
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.delta.lake import Lake
     from router.engine.commit.committers import Committers
+    from router.engine.commit.violations import Conditions
     from router.engine.quarantine.table import Place
 
 log = logging.getLogger("router")
@@ -169,14 +173,35 @@ class Release:
         if query not in approval.decided:
             if not (decided := rows_of_query.decide(approval.upto[query])):
                 return not approval.upto[query] > rows_of_query.after
-            approval.decided[query] = decided
+            refused = rows_of_query.violating(decided[0])
+            approval.decided[query] = decided[0], decided[1] - refused
+            approval.refused[query], approval.demanded[query] = refused, rows_of_query.demanded
             write(self.store, approval)
         last, rows = approval.decided[query]
-        rows_of_query.commit(last)
-        self._book(approval, query, last, {"released": rows})
+        counts, refused = {"released": rows}, approval.refused.get(query, 0)
+        if rows:
+            self._commit(rows_of_query, query, last)
+        if refused:
+            rows_of_query.refuse(last)
+            counts |= {"quarantined": -refused, "refused": refused}
+        self._book(approval, query, last, counts)
         rows_of_query.delete(last)
         log.info("%s: %d quarantined rows are in %s now", self.config.name, rows, approval.place.table)
+        if refused:
+            text = "%s: %d rows violate what %s demands, and are dead letters now"
+            log.warning(text, self.config.name, refused, approval.place.table)
         return last >= approval.upto[query]
+
+    def _commit(self, rows_of_query: _ReleasedRows, query: str, last: int) -> None:
+        """Commit rows that are decided. Where that fails it is decided anew: the table may demand something else."""
+        approval = rows_of_query.approval
+        try:
+            rows_of_query.commit(last)
+        except TableError:
+            if _ReleasedRows.read(self, approval, query).after < last:
+                del approval.decided[query]
+                write(self.store, approval)
+            raise
 
     def _discard(self, approval: Approval, query: str) -> None:
         rows_of_query, last = _ReleasedRows.read(self, approval, query), approval.upto[query]
@@ -206,7 +231,8 @@ class _ReleasedRows:
     """The quarantined rows of one query for one table, and their release.
 
     `after` is the batch up to which the table has them; `kinds` has the type in which each column of the quarantine
-    goes into the table; `table` the types of the table as it may be.
+    goes into the table; `table` the types of the table as it may be. `demanded` is what the table demands of its rows,
+    `schema` its columns as Delta's JSON. `waiting` are the rows with those that the table has already.
     """
 
     of: Release
@@ -218,6 +244,9 @@ class _ReleasedRows:
     kinds: Kinds
     after: int
     table: dict[str, pa.DataType]
+    waiting: DataFrame
+    schema: str
+    demanded: Conditions
 
     @classmethod
     def read(cls, of: Release, approval: Approval, query: str) -> _ReleasedRows:
@@ -231,14 +260,20 @@ class _ReleasedRows:
         frame = of.spark.read.format("delta").load(of.lake.spark_address(quarantine))
         cause = frame["_cause"] if "_cause" in frame.columns else F.lit(None)
         frame = frame.withColumn("_cause", cause)
-        mine = _mine(place, query, blocked=blocked) & (F.col("_batch_id") > after)
+        mine = _mine(place, query, blocked=blocked)
         if handle and blocked and (direct := handle.transaction_version(f"{query}/{place}")) is not None:
             mine &= F.col("_batch_id") > direct  # the table was damaged after a commit that nobody could read any more
         came = [column for column in delta_schema(to_arrow(rows)) if column.name not in OWN]
         table, lossy = _may_have(of.config, approval, handle)
         kinds = {column.name: _kind(table.get(column.name), column.type) for column in came}
         kinds = {name: kind for name, kind in kinds.items() if kind is not None or not lossy}
-        return cls(of, approval, query, quarantine, frame.filter(mine), have, kinds, after, table)
+        schema = handle.schema().to_json() if handle else ""
+        demanded = approval.demanded.get(query) if query in approval.decided else None
+        if demanded is None:
+            demanded = constraints(schema, handle.metadata().configuration) if handle else {}
+        waiting = frame.filter(mine)
+        left = waiting.filter(F.col("_batch_id") > after)
+        return cls(of, approval, query, quarantine, left, have, kinds, after, table, waiting, schema, demanded)
 
     @property
     def columns(self) -> DataFrame:
@@ -263,17 +298,47 @@ class _ReleasedRows:
             return None
         return (first_bad - 1 if first_bad is not None else max(good)), sum(good.values())
 
+    @property
+    def types(self) -> dict[str, pa.DataType]:
+        """Return the columns that go into the table, with the types in which they do."""
+        return {name: limited_to(self.table[name], kind) for name, kind in self.kinds.items() if kind is not None}
+
+    def judged(self, rows: DataFrame) -> DataFrame:
+        """Add to quarantined rows what they violate of what their table demands, as they would be in it."""
+        whole, columns = "_quarantined", pa.schema(list(self.types.items()))
+        kinds = StructType([*rows.schema, StructField("_row", to_spark_columns(columns, ntz=True))])
+        cast = rows.mapInArrow(self.of.executors.guarded(_casting(self.kinds, columns)), kinds)
+        row = [F.col(f"_row.{quoted(name)}") for name in columns.names]
+        flat = cast.select(F.struct(*map(quoted, rows.columns)).alias(whole), *row)
+        return judged(flat, self.schema, self.demanded).select(f"{whole}.*", VIOLATES)
+
+    def violating(self, last: int) -> int:
+        """Return how many rows of batches up to the last violate what their table demands."""
+        if not self.demanded:
+            return 0
+        return self.judged(self.frame.filter(F.col("_batch_id") <= last)).filter(F.col(VIOLATES).isNotNull()).count()
+
+    def refuse(self, last: int) -> None:
+        """Append the rows that violate what their table demands to the dead letters, once."""
+        rows = self.judged(self.waiting.filter(F.col("_batch_id") <= last)).filter(F.col(VIOLATES).isNotNull())
+        place, kind = self.approval.place, "unblock" if self.approval.blocked else "release"
+        why = F.concat(F.lit(f"table {place.table}: "), F.col(VIOLATES), F.lit(" does not hold"))
+        self._append_dead_letters(rows, why, f"{self.query}/refuse/{kind}/{place}", last)
+
     def commit(self, last: int) -> None:
-        """Stage the rows of batches up to the last, and commit them once."""
+        """Stage the rows of batches up to the last that may land, and commit them once."""
         if self.after >= last:
             return
         place, lake, blocked = self.approval.place, self.of.lake, self.approval.blocked
-        columns = {name: limited_to(self.table[name], kind) for name, kind in self.kinds.items() if kind is not None}
+        columns = self.types
         options = self.of.config.landing
         staging = Staging(lake, options.file_bytes, options.buffer_bytes)
         where = f"{place.route}/{place.sink}", place.table, last
         task = _staging(self.kinds, pa.schema(list(columns.items())), staging, where)
-        files = tuple(map(StagedFile.of, self._reports(self.columns.filter(F.col("_batch_id") <= last), task)))
+        frame = self.frame.filter(F.col("_batch_id") <= last)
+        frame = self.judged(frame).filter(F.col(VIOLATES).isNull()) if self.approval.refused.get(self.query) else frame
+        reports = self._reports(frame.select("_batch_id", *map(quoted, self.kinds)), task)
+        files = tuple(map(StagedFile.of, reports))
         written = pa.schema([(name, kind) for name, kind in columns.items() if any(name in f.columns for f in files)])
         change = compare(self.have, written) if self.have is not None else SchemaDiff()
         work = TableCommit(
@@ -301,17 +366,22 @@ class _ReleasedRows:
         return executors.without_looks(json.loads(row["report"]) for row in found)
 
     def add_dead_letters(self, last: int) -> None:
-        """Append the rows of batches up to the last to the dead letters, once: as received, where bronze has them.
+        """Append the rows of batches up to the last to the dead letters, once."""
+        place = self.approval.place
+        why = F.coalesce("_cause", F.lit(f"table {place.table}: nobody approved the change that the row needs"))
+        rows = self.frame.filter(F.col("_batch_id") <= last)
+        self._append_dead_letters(rows, why, f"{self.query}/discard/{place}", last)
+
+    def _append_dead_letters(self, rows: DataFrame, why: Column, app_id: str, last: int) -> None:
+        """Append rows to the dead letters as received, where bronze has them.
 
         Without bronze, or where a row's coordinates are not known, the value is the row as JSON.
         """
         place, config, lake = self.approval.place, self.of.config, self.of.lake
-        rows = self.frame.filter(F.col("_batch_id") <= last)
         for name in {*COORDINATES} - {*rows.columns}:
             rows = rows.withColumn(name, F.lit(None))
         old = {new: F.col(name) for name, new in COORDINATES.items()}
         row = F.to_json(F.struct(*map(quoted, self.kinds))).cast("binary") if self.kinds else F.lit(None)
-        why = F.coalesce("_cause", F.lit(f"table {place.table}: nobody approved the change that the row needs"))
         about = {"stage": F.lit("schema"), "reason": why, "route": F.lit(place.route), "sink": F.lit(place.sink)}
         letters = {**about, **old, "batch_id": F.col("_batch_id"), "value": row}
         found = rows.select(*(column.alias(name) for name, column in letters.items()))
@@ -322,7 +392,6 @@ class _ReleasedRows:
             )
         kinds = to_spark_columns(DEAD_SCHEMA)
         found = found.select(*(_or_null(found, field.name).cast(field.dataType).alias(field.name) for field in kinds))
-        app_id = f"{self.query}/discard/{place}"
         work = TableCommit("/dead_letters", config.dead_letters, app_id, last, (), to_delta(DEAD_SCHEMA))
         self.of.committers.append(self.of.spark.newSession(), work, {"router.discarded": self.query}, found)
 
@@ -406,6 +475,18 @@ def _checking(kinds: Kinds, blank: bool) -> Callable[[Iterable[pa.RecordBatch]],
         yield pa.RecordBatch.from_arrays([pa.array([report])], names=["report"])
 
     return check
+
+
+def _casting(kinds: Kinds, schema: pa.Schema) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function of a task that adds to rows the struct `_row`: what of them goes into their table."""
+
+    def cast(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            found = {n: cast_down(batch.column(n), kind).array for n, kind in kinds.items() if kind is not None}
+            row = cast_to(pa.table(found), schema).combine_chunks().to_struct_array().combine_chunks()
+            yield pa.RecordBatch.from_arrays([*batch.columns, row], names=[*batch.schema.names, "_row"])
+
+    return cast
 
 
 def _staging(

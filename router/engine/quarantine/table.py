@@ -30,6 +30,7 @@ from router.delta.lake import DAMAGED_LOG
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import TableCache
 from router.engine.commit.committers import staged_rows
+from router.engine.commit.violations import SORTED_OUT, Conditions
 from router.engine.label.layout import COORDINATES, QUARANTINE_COLUMNS, SCHEMA_COLUMNS, quarantine_of
 from router.errors import TableError
 from router.sinks import TableSink
@@ -101,9 +102,10 @@ class Quarantined:
 class Approval:
     """The permission for a table to take the rows of batches up to `upto`; `columns` is their schema as Delta's JSON.
 
-    `decided`: query -> (last batch, rows), once that is decided. `number` makes the file's name unique: a second
-    approval for the same table, written while this one is carried out, must not be deleted with it. With `discard` the
-    rows become dead letters instead.
+    `decided`: query -> (last batch, rows that land), once that is decided; `refused`: query -> the rows beside them
+    that violate what their table demands; `demanded`: query -> that, as it was then. `number` makes the file's name
+    unique: a second approval for the same table, written while this one is carried out, must not be deleted with it.
+    With `discard` the rows become dead letters instead.
 
     With a `cause` it is the note of a blocked table: `upto` and `columns` are what waits when its release is tried, the
     next time at `due` (seconds since 1970), after `tries` that failed. With `forced` a person goes on with the table as
@@ -115,6 +117,8 @@ class Approval:
     columns: str = ""
     number: int = 0
     decided: dict[str, tuple[int, int]] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+    demanded: dict[str, Conditions] = field(default_factory=dict)
     discard: bool = False
     blocked: bool = False
     cause: str = ""
@@ -173,7 +177,9 @@ class Quarantine:
         """Note tables that cannot be written, before anything says that their rows are in the quarantine."""
         for place in sorted(blocked.keys() - self.blocked().keys() if blocked else ()):
             found = Place.of(place)
-            write(self.store, Approval(found, cause=blocked[place], blocked=True, due=time.time() + FIRST_PAUSE))
+            cause = blocked[place]
+            pause = 0 if cause.startswith(SORTED_OUT) else FIRST_PAUSE  # the release can do what no task can
+            write(self.store, Approval(found, cause=cause, blocked=True, due=time.time() + pause))
             text = "%s: %s cannot be written, its rows go to the quarantine until it can: %s%s"
             hint = "; `router repair` makes it whole again" if DAMAGED_LOG in blocked[place] else ""
             log.warning(text, self.config.name, found.table, blocked[place], hint)

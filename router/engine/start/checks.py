@@ -20,6 +20,7 @@ from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.lost_tables import refuse_lost_tables
 from router.engine.label.layout import outbox_of, quarantine_of
+from router.engine.ledger import LATER
 from router.engine.ledger import SCHEMA as LEDGER
 from router.engine.spark.executors import Executors
 from router.errors import StartError
@@ -80,7 +81,7 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
     in the ledger before Spark commits it, so the ledger is level with the checkpoint or one batch ahead.
     """
     table = TableCache(lake).open([ledger])[ledger]
-    if table is not None and (lacks := sorted(set(LEDGER.names) - set(to_arrow(table).names))):
+    if table is not None and (lacks := sorted({*LEDGER.names} - LATER - {*to_arrow(table).names})):
         raise StartError(
             f"{ledger} in {lake.root} was written by another version of the router (it has no {', '.join(lacks)}), "
             "which this one cannot go on from; give this run a new lake and a new checkpoint"

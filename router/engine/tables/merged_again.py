@@ -98,6 +98,7 @@ class MergedAgain:
     merges: int = 0
 
     def __post_init__(self) -> None:
+        self.drop()  # what a repair that was killed has left
         divided = self.handle.metadata().partition_columns if self.handle else self.keyed.partition_by
         self.merged_as = replace(self.keyed, properties={}, cluster_by=(), comment=None, partition_by=tuple(divided))
         if self.handle is not None:
@@ -224,5 +225,5 @@ class MergedAgain:
 
     def drop(self) -> None:
         """Delete the table."""
-        with suppress(OSError):  # maintenance takes what is left
+        with suppress(OSError):  # the next start, or the next repair of the table, takes what is left
             self.lake.files.delete_dir(self.name.replace(".", "/"))

@@ -73,6 +73,7 @@ from router.engine.merge.coordinator import MergedTables
 from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import Quarantined, quarantined
 from router.engine.spark.executors import Executors
+from router.engine.start.killed_repairs import lock_of, staged_as
 from router.engine.start.run_lock import alone, locked
 from router.engine.tables.from_bronze import BronzeRecords, FromBronze, GivenTables, LandedAgain
 from router.engine.tables.merged_again import MergedAgain, batch_spans
@@ -149,7 +150,7 @@ class Repair:
     def run(self) -> Repaired:
         """Make the table whole again. Raises StartError or TableError where it cannot be, before anything changes."""
         refusal = f"another repair of {self.table} is at work"
-        with locked(self.checkpoint, f"repairs/{self.table}.lock", refusal):
+        with locked(self.checkpoint, lock_of(self.table), refusal):
             self._refuse_other_kinds()
             handle, damage = self._settled()
             self.seen = handle.version() if handle is not None else -1
@@ -619,7 +620,7 @@ class Repair:
             what = "Delta on Spark makes no table in a folder that holds its remembered deletions; repair it with "
             where = f"{self.lake.address(self.table)}/{DELETIONS}"
             raise TableError(self.table, f"{what}`commit: auto`, or move {where} away first")
-        found, until = MergedAgain(self.spark, self.lake, keyed, self.table, handle), self.last
+        found, until = self._nothing_merged(keyed, handle), self.last
         damaged = bool(old) and handle is None
         try:
             self._merge_batches(found, -1, until)
@@ -646,6 +647,10 @@ class Repair:
         assert done is not None  # it was committed
         log.info("%s: repaired, %d rows up to batch %d", self.table, rows, until)
         return Repaired(self.table, done.version(), rows, 0, found.refused, until, moved)
+
+    def _nothing_merged(self, keyed: KeyedTable, handle: DeltaTable | None) -> MergedAgain:
+        name = staged_as(self.config.name, self.table)
+        return MergedAgain(self.spark, self.lake, keyed, self.table, handle, name)
 
     def _merge_batches(self, found: MergedAgain, after: int, until: int) -> None:
         """Merge the records of some batches into what takes the place of the table's content."""

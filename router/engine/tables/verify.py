@@ -30,6 +30,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from router.delta.history import LogCommit, log_commits, log_damage, log_versions, rows_of
+from router.delta.row_versions import DELETIONS, deletions_table
 from router.delta.table_cache import THREADS
 from router.engine.checkpoint_store import CheckpointStore, Manifest, lake_and_checkpoint
 from router.engine.label.layout import outbox_of, quarantine_of
@@ -279,6 +280,7 @@ class Verification:
         self._hold_transactions(audit, handle)
         self._hold_batches(audit)
         self._hold_files(audit, handle)
+        self._hold_deletions(audit)
 
     def _gone(self, audit: TableAudit) -> TableAudit | None:
         rows = sum(sum(by.values()) for by in self.written.manifests.get(audit.table, {}).values())
@@ -412,10 +414,25 @@ class Verification:
 
     def _hold_files(self, audit: TableAudit, handle: DeltaTable) -> None:
         actions: Any = pa.table(handle.get_add_actions())
+        audit.files, audit.rows = len(actions), sum(filter(None, actions.column("num_records").to_pylist()))
+        audit.wrong += self._damaged(audit.table, actions)
+
+    def _hold_deletions(self, audit: TableAudit) -> None:
+        """Look at what a table with one row per key remembers of its deletions: without it they come undone."""
+        table = f"{audit.table}.{DELETIONS}"
+        try:
+            if (handle := deletions_table(self.lake, audit.table)) is None:
+                return
+            found = self._damaged(table, pa.table(handle.get_add_actions()))
+        except (DeltaError, OSError) as error:
+            found = [self.unreadable(table, error)]
+        audit.wrong += [f"its remembered deletions in {self.lake.address(table)}: {what}" for what in found]
+
+    def _damaged(self, table: str, actions: pa.Table) -> list[str]:
+        """Return what is wrong with the files of a table."""
         paths, sizes = actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist()
         counts = actions.column("num_records").to_pylist()
-        audit.files, audit.rows = len(paths), sum(filter(None, counts))
-        folder, missing, changed = audit.table.replace(".", "/"), [], []
+        folder, missing, changed = table.replace(".", "/"), [], []
         mine = [i for i, path in enumerate(paths) if "://" not in path and not path.startswith("/")]
         for begin in range(0, len(mine), 1000):
             part = mine[begin : begin + 1000]
@@ -427,10 +444,8 @@ class Verification:
                     changed.append(f"{paths[i]} has {info.size:,} bytes, {sizes[i]:,} in the log")
                 elif self.footers and (what := self._footer(f"{folder}/{unquote(paths[i])}", counts[i])):
                     changed.append(f"{paths[i]} {what}")
-        if missing:
-            audit.wrong.append(f"{_number(missing, 'file')} missing: {_first(missing)}")
-        if changed:
-            audit.wrong.append(f"{_number(changed, 'file')} damaged: {_first(changed)}")
+        found = [f"{_number(missing, 'file')} missing: {_first(missing)}"] if missing else []
+        return found + ([f"{_number(changed, 'file')} damaged: {_first(changed)}"] if changed else [])
 
     def _footer(self, path: str, rows: int | None) -> str:
         """Return what the footer of a file says against the log; nothing where they agree."""
