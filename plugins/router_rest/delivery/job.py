@@ -200,7 +200,7 @@ class JobResult:
                 tried.append(tuple(ranges_in(row["text"])))
                 answered += row["rows"] if row["answered"] else 0
                 why = row["why"] or why
-        refused = pa.Table.from_struct_array(reports.filter(dead)["receipt"]).cast(SCHEMA)
+        refused = pa.Table.from_struct_array(reports.filter(dead)["receipt"].combine_chunks()).cast(SCHEMA)
         away, wrong, unread = (texts.get(name, "") for name in ("away", "wrong", "unread"))
         return cls(counts, refused, away, wrong, tuple(tried), why, answered, unread)
 
