@@ -1,8 +1,7 @@
 """Table maintenance in a process of its own, so that a batch shares nothing with it but the cores that are left over.
 
-In the process of the batches a compaction shares with their commits the threads of delta-rs, the interpreter's lock and
-the memory: now and then a commit waited for seconds. The process runs at low priority and ends with the one that
-started it.
+In the process of the batches a compaction would share with their commits the threads of delta-rs, the interpreter's lock
+and the memory. The process runs at low priority and ends with the one that started it.
 """
 
 from __future__ import annotations
