@@ -1,6 +1,6 @@
 """Route the events of a stream to hundreds of tables and services in one Spark job."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from router.columns import row, tried
 from router.decoding import ArrowDecoding, keep_archives
@@ -94,7 +94,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Return what is imported when it is asked for: it needs pyarrow, and checking a file should not wait for that."""
     if name == "JsonExpression":
         from router.engine.label.json_expressions import JsonExpression  # noqa: PLC0415

@@ -1,7 +1,7 @@
 """Table maintenance in a process of its own, so that a batch shares nothing with it but the cores that are left over.
 
-In the process of the batches a compaction would share with their commits the threads of delta-rs, the interpreter's lock
-and the memory. The process runs at low priority and ends with the one that started it.
+A compaction in the process of the batches would share delta-rs's threads, the interpreter's lock and memory with them.
+The process runs at low priority and ends with the one that started it.
 """
 
 from __future__ import annotations

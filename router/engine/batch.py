@@ -94,7 +94,8 @@ class Batches:
         about = self.lake, self.store, self.query, self.committers, self.stop, self.executors
         self.outboxes = Outboxes(config, self.spark, *about)
         self.quarantine = Quarantine(config, self.lake, self.store, self.committers, self.query)
-        self.quarantine.note_again()
+        if not only_spark:  # it looks with delta-rs
+            self.quarantine.note_again()
         self.demands = replace(self.demands, blocked=self.quarantine.blocked())
         self.release = Release(config, self.spark, self.lake, self.store, self.committers, self.executors)
         plans = config.maintenance if only_spark else config.maintenance_plans()

@@ -255,7 +255,14 @@ def test_the_last_batches_are_those_that_ended_last(lake: Lake) -> None:
     ]
     for rows in written:
         write_deltalake(lake.address("ops.ledger"), pa.Table.from_pylist(rows, SCHEMA), mode="append")
-    config: Any = SimpleNamespace(lake=lake.root, ledger="ops.ledger", name="games", storage=dict)
+    config: Any = SimpleNamespace(
+        lake=lake.root,
+        ledger="ops.ledger",
+        name="games",
+        storage=dict,
+        locations=tuple,
+        checkpoint_path=lambda: lake.root,
+    )
 
     found = Counter((row["run"], row["batch_id"], row["route"]) for row in last(config, 3))
 

@@ -98,9 +98,9 @@ def test_what_a_sink_has_parked_stays(spark: SparkSession, tmp_path: Path) -> No
 def crash_at_the_merge(mark: Callable[..., None]) -> Callable[..., None]:
     """Return what crashes when a merge is done, before that is noted."""
 
-    def marked(store: CheckpointStore, batch: int, key: str, counts: Applied) -> None:
+    def marked(store: CheckpointStore, batch: int, key: str, counts: Applied, *merged: object) -> None:
         if key.endswith("/upsert"):
             raise CrashError
-        mark(store, batch, key, counts)
+        mark(store, batch, key, counts, *merged)
 
     return marked
