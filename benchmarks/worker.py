@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -55,6 +55,8 @@ def _run(subject: Subject, spark: SparkSession, job: Job, number: int) -> Run:
 MB = 1 << 20
 WORKER_SECONDS = 0.1
 DRIVER_BATCHES = 50
+DAEMONS = {"pyspark.daemon", "router.engine.land.worker_daemon"}
+"""Modules that Python workers are forked from: Spark's own, and that of local runs of the router."""
 
 
 class Workers:
@@ -141,9 +143,12 @@ def _java() -> list[psutil.Process]:
 
 def _python_workers() -> list[psutil.Process]:
     """Return the workers: children of Spark's daemon, which is a child of Java."""
-    below = psutil.Process().children(recursive=True)
-    daemons = {process.pid for process in below if "pyspark.daemon" in process.cmdline()}
-    return [process for process in below if process.pid in daemons and process.ppid() in daemons]
+    daemons: dict[int, psutil.Process] = {}
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended, and the others are still to be seen
+            if DAEMONS & set(process.cmdline()):
+                daemons[process.pid] = process
+    return [process for process in daemons.values() if process.ppid() in daemons]
 
 
 if __name__ == "__main__":

@@ -147,6 +147,10 @@ class Decoder(Part, ABC):
         """
         return self
 
+    def of_topic(self, topic: str) -> Decoder:
+        """Return the decoder of a topic's records, for route tests: where topics have their own."""
+        return self
+
     def encode(self, event: Any, schema: Path | None = None, message: str | None = None) -> bytes:
         """Return the value that a producer would send, for route tests: of an event as YAML has it.
 

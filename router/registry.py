@@ -116,7 +116,7 @@ def missing_extras(config: BaseModel) -> dict[str, str]:
     """Return the modules that parts of a configuration need and that are not installed -> a sentence about each."""
     wanted = {module: (part, what) for part in parts_in(config) for module, what in part.extras.items()}
     return {
-        module: f"the {part.kind} {part.part_name} needs the module {module}; "
+        module: f"the {part.kind or 'option'} {part.part_name} needs the module {module}; "
         f"pip install '{what}', here and on every node"
         for module, (part, what) in wanted.items()
         if not _is_installed(module)

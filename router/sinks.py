@@ -16,7 +16,7 @@ from pydantic import Field
 
 from router.errors import StartError
 from router.parts import Part
-from router.table_options import LOCATION, Location, TableOptions
+from router.table_options import LOCATION, CatalogOptions, Location, TableOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -127,7 +127,7 @@ class KeyedTable:
     memory: int | None = None
 
 
-class MergingSink(Sink, ABC):
+class MergingSink(CatalogOptions, Sink, ABC):
     """A sink that keeps one row per key, in one Delta table or in one per value: the engine stages its rows and merges.
 
     Delivery: exactly once; a late row never overwrites a newer one.
@@ -202,7 +202,7 @@ class Batch:
 
     `key` is unique for (query, route, sink) and, with `id`, names the batch the same way in every replay. A sink that
     takes long looks at `stop`: once it is set, leave what is not done, and raise a ConnectionError that says so.
-    `resending` is the name of a replay, which has rows of many batches; `id` has no meaning then.
+    `resending` is the name of a replay, which has rows of many batches; `id` is a number of its own then.
     """
 
     query: str
@@ -323,12 +323,17 @@ class ApplyingSink(Sink, ABC):
     previews: ClassVar[bool] = False
     """True when `preview` says what would be sent: route tests can then ask for it."""
     resends: ClassVar[bool] = False
-    """True when the sink has `set_aside` and `resend`: `router rest-replay` can then be asked for it."""
+    """True when the sink has `set_aside` and `resend`: `router replay` can then be asked for it."""
 
     @property
     def detached(self) -> bool:
         """Say whether the sink has a query of its own over its outbox, so that nothing else waits for it."""
         return False
+
+    @property
+    def seconds_between(self) -> float:
+        """Return how long a detached sink waits for more rows before its next batch; 0: no longer than it has to."""
+        return 0.0
 
     @property
     def tasks_at_most(self) -> int:

@@ -516,7 +516,7 @@ def _boto3(root: str, given: Mapping[str, str], aws_profile: str | None, aws_iam
 @cache
 def _provider(root: str, profile: str | None, role: str | None, region: str | None) -> Any:
     try:
-        import boto3  # type: ignore[import-untyped]  # noqa: PLC0415 - few need it
+        import boto3  # noqa: PLC0415 - few need it
         from obstore.auth.boto3 import Boto3CredentialProvider, StsCredentialProvider  # noqa: PLC0415
     except ImportError:
         raise StartError(

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 from router.locations import TableLocation, location
 
@@ -80,7 +80,20 @@ Location = Annotated[TableLocation, BeforeValidator(location, json_schema_input_
 LOCATION = "a place outside of the lake's layout, with fields of the table's name: s3://lake-{topic}/events"
 
 
-class TableOptions(BaseModel):
+Privilege = Annotated[str, StringConstraints(to_upper=True, pattern=r"^[A-Za-z]+( [A-Za-z]+){0,3}$")]
+
+
+class CatalogOptions(BaseModel):
+    """What a catalog is to know of tables: `router grants` prints it as SQL."""
+
+    owner: str | None = Field(default=None, min_length=1, description="owner in a catalog, for `router grants`")
+    tags: dict[str, str] = Field(default_factory=dict, description="tags in a catalog, for `router grants`: {pii: low}")
+    grants: dict[str, tuple[Privilege, ...]] = Field(
+        default_factory=dict, description="rights in a catalog, for `router grants`: {analysts: [SELECT]}"
+    )
+
+
+class TableOptions(CatalogOptions):
     """How a table is made; a table that is there stays as it is."""
 
     location: Location | None = Field(default=None, description=LOCATION)

@@ -10,8 +10,9 @@ import statistics
 from typing import TYPE_CHECKING
 
 from benchmarks.cells import Cell
-from benchmarks.format import MISSING, count, events_per_second, figure, met, rate, seconds, times
+from benchmarks.format import MISSING, count, events_per_second, figure, megabytes, met, rate, seconds, times
 from benchmarks.measurements import Measurement, Table
+from benchmarks.measurements.memory import peak
 from router.bench.chart import Chart
 
 if TYPE_CHECKING:
@@ -250,3 +251,47 @@ _FRESHNESS_NOTES = (
 FRESHNESS = Measurement(
     "freshness", "Tables beside an API that is away", 112, _freshness_cells, _freshness_table, short=False
 )
+
+
+CALL_COLUMNS = ("rows per call", "bytes per call", "in flight", "rows/s", "largest worker", "bound")
+ROW_BYTES = 400
+WAYS_OF_CALLS: dict[str, tuple[int, int, tuple[tuple[str, str], ...]]] = {
+    "small calls": (1, POSTING_EVENTS, (("max_in_flight", "256"),)),
+    "small calls, a rule for answers": (1, POSTING_EVENTS, (("max_in_flight", "256"), ("rules", "1"))),
+    "calls of 1 MiB": (2600, 260_000, (("max_in_flight", "256"), ("tasks", "1"))),
+}
+LARGEST_WORKER = 400
+"""MB: the interpreter, Arrow's batches, and 64 MiB of calls with what aiohttp and the garbage collector add."""
+
+
+def call_cell(scale: Scale, way: str) -> Cell:
+    """Return the cell of calls of a size."""
+    rows, events, more = WAYS_OF_CALLS[way]
+    options = (("rows_per_call", str(rows)), *more)
+    repeat = max(scale.repeat, 3)
+    return Cell("posting", "warm", events, 1, 4, repeat, sample="workers", feed="", options=options, warm_up=3)
+
+
+def _call_cells(scale: Scale) -> list[Cell]:
+    return [call_cell(scale, way) for way in WAYS_OF_CALLS]
+
+
+def _calls_table(results: Results, scale: Scale) -> Table:
+    rows: list[tuple[str, ...]] = []
+    figures: dict[str, float | None] = {}
+    for way, (per_call, _, more) in WAYS_OF_CALLS.items():
+        result = results.of(call_cell(scale, way))
+        speed, largest = events_per_second(result), peak(result, "worker_mb")
+        figures |= {f"rows_per_second: {way}": speed, f"worker_mb: {way}": largest}
+        row = (count(per_call), count(per_call * ROW_BYTES), dict(more)["max_in_flight"], rate(result))
+        bound = ("", "") if largest is None else (megabytes(largest), met(largest, LARGEST_WORKER, at_least=False))
+        rows.append((way, *row, *bound))
+    return Table(("calls", *CALL_COLUMNS), tuple(rows), figures, _CALL_NOTES)
+
+
+_CALL_NOTES = (
+    f"Largest worker: the peak of resident memory of a task's process, which is to stay below {LARGEST_WORKER} MB. "
+    "Calls take `bytes_in_flight` (64 MiB) together, with their bodies. A rule is asked of every answer; with none, "
+    "nothing is asked.",
+)
+CALLS = Measurement("calls", "Memory and rules of calls", 113, _call_cells, _calls_table, short=False)

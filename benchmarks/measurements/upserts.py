@@ -78,9 +78,7 @@ def _whole(into: str, seconds: float | None) -> float | None:
 
 def _files(result: CellResult | None) -> str:
     counts = result.counted[-1].counts if result and not result.problem else {}
-    return (
-        f"{counts['files_removed']:.0f} of {counts['files_scanned']:.0f} scanned" if "files_removed" in counts else ""
-    )
+    return f"{counts['files_removed']:.0f} of {counts['files_before']:.0f}" if "files_before" in counts else ""
 
 
 def _memory_table(results: Results, scale: Scale) -> Table:

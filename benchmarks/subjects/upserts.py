@@ -187,10 +187,13 @@ def _told(lake: Lake, names: list[str]) -> dict[str, float]:
     if names != [LARGE]:
         return {}
     table = DeltaTable(lake.address(LARGE))
-    megabytes = sum(pa.table(table.get_add_actions())["size_bytes"].to_pylist()) / (1 << 20)
+    sizes = pa.table(table.get_add_actions())["size_bytes"].to_pylist()
     metrics = table.history(1)[0].get("operationMetrics", {})
-    files = {kind: metrics.get(f"num_target_files_{kind}") for kind in ("scanned", "removed", "added")}
-    return {"table_mb": megabytes, **{f"files_{kind}": float(n) for kind, n in files.items() if n is not None}}
+    files = {kind: metrics.get(f"num_target_files_{kind}") for kind in ("removed", "added")}
+    counts = {f"files_{kind}": float(n) for kind, n in files.items() if n is not None}
+    if len(counts) == len(files):
+        counts["files_before"] = len(sizes) + counts["files_removed"] - counts["files_added"]
+    return {"table_mb": sum(sizes) / (1 << 20), **counts}
 
 
 def _verified(task: Task, run: Run) -> str:

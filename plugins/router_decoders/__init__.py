@@ -12,11 +12,12 @@ from pyspark.sql import functions as F
 from router import Decoder, hookimpl
 from router_decoders.auto import Auto
 from router_decoders.avro import Avro
+from router_decoders.by_topic import ByTopic
 from router_decoders.json import Json, JsonSchema
 from router_decoders.protobuf import Protobuf
 from router_decoders.record_keys import RecordKeys
 
-__all__ = ["Auto", "Avro", "Json", "JsonSchema", "Nothing", "Protobuf", "RecordKeys", "router_decoders"]
+__all__ = ["Auto", "Avro", "ByTopic", "Json", "JsonSchema", "Nothing", "Protobuf", "RecordKeys", "router_decoders"]
 
 EVENT = "struct<_: string>"
 """The type of an event that never is; Parquet has no struct without fields, hence one."""
@@ -36,6 +37,7 @@ def router_decoders() -> dict[str, type[Decoder]]:
     return {
         "auto": Auto,
         "avro": Avro,
+        "by_topic": ByTopic,
         "json": Json,
         "json_schema": JsonSchema,
         "keyed": RecordKeys,

@@ -44,19 +44,23 @@ def own_columns(events: DataFrame, without: Iterable[str] = ()) -> T.StructType:
     return found
 
 
-def order_key(seen: DataFrame, key: str | None) -> Column:
+def order_key(seen: DataFrame, key: str | None, what: str = "key") -> Column:
     """Return the key by which rows keep their order, as bytes: SQL over the route's columns; None: no order.
 
-    Null in a row without a key. Raises StartError for SQL that is wrong.
+    Null in a row without a key. Raises StartError, which names the option `what`, for SQL that is wrong.
     """
     if key is None:
         return F.lit(None).cast("binary")
-    try:
-        found = seen.select(F.expr(key)).schema.fields
-    except (AnalysisException, ParseException) as error:
-        raise StartError(f"key: {str(error).strip().splitlines()[0]}") from None
-    column = as_bytes(F.expr(key), found[0].dataType, "key")
+    column = as_bytes(F.expr(key), type_of(seen, key, what), what)
     return tried(F.when(F.col("_offset") >= 0, column))  # always true, which no optimiser knows: see `tried`
+
+
+def type_of(seen: DataFrame, sql: str, what: str) -> T.DataType:
+    """Return the type of SQL over the route's columns; raise StartError, which names the option, where it is wrong."""
+    try:
+        return seen.select(F.expr(sql)).schema.fields[0].dataType
+    except (AnalysisException, ParseException) as error:
+        raise StartError(f"{what}: {str(error).strip().splitlines()[0]}") from None
 
 
 def as_bytes(column: Column, kind: T.DataType, what: str) -> Column:

@@ -8,6 +8,7 @@ import ssl
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote_plus
@@ -178,31 +179,18 @@ class _Granted(BaseModel):
     expires_in: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
 
-class Tokens:
-    """The current token of one client, for all threads of the driver.
+class TokenSource(ABC):
+    """The current token of one client, for all threads of the driver; `clock` in seconds."""
 
-    Raises Away when the token server does not answer, Refuses when it refuses; `seconds`, `verify` and `proxies` as
-    for requests to it, `clock` in seconds.
-    """
-
-    def __init__(
-        self,
-        options: OAuth,
-        *,
-        seconds: float,
-        verify: bool | str,
-        proxies: Mapping[str, str] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._options = options
-        self._refresh = options.refresh_token
-        self._seconds = seconds
-        self._verify = verify
-        self._proxies = dict(proxies or {})
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._token = Token("", 0)
         self._good_until = 0.0
+
+    @abstractmethod
+    def _fetch(self) -> tuple[str, float]:
+        """Return a new token, and its life in seconds."""
 
     def current(self) -> Token:
         """Return a token; a new one when there is none, or when it is about to expire."""
@@ -215,19 +203,51 @@ class Tokens:
             was_refused = refused in (self._token.text, self._token.number)
             return self._renewed() if was_refused or self._is_old() else self._token
 
+    @property
+    def seconds_left(self) -> float:
+        """Return the seconds after which there is a newer token than the current one."""
+        return max(0.0, self._good_until - self._clock())
+
     def _is_old(self) -> bool:
         return not self._token.text or self._clock() >= self._good_until
 
     def _renewed(self) -> Token:
-        granted = self._fetch()
-        if self._refresh is not None and granted.refresh_token:
-            self._refresh = Secret(granted.refresh_token)
-        life = float("inf") if granted.expires_in is None else granted.expires_in
+        text, life = self._fetch()
         self._good_until = self._clock() + life - min(LONGEST_EARLY, EARLY * life)
-        self._token = Token(granted.access_token, self._token.number + 1)
+        self._token = Token(text, self._token.number + 1)
         return self._token
 
-    def _fetch(self) -> _Granted:
+
+class Tokens(TokenSource):
+    """The tokens that a token server gives.
+
+    Raises Away when the token server does not answer, Refuses when it refuses; `seconds`, `verify` and `proxies` as
+    for requests to it.
+    """
+
+    def __init__(
+        self,
+        options: OAuth,
+        *,
+        seconds: float,
+        verify: bool | str,
+        proxies: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(clock)
+        self._options = options
+        self._refresh = options.refresh_token
+        self._seconds = seconds
+        self._verify = verify
+        self._proxies = dict(proxies or {})
+
+    def _fetch(self) -> tuple[str, float]:
+        granted = self._granted()
+        if self._refresh is not None and granted.refresh_token:
+            self._refresh = Secret(granted.refresh_token)
+        return granted.access_token, float("inf") if granted.expires_in is None else granted.expires_in
+
+    def _granted(self) -> _Granted:
         where = self._options.token_url
         with requests.Session() as session:
             session.auth = self._client_login()
@@ -280,17 +300,30 @@ def client_assertion(options: OAuth, clock: Callable[[], float] = time.time) -> 
     Raises Refuses for a key that is none; its text is not quoted.
     """
     assert options.private_key is not None
+    who = {"iss": options.client_id, "sub": options.client_id, "aud": options.token_url}
     try:
-        key = load_pem_private_key(options.private_key.get_secret_value().encode(), None)
+        return signed_jwt(options.private_key, who, 300, options.key_id, clock)
+    except ValueError as error:
+        raise Refuses(options.token_url, str(error)) from None
+
+
+def signed_jwt(
+    private_key: Secret, claims: Mapping[str, Any], life: float, key_id: str | None, clock: Callable[[], float]
+) -> str:
+    """Return a JWT (RFC 7519) with some claims, good for `life` seconds: RS256 or ES256, as the key is.
+
+    Raises ValueError for a key that is none; its text is not quoted.
+    """
+    try:
+        key = load_pem_private_key(private_key.get_secret_value().encode(), None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise Refuses(options.token_url, "private_key is no PEM key without a password") from None
+        raise ValueError("private_key is no PEM key without a password") from None
     elliptic = isinstance(key, ec.EllipticCurvePrivateKey) and key.curve.name == "secp256r1"
     if not elliptic and not isinstance(key, rsa.RSAPrivateKey):
-        raise Refuses(options.token_url, "private_key is neither an RSA key nor one of the curve P-256")
+        raise ValueError("private_key is neither an RSA key nor one of the curve P-256")
     now = int(clock())
-    head = {"alg": "ES256" if elliptic else "RS256", "typ": "JWT"} | ({"kid": options.key_id} if options.key_id else {})
-    who = {"iss": options.client_id, "sub": options.client_id, "aud": options.token_url}
-    said = f"{_part(head)}.{_part({**who, 'iat': now, 'exp': now + 300, 'jti': str(uuid.uuid4())})}"
+    head = {"alg": "ES256" if elliptic else "RS256", "typ": "JWT"} | ({"kid": key_id} if key_id else {})
+    said = f"{_part(head)}.{_part({'iat': now, 'exp': now + int(life), 'jti': str(uuid.uuid4()), **claims})}"
     if isinstance(key, rsa.RSAPrivateKey):
         return f"{said}.{_base64url(key.sign(said.encode(), padding.PKCS1v15(), SHA256()))}"
     assert isinstance(key, ec.EllipticCurvePrivateKey)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import base64
 import re
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
+from router import Part
 from router_encoders.templates import Placeholder, parse
 from router_http.options import Basic, OAuth, Secret, SecretOptions, checked_token, is_header_name, is_header_text
+from router_rest.presets import SIGNATURES
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SIGNED = ("method", "host", "path", "query", "target", "timestamp", "body", "body_hash")
+SIGNED = ("id", "method", "host", "path", "query", "target", "timestamp", "body", "body_hash")
 """The fields that can be signed, each as it is sent: `target` is path?query, `host` has the port if the URL has one."""
 OF_HEADER = ("signature", "timestamp")
 """The fields that the value of the signature's header can have."""
@@ -61,8 +64,21 @@ class Hmac(SecretOptions):
     )
     timestamp_header: str | None = Field(default="X-Timestamp", description="header that carries the time; null: none")
     body_hash_header: str | None = Field(default=None, description="header that carries the body's hash")
+    id_header: str | None = Field(
+        default=None,
+        description="header that carries the idempotency key in place of the usual one, and is signed as {id}",
+    )
+    preset: Literal["github", "stripe", "standard_webhooks"] | None = Field(
+        default=None, description="options as receivers of these webhooks expect them; each may be given in its place"
+    )
 
-    @field_validator("header", "timestamp_header", "body_hash_header")
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, value: Any) -> Any:
+        named = value.get("preset") if isinstance(value, dict) else None
+        return {**SIGNATURES[named], **value} if isinstance(named, str) and named in SIGNATURES else value
+
+    @field_validator("header", "timestamp_header", "body_hash_header", "id_header")
     @classmethod
     def _name(cls, name: str | None) -> str | None:
         if name is not None and not is_header_name(name):
@@ -76,6 +92,8 @@ class Hmac(SecretOptions):
             raise ValueError("value: without {signature} nothing of it is sent")
         if not is_header_text(self.value):
             raise ValueError("value: a header is printable ASCII")
+        if "id" in signed and self.id_header is None:
+            raise ValueError("the idempotency key is signed and not sent: give id_header")
         if "timestamp" in signed - sent and self.timestamp_header is None:
             raise ValueError("the time is signed and not sent: give timestamp_header, or {timestamp} in value")
         self.secret()
@@ -92,7 +110,9 @@ class Hmac(SecretOptions):
         try:
             if self.key_encoding == "hex":
                 return bytes.fromhex(text)
-            return text.encode() if self.key_encoding == "text" else base64.b64decode(text, validate=True)
+            # Standard Webhooks writes `whsec_` before the key
+            encoded = text.removeprefix("whsec_")
+            return text.encode() if self.key_encoding == "text" else base64.b64decode(encoded, validate=True)
         except ValueError:
             raise ValueError(f"key: it is not {self.key_encoding}") from None
 
@@ -105,6 +125,46 @@ def _known(option: str, text: str, known: tuple[str, ...]) -> set[str]:
     return named
 
 
+class Jwt(SecretOptions):
+    """A bearer token that this client signs itself with a private key (RFC 7519), anew before it ends."""
+
+    private_key: Secret = Field(
+        min_length=1, description="PEM key, RSA (RS256) or of the curve P-256 (ES256); write ${file:PATH}"
+    )
+    key_id: str | None = Field(default=None, min_length=1, description="`kid` of the key")
+    issuer: str = Field(default="", description="claim `iss`")
+    subject: str = Field(default="", description="claim `sub`")
+    audience: str = Field(default="", description="claim `aud`")
+    claims: dict[str, JsonValue] = Field(default_factory=dict, description="further claims: {scope: events}")
+    lifetime: float = Field(default=300.0, ge=10, le=86400, description="seconds for which a token is good")
+
+
+class SigV4(SecretOptions, Part):
+    """A signature of every call as AWS wants it (Signature Version 4)."""
+
+    needs: ClassVar[tuple[str, ...]] = ("botocore.auth",)
+    extras: ClassVar[Mapping[str, str]] = {"botocore": "spark-event-router[aws]"}
+
+    service: str = Field(min_length=1, description="signing name of the service: execute-api, es, aoss, lambda")
+    region: str = Field(min_length=1, description="its region: eu-central-1")
+    access_key_id: str | None = Field(
+        default=None, min_length=1, description="key to sign with; default: what boto3 finds on the driver, a role too"
+    )
+    secret_access_key: Secret | None = Field(default=None, min_length=1, description="its secret; write ${VARIABLE}")
+    session_token: Secret | None = Field(default=None, min_length=1, description="token of temporary keys")
+    profile: str | None = Field(default=None, min_length=1, description="profile of ~/.aws/config on the driver")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            raise ValueError("access_key_id and secret_access_key go together")
+        if self.access_key_id is None and self.session_token is not None:
+            raise ValueError("session_token: it belongs to an access_key_id, and none is given")
+        if self.access_key_id is not None and self.profile is not None:
+            raise ValueError("give access_key_id or a profile, not both")
+        return self
+
+
 class Auth(SecretOptions):
     """The one way in which calls are authorised."""
 
@@ -113,6 +173,8 @@ class Auth(SecretOptions):
     api_key: ApiKey | None = Field(default=None, description="a key in a header: {header: X-Api-Key, value: ${KEY}}")
     oauth: OAuth | None = Field(default=None, description="client credentials for a token server")
     hmac: Hmac | None = Field(default=None, description="a signature of every call")
+    sigv4: SigV4 | None = Field(default=None, description="a signature of every call as AWS wants it")
+    jwt: Jwt | None = Field(default=None, description="a bearer token that a private key signs")
     plugin: str | None = Field(
         default=None, description="package.module:Class of a requests.auth.AuthBase; every task makes one"
     )
@@ -137,7 +199,7 @@ class Auth(SecretOptions):
         ways = [name for name in type(self).model_fields if name != "options" and getattr(self, name) is not None]
         if len(ways) != 1:
             found = f"{' and '.join(ways)} are given" if ways else "none is given"
-            raise ValueError(f"give exactly one of basic, bearer, api_key, oauth, hmac, plugin; {found}")
+            raise ValueError(f"give exactly one of basic, bearer, api_key, oauth, hmac, sigv4, jwt, plugin; {found}")
         if self.options and self.plugin is None:
             raise ValueError("options are those of a plugin's class, and no plugin is given")
         return self

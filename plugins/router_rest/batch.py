@@ -27,8 +27,9 @@ from pyspark.sql import functions as F
 from router import Resent, StartError
 from router_encoders.outbox_rows import PLACE
 from router_rest.credentials import apply
-from router_rest.delivery.batcher import FORMER, Batcher, CallSize, RowReader, values_of
-from router_rest.delivery.call import Policy, RequestBuilder, RequestForm, next_steps
+from router_rest.delivery.answer import Policy, next_steps
+from router_rest.delivery.batcher import BY_HOST, FORMER, Batcher, CallSize, RowReader
+from router_rest.delivery.call import RequestBuilder, RequestForm
 from router_rest.delivery.job import RANKS, BatchJob, allowed, counted, outcome, planned
 from router_rest.delivery.receipts import PLACES, SCHEMA, Owner, Responses
 from router_rest.delivery.response_status import BulkResults
@@ -58,9 +59,13 @@ PER_TASK = 64
 SPEED = 1000.0
 """Calls per second that one task can make, with a reserve."""
 ORDERS = 256
-"""Orders of a task for `ordering: per_key`: more than calls in flight, because some keys have more rows than others."""
+"""Orders of a task where rows keep one: more than calls in flight, because some keys have more rows than others."""
+GROUPS = 4096
+"""Keys of `group_by` whose calls are filled at once: with more, calls that are not full go out."""
 PRODUCT = {"User-Agent": f"spark-event-router/{version('spark-event-router')}", "Accept": "application/json, */*;q=0.5"}
 """Headers that every call has unless the configuration says otherwise."""
+ASKED_AHEAD = 0.05
+"""Seconds for which tokens of one key are asked for at a time."""
 REBUILT = 60.0
 """Seconds of the shortest limit that is rebuilt from receipts at the start."""
 CALL_COLUMNS = ("query", "route", "sink", "call_id", "attempts", "at")
@@ -125,7 +130,7 @@ class OpenSink:
         rows = self.columns(events)
         return (
             rows
-            if self.options.template.fields or self.options.rendered
+            if self.options.template.fields or self.options.named_by_rows
             else rows.withColumn("_to", F.lit(None).cast("string"))
         )
 
@@ -157,6 +162,8 @@ def posting(sink: OpenSink, events: DataFrame, batch: Batch, plan: PartitionPlan
             dead_at_most=allowed(plan.rows, share),
             responses=responses_of(options, batch),
             bytes_in_flight=options.bytes_in_flight,
+            of_key=of_key(options),
+            by_host=options.limit_by == BY_HOST,
         )
         yield BatchJob(
             events,
@@ -195,7 +202,7 @@ def admitted(sink: OpenSink, leases: LeaseServer, batch: Batch) -> Iterator[Serv
         address = leases.admit(
             batch.key,
             options.limit,
-            Pace(limits, options.max_in_flight),
+            Pace(limits, options.max_in_flight, keyed=options.limit_by is not None),
             credentials=opened.current,
             stop=batch.stop.is_set,
         )
@@ -212,7 +219,7 @@ def admitted(sink: OpenSink, leases: LeaseServer, batch: Batch) -> Iterator[Serv
 def count_earlier_calls(options: RestOptions, leases: LeaseServer, batch: Batch) -> None:
     """Count what a sink has sent before this driver was started, by its receipts, for limits of a minute and more."""
     longest = max((one.seconds for one in options.pace() if one.seconds >= REBUILT), default=0.0)
-    if not longest:
+    if not longest or options.limit_by is not None:  # receipts do not know keys
         return
     now = datetime.now(timezone.utc)
     parts, since = batch.parts(options.receipts), now - timedelta(seconds=longest)
@@ -251,17 +258,18 @@ def tasks_of(sink: RestOptions, spark: SparkSession | None = None) -> int:
 def cut_of(sink: RestOptions) -> CallSize:
     """Return how calls are cut."""
     room = sink.bytes_per_call - sink.joined.frame(1)
-    orders = ORDERS if sink.ordering == "per_key" else 0
-    return CallSize(sink.rows_per_call, max(1, room), orders, max(2 * room, sink.bytes_in_flight // 4))
+    orders, groups = ORDERS if sink.ordered_by else 0, GROUPS if sink.group_by else 0
+    return CallSize(sink.rows_per_call, max(1, room), orders, max(2 * room, sink.bytes_in_flight // 4), groups)
 
 
 def form_of(sink: RestOptions) -> RequestForm:
     """Return what all requests have in common, without secrets: these come with the credentials."""
     url = "" if sink.template.fields else sink.url
     own = sink.idempotency_key == "uuid5"
-    header = sink.idempotency_header if own else None
-    row_key = not own and sink.idempotency_header is not None
-    return RequestForm(sink.method, url, PRODUCT, sink.joined, header, tuple(sink.rendered), row_key)
+    header = sink.key_header if own else None
+    row_key = not own and sink.key_header is not None
+    method = "" if sink.method.sql else sink.method.name
+    return RequestForm(method, url, PRODUCT, sink.joined, header, tuple(sink.rendered), row_key, sink.id_header is None)
 
 
 def policy_of(sink: RestOptions) -> Policy:
@@ -272,6 +280,14 @@ def policy_of(sink: RestOptions) -> Policy:
     return Policy(sink.retry.attempts, sink.retry.elapsed, again=again, results=results, rules=rules)
 
 
+def of_key(sink: RestOptions) -> int:
+    """Return how many calls of one key may ask for a token at a time: as many as its limits allow soon."""
+    if sink.limit_by is None:
+        return 0
+    fastest = min((one.calls / one.seconds for one in sink.pace() if one.calls is not None), default=SPEED)
+    return max(1, min(sink.max_in_flight // 2, ceil(fastest * ASKED_AHEAD)))
+
+
 def client_arguments(sink: RestOptions, folder: Path, tasks: int) -> dict[str, Any]:
     """Return the arguments of a task's HttpClient.
 
@@ -279,7 +295,7 @@ def client_arguments(sink: RestOptions, folder: Path, tasks: int) -> dict[str, A
     share of calls in flight while others need fewer.
     """
     tls, times = sink.tls.beside(folder), sink.timeouts
-    shares = 2 if sink.ordering == "per_key" else 1
+    shares = 2 if sink.ordered_by else 1
     return {
         "connect": times.connect,
         "read": times.read,
@@ -308,16 +324,17 @@ def calls(
             request = builder.request(call.url, body, "")
         except ValueError:  # its URL is none: a dead letter
             continue
-        headers = {**sink.joined.headers, **dict(zip(sink.rendered, values_of(call.url), strict=True))}
+        method, _, values = builder.form.target(call.url)
+        headers = {**sink.joined.headers, **dict(zip(sink.rendered, values, strict=True))}
         shown = _shown(body, sink.joined)
-        made = {"method": sink.method, "url": request.url, "headers": headers, "body": shown, "rows": len(call)}
-        yield made if answer is None else {**made, **_answered(policy_of(sink), call, answer)}
+        made = {"method": method, "url": request.url, "headers": headers, "body": shown, "rows": len(call)}
+        yield made if answer is None else {**made, **_answered(policy_of(sink), call, answer, method)}
 
 
-def _answered(policy: Policy, call: Call, answer: GivenAnswer) -> dict[str, Any]:
+def _answered(policy: Policy, call: Call, answer: GivenAnswer, method: str) -> dict[str, Any]:
     """Return the `outcome` of a call, or of each of its rows where they differ, and the `reason`."""
     response = Response(answer.status, ResponseHeaders.of(answer.headers.items()), answer.body, 0.0, whole=True)
-    steps = next_steps(policy, call, response)
+    steps = next_steps(policy, call, response, method)
     one = len(set(steps)) == 1
     return {
         name: values[0] if one else values
@@ -326,12 +343,12 @@ def _answered(policy: Policy, call: Call, answer: GivenAnswer) -> dict[str, Any]
 
 
 def _cut(sink: RestOptions, rows: DataFrame, encoding: Encoding) -> Iterator[Call]:
-    reader = RowReader(encoding, sink.joined, urls=bool(sink.template.fields), values=bool(sink.rendered))
+    reader = RowReader(encoding, sink.joined, urls=bool(sink.template.fields), values=sink.named_by_rows)
     batcher = Batcher(cut_of(sink))
     for batch in rows.coalesce(1).sortWithinPartitions(*PLACE).toArrow().to_batches():
         for one in reader.rows(batch):
             if one.why is None:
-                yield from batcher.add(*one[:5])
+                yield from batcher.add(*one[:6])
     yield from batcher.end()
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
-import hmac
 import html
 import importlib
 import json
@@ -16,7 +14,6 @@ import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,9 +23,9 @@ from urllib.request import getproxies_environment
 from requests.auth import AuthBase
 
 from router import StartError
-from router_encoders.templates import Placeholder, parse
 from router_http.client import Away, Refuses, Tokens
 from router_http.options import Secret
+from router_rest.signing import AwsKeys, AwsSignature, HmacSignature, JwtTokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,12 +33,15 @@ if TYPE_CHECKING:
     import requests
     from requests import PreparedRequest
 
+    from router_http.client import TokenSource
     from router_rest.auth import ApiKey, Auth, Hmac
     from router_rest.rate_limit.client import LeaseClient
 
 FIXED = "1"
 """The version of credentials that do not change."""
 MASK = b"***"
+AGAIN = 5.0
+"""Seconds between two times that a task asks for credentials which end, at least."""
 SHORTEST_SECRET = 4
 """Characters: an answer is not searched for shorter texts, which are found everywhere."""
 
@@ -67,7 +67,8 @@ class Credentials:
         self._secrets = secrets_of(auth, proxy)
         self._headers = {name: _open(value) for name, value in (headers or {}).items()}
         self._proxies = proxies_of(_open(proxy)) if proxy is not None else None
-        self._tokens: Tokens | None = None
+        self._tokens: TokenSource | None = None if auth is None or auth.jwt is None else JwtTokens(auth.jwt, clock)
+        self._keys = None if auth is None or auth.sigv4 is None else AwsKeys(auth.sigv4)
         if auth is not None and auth.oauth is not None:
             tls = auth.oauth.tls.beside(folder)
             oauth = auth.oauth.model_copy(update={"tls": tls})
@@ -85,6 +86,11 @@ class Credentials:
 
         May ask a token server. Raises ConnectionError while that is away, StartError when it refuses this client.
         """
+        if self._keys is not None:
+            keys = self._keys.current()
+            secrets = [*self._secrets, *(one for one in (keys["secret_access_key"], keys["session_token"]) if one)]
+            until = _until(self._keys.seconds_left)
+            return {"version": FIXED, **self._fixed, "sigv4": keys, "secrets": secrets, **until}
         if self._tokens is None:
             return {"version": FIXED, **self._fixed}
         try:
@@ -95,15 +101,21 @@ class Credentials:
         except Refuses as fault:
             raise StartError(str(fault)) from None
         headers = {**self._headers, "Authorization": f"Bearer {token.text}"}
-        return {"version": str(token.number), **self._fixed, "headers": headers}
+        until = _until(self._tokens.seconds_left)
+        return {"version": str(token.number), **self._fixed, "headers": headers, **until}
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("credentials stay on the driver")
 
 
+def _until(seconds: float) -> dict[str, float]:
+    """Return after how many seconds a task asks for credentials again; nothing where it need not."""
+    return {} if seconds == float("inf") else {"seconds": seconds}
+
+
 def _fixed(auth: Auth | None, headers: Mapping[str, str]) -> dict[str, Any]:
     """Return what a login that does not change adds to the credentials."""
-    if auth is None or auth.oauth is not None:
+    if auth is None or auth.oauth or auth.jwt or auth.sigv4:
         return {}
     if auth.basic is not None:
         login = f"{auth.basic.user}:{_open(auth.basic.password)}".encode()
@@ -140,6 +152,8 @@ def secrets_of(auth: Auth | None, proxy: Secret | None) -> list[str]:
     given += [part.password for part in (auth.basic,) if part]
     given += [part.value for part in (auth.api_key,) if part]
     given += [part.key for part in (auth.hmac,) if part]
+    given += [part.private_key for part in (auth.jwt,) if part]
+    given += [one for part in (auth.sigv4,) if part for one in (part.secret_access_key, part.session_token)]
     given += auth.oauth.secrets if auth.oauth else ()
     return [*found, *(_open(one) for one in given if one is not None)]
 
@@ -164,7 +178,9 @@ def apply(given: Mapping[str, Any], clock: Callable[[], float] = time.time) -> A
     """
     signer: AuthBase | None = None
     if "hmac" in given:
-        signer = Signature(given["hmac"], clock)
+        signer = HmacSignature(given["hmac"], clock)
+    elif "sigv4" in given:
+        signer = AwsSignature(given["sigv4"])
     elif "plugin" in given:
         signer = load(given["plugin"], given["options"])
     return LoginAuth(given["headers"], given.get("query") or {}, signer)
@@ -198,58 +214,6 @@ def load(named: str, options: Mapping[str, Any]) -> AuthBase:
     if not isinstance(made, AuthBase):
         raise StartError(f"auth: {named} makes no requests.auth.AuthBase")
     return made
-
-
-class Signature(AuthBase):
-    """A login that signs each request, in its headers.
-
-    `given` holds what the driver made of the options `router_rest.auth.Hmac`; `clock` returns seconds since 1970.
-    """
-
-    def __init__(self, given: Mapping[str, Any], clock: Callable[[], float] = time.time) -> None:
-        self._given = given
-        self._key = base64.b64decode(given["key"])
-        self._signed, self._value = parse(given["signed"]), parse(given["value"])
-        self._clock = clock
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        given, algorithm = self._given, self._given["algorithm"]
-        said = self._said(request)
-        text = b"".join(said[one.path] if isinstance(one, Placeholder) else one.encode() for one in self._signed)
-        signature = self._written(hmac.new(self._key, text, algorithm).digest())
-        filled = {"signature": signature.decode(), "timestamp": said["timestamp"].decode()}
-        request.headers[given["header"]] = "".join(
-            filled[one.path] if isinstance(one, Placeholder) else one for one in self._value
-        )
-        for header, part in ((given["timestamp_header"], "timestamp"), (given["body_hash_header"], "body_hash")):
-            if header:
-                request.headers[header] = said[part].decode()
-        return request
-
-    def _said(self, request: requests.PreparedRequest) -> dict[str, bytes]:
-        """Return the values of all fields that can be signed: see `router_rest.auth.SIGNED`."""
-        url, body = urlsplit(str(request.url)), request.body or b""
-        assert isinstance(body, (bytes, str))  # the sink streams no bodies
-        held = body.encode() if isinstance(body, str) else body
-        return {
-            "method": str(request.method).encode(),
-            "host": url.netloc.encode(),
-            "path": url.path.encode(),
-            "query": url.query.encode(),
-            "target": request.path_url.encode(),
-            "timestamp": self._now().encode(),
-            "body": held,
-            "body_hash": self._written(hashlib.new(self._given["algorithm"], held).digest()),
-        }
-
-    def _now(self) -> str:
-        now = self._clock()
-        if self._given["timestamp"] == "iso":
-            return datetime.fromtimestamp(int(now), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return str(int(now * 1000 if self._given["timestamp"] == "milliseconds" else now))
-
-    def _written(self, digest: bytes) -> bytes:
-        return digest.hex().encode() if self._given["encoding"] == "hex" else base64.b64encode(digest)
 
 
 @lru_cache(maxsize=256)
@@ -327,6 +291,8 @@ class TaskLogin:
     _given: SecretMask = field(default_factory=SecretMask, repr=False)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     _asked: int = field(default=0, repr=False)
+    _until: float = float("inf")
+    clock: Callable[[], float] = time.monotonic
 
     async def open(self) -> None:
         """Get the first credentials. Raises LookupError when the driver has none."""
@@ -356,8 +322,20 @@ class TaskLogin:
             self._asked += 1
             return self.version != refused
 
+    async def refresh(self) -> None:
+        """Get new credentials where these are about to end; keep them while the driver has no others."""
+        if self.clock() < self._until:
+            return
+        async with self._lock:
+            if self.clock() < self._until:  # another call has asked while this one waited
+                return
+            self._until = self.clock() + AGAIN
+            with suppress(LookupError):
+                self._take(await self.lease.credentials())
+
     def _take(self, given: Mapping[str, Any]) -> None:
         self.version = str(given["version"])
+        self._until = self.clock() + max(AGAIN, given.get("seconds", float("inf")))
         self.proxies = given.get("proxies")
         self._plugin = "plugin" in given
         self._given = self.mask = SecretMask.of(given)

@@ -14,16 +14,19 @@ from router_encoders.templates import check_name
 from router_http.options import Secret, SecretOptions, Tls, check_header, checked_url, is_header_name, is_header_text
 from router_rest.auth import Auth
 from router_rest.delivery.answer_rules import AnswerRule, Then
+from router_rest.delivery.batcher import BY_HOST
 from router_rest.presets import expanded
 from router_rest.templates import (
     MEDIA_TYPES,
     Body,
     BodyForm,
-    JsonPiece,
+    BodyPiece,
     body_of,
     check_wrap,
     has_header_field,
+    parse_form,
     parse_json,
+    parse_text,
     parse_url,
 )
 
@@ -110,7 +113,7 @@ class Retry(SecretOptions):
         description="rounds of attempts that a call fails while others are taken, before its rows are set aside",
     )
     then: Literal["park", "dead"] = Field(
-        default="park", description="what becomes of them: `park` them for `router rest-replay`, or `dead` letters"
+        default="park", description="what becomes of them: `park` them for `router replay`, or `dead` letters"
     )
 
     @field_validator("statuses")
@@ -129,7 +132,7 @@ class MaxOutage(SecretOptions):
         description="how long it was away by then, or failed a call while it took others: 10 min, 2 h"
     )
     then: Literal["wait", "fail", "park"] = Field(
-        default="wait", description="`wait` on, `fail` (the stream stops), or `park` the rows for `router rest-replay`"
+        default="wait", description="`wait` on, `fail` (the stream stops), or `park` the rows for `router replay`"
     )
 
 
@@ -167,7 +170,9 @@ class Results(SecretOptions):
 class AnswerOptions(SecretOptions):
     """A rule: what becomes of the rows of a call, or of one of them, where a condition on the answer holds."""
 
-    when: str = Field(description="SQL over `status`, `headers`, `body` and, with `results`, `item`: body.ok = false")
+    when: str = Field(
+        description="SQL over `status`, `headers`, `body`, `method` and, with `results`, `item`: body.ok = false"
+    )
     then: Then = Field(
         description="`retry`, `deliver`, `dead`, `park`, `pause` (as a 429), `split` (as a 413) or `fail` (as a 403)"
     )
@@ -206,6 +211,16 @@ class BodyOptions(SecretOptions):
         default=None,
         description='JSON of a row in place of all its columns: {text: "{event.n} chips", user: "{event.user}"}',
     )
+    text: str | None = Field(
+        default=None,
+        min_length=1,
+        description='text of a row in place of JSON, on a line of its own: "wins,user={event.user} n={event.n}"',
+    )
+    urlencoded: dict[str, str] | None = Field(
+        default=None,
+        min_length=1,
+        description='fields of a form (application/x-www-form-urlencoded), of one row: {user: "{event.user}"}',
+    )
     action: dict[str, JsonValue] | None = Field(
         default=None, description='JSON on a line before that of each row: {create: {_id: "{event.id}"}}; for `ndjson`'
     )
@@ -222,31 +237,69 @@ class BodyOptions(SecretOptions):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        ways = [name for name in ("template", "text", "urlencoded") if getattr(self, name) is not None]
+        if len(ways) > 1:
+            raise ValueError(f"a body is one of {' and '.join(ways)}")
+        lines = self.text is not None and self.form == "ndjson"
+        if ways and ways[0] != "template" and (self.wrap or self.action or (self.form and not lines)):
+            raise ValueError(f"{ways[0]} is no JSON: take `form`, `wrap` and `action` away")
         if self.wrap is not None:
             check_wrap(self.wrap)
             if self.form not in (None, "array"):
                 raise ValueError(f"wrap is put around an array, and the form is {self.form}")
         if self.action is not None and self.form != "ndjson":
             raise ValueError("an action is a line before that of a row: write `form: ndjson`")
-        for template in (self.template, self.action):
-            if template is not None:
-                parse_json(template)
+        if self.action is not None:
+            parse_json(self.action)
+        self.pieces  # noqa: B018 - reads the template
         return self
 
     @property
-    def pieces(self) -> tuple[JsonPiece, ...] | None:
+    def pieces(self) -> tuple[BodyPiece, ...] | None:
         """Return the pieces of the template; None: there is none."""
+        if self.text is not None:
+            return parse_text(self.text)
+        if self.urlencoded is not None:
+            return parse_form(self.urlencoded)
         return None if self.template is None else parse_json(self.template)
 
     def form_of(self, rows_per_call: int) -> BodyForm:
         """Return the form of bodies."""
-        return self.form or ("object" if rows_per_call == 1 and self.wrap is None else "array")
+        if self.form is not None or self.urlencoded is not None:
+            return self.form or "object"
+        if rows_per_call == 1 and self.wrap is None:
+            return "object"
+        return "array" if self.text is None else "ndjson"
 
     def body(self, rows_per_call: int, *, json: bool, compressed: bool) -> Body:
         """Return how bodies are made; `json`: the values are JSON."""
         form = self.form_of(rows_per_call)
-        said = self.content_type or (MEDIA_TYPES[form] if json else "application/octet-stream")
-        return body_of(form, said, wrap=self.wrap, compressed=compressed, lines=1 if self.action is None else 2)
+        kind = "text" if self.text is not None else "urlencoded" if self.urlencoded is not None else form
+        said = self.content_type or (MEDIA_TYPES[kind] if json else "application/octet-stream")
+        lines = (1 if self.action is None else 2) + (self.text or "").count("\n")
+        return body_of(form, said, wrap=self.wrap, compressed=compressed, lines=lines)
+
+
+class MethodOptions(SecretOptions):
+    """The method of calls. A bare text is that of all."""
+
+    name: Literal["POST", "PUT", "PATCH", "DELETE"] = Field(default="POST", description="method of every call")
+    sql: str | None = Field(
+        default=None,
+        min_length=1,
+        description="SQL of each row's method: CASE WHEN event.gone THEN 'DELETE' ELSE 'PUT' END",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.sql is not None and "name" in self.model_fields_set:
+            raise ValueError("give one of name, for all calls, and sql, for each row")
+        return self
 
 
 TAKEN = {
@@ -323,10 +376,12 @@ def check_own_headers(headers: Mapping[str, Secret], auth: Auth | None, idempote
 def check_body(body: BodyOptions, value: Encoder | None, without: tuple[str, ...], rows_per_call: int) -> None:
     """Raise ValueError for options of a body that exclude each other; `value` is the encoder, if one was given."""
     form = body.form_of(rows_per_call)
-    if body.template is not None and value is not None:
-        raise ValueError("give `value` or a `template` of the body, not both")
-    if body.template is not None and without:
+    if body.pieces is not None and value is not None:
+        raise ValueError("give `value` or a template of the body, not both")
+    if body.pieces is not None and without:
         raise ValueError("the template of the body names its columns itself; take `without` away")
+    if body.urlencoded is not None and rows_per_call > 1:
+        raise ValueError(f"a form has one row, and a call up to {rows_per_call}: take `rows_per_call` away")
     if form == "object" and rows_per_call > 1:
         raise ValueError(f"the body is one object, and a call has up to {rows_per_call} rows: write array or ndjson")
     if body.action is not None and not isinstance(value, (ToJson, type(None))):
@@ -343,6 +398,14 @@ def check_limits(limits: Iterable[Limit], rows_per_call: int) -> None:
             raise ValueError(f"a call of {rows_per_call} rows never fits into {what}: lower rows_per_call")
 
 
+def check_limit_by(limit_by: str | None, limits: tuple[Limit, ...], template: UrlTemplate) -> None:
+    """Raise ValueError where there is nothing that each key could have for itself, or one host only."""
+    if limit_by is not None and not limits:
+        raise ValueError("limit_by: there is no limit that each key could have; write `calls_per_second` or `limits`")
+    if limit_by == BY_HOST and template.has_fixed_host:
+        raise ValueError("limit_by: the URL's host is fixed; take `limit_by` away, or name a column")
+
+
 class RestOptions(ApplyingSink):
     """The options of `rest`."""
 
@@ -354,7 +417,9 @@ class RestOptions(ApplyingSink):
     hosts: tuple[str, ...] = Field(
         default=(), description="hosts (with the port, if the URL has one) that fields in the URL's host may name"
     )
-    method: Literal["POST", "PUT", "PATCH", "DELETE"] = Field(default="POST", description="method of every call")
+    method: MethodOptions = Field(
+        default=MethodOptions(), description="POST, PUT, PATCH or DELETE, for all rows; or by row: {sql: event.method}"
+    )
     headers: dict[str, Secret] = Field(
         default_factory=dict,
         description="further headers; never shown, unless they have fields in braces: {X-Game: '{event.game}'}",
@@ -363,7 +428,7 @@ class RestOptions(ApplyingSink):
     body: BodyOptions = Field(
         default=BodyOptions(),
         description="`object`, `array` or `ndjson`, or options: `form`, `wrap` ({events: $rows}), `template` ({text: "
-        '"{event.n} chips"}: JSON in place of all columns), `content_type`',
+        '"{event.n} chips"}: JSON in place of all columns), `text`, `urlencoded`, `content_type`',
     )
     without: tuple[str, ...] = Field(
         default=(), description="columns of the route that are for the URL and the key only, not for the value"
@@ -388,6 +453,11 @@ class RestOptions(ApplyingSink):
         min_length=1,
         description="sinks and queries of one name share one limit; default: scheme, host and port of the URL",
     )
+    limit_by: str | None = Field(
+        default=None,
+        min_length=1,
+        description="SQL of a key, each value of which has these limits for itself: event.account; `host`: of the URL",
+    )
     max_in_flight: int = Field(default=64, ge=1, le=10_000, description="calls at once, of all tasks together")
     bytes_in_flight: int = Field(
         default=64 << 20, ge=1 << 20, description="bytes that the calls of a task may take in memory, gzip included"
@@ -398,6 +468,14 @@ class RestOptions(ApplyingSink):
         default="none", description="`per_key`: a row is sent when those of its key before it have been answered"
     )
     key: str = Field(default="_key", min_length=1, description="SQL of the key for `ordering: per_key`")
+    group_by: str | None = Field(
+        default=None,
+        min_length=1,
+        description="SQL of a key that all rows of a call have; calls of one key go out one after the other",
+    )
+    linger: Seconds | None = Field(
+        default=None, description="time in which a detached sink collects rows before it sends them: 10 s"
+    )
     idempotency_key: str = Field(
         default="uuid5",
         min_length=1,
@@ -440,7 +518,8 @@ class RestOptions(ApplyingSink):
     responses: str | None = Field(default=None, description="table with the bodies of answers, for another route")
 
     auth: Auth | None = Field(
-        default=None, description="one of `basic`, `bearer`, `api_key`, `oauth`, `hmac`, `plugin` with `options`"
+        default=None,
+        description="one of `basic`, `bearer`, `api_key`, `oauth`, `hmac`, `sigv4`, `jwt`, `plugin` with `options`",
     )
     tls: Tls = Field(
         default=Tls(),
@@ -494,15 +573,24 @@ class RestOptions(ApplyingSink):
     def _together(self) -> Self:
         written = self.model_fields_set
         check_hosts(self.template, self.hosts)
-        check_own_headers(self.headers, self.auth, self.idempotency_header)
+        if self.id_header is not None and "idempotency_header" in written:
+            raise ValueError(f"idempotency_header: the signature says that it is {self.id_header}")
+        check_own_headers(self.headers, self.auth, self.key_header)
         check_body(self.body, self.value if "value" in written else None, self.without, self.rows_per_call)
         check_limits(self.pace(), self.rows_per_call)
+        check_limit_by(self.limit_by, self.pace(), self.template)
         if self.results is not None and self.body.form_of(self.rows_per_call) == "object":
             raise ValueError("results tell the rows of a call apart, and a call has one row")
         if self.results is None and any(one.rule.of_items for one in self.answers):
             raise ValueError("answers: `item` is what `results` says where to find, and there is no `results`")
         if self.ordering == "none" and "key" in written:
             raise ValueError("key: it is for `ordering: per_key`")
+        if self.group_by is not None and self.rows_per_call == 1:
+            raise ValueError("group_by: a call has one row; give `rows_per_call`")
+        if self.group_by is not None and self.ordering != "none":
+            raise ValueError("group_by: rows keep the order of its key; take `ordering` away")
+        if self.linger is not None and self.mode == "inline":
+            raise ValueError("linger: with `mode: inline` batches are those of the stream: see `trigger`")
         if self.idempotency_key != "uuid5" and (self.rows_per_call > 1 or not has_header_field(self.idempotency_key)):
             raise ValueError('idempotency_key: uuid5, or text with fields ("{event.id}") for one row per call')
         if self.responses == self.receipts:
@@ -519,9 +607,29 @@ class RestOptions(ApplyingSink):
         """Return the templates of headers that are made of data, by name; the idempotency key last if it is one."""
         opened = {name: value.get_secret_value() for name, value in self.headers.items()}
         found = {name: value for name, value in opened.items() if has_header_field(value)}
-        if self.idempotency_header is not None and self.idempotency_key != "uuid5":
-            found[self.idempotency_header] = self.idempotency_key
+        if self.key_header is not None and self.idempotency_key != "uuid5":
+            found[self.key_header] = self.idempotency_key
         return found
+
+    @property
+    def id_header(self) -> str | None:
+        """Return the header that a signature takes for the idempotency key."""
+        return self.auth.hmac.id_header if self.auth and self.auth.hmac else None
+
+    @property
+    def key_header(self) -> str | None:
+        """Return the header that carries the idempotency key."""
+        return self.id_header or self.idempotency_header
+
+    @property
+    def ordered_by(self) -> str | None:
+        """Return SQL of the key by which rows keep their order; None: they keep none."""
+        return self.group_by or (None if self.ordering == "none" else self.key)
+
+    @property
+    def named_by_rows(self) -> bool:
+        """Say whether rows name the method, or values of headers."""
+        return self.method.sql is not None or bool(self.rendered)
 
     @property
     def fixed_headers(self) -> dict[str, Secret]:
@@ -547,5 +655,5 @@ class RestOptions(ApplyingSink):
     @property
     def joined(self) -> Body:
         """Return how the rows of a call become its body; it is pickled to tasks."""
-        text = self.body.template is not None or isinstance(self.value, ToJson)
+        text = self.body.pieces is not None or isinstance(self.value, ToJson)
         return self.body.body(self.rows_per_call, json=text, compressed=self.gzip)

@@ -1,7 +1,7 @@
 """Options for APIs that many call: rules and limits as data, after what their vendors publish.
 
 A preset is what somebody could have written into the configuration. What is written there counts; rules that are
-written there are asked before those of the preset.
+written there are asked before those of the preset. The pages were read on 2026-11-23, unless it says otherwise.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # https://docs.slack.dev/apis/web-api/ (answers), https://docs.slack.dev/apis/web-api/rate-limits (one message per
-    # second and channel), https://docs.slack.dev/reference/methods/chat.postMessage (errors)
+    # https://docs.slack.dev/apis/web-api/rate-limits: one message per second and channel, 429 with Retry-After
+    # https://docs.slack.dev/reference/methods/chat.postMessage (errors): read were those that all methods have
     "slack": {
         "calls_per_second": 1,
         "answers": [
@@ -33,9 +33,9 @@ PRESETS: dict[str, dict[str, Any]] = {
             {"when": "body.ok = false", "then": "dead", "reason": "{body.error}"},
         ],
     },
-    # https://www.elastic.co/docs/api/doc/elasticsearch/operation/operation-bulk (items, statuses, NDJSON),
-    # https://www.elastic.co/docs/deploy-manage/production-guidance/optimize-performance/indexing-speed (sizes),
-    # https://www.elastic.co/docs/troubleshoot/elasticsearch/rejected-requests (429)
+    # https://www.elastic.co/docs/api/doc/elasticsearch/operation/operation-bulk (items, NDJSON), in its version for 7.x
+    # https://www.elastic.co/docs/deploy-manage/production-guidance/optimize-performance/indexing-speed (sizes, 429)
+    # https://www.elastic.co/docs/troubleshoot/elasticsearch/rejected-requests (es_rejected_execution_exception)
     "elasticsearch_bulk": {
         "rows_per_call": 1000,
         "bytes_per_call": 5 << 20,
@@ -55,9 +55,9 @@ PRESETS: dict[str, dict[str, Any]] = {
             },
         ],
     },
-    # https://spec.graphql.org/October2021/#sec-Response-Format (errors), https://graphql.github.io/graphql-over-http/draft/
-    # (statuses), https://www.apollographql.com/docs/apollo-server/data/errors and
-    # https://shopify.dev/docs/api/usage/limits (codes)
+    # https://spec.graphql.org/October2021/#sec-Response-Format (errors, message, extensions)
+    # https://www.apollographql.com/docs/apollo-server/data/errors (codes; also in the package @apollo/server 5.4.0)
+    # https://shopify.dev/docs/api/usage/limits (THROTTLED): not read; answers that its users have published were
     "graphql": {
         "answers": [
             {
@@ -65,6 +65,7 @@ PRESETS: dict[str, dict[str, Any]] = {
                 "then": "pause",
                 "reason": "{body.errors[0].message}",
             },
+            {"when": "array_contains(body.errors.message, 'Throttled')", "then": "pause"},
             {
                 "when": "array_contains(body.errors.extensions.code, 'INTERNAL_SERVER_ERROR')",
                 "then": "retry",
@@ -82,8 +83,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         ],
     },
     # https://help.splunk.com/en/splunk-enterprise/get-data-in/collect-http-event-data/troubleshoot-http-event-collector
-    # (codes), https://docs.splunk.com/Documentation/Splunk/latest/Data/FormateventsforHTTPEventCollector (bodies),
-    # https://docs.splunk.com/Documentation/SplunkCloud/latest/Service/SplunkCloudservice (1 MB of content)
+    # (codes): read was the table in Splunk's library cloudfwd, to 14, and in those of others, to 16
+    # https://docs.splunk.com/Documentation/SplunkCloud/latest/Service/SplunkCloudservice (1 MB of content): not read
     "splunk_hec": {
         "rows_per_call": 500,
         "bytes_per_call": 1_000_000,
@@ -95,7 +96,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         ],
     },
     # https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md, "Operational
-    # considerations": statuses, timeouts of 15 to 30 seconds
+    # considerations": statuses, timeouts of 15 to 30 seconds (at 03f5f8c)
     "standard_webhooks": {
         "timeouts": {"read": "20 s", "total": "30 s"},
         "answers": [
@@ -105,6 +106,30 @@ PRESETS: dict[str, dict[str, Any]] = {
         ],
     },
 }
+
+
+SIGNATURES: dict[str, dict[str, Any]] = {
+    # https://docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries (and the values to test with)
+    "github": {
+        "signed": "{body}",
+        "header": "X-Hub-Signature-256",
+        "value": "sha256={signature}",
+        "timestamp_header": None,
+    },
+    # https://docs.stripe.com/webhooks#verify-manually: not read; a test verifies it with Stripe's library 16.1.0
+    "stripe": {"header": "Stripe-Signature", "value": "t={timestamp},v1={signature}", "timestamp_header": None},
+    # https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md, "Signature scheme"
+    "standard_webhooks": {
+        "key_encoding": "base64",
+        "signed": "{id}.{timestamp}.{body}",
+        "encoding": "base64",
+        "header": "webhook-signature",
+        "value": "v1,{signature}",
+        "timestamp_header": "webhook-timestamp",
+        "id_header": "webhook-id",
+    },
+}
+"""Options of `auth: {hmac: ...}` as receivers of webhooks expect them."""
 
 
 def expanded(written: dict[str, Any]) -> dict[str, Any]:

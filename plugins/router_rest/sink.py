@@ -10,15 +10,16 @@ from pydantic import PrivateAttr
 from pyspark.sql import functions as F
 
 from router import Batch, Encoding, Opening, Outcome, Resent, Server, StartError, row
-from router_encoders.outbox_rows import PLACE, as_it_is, order_key, own_columns
+from router_encoders.outbox_rows import PLACE, as_it_is, order_key, own_columns, type_of
 from router_encoders.templates import parse
+from router_rest.delivery.batcher import BY_HOST, LIMIT
 from router_rest.options import RestOptions
 from router_rest.templates import (
+    body_column,
+    body_fields,
+    body_row,
     check_fields,
     fields_in,
-    json_column,
-    json_fields,
-    json_row,
     parse_json,
     to_column,
 )
@@ -66,6 +67,11 @@ class Rest(RestOptions):
     _folder: Path | None = PrivateAttr(default=None)
     _encodings: dict[str, Encoding] = PrivateAttr(default_factory=dict)
     _credentials: Any = PrivateAttr(default=None)
+
+    @property
+    def seconds_between(self) -> float:
+        """Return how long rows are collected before they are sent."""
+        return self.linger or 0.0
 
     @property
     def tasks_at_most(self) -> int:
@@ -136,7 +142,7 @@ class Rest(RestOptions):
     def encoding(self, events: DataFrame, *, trial: bool = False) -> Encoding:
         """Return how rows with these columns are encoded; it is kept for further batches of these columns."""
         if (pieces := self.body.pieces) is not None:
-            return Encoding(as_it_is, None, "JSON", partial(json_row, pieces=pieces))
+            return Encoding(as_it_is, None, "JSON", partial(body_row, pieces=pieces))
         columns = own_columns(events, self.without)
         named = columns.simpleString()
         if named not in self._encodings:
@@ -146,23 +152,29 @@ class Rest(RestOptions):
     def columns(self, events: DataFrame) -> DataFrame:
         """Return what tasks take: `_topic`, `_partition`, `_offset`, `_order`, `_to` and `_row`.
 
-        `_order` is the key of an order as bytes, or null; `_to` a struct of `url`, `values` of headers, and `fault`,
-        which is null or else the reason of a dead letter. `_to` is null where a field cannot be evaluated. `_row` is
-        what the encoding takes. Raises StartError, naming the column.
+        `_order` is the key of an order as bytes, or null; `_to` a struct of `url`, `values` (the method where rows name
+        it, then those of headers), and `fault`, which is null or else the reason of a dead letter. `_to` is null where
+        a field cannot be evaluated. `_row` is what the encoding takes. With `limit_by` there is `_limit` too, its key.
+        Raises StartError, naming the column.
         """
         names = own_columns(events).fieldNames()
         seen = events if "event" in names else events.withColumn("event", row(names))
         check_fields(seen, "url", self.template.fields)
         check_fields(seen, "headers", (one for value in self.rendered.values() for one in fields_in(parse(value))))
         action = () if self.body.action is None else (*parse_json(self.body.action), "\n")
-        values, texts = json_fields((*action, *(self.body.pieces or ())))
+        values, texts = body_fields((*action, *(self.body.pieces or ())))
         check_fields(seen, "body", values, one_value=False)
         check_fields(seen, "body", texts)
         value = self.encoding(events).column(own_columns(events, self.without).fieldNames())
-        value = F.concat(json_column(action), value) if action else value
-        to = to_column(self.template, self.hosts, self.rendered, dots=self.allow_dot_segments)
-        order = order_key(seen, None if self.ordering == "none" else self.key)
-        return seen.select(*PLACE, order.alias("_order"), to.alias("_to"), value.alias("_row"))
+        value = F.concat(body_column(action), value) if action else value
+        if self.method.sql is not None:
+            type_of(seen, self.method.sql, "method")
+        dots, method = self.allow_dot_segments, self.method.sql
+        to = to_column(self.template, self.hosts, self.rendered, method=method, dots=dots)
+        order = order_key(seen, self.ordered_by, "group_by" if self.group_by else "key")
+        keyed = self.limit_by not in (None, BY_HOST)
+        limit = [order_key(seen, self.limit_by, "limit_by").alias(LIMIT)] if keyed else []
+        return seen.select(*PLACE, order.alias("_order"), to.alias("_to"), value.alias("_row"), *limit)
 
     def _open(self) -> OpenSink:
         """Return this sink as the functions of `batch` take it."""

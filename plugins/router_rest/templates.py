@@ -11,7 +11,7 @@ import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import unquote
+from urllib.parse import quote_plus, unquote
 
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as F
@@ -145,27 +145,43 @@ def has_header_field(value: str) -> bool:
     return _HEADER_FIELD.search(value) is not None
 
 
+METHODS = ("POST", "PUT", "PATCH", "DELETE")
+"""The methods of calls: those that may have a body and change something."""
+
+
 def to_column(
-    template: UrlTemplate, hosts: Iterable[str] = (), headers: Mapping[str, str] | None = None, *, dots: bool = False
+    template: UrlTemplate,
+    hosts: Iterable[str] = (),
+    headers: Mapping[str, str] | None = None,
+    *,
+    method: str | None = None,
+    dots: bool = False,
 ) -> Column:
     """Return a struct of `url`, `values` and `fault`: either the last or both others are null.
 
-    The whole is null where a field cannot be evaluated. `values` are those of `headers`, whose templates are given by
-    name. `dots` allows values in the path that a server may read as a way up.
+    The whole is null where a field cannot be evaluated. `values` are the method, where SQL gives it, and those of
+    `headers`, whose templates are given by name. `dots` allows values in the path that a server may read as a way up.
 
     In the URL values are percent-encoded, except letters, digits and -._*, so that each stays one segment of the path
     or one value of the query. Needs the columns of the template's fields, and `_offset`.
     """
     made_of = {name: text_column(parse(value)) for name, value in (headers or {}).items()}
     faults = [*_faults(template, [*hosts], dots=dots), *(_header_fault(name, value) for name, value in made_of.items())]
+    named = [] if method is None else [F.expr(method).cast("string")]
+    faults += (_method_fault(one) for one in named)
     fault = F.coalesce(*faults, F.lit(None).cast("string"))
     rest = [F.lit(one) if isinstance(one, str) else _escaped(one) for one in template.after_host]
     written = F.concat(F.lit(f"{template.scheme}://"), _host(template), *rest)
     fault = F.coalesce(fault, F.when(F.length(written) > LONGEST, F.lit(f"its URL has more than {LONGEST} characters")))
-    values = F.array(*made_of.values()).cast("array<string>")
+    values = F.array(*named, *made_of.values()).cast("array<string>")
     good = fault.isNull()
     made = F.struct(F.when(good, written).alias("url"), F.when(good, values).alias("values"), fault.alias("fault"))
     return tried(F.when(F.col("_offset") >= 0, made))  # always true, which no optimiser knows: see `tried`
+
+
+def _method_fault(method: Column) -> Column:
+    unknown = F.when(~method.isin(*METHODS), F.lit(f"its method is none of {', '.join(METHODS)}"))
+    return F.when(method.isNull(), F.lit("its method is null")).otherwise(unknown)
 
 
 def _header_fault(name: str, value: Column) -> Column:
@@ -210,21 +226,39 @@ def _text(path: str) -> Column:
 
 @dataclass(frozen=True)
 class Text:
-    """A text with fields in it, inside of a JSON template."""
+    """A text with fields in it: a JSON string inside of a JSON template, or with `plain` what it is."""
 
     pieces: Pieces
+    plain: bool = False
 
 
-JsonPiece = str | Placeholder | Text
-"""Ready JSON, a field whose value becomes JSON, or a text that becomes a JSON string."""
+@dataclass(frozen=True)
+class Form:
+    """The fields of a URL-encoded form by name, each a text with fields in it."""
+
+    texts: tuple[tuple[str, Pieces], ...]
 
 
-def parse_json(template: Any) -> tuple[JsonPiece, ...]:
+BodyPiece = str | Placeholder | Text | Form
+"""Ready JSON, a field whose value becomes JSON, a text, or the fields of a form."""
+
+
+def parse_text(text: str) -> tuple[BodyPiece, ...]:
+    """Return the pieces of a text that is the whole body of a row. Raises ValueError."""
+    return (Text(tuple(parse(text)), plain=True),)
+
+
+def parse_form(texts: Mapping[str, str]) -> tuple[BodyPiece, ...]:
+    """Return the pieces of a form that is the whole body of a row. Raises ValueError."""
+    return (Form(tuple((name, tuple(parse(text))) for name, text in texts.items())),)
+
+
+def parse_json(template: Any) -> tuple[BodyPiece, ...]:
     """Return the pieces of a JSON template: maps and lists whose texts may hold fields.
 
     `"{event.n}"` is the field's value, whatever its type; in a longer text fields are text. Raises ValueError.
     """
-    found: list[JsonPiece] = []
+    found: list[BodyPiece] = []
     for piece in _json_pieces(template):
         if isinstance(piece, str) and found and isinstance(found[-1], str):
             found[-1] += piece
@@ -233,7 +267,7 @@ def parse_json(template: Any) -> tuple[JsonPiece, ...]:
     return tuple(found)
 
 
-def _json_pieces(node: Any) -> Iterator[JsonPiece]:
+def _json_pieces(node: Any) -> Iterator[BodyPiece]:
     if isinstance(node, str):
         yield _json_text(node)
     elif isinstance(node, dict):
@@ -250,7 +284,7 @@ def _json_pieces(node: Any) -> Iterator[JsonPiece]:
         yield json.dumps(node, allow_nan=False)
 
 
-def _json_text(text: str) -> JsonPiece:
+def _json_text(text: str) -> BodyPiece:
     pieces = parse(text)
     if not any(fields_in(pieces)):
         return json.dumps(text)
@@ -259,32 +293,46 @@ def _json_text(text: str) -> JsonPiece:
     return Text(tuple(pieces))
 
 
-def json_fields(pieces: Iterable[JsonPiece]) -> tuple[list[str], list[str]]:
+def body_fields(pieces: Iterable[BodyPiece]) -> tuple[list[str], list[str]]:
     """Return the columns that a template needs: those of any type, and those that become text."""
     pieces = tuple(pieces)
-    texts = [path for one in pieces if isinstance(one, Text) for path in fields_in(one.pieces)]
-    return [one.path for one in pieces if isinstance(one, Placeholder)], texts
+    texts = [one.pieces for one in pieces if isinstance(one, Text)]
+    texts += [text for one in pieces if isinstance(one, Form) for _, text in one.texts]
+    as_text = [path for one in texts for path in fields_in(one)]
+    return [one.path for one in pieces if isinstance(one, Placeholder)], as_text
 
 
-def json_column(pieces: Iterable[JsonPiece]) -> Column:
-    """Return the JSON text of each row as bytes; null where a field cannot be evaluated. Needs `_offset`.
+def body_column(pieces: Iterable[BodyPiece]) -> Column:
+    """Return what a template makes of each row as bytes; null where a field cannot be evaluated. Needs `_offset`.
 
-    A field that is null is JSON's null, or nothing inside of a text.
+    A field that is null is JSON's null, nothing inside of a text, and without its name in a form.
     """
-    whole = F.concat(*(F.lit(one) if isinstance(one, str) else _as_json(one) for one in pieces))
+    whole = F.concat(*(F.lit(one) if isinstance(one, str) else _made(one) for one in pieces))
     return tried(F.when(F.col("_offset") >= 0, whole.cast("binary")))  # always true: see `tried`
 
 
-def json_row(names: Iterable[str], pieces: Iterable[JsonPiece]) -> Column:
-    """Return `json_column` as an Encoding calls it: the names of a route's columns are not needed."""
-    return json_column(pieces)
+def body_row(names: Iterable[str], pieces: Iterable[BodyPiece]) -> Column:
+    """Return `body_column` as an Encoding calls it: the names of a route's columns are not needed."""
+    return body_column(pieces)
 
 
-def _as_json(piece: Placeholder | Text) -> Column:
-    if isinstance(piece, Placeholder):
-        value = F.col(piece.path)
-    else:
-        value = F.concat_ws("", *(F.lit(one) if isinstance(one, str) else _text(one.path) for one in piece.pieces))
+def _joined(pieces: Pieces) -> Column:
+    return F.concat_ws("", *(F.lit(one) if isinstance(one, str) else _text(one.path) for one in pieces))
+
+
+def _pair(name: str, text: Pieces) -> Column:
+    """Return a field of a form; null, which concat_ws leaves out, where it is one column that is null."""
+    alone = text[0] if len(text) == 1 else ""
+    value = _text(alone.path) if isinstance(alone, Placeholder) else _joined(text)
+    return F.concat(F.lit(f"{quote_plus(name)}="), F.url_encode(value))
+
+
+def _made(piece: Placeholder | Text | Form) -> Column:
+    if isinstance(piece, Form):
+        return F.concat_ws("&", *(_pair(name, text) for name, text in piece.texts))
+    if isinstance(piece, Text) and piece.plain:
+        return _joined(piece.pieces)
+    value = F.col(piece.path) if isinstance(piece, Placeholder) else _joined(piece.pieces)
     held = F.to_json(F.struct(value.alias("v")), {**OPTIONS, "ignoreNullFields": "false"})
     return F.substr(held, F.lit(len('{"v":') + 1), F.length(held) - len('{"v":}'))
 
@@ -306,10 +354,17 @@ def check_fields(seen: DataFrame, what: str, paths: Iterable[str], *, one_value:
 
 
 BodyForm = Literal["object", "array", "ndjson"]
+"""How the rows of a call are joined; texts of several rows are lines, too."""
 
 ROWS = "$rows"
 """What stands for the array of rows in what is wrapped around it."""
-MEDIA_TYPES = {"object": "application/json", "array": "application/json", "ndjson": "application/x-ndjson"}
+MEDIA_TYPES = {
+    "object": "application/json",
+    "array": "application/json",
+    "ndjson": "application/x-ndjson",
+    "text": "text/plain; charset=utf-8",
+    "urlencoded": "application/x-www-form-urlencoded",
+}
 
 
 @dataclass(frozen=True)

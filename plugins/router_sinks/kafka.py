@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from router import ApplyingSink, Batch, Encoder, Encoding, Opening, Outcome, Server, StartError, row, tried
 from router_encoders import ToJson
 from router_encoders.outbox_rows import PLACE, as_bytes, bounded_batches, own_columns
+from router_encoders.reports import refused_rows
 from router_encoders.templates import parse, text_column
 from router_sinks.kafka_topics import CreateTopics, Topics, check_topic, is_fixed, unusable
 
@@ -179,7 +180,7 @@ class Kafka(ApplyingSink):
         if rows.get("alone"):
             why = "some were refused, or `batch.size` is above a topic's max.message.bytes"
             log.warning("%d records for %s were sent one by one: %s", rows["alone"], self.topic, why)
-        return Outcome(rows.get("sent", 0), _refused_rows(events, reports) if "refused" in text else None)
+        return Outcome(rows.get("sent", 0), refused_rows(events, reports) if "refused" in text else None)
 
     def _encoding(self, events: DataFrame) -> Encoding:
         """Return the encoding of rows with these columns; it is kept for further batches of these columns."""
@@ -240,12 +241,3 @@ def _new_topics(rows: DataFrame, known: frozenset[str], most: int) -> list[str]:
     found = rows.select(F.col("_to.topic").alias("name")).filter(F.col("name").isNotNull()).distinct()
     new = found.filter(~F.col("name").isin(*known)) if known else found
     return sorted(one["name"] for one in new.limit(most).collect())
-
-
-def _refused_rows(events: DataFrame, reports: DataFrame) -> DataFrame:
-    """Return the whole rows that tasks report as refused, each with its `reason`."""
-    old = ("topic", "partition", "offset")
-    why = reports.filter(F.col("kind") == "refused").select(*old, F.col("text").alias("reason"))
-    why = why.toDF(*(f"_of_{name}" for name in old), "reason")
-    same = [F.col(new).eqNullSafe(F.col(f"_of_{name}")) for new, name in zip(PLACE, old, strict=True)]
-    return events.join(F.broadcast(why), same).drop(*(f"_of_{name}" for name in old))

@@ -1,4 +1,6 @@
-"""A configuration as a picture: source, decoder, routes, sinks and, with a lake, tables and counts. `router graph`.
+"""A configuration as a picture: source, decoder, routes, sinks and, with a lake, tables and counts.
+
+`router graph` draws all of it, `router lineage` what leads to one table and away from it.
 
 The text is a tree for a terminal; Mermaid is drawn by GitHub, GitLab and many editors. Options are shown as far as they
 are plain; secrets never are. Needs no Spark.
@@ -6,7 +8,8 @@ are plain; secrets never are. Needs no Spark.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -20,7 +23,7 @@ from rich.tree import Tree
 
 from router.cli import config_argument, plugin_option
 from router.config.loader import load
-from router.errors import printable
+from router.errors import TableError, printable
 from router.parts import Part
 from router.registry import load_registry
 
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
     from router.config.models import Config, Route
 
 TABLES_SHOWN = 12
-"""Tables of one sink that are drawn; the others are counted."""
 SHAPES = {"source": "([{}])", "decoder": "{{{{{}}}}}", "route": "[/{}/]", "sink": "[{}]", "table": "[({})]"}
 """How Mermaid draws what a node is."""
 ENTITIES = str.maketrans({"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;", "`": "#96;"})
@@ -51,10 +53,14 @@ class GraphNode:
 
 @dataclass(frozen=True)
 class GraphCounts:
-    """What the ledger and the logs of tables say: sums by (route, sink), and each sink's tables with their rows."""
+    """What the ledger and the logs of tables say: sums by (route, sink), and each sink's tables with their rows.
+
+    `shown` are the tables of one sink that are drawn; the others are counted.
+    """
 
     sums: Mapping[tuple[str | None, str | None], Mapping[str, int]]
     tables: Mapping[str, tuple[tuple[str, int], ...]]
+    shown: int = TABLES_SHOWN
 
     def text(self, route: str | None, sink: str | None, names: tuple[str, ...]) -> str:
         """Return the counts of these names that are not zero; the first one always."""
@@ -82,6 +88,33 @@ def graph(file: Path, lake: bool, form: str, plugin_files: tuple[Path, ...]) -> 
         Console(highlight=False).print(tree(root))
 
 
+@click.command(short_help="Say what a table is made of, and who reads it.")
+@config_argument
+@click.argument("table", metavar="LAYER.TABLE")
+@click.option("--format", "form", default="text", show_default=True, type=click.Choice(["text", "mermaid"]))
+@plugin_option
+def lineage(file: Path, table: str, form: str, plugin_files: tuple[Path, ...]) -> None:
+    """Draw how records come into LAYER.TABLE, and what reads it, by the configuration FILE and its lake."""
+    config = load(file, load_registry(plugin_files)).config
+    bronze = config.bronze_tables()
+    named = config.bronze.table if config.bronze and bronze and table in bronze else table
+    found = through(drawn(config, replace(_counts(config), shown=sys.maxsize)), named)
+    if found is None:
+        raise TableError(table, f"no sink of {config.name} has written it; `router graph` shows what it has")
+    if form == "mermaid":
+        click.echo("\n".join(mermaid(found)))
+    else:
+        Console(highlight=False).print(tree(found))
+
+
+def through(node: GraphNode, table: str) -> GraphNode | None:
+    """Return a node with the ways through it to a table, and all below the table; None where there are none."""
+    if node.kind == "table" and node.text == table:
+        return node
+    below = tuple(found for one in node.below if (found := through(one, table)))
+    return replace(node, below=below) if below else None
+
+
 def drawn(config: Config, counts: GraphCounts) -> GraphNode:
     """Return the configuration as nodes, from its source on."""
     whole = counts.text(None, None, ("decoded", "failed", "bare", "unmatched"))
@@ -106,9 +139,9 @@ def _route(route: Route, counts: GraphCounts) -> GraphNode:
 
 def _sink(route: str, name: str, sink: Part, counts: GraphCounts) -> GraphNode:
     tables = counts.tables.get(f"{route}/{name}", ())
-    shown = [GraphNode("table", table, f"{rows:,} rows") for table, rows in tables[:TABLES_SHOWN]]
-    if len(tables) > TABLES_SHOWN:
-        shown.append(GraphNode("table", f"and {len(tables) - TABLES_SHOWN:,} more tables"))
+    shown = [GraphNode("table", table, f"{rows:,} rows") for table, rows in tables[: counts.shown]]
+    if len(tables) > counts.shown:
+        shown.append(GraphNode("table", f"and {len(tables) - counts.shown:,} more tables"))
     names = ("landed", "applied", "refused", "dropped", "quarantined", "dead", "parked", "backlog")
     return GraphNode("sink", f"{name} {described(sink)}", counts.text(route, name, names), tuple(shown))
 

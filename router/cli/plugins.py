@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 from types import UnionType
-from typing import TYPE_CHECKING, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Literal, Union, get_args, get_origin
 
 import click
 from pydantic_core import PydanticUndefined
@@ -76,6 +76,8 @@ def _default(field: FieldInfo) -> str:
 
 def kind_text(annotation: object) -> str:
     """Return a type in a few words."""
+    if get_origin(annotation) is Annotated:
+        return kind_text(get_args(annotation)[0])
     if get_origin(annotation) is Literal:
         return " | ".join(map(repr, get_args(annotation)))
     if get_origin(annotation) in {Union, UnionType}:

@@ -126,7 +126,7 @@ class _Waiting:
     def shown(self, found: list[Quarantined]) -> bool:
         """Print rows; say whether there are any."""
         if found:
-            _show(found, {(approval.place, approval.blocked) for approval in self.module.approvals(self.store)})
+            _show(found, {(pending.place, pending.blocked) for pending in self.module.pending_releases(self.store)})
         else:
             click.echo(f"no rows of {self.about.format(' wait')}")
         return bool(found)

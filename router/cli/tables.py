@@ -1,12 +1,14 @@
 """The tables of a configuration: what its ledger says, what one of them is, and how to keep them in shape.
 
-`router ledger`, `router tables`, `router explain-table` and `router maintain`.
+`router ledger`, `router expectations`, `router tables`, `router explain-table`, `router grants`, `router maintain`.
 """
 
 from __future__ import annotations
 
+import math
 from fnmatch import fnmatchcase
 from importlib import import_module
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,18 +21,24 @@ from router.cli import config_argument, plugin_option
 from router.config.loader import load
 from router.errors import TableError, printable
 from router.registry import load_registry
+from router.sinks import MergingSink, TableSink
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from router.config.models import Config, Maintenance
+    from router.table_options import CatalogOptions
 
 SOURCE_COLUMNS = ("batch", "source", "offsets", "read", "decoded", "failed", "bare", "unmatched", "lost", "unknown")
 SINK_COLUMNS = (
     *("batch", "route", "sink", "matched", "landed", "refused", "dropped"),
     *("frozen", "quarantined", "released", "applied", "dead", "parked", "backlog", "in_doubt"),
 )
-TEXTS = {"source", "offsets", "route", "sink", "table", "state", "committer", "why"}
+TEXTS = {
+    *("source", "offsets", "route", "sink", "table", "state", "committer", "why"),
+    *("expectation", "otherwise", "trend", "last", "time"),
+}
 
 
 @click.command(short_help="Show what became of the records of the last batches.")
@@ -72,6 +80,47 @@ def tables(file: Path, plugin_files: tuple[Path, ...]) -> None:
     _print(f"tables of {config.name}", STATE_COLUMNS, [_state(one) for one in found])
 
 
+EXPECTATION_COLUMNS = ("route", "expectation", "otherwise", "events", "violated", "share", "trend", "last")
+BARS = " ▁▂▃▄▅▆▇█"
+
+
+@click.command(short_help="Show how often expectations do not hold.")
+@config_argument
+@click.option("--samples", default=0, show_default=True, type=click.IntRange(0, 1000), help="Newest records of each.")
+@plugin_option
+def expectations(file: Path, samples: int, plugin_files: tuple[Path, ...]) -> None:
+    """Show how often each expectation of the configuration FILE was asked and did not hold, by its ledger.
+
+    The trend are the shares of violations in eight parts of equal length of the ledger's time; the highest bar is the
+    largest of them. `--samples` lists the newest records that became dead letters: where they are in the source, not
+    what they hold. Needs no Spark.
+    """
+    config = load(file, load_registry(plugin_files)).config
+    counted = import_module("router.engine.tables.expectation_counts").expectation_counts(config, samples)
+    if not counted:
+        click.echo(f"no route of {config.name} has an expectation")
+        return
+    _print(f"expectations of {config.name}", EXPECTATION_COLUMNS, [_expectation(one) for one in counted])
+    rows = [_sample(one, row) for one in counted for row in one.samples]
+    if rows:
+        _print(f"newest records in {config.dead_letters}", ("route", "expectation", "source", "offset", "time"), rows)
+
+
+def _expectation(one: Any) -> tuple[str, ...]:
+    shares = [violated / events if events else 0.0 for events, violated in one.trend]
+    most = max(shares) or 1.0
+    bars = "".join(BARS[math.ceil(share / most * (len(BARS) - 1))] for share in shares)
+    share = f"{one.violated / one.events:.2%}" if one.events else ""
+    last = f"{one.last:%Y-%m-%d %H:%M:%S}" if one.last else ""
+    asked = one.expectation
+    return one.route, asked.name, asked.otherwise, _number(one.events), _number(one.violated), share, bars, last
+
+
+def _sample(one: Any, row: dict[str, Any]) -> tuple[str, ...]:
+    source, time = f"{row['topic']}/{row['partition']}", f"{row['timestamp']:%Y-%m-%d %H:%M:%S}"
+    return one.route, one.expectation.name, source, str(row["offset"]), time
+
+
 def _state(one: Any) -> tuple[str, ...]:
     counts = _number(one.rows), _number(one.lag or None), one.committer, one.why, _number(one.quarantined or None)
     return one.table, one.state, *counts
@@ -80,7 +129,8 @@ def _state(one: Any) -> tuple[str, ...]:
 def _source(row: dict[str, Any]) -> tuple[str, ...]:
     offsets = "" if row["topic"] is None else f"{row['from_offset']}-{row['to_offset']}"
     place = "" if row["topic"] is None else f"{row['topic']}/{row['partition']}"
-    return (str(row["batch_id"]), place, offsets, *(_number(row[name]) for name in SOURCE_COLUMNS[3:]))
+    batch = "replay" if row["batch_id"] is None else str(row["batch_id"])
+    return (batch, place, offsets, *(_number(row[name]) for name in SOURCE_COLUMNS[3:]))
 
 
 def _sink(row: dict[str, Any]) -> tuple[str, ...]:
@@ -104,6 +154,50 @@ def _print(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) ->
 def _cell(text: str) -> str:
     """Return text that rich shows as it is: the name of a file may look like its markup."""
     return escape(printable(text))
+
+
+@click.command(short_help="Print owner, tags and rights of tables as SQL, for a catalog.")
+@config_argument
+@click.option("--catalog", metavar="NAME", help="The catalog that the tables are in.")
+@plugin_option
+def grants(file: Path, catalog: str | None, plugin_files: tuple[Path, ...]) -> None:
+    """Print what the configuration FILE says of owners, tags and rights, as SQL for the tables that are there.
+
+    The statements are those of Unity Catalog, to be run in a SQL editor; nothing is changed here. Needs no Spark.
+    """
+    config = load(file, load_registry(plugin_files)).config
+    written = import_module("router.engine.preflight.explain").tables_by_sink(config)
+    lake, _ = import_module("router.engine.checkpoint_store").lake_and_checkpoint(config)
+    bronze = config.bronze_tables() or ()
+    asked: list[tuple[str, CatalogOptions]] = []
+    if config.bronze:
+        asked = [(table, config.bronze) for table in lake.every_table() if table in bronze]
+    for route, name, sink in config.all_sinks():
+        if isinstance(sink, (TableSink, MergingSink)):
+            asked += [(table, sink) for table, _ in written.get(f"{route}/{name}", ())]
+    lines = dict.fromkeys(
+        line for table, options in sorted(asked, key=itemgetter(0)) for line in _sql(table, options, catalog)
+    )
+    click.echo("\n".join(lines) or f"-- {config.name} says nothing of owners, tags and rights of tables that are there")
+
+
+def _sql(table: str, options: CatalogOptions, catalog: str | None) -> Iterator[str]:
+    name = ".".join(map(_quoted, (*filter(None, (catalog,)), *table.split("."))))
+    if options.owner:
+        yield f"ALTER TABLE {name} SET OWNER TO {_quoted(options.owner)};"
+    if options.tags:
+        pairs = ", ".join(f"{_text(key)} = {_text(value)}" for key, value in options.tags.items())
+        yield f"ALTER TABLE {name} SET TAGS ({pairs});"
+    for principal, privileges in options.grants.items():
+        yield f"GRANT {', '.join(privileges)} ON TABLE {name} TO {_quoted(principal)};"
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+def _text(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 COLUMNS = ("table", "files", "into", "statistics", "deleted", "MB freed", "")

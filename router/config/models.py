@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     SecretStr,
     StringConstraints,
+    ValidationError,
     field_validator,
     model_validator,
 )
@@ -173,11 +174,24 @@ class Source(Model):
 
 
 class Expectation(Model):
-    """What must hold for the events of a route; null counts as a violation."""
+    """What must hold for the events of a route; null counts as a violation. The ledger counts violations."""
 
     name: Name
     sql: str
-    otherwise: Literal["dead_letter", "warn", "drop", "fail"] = "dead_letter"
+    otherwise: Literal["dead_letter", "warn", "drop", "fail"] = Field(
+        default="dead_letter",
+        description="warn: the row lands; drop: it does not; fail: the stream stops, nothing lands",
+    )
+
+
+def _expectation(value: object) -> object:
+    """Refuse a name that is still one: `Config` puts what it stands for in its place."""
+    if isinstance(value, str):
+        raise ValueError(f"no expectation of `expectations` is called {value}")
+    return value
+
+
+NamedExpectation = Annotated[Expectation, BeforeValidator(_expectation, json_schema_input_type=Name | Expectation)]
 
 
 class Route(Model):
@@ -186,7 +200,9 @@ class Route(Model):
     name: HyphenedName
     match: Rule
     select: tuple[str, ...] = Field(default=("event.*",), description="SQL expressions; the columns of the route")
-    expect: tuple[Expectation, ...] = ()
+    expect: tuple[NamedExpectation, ...] = Field(
+        default=(), description="expectations, or the names of those that stand in `expectations`"
+    )
     sinks: tuple[Sink, ...] = Field(min_length=1)
 
     @property
@@ -261,6 +277,25 @@ class QuarantineOptions(Model):
     )
 
 
+def _shared_expectations(given: object) -> dict[str, Expectation]:
+    """Return expectations by name. One that is at fault is reported where it stands, and not again in every route."""
+    found: dict[str, Expectation] = {}
+    for one in given if isinstance(given, (list, tuple)) else ():
+        try:
+            made = Expectation.model_validate(one)
+            found[made.name] = made
+        except ValidationError:
+            if isinstance(one, Mapping) and isinstance(name := one.get("name"), str):
+                found[name] = Expectation.model_construct(name=name, sql="true")
+    return found
+
+
+def _with_expectations(route: object, shared: Mapping[str, Expectation]) -> object:
+    if not isinstance(route, Mapping) or not isinstance(expect := route.get("expect"), (list, tuple)):
+        return route
+    return {**route, "expect": [shared.get(one, one) if isinstance(one, str) else one for one in expect]}
+
+
 class Config(Model):
     """One router: a source, a decoder, routes and where everything goes."""
 
@@ -272,6 +307,9 @@ class Config(Model):
     decode: Decoder
     bronze: Annotated[Bronze, BeforeValidator(_bronze, json_schema_input_type=BronzeName | Bronze)] | None = Field(
         default=None, description="table of every record as received; bronze.{topic}: one for each topic"
+    )
+    expectations: tuple[Expectation, ...] = Field(
+        default=(), description="expectations that several routes have: each names them in its `expect`"
     )
     routes: tuple[Route, ...] = ()
     dead_letters: TableName
@@ -304,6 +342,15 @@ class Config(Model):
         description="write to LAKE_debug with a checkpoint of its own, and send nothing: see the outboxes",
     )
     spark: dict[str, str] = Field(default_factory=dict, description="Spark settings of the session")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_shared(cls, given: object) -> object:
+        """Put expectations in the place of their names in routes."""
+        if not isinstance(given, Mapping) or not isinstance(routes := given.get("routes"), (list, tuple)):
+            return given
+        shared = _shared_expectations(given.get("expectations"))
+        return {**given, "routes": [_with_expectations(route, shared) for route in routes]}
 
     @field_validator("decode", mode="before")
     @classmethod

@@ -51,6 +51,7 @@ def cross_checks(root: Node, registry: Registry) -> Iterator[Finding]:
     yield from _unique_names(root, ("routes",), "route")
     for index, _ in enumerate(_items(root, ("routes",))):
         yield from _unique_names(root, ("routes", index, "expect"), "expectation")
+    yield from _unique_names(root, ("expectations",), "expectation")
     yield from _own_tables(root)
     yield from _bronze_per_topic(root)
     yield from _fixed_tables(root, registry)
@@ -156,13 +157,15 @@ def _routes(root: Node) -> Iterator[Finding]:
 def _unique_names(root: Node, loc: Loc, noun: str) -> Iterator[Finding]:
     first: dict[str, Scalar] = {}
     for index, item in enumerate(_items(root, loc)):
-        name = _at(item, ("name",))
+        name = item if isinstance(item, Scalar) else _at(item, ("name",))
         if not isinstance(name, Scalar) or not name.text:
             continue
         if (other := first.setdefault(underscored(name.text), name)) is not name:
             same = "the same name" if other.text == name.text else "a name that makes the same tables (- becomes _)"
             yield Finding(
-                (*loc, index, "name"), f"the {noun} at line {other.line} has {same}", "give each a name of its own"
+                (*loc, index, *(("name",) if name is not item else ())),
+                f"the {noun} at line {other.line} has {same}",
+                "give each a name of its own",
             )
 
 
@@ -270,6 +273,9 @@ def _conflicts(root: Node, found: Location, first: dict[Location, Node]) -> Iter
         if found.overlaps(place):
             yield f"a table could lie within `{key}`, or that within the table", PLACES
     for other, node in first.items():
+        if found.bucket and found.bucket == other.bucket and found.options != other.options:
+            what = f"the bucket {found.bucket} has other options at line {node.line}, and Spark takes one set for each"
+            yield what, "give both the same `storage_options`, or each a bucket"
         if (other.names, other.place) == (found.names, found.place) or other.faults():
             continue
         if found.meets(other):

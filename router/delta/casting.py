@@ -10,18 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from router.delta.schema_diff import common_type
 
-if TYPE_CHECKING:
-    from router.delta.row_order import Mask
-
-
+Mask = npt.NDArray[np.bool_]
 NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
 
 

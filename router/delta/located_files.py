@@ -46,7 +46,8 @@ class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
 
     def __init__(self, home: Storage, place_of: Callable[[str], tuple[str, Mapping[str, str]] | None]) -> None:
         self.home, self.place_of = home, place_of
-        self.opened: dict[str, Storage] = {}
+        self.opened: dict[tuple[object, ...], Storage] = {}
+        """By bucket or folder and options: no client acts with the key of one table for another in its bucket."""
 
     @cached_property
     def arrow(self) -> fs.FileSystem:
@@ -63,7 +64,8 @@ class LocatedFiles(fs.FileSystemHandler):  # type: ignore[misc]
         if place is None:
             return Found(self.home, path)
         root, inner = _divided(place[0])
-        storage = self.opened.get(root) or self.opened.setdefault(root, files_at(root, place[1]))
+        key = (root, *sorted(place[1].items()))
+        storage = self.opened.get(key) or self.opened.setdefault(key, files_at(root, place[1]))
         return Found(storage, f"{inner}/{rest}".strip("/"), inner, f"{layer}/{table}")
 
     # What the router asks of a storage.

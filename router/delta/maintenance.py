@@ -16,7 +16,7 @@ from pyarrow import fs
 from router.delta.commit import retry_on_conflict
 from router.delta.constraints import unmergeable
 from router.delta.file_statistics import without_bounds_of_floats
-from router.delta.row_versions import DELETIONS, deletions_table
+from router.delta.keyed.row_versions import DELETIONS, deletions_table
 from router.delta.widening import made_here
 from router.errors import TableError
 

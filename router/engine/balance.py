@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("router")
 SUMS = ("read", "failed", "bare", "unmatched", "unknown")
-KEYED = ("matched", "refused", "dropped", "warned", "failing", "landed", "rejected", "frozen", "quarantined")
+KEYED = ("matched", "refused", "dropped", "violated", "landed", "rejected", "frozen", "quarantined")
 NAMED = 50
 """Different fields beyond the schema that are counted by name; a key made of data is another one in every record."""
 
@@ -44,8 +44,7 @@ class Partition:
     matched: dict[str, int]
     refused: dict[str, int]
     dropped: dict[str, int]
-    warned: dict[str, int]
-    failing: dict[str, int]
+    violated: dict[str, int]
     landed: dict[str, int]
     rejected: dict[str, int]
     frozen: dict[str, int] = field(default_factory=dict)

@@ -199,8 +199,7 @@ class Batches:
                     frozen=frozen_as_text(self.demands.frozen),
                 )
                 with steps.step("manifest"):
-                    self.quarantine.block(self.demands.blocked)
-                    self._write_down(manifest, landed, new=new)
+                    manifest = self._write_down(manifest, landed, new=new)
                 return manifest, decision.handles, plan
             self.landing.discard(landed)
             log.info("%s, batch %d: landing again, tables ask for it", self.config.name, batch)
@@ -208,12 +207,15 @@ class Batches:
             self.config.name, batch, f"tables changed {TRIES} times while the batch was landed; who else writes them?"
         )
 
-    def _write_down(self, manifest: Manifest, landed: Landed, *, new: bool) -> None:
+    def _write_down(self, manifest: Manifest, landed: Landed, *, new: bool) -> Manifest:
+        """Write the manifest of a batch that is decided, and return it."""
+        self.quarantine.block(self.demands.blocked)
         try:
             self.store.decide(manifest, new=new)
         except RunningError:
             self.landing.discard(landed)
             raise
+        return manifest
 
     def _land(self, plan: Plan, steps: Steps) -> tuple[Plan, Landed]:
         try:
@@ -223,8 +225,9 @@ class Batches:
 
     def _stop_on(self, layout: Layout, landed: Landed, counted: tuple[Partition, ...], batch: int) -> None:
         """Raise BatchError before anything is committed: the batch does not balance, or an expectation says `fail`."""
-        if broken := keyed(counted, "failing"):
-            named = ", ".join(f"{key} on {count} rows" for key, count in sorted(broken.items()))
+        violated = keyed(counted, "violated")
+        failing = (f"{route.name}/{name}" for route in layout.routes for name in route.failing)
+        if named := ", ".join(f"{key} on {violated[key]} rows" for key in sorted(failing) if violated[key]):
             self._stop(landed, batch, f"expectations do not hold: {named}")
         if wrong := imbalances(layout, counted, landed.files, self.config.unmatched == "dead_letters"):
             self._stop(landed, batch, f"the batch does not balance: {'; '.join(wrong)}")

@@ -9,7 +9,8 @@
 | `known` | SINK.json | tables that a sink has merged into: one that is gone was dropped |
 | `approvals` | ROUTE/SINK/TABLE.N.json | a table that may change, until its quarantined rows are in it |
 | `blocked` | ROUTE/SINK/TABLE.json | a table that cannot be written, until its quarantined rows are in it |
-| `replays` | SINK.json | a replay that has begun and not ended |
+| `replays` | SINK.json | a replay of what a sink keeps that has begun and not ended |
+| `replays` | dead_letters.json | a replay of dead letters that has begun and not ended |
 | `schemas` | the decoder's names | what a decoder has learnt |
 | | format | the version of all this |
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
 
+REPLAY = "replay-"
+"""What the names of replays begin with: they stand where a run's id does."""
 KEPT = 100
 """Manifests that are kept for operators to read; the router needs the last one only."""
 FORMAT = b"2"

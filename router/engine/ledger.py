@@ -64,6 +64,7 @@ SCHEMA = pa.schema(
         ("in_doubt", pa.int64()),
         ("unknown", pa.int64()),
         ("unknown_fields", pa.map_(pa.string(), pa.int64())),
+        ("violated", pa.map_(pa.string(), pa.int64())),
         ("finished", pa.timestamp("us", "UTC")),
     ]
 )
@@ -75,14 +76,17 @@ parked + backlog. `backlog` rows stay in the outbox, less those of earlier batch
 cannot be written, or a detached sink has yet to send them (its batches stand here with its own run). `frozen` rows
 landed without the columns that their table lacks; `released` ones left the quarantine, up to the batch of the row
 here; `parked` ones the sink keeps to send them later. `in_doubt` counts applied rows that may have been sent twice,
-because of a crash.
+because of a crash. `violated` has the expectations that did not hold, each with its events: of the route, so that all
+sinks of it have the same.
 
 A replay has a row without a batch, of what it changed: more rows are `applied`, and as many fewer are `parked` or
 `dead`. So the sums over all rows are the state of today, and the rows of batches that of their time.
 """
 
 
-LATER = {"unknown", "unknown_fields"}
+VIOLATED = "violated "
+"""What the name of an expectation comes after in a report's counts of a route."""
+LATER = {"unknown", "unknown_fields", "violated"}
 """Columns that the next append adds to a ledger which was made before they were."""
 READ = ("read", "decoded", "failed", "bare", "unmatched")
 SOURCE = (*READ, "lost", "unknown")
@@ -127,7 +131,7 @@ def rows(
                 **where, "route": route, "sink": sink, "matched": part.matched.get(route, 0),
                 "landed": part.landed.get(key, 0), "refused": part.refused.get(route, 0) + rejected,
                 "dropped": part.dropped.get(route, 0), "frozen": part.frozen.get(key, 0),
-                "quarantined": part.landed.get(quarantine, 0),
+                "quarantined": part.landed.get(quarantine, 0), "violated": _of_route(part.violated, route),
             })  # fmt: skip
     if not counted:
         found.append({**base, **dict.fromkeys(READ, 0)})
@@ -135,6 +139,12 @@ def rows(
         landed = sum(part.landed.get(key, 0) for part in counted)
         found.append({**base, **of_sink(key, counts, landed)})
     return found
+
+
+def _of_route(violated: Mapping[str, int], route: str) -> list[tuple[str, int]] | None:
+    """Return the expectations of a route that did not hold, each with its events; None where all did."""
+    named = ((key.rpartition("/"), count) for key, count in sorted(violated.items()))
+    return [(name, count) for (of, _, name), count in named if of == route and count] or None
 
 
 def of_moved(query: str, run: str, manifest: Manifest) -> list[dict[str, Any]]:
@@ -179,7 +189,7 @@ def report(
             "frozen": sum(by["frozen"][target.key] for target in route.targets),
             "quarantined": sum(by["landed"][key] for target in route.targets for key in target.keys[1:])
             + sum(manifest.moved[target.key] for target in route.targets),
-            **{f"warned {name}": by["warned"][f"{route.name}/{name}"] for name in route.warned},
+            **{f"{VIOLATED}{name}": by["violated"][f"{route.name}/{name}"] for name in route.violated},
         }
         for route in layout.routes
     }

@@ -28,3 +28,10 @@ def test_a_history_is_written_on(
     assert (handle.version(), len(handle.file_uris())) == (59, files)
     assert len(list(Path(lake.address(history.SPARE), "_delta_log").glob("*.json"))) == kept
     assert handle.transaction_version(f"history/{history.SPARE}") == 0
+
+
+def test_the_ledger_of_a_history_is_asked(tmp_path: Path) -> None:
+    """Without it a change to what a ledger is opened with ends the benchmark after minutes."""
+    asked = history._ledger(tmp_path, 10)
+    assert asked["rows"] == 5 * (history.PARTITIONS + history.SINKS)
+    assert asked["peak_mb"] > asked["more_mb"] >= 0

@@ -19,7 +19,7 @@ import psutil
 
 from router.config.loader import load
 from router.config.models import Trigger
-from router.delta import row_versions
+from router.delta.keyed import row_versions
 from router.engine import stream
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit import committers

@@ -1,6 +1,7 @@
 """Run one configuration until all is posted, or until this process kills itself at a step of posting a batch.
 
-`python posting_driver.py CONFIG --kill receipts`: SIGKILL, so nothing is flushed, closed or undone.
+`python posting_driver.py CONFIG --kill receipts`: SIGKILL, so nothing is flushed, closed or undone. SIGUSR1 ends the
+leases.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from router.engine import ledger, stream
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.spark import session
 from router.registry import load_registry
+from router_rest.batch import hosts
+from router_rest.rate_limit.server import lease_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +41,7 @@ def main() -> None:
     loaded = load(asked.config, registry)
     _die_at(asked.kill)
     session_ = session.build_session(loaded.config, "local[2,4]")
+    signal.signal(signal.SIGUSR1, lambda *_: lease_server(*hosts(session_)).stop())
     stream.run(loaded, registry, session_, stream.RunOptions(trigger=Trigger(once=True)))
     session.stop_session(session_)
 

@@ -88,7 +88,8 @@ def test_lost_records_stop_the_stream_until_they_are_accepted(drain, expired, tm
     balanced(tmp_path / "lake", 3 * sum(SENT) - LOST)
 
 
-@pytest.mark.parametrize("step", ["ledger", pytest.param("commits", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["ledger", "commits"])
 def test_going_on_after_lost_records_may_be_cut_off(drain, expired, tmp_path, monkeypatch, step):
     config, _ = expired
     original = LostRecords._write

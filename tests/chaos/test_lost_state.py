@@ -181,7 +181,9 @@ def test_a_checkpoint_put_back_from_an_older_copy_is_not_gone_on_with(drain, top
     once(lake, 4 * EVENTS)
 
 
-@pytest.mark.parametrize("batch", [pytest.param(0, id="first batch"), pytest.param(1, id="later batch")])
+@pytest.mark.parametrize(
+    "batch", [pytest.param(0, id="first batch", marks=pytest.mark.slow), pytest.param(1, id="later batch")]
+)
 def test_a_batch_cut_off_half_way_must_be_taken_back_before_a_new_checkpoint(drain, topic, tmp_path, batch):
     config, lake = configuration(tmp_path, topic, rows=EVENTS // 2), tmp_path / "lake"
     with pytest.raises(CrashError):

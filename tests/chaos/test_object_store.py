@@ -146,6 +146,6 @@ def test_a_checkpoint_that_spark_cannot_reach_is_one_sentence(start: Any, server
     """Without it the first start on a bucket ends in a hundred lines of Java."""
     run = start(configuration(tmp_path, server, far=True))
 
-    assert run.ended() == 1
+    assert run.ended() == 2
     assert "Spark cannot reach the checkpoint s3://lake" in run.said
     assert "hush-hush" not in run.said

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import signal
 import threading
 from collections import Counter
@@ -18,6 +20,7 @@ from tests.chaos import lakes
 from tests.chaos.conftest import Topic, configuration
 from tests.chaos.posting_driver import POINTS
 from tests.chaos.processes import HERE, until
+from tests.rest.killing import workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,8 +29,11 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 EVENTS = 600
+MANY = 6000
+KILLS = 20
 LIMIT = 40
 """Calls per second: so few that a batch takes seconds, whatever the machine."""
+IN_FLIGHT = 8
 CUT, ANOTHER_CUT = 7, 50
 BEGUN = 20
 """Calls that have arrived when a kill comes."""
@@ -56,11 +62,12 @@ class Posting:
     topic: Topic
     api: Api
     folder: Path
+    events: int = EVENTS
 
     def config(self, rows_per_call: int = CUT) -> Path:
         """Write the configuration: a table, and everything once more to the API."""
         rest: dict[str, Any] = {"url": f"{self.api.url}/all", "rows_per_call": rows_per_call, "tasks": 2}
-        rest |= {"calls_per_second": LIMIT, "max_in_flight": 8, "body": "array"}
+        rest |= {"calls_per_second": LIMIT, "max_in_flight": IN_FLIGHT, "body": "array"}
         route = {"name": "all", "match": {"sql": "event.game IS NOT NULL"}}
         sinks = [{"delta": "silver.all"}, {"rest": rest}]
         return configuration(self.folder, self.topic, routes=[{**route, "sinks": sinks}])
@@ -93,20 +100,21 @@ class Posting:
         """Assert that all is where it should be, and what cannot be known is told; return the rows in doubt."""
         arrived, receipts, booked = self.api.rows("gamer_id"), self.receipts, self.booked()
         everything = lakes.places(self.lake, "bronze.events")
-        assert set(arrived) == {f"g{n}" for n in range(EVENTS)}
+        assert set(arrived) == {f"g{n}" for n in range(self.events)}
         assert Counter((row["partition"], row["offset"]) for row in receipts) == everything
-        assert everything.total() == lakes.rows(self.lake, "silver.all").total() == EVENTS
+        assert everything.total() == lakes.rows(self.lake, "silver.all").total() == self.events
         assert {row["status"] for row in receipts} == {"delivered"}
         in_doubt = sum(row["in_doubt"] for row in receipts)
-        assert arrived.total() - EVENTS <= in_doubt
-        assert booked["landed"] == sum(booked[name] for name in BALANCE) == EVENTS
-        assert (booked["applied"], booked["backlog"], booked["in_doubt"]) == (EVENTS, 0, in_doubt)
+        assert arrived.total() - self.events <= in_doubt
+        assert booked["landed"] == sum(booked[name] for name in BALANCE) == self.events
+        assert (booked["applied"], booked["backlog"], booked["in_doubt"]) == (self.events, 0, in_doubt)
         assert max(Counter(row["call_id"] for row in receipts).values()) == CUT, "it was cut anew"
         assert {len(keys) for keys in self.keys().values()} == {1}
         assert self.api.stats(window=max(0.1, 1 - self.api.stats().lag)).highest <= LIMIT
         return in_doubt
 
 
+DRIVER = (str(HERE / "posting_driver.py"),)
 BALANCE = ("applied", "dead", "parked", "backlog")
 
 
@@ -170,6 +178,49 @@ def test_a_router_that_is_killed_between_two_steps_sends_nothing_twice(
     assert posting.settled() == 0
     assert posting.api.rows("gamer_id").total() == EVENTS
     assert point == "plan" or posting.api.stats().arrived == sent
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_kills_of_everything_at_random_lose_nothing(
+    new_topic: Callable[[], Topic], api: Api, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Without it two faults that come together do what none of them does alone. POSTING_KILLS is the seed."""
+    topic, dice = new_topic(), random.Random(os.environ.get("POSTING_KILLS", "18"))
+    topic.send([json.dumps({"game": "hearts", "gamer_id": f"g{n}", "amount": n}).encode() for n in range(MANY)])
+    api.reset()
+    posting, killed = Posting(topic, api, tmp_path, MANY), Counter[str]()
+    posting.api.play(latency=0.1)
+    router = None
+    while killed.total() < KILLS:
+        if router is None or router.process.poll() is not None:
+            router = start(posting.config(), command=DRIVER)
+        wanted = posting.api.stats().arrived + dice.randrange(5, 25)
+        until(lambda: router.process.poll() is not None or posting.api.stats().arrived >= wanted, "calls")  # noqa: B023
+        if router.process.poll() is None:
+            what = dice.choice(("task", "driver", "leases"))
+            killed[what] += _killed(posting, router, what)
+    ends = [router.process.poll()]
+    while ends[-1] != 0 and len(ends) < KILLS:
+        router = router if router.process.poll() is None else start(posting.config(), command=DRIVER)
+        ends.append(router.ended())
+
+    in_doubt, twice = posting.settled(), sum(times - 1 for times in posting.api.rows("gamer_id").values())
+    assert twice <= in_doubt <= twice + killed.total() * IN_FLIGHT * CUT, killed
+    print(f"{dict(killed)}: {twice} rows twice, {in_doubt} in doubt")  # noqa: T201 - what a kill costs
+
+
+def _killed(posting: Posting, router: Any, what: str) -> int:
+    """Kill a task, or the driver, or end the leases; return how many were."""
+    if what == "task":
+        found = [one for one in workers(posting.api.port) if one.ppid() != router.process.pid]
+        if found:
+            found[0].send_signal(signal.SIGKILL)
+        return len(found[:1])
+    router.send(signal.SIGKILL if what == "driver" else signal.SIGUSR1)
+    if what == "driver":
+        router.clear()
+    return 1
 
 
 def test_a_run_goes_on_by_itself_when_its_leases_have_ended(

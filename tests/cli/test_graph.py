@@ -83,6 +83,46 @@ def test_with_a_lake_the_counts_and_tables_stand_beside(tmp_path: Path) -> None:
     assert "what went nowhere else" in text
 
 
+def test_the_lineage_of_a_table_is_the_ways_that_lead_to_it(tmp_path: Path) -> None:
+    """Without it nobody knows whom a change of a rule concerns."""
+    written = WrittenLake(tmp_path).take(1)
+
+    def lines(table: str) -> list[str]:
+        found = CliRunner().invoke(router.cli.commands, ["lineage", str(written.file), table])
+        assert found.exit_code == 0, found.output
+        return [line.lstrip("│ ├└─").partition("  ")[0] for line in found.stdout.splitlines()]
+
+    source, decoder = "kafka: events at 127.0.0.1:9092", "decode json (ddl game string, id int, amount double)"
+    assert lines("gold.wins") == [source, decoder, "wins: event.amount > 9", "delta gold.wins", "gold.wins"]
+    assert lines("silver.uno")[2:] == ["all: event.game IS NOT NULL", "tables silver.{event.game}", "silver.uno"]
+    assert lines("bronze.events") == [source, "bronze.events"]
+    assert lines("ops.dead")[2:] == ["ops.dead"]
+    found = CliRunner().invoke(router.cli.commands, ["lineage", str(written.file), "silver.nobody"])
+    assert (found.exit_code, "no sink of games has written it" in found.output) == (1, True)
+
+
+def test_grants_are_printed_for_the_tables_that_are_there(tmp_path: Path) -> None:
+    """Without it every new game is a table that nobody may read."""
+    written = WrittenLake(tmp_path).take(1)
+    text = written.file.read_text()
+    asked = "owner: 'data`team', tags: {pii: \"it's low\"}, grants: {analysts: [select, all privileges]}}"
+    text = text.replace('{"table": "silver.{event.game}"}', '{table: "silver.{event.game}", ' + asked)
+    text = text.replace("bronze: bronze.events", "bronze: {table: bronze.events, owner: ops}")
+    written.file.write_text(text)
+
+    found = CliRunner().invoke(router.cli.commands, ["grants", str(written.file), "--catalog", "main"])
+
+    assert found.exit_code == 0, found.output
+    lines = found.stdout.splitlines()
+    assert lines[0] == "ALTER TABLE `main`.`bronze`.`events` SET OWNER TO `ops`;"
+    assert [line for line in lines if "`uno`" in line] == [
+        "ALTER TABLE `main`.`silver`.`uno` SET OWNER TO `data``team`;",
+        r"ALTER TABLE `main`.`silver`.`uno` SET TAGS ('pii' = 'it\'s low');",
+        "GRANT SELECT, ALL PRIVILEGES ON TABLE `main`.`silver`.`uno` TO `analysts`;",
+    ]
+    assert len(lines) == 1 + 3 * len(GAMES)
+
+
 def test_a_lake_that_is_not_there_has_no_counts(file: Path) -> None:
     assert drawn(str(file), "--lake") == drawn(str(file))
 

@@ -26,7 +26,7 @@ ledger: ops.dead_letters
 
 
 def test_ten_mistakes_are_all_reported_exactly(faults):
-    known = "bronze, checkpoint, commit, dead_letters, debug, decode, lake, landing, ledger, maintenance"
+    known = "bronze, checkpoint, commit, dead_letters, debug, decode, expectations, lake, landing, ledger, maintenance"
     known += (
         ", name, outbox_retention, quarantine, register, routes, source, spark, storage_options, trigger, unmatched"
     )

@@ -101,6 +101,35 @@ def test_names_are_given_once(faults, good):
     assert (second.path, second.what) == ("routes.1.expect.1.name", "the expectation at line 13 has the same name")
 
 
+SHARED = "expectations: [{name: sane, sql: event.amount > 0, otherwise: drop}]\nroutes:"
+
+
+def test_routes_name_expectations_that_they_share(loaded, good):
+    found = loaded(
+        good.replace("routes:", SHARED).replace("    sinks:", "    expect: [sane, {name: b, sql: x}]\n    sinks:")
+    )
+    (route,) = found.config.routes
+
+    assert [(one.name, one.otherwise) for one in route.expect] == [("sane", "drop"), ("b", "dead_letter")]
+
+
+@pytest.mark.parametrize(
+    ("shared", "expect", "path", "what"),
+    [
+        (SHARED, "[insane]", "routes.0.expect.0", "no expectation of `expectations` is called insane"),
+        (SHARED, "[sane, sane]", "routes.0.expect.1", "the expectation at line 10 has the same name"),
+        (SHARED.replace("drop", "sigh"), "[sane]", "expectations.0.otherwise", "must be"),
+        (SHARED.replace("}]", "}, {name: sane, sql: x}]"), "[sane]", "expectations.1.name", "the expectation at line"),
+    ],
+)
+def test_faults_of_shared_expectations_are_told_once(faults, good, shared, expect, path, what):
+    text = good.replace("routes:", shared).replace("    sinks:", f"    expect: {expect}\n    sinks:")
+    (problem,) = faults(text)
+
+    assert problem.path == path
+    assert problem.what.startswith(what)
+
+
 def test_routes_may_be_left_out_for_bronze_only(loaded, faults, good):
     without = good[: good.index("routes:")] + good[good.index("dead_letters:") :]
 
@@ -228,6 +257,23 @@ BIG = "[{fixed: silver.big}]"
             "a table could have this location, and that at line",
         ),
         ('{table: "silver.{event.game}", location: "/a/{table}"}}, {fixed: {table: silver.big}', "", None),
+        (
+            '{table: "silver.{event.game}", location: "s3://l/a/{table}"}}, '
+            "{fixed: {table: gold.big, location: {place: s3://l/b, storage_options: {aws_region: eu-west-1}}}",
+            "",
+            "the bucket l has other options at line",
+        ),
+        (
+            "{table: silver.big, location: {place: s3://l/b, storage_options: {aws_region: a}}}}, "
+            "{fixed: {table: silver.big, location: {place: s3://l/b, storage_options: {aws_region: b}}}",
+            "",
+            "the bucket l has other options at line",
+        ),
+        (
+            '{table: "silver.{event.game}", location: "s3://l/a/{table}"}}, {fixed: {table: gold.big, location: s3://l/b}',
+            "",
+            None,
+        ),
     ],
 )  # fmt: skip
 def test_locations(loaded, faults, good, sinks, more, what):

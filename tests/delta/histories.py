@@ -17,9 +17,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from router.delta import row_versions
+from router.delta.keyed import row_versions
+from router.delta.keyed.upsert import TableUpsert, upsert
 from router.delta.lake import Lake
-from router.delta.upsert import TableUpsert, upsert
 from router.sinks import KeyedTable
 from tests.delta.model import Model, Record, lane
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from router.delta.lake import Lake
+from router.delta.located_files import LocatedFiles
 from router.locations import Location
 from router.table_names import folded
 
@@ -40,6 +41,19 @@ GAMES = "silver.{event.game}"
 def test_a_table_has_its_place(names: str, place: str, table: str, wanted: str | None) -> None:
     """Without it a bucket per topic is written as no tool of the cloud expects it."""
     assert Location(names, place).of(table) == wanted
+
+
+def test_the_key_of_one_table_is_not_used_for_another_in_its_bucket() -> None:
+    """Without it the second of two locations in one bucket is read and written with the rights of the first."""
+    places = [
+        Location(f"gold.{name}", f"s3://lake/{name}", {"aws_access_key_id": name, "aws_secret_access_key": "s"})
+        for name in ("one", "two", "three")
+    ]
+    store = Lake("/lake", locations=tuple(places)).store
+    assert isinstance(store, LocatedFiles)
+    opened = [store.at(f"gold/{name}/part.parquet").storage for name in ("one", "two", "three", "one")]
+    assert len({id(one) for one in opened}) == 3
+    assert opened[0] is opened[3]
 
 
 @given(st.text(), st.text())

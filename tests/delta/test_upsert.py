@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Field, Schema, write_deltalake
 
-from router.delta import row_versions
+from router.delta.keyed import row_versions
+from router.delta.keyed.scd import OP, UPDATE
+from router.delta.keyed.upsert import NeedsSpark, TableUpsert, UpsertResult, merge_condition, quoted, upsert
 from router.delta.parquet_writer import Staging
-from router.delta.scd import OP, UPDATE
-from router.delta.upsert import NeedsSpark, TableUpsert, UpsertResult, merge_condition, quoted, upsert
 from router.engine.merge.delta_rs import MergeJob, merge_table
 from router.errors import TableError
 from router.sinks import KeyedTable
@@ -493,7 +493,7 @@ def test_a_first_batch_that_is_cut_off_leaves_a_table(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("router.delta.upsert.write_append", killed)
+        patch.setattr("router.delta.keyed.upsert.write_append", killed)
         with pytest.raises(KeyboardInterrupt):
             table.take(record("a", 0, 0), batch=0)
     table.take(record("a", 0, 0), batch=0)

@@ -55,7 +55,13 @@ def consume(servers: str, topic: str, count: int) -> list[bytes | str | None]:
         consumer.close()
 
 
-@pytest.mark.parametrize("end", [EmbeddedKafka.stop, EmbeddedKafka.kill], ids=["stopped", "killed"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(EmbeddedKafka.stop, id="stopped", marks=pytest.mark.slow),
+        pytest.param(EmbeddedKafka.kill, id="killed"),
+    ],
+)
 def test_a_broker_that_comes_back_has_its_port_and_its_data(
     broker: EmbeddedKafka, end: Callable[[EmbeddedKafka], None]
 ) -> None:

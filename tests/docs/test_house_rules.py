@@ -32,13 +32,7 @@ def test_no_two_public_classes_have_one_name() -> None:
 
 def test_no_docstring_begins_with_be() -> None:
     """A class is a thing: its docstring says which, as a noun phrase."""
-    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)
-    found = [
-        f"{place}:{node.body[0].lineno}"
-        for place, tree in trees(ALL)
-        for node in ast.walk(tree)
-        if isinstance(node, kinds) and (ast.get_docstring(node) or "").startswith("Be ")
-    ]
+    found = [path for path in ALL if re.search(r'^\s*r?"""\s*Be ', path.read_text(), re.MULTILINE)]
 
     assert found == []
 

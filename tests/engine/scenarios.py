@@ -222,9 +222,9 @@ APPLYING: list[Scenario] = [garbage, evolution]
 ALL: list[Scenario] = [*APPLYING, cap, shared]
 
 
-def marks(scenario: Scenario, commit: str) -> tuple[pytest.MarkDecorator, ...]:
-    """Return the mark `slow` where Spark commits what is decided before any committer is asked: rows and names.
+def marks(commit: str) -> tuple[pytest.MarkDecorator, ...]:
+    """Return the mark `slow` where Spark commits: each commit costs a second of CPU.
 
-    A commit of Spark costs a second of CPU. What it does with a schema that changes is played in every run.
+    In every run Spark finishes a batch that delta-rs has begun (test_committers), and commits beside it (test_upserts).
     """
-    return () if commit == "auto" or scenario is evolution else (pytest.mark.slow,)
+    return () if commit == "auto" else (pytest.mark.slow,)

@@ -14,7 +14,7 @@ import router.cli
 from router.config.loader import load
 from router.delta.lake import Lake
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.quarantine.table import Place, approvals, quarantined
+from router.engine.quarantine.table import Place, pending_releases, quarantined
 from router.registry import load_registry
 
 if TYPE_CHECKING:
@@ -132,14 +132,14 @@ def test_the_command_shows_and_approves(config: Config, wait: Callable[..., None
     store, file = CheckpointStore(Lake.at(config.checkpoint_path())), tmp_path / "games.yaml"
 
     shown = run(file, "--show")
-    assert (shown.exit_code, approvals(store)) == (0, [])
+    assert (shown.exit_code, pending_releases(store)) == (0, [])
     for text in ("silver.uno", "bonus double", "2026-01-02", "silver.chess"):
         assert text in shown.output
     assert "Bet version 2" in " ".join(shown.output.split())
 
     done = run(file, "--table", "silver.uno")
     assert done.exit_code == 0
-    assert [(approval.place, approval.upto) for approval in approvals(store)] == [(UNO, {RUN: 1})]
+    assert [(pending.place, pending.upto) for pending in pending_releases(store)] == [(UNO, {RUN: 1})]
     assert "chess" not in done.output
     assert run(file, "--route", "none").output == "no rows of games wait on route none\n"
 
@@ -155,4 +155,4 @@ def test_what_cannot_go_into_its_table_is_not_approved(
 
     assert result.exit_code == 1
     assert "silver.uno: the quarantined rows cannot go into it" in result.output
-    assert approvals(CheckpointStore(Lake.at(config.checkpoint_path()))) == []
+    assert pending_releases(CheckpointStore(Lake.at(config.checkpoint_path()))) == []

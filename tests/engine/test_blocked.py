@@ -14,7 +14,7 @@ import pytest
 from router import BatchError, StartError
 from router.config.models import QuarantineOptions, Route
 from router.engine.quarantine import release as module
-from router.engine.quarantine.table import approvals, approve, quarantined, try_now
+from router.engine.quarantine.table import approve, pending_releases, quarantined, try_now
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Tables
@@ -95,7 +95,7 @@ def mended(query: Query) -> None:
 def release(query: Query) -> None:
     """Try what is due, and what would be later."""
     found = query.batches.release
-    found.carry_out([*approvals(query.store), *approvals(query.store, "blocked")])
+    found.carry_out([*pending_releases(query.store), *pending_releases(query.store, "blocked")])
 
 
 @pytest.fixture(scope="module", params=EITHER)

@@ -29,7 +29,7 @@ def named(scenario: scenarios.Scenario) -> str:
 
 
 def by_both(chosen: list[scenarios.Scenario]) -> list[Any]:
-    return [pytest.param(s, marks=scenarios.marks(s, "spark"), id=named(s)) for s in chosen]
+    return [pytest.param(s, marks=scenarios.marks("spark"), id=named(s)) for s in chosen]
 
 
 @pytest.fixture(params=by_both(scenarios.ALL))
@@ -64,6 +64,7 @@ def forbidden(*_: Any, **__: Any) -> Any:
     raise ForbiddenError
 
 
+@pytest.mark.slow
 def test_spark_commits_without_delta_rs(
     make_query: Callable[..., Query], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +106,7 @@ class Killed(BaseException):
     ("before", "after", "step"),
     [
         ("auto", "spark", "commit"),
-        ("spark", "auto", "apply"),
+        pytest.param("spark", "auto", "apply", marks=pytest.mark.slow),
         pytest.param("auto", "spark", "apply", marks=pytest.mark.slow),
         pytest.param("spark", "auto", "commit", marks=pytest.mark.slow),
     ],

@@ -15,7 +15,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from router.config.models import Route
 from router.delta.constraints import unsupported
-from router.engine.quarantine.table import approvals
+from router.engine.quarantine.table import pending_releases
 from router_decoders import Json
 from router_rules import Sql
 from router_sinks import Tables
@@ -145,7 +145,7 @@ def test_rows_that_only_spark_can_judge_do_not_stay_in_the_quarantine(query: Que
             sums.update({count: row[count] or 0 for count in counts})
 
     good_ones, bad = 4 * len(TABLES), len(BAD) + len(BY_SPARK) + 1
-    assert not approvals(query.store, "blocked")
+    assert not pending_releases(query.store, "blocked")
     assert not query.rows("quarantine.games__games__tables")
     assert sums["released"] == sums["quarantined"] == 2 * len(BY_SPARK)
     assert (sums["matched"], sums["refused"]) == (good_ones + bad, bad)

@@ -212,6 +212,26 @@ def test_tables_go_on_while_an_api_is_away(loft: Loft, away: Api, running: Calla
     assert loft.booked() == {"landed": 5, "applied": 5, "dead": 0, "backlog": 0}
 
 
+@pytest.mark.slow
+def test_a_sink_that_lingers_sends_what_came_meanwhile_together(loft: Loft, request: pytest.FixtureRequest) -> None:
+    """Without it each batch of the stream makes a call of few rows for every key."""
+    with Api() as api:
+        api.play()
+        loft.sink = f'{{rest: {{url: "{api.url}/all", rows_per_call: 100, group_by: "event.n % 2", linger: 15 s}}}}'
+        end = request.getfixturevalue("running")
+        for n in range(6):
+            loft.comes(2 * n, 2 * n + 1)
+            until(lambda n=n: 2 * n in [row["n"] for row in loft.rows("silver.all")])
+
+        until(lambda: api.rows("n") == Counter(range(12)))
+        end()
+
+        bodies = [[row["n"] for row in json.loads(one["body"])] for one in api.requests()]
+        assert all(len({n % 2 for n in body}) == 1 and body == sorted(body) for body in bodies)
+        batches = {row["batch_id"] for row in loft.rows("ops.receipts")}
+        assert len(batches) < 6, "there are six files, and without a pause as many batches"
+
+
 def test_a_run_can_be_stopped_while_a_sink_cannot_go_on(loft: Loft, running: Callable[[], None]) -> None:
     """Without it an endpoint that is down for good keeps a router from being stopped, or costs the rows that wait."""
     (loft.folder / "storm").touch()

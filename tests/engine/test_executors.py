@@ -207,7 +207,7 @@ def test_every_job_of_a_sink_that_comes_with_the_router_looks_at_its_executors()
         if ".mapInArrow(" in (text := path.read_text())
     }
 
-    assert jobs == {"job.py": (2, 2), "kafka.py": (1, 1)}
+    assert jobs == {"job.py": (2, 2), "kafka.py": (1, 1), "reports.py": (1, 1)}
 
 
 def test_without_a_run_the_task_of_a_sink_is_as_it_was():

@@ -13,9 +13,9 @@ from deltalake import DeltaTable, write_deltalake
 from router import TableError
 from router.cli import commands
 from router.config.loader import load
-from router.delta import upsert as module
+from router.delta.keyed import upsert as module
+from router.delta.keyed.upsert import TableUpsert, upsert
 from router.delta.lake import Lake
-from router.delta.upsert import TableUpsert, upsert
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.merge.coordinator import Backlog, BacklogStore
 from router.engine.preflight.explain import explain

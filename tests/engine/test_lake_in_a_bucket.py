@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from benchmarks.s3_server import Fault, S3Server, s3_server
 from router.config.models import Bronze, Route
-from router.engine.quarantine.table import approvals
+from router.engine.quarantine.table import pending_releases
 from router.locations import TableLocation
 from router_decoders import Json
 from router_rules import Sql
@@ -126,7 +126,7 @@ def test_tables_have_buckets_of_their_own(make_query: Callable[..., Query], tmp_
     assert len(far.rows("quarantine.games__games__tables")) == 9
     server.make_bucket("games-g2")
     far = far.restarted()
-    far.batches.release.carry_out(approvals(far.store, "blocked"))
+    far.batches.release.carry_out(pending_releases(far.store, "blocked"))
     far.take(batch(3))
 
     wanted = Counter(n for _ in range(4) for n in range(10))

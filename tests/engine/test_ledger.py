@@ -17,6 +17,7 @@ from router.config.models import Route
 from router.engine.balance import imbalances
 from router.engine.commit.committers import Committers
 from router.engine.ledger import LATER, SCHEMA, LedgerEntry, append, last
+from router.engine.tables.expectation_counts import expectation_counts
 from router.engine.tables.verify import Verification
 from tests.engine import scenarios
 from tests.engine.conftest import COMMITS, EITHER
@@ -38,7 +39,7 @@ OF_A_SINK = {"name", "schema"}
 
 def by_commit(chosen: list[scenarios.Scenario]) -> list[Any]:
     return [
-        pytest.param((s, commit), id=f"{s.__name__}-{commit}", marks=scenarios.marks(s, commit))
+        pytest.param((s, commit), id=f"{s.__name__}-{commit}", marks=scenarios.marks(commit))
         for s in chosen
         for commit in COMMITS
     ]
@@ -139,12 +140,24 @@ def test_reports_say_what_the_ledger_says(query: Query) -> None:
         assert set(report.seconds) == {"plan", "land", "decide", "manifest", "commit", "apply", "ledger"}
 
 
-def test_warnings_are_counted_and_the_rows_land(played: Callable[..., Query]) -> None:
-    """Without it `warn` is silent."""
-    route = played(scenarios.garbage, "auto").reports[0].routes["games"]
+def test_what_expectations_do_not_hold_on_is_counted(played: Callable[..., Query]) -> None:
+    """Without it `warn` is silent, and nobody knows which expectation drops the most."""
+    query = played(scenarios.garbage, "auto")
+    route = query.reports[0].routes["games"]
+    counted = {one.expectation.name: one for one in expectation_counts(query.config, samples=2)}
 
-    assert route["warned sane"] > 0
-    assert route["warned shares"] > route["warned sane"]  # 10 / 0 raises, which is a violation
+    for name, one in counted.items():
+        assert one.violated == sum(report.routes["games"][f"violated {name}"] for report in query.reports)
+        assert one.events == sum(report.routes["games"]["matched"] for report in query.reports)
+        assert (one.events, one.violated) == tuple(map(sum, zip(*one.trend, strict=True)))
+        assert (one.last is None) == (one.violated == 0)
+    refused = [row for row in query.rows("ops.dead") if row["reason"] == "expectation gamer does not hold"]
+    assert counted["gamer"].violated == len(refused)
+    newest = sorted((row["timestamp"] for row in refused), reverse=True)[:2]
+    assert [row["timestamp"] for row in counted["gamer"].samples] == newest
+    assert counted["low"].violated >= route["dropped"] > 0
+    assert route["violated sane"] > 0
+    assert route["violated shares"] > route["violated sane"]  # 10 / 0 raises, which is a violation
 
 
 @pytest.mark.parametrize("commit", EITHER)

@@ -14,9 +14,9 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from router.config.models import Config, Route
 from router.delta.commit import TableCommit
+from router.delta.keyed.upsert import EXPIRES
 from router.delta.lake import Lake
 from router.delta.table_cache import TableCache
-from router.delta.upsert import EXPIRES
 from router.engine.checkpoint_store import CheckpointStore, Manifest
 from router.engine.commit.lost_tables import CommittedBatches
 from router.engine.ledger import SCHEMA as LEDGER

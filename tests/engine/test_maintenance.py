@@ -14,9 +14,9 @@ from deltalake import write_deltalake
 from deltalake.transaction import AddAction
 
 from router.config.models import Maintenance
+from router.delta.keyed.upsert import TableUpsert, upsert
 from router.delta.maintenance import MaintenanceOptions, MaintenanceResult, maintain
 from router.delta.maintenance_process import MaintenanceProcess
-from router.delta.upsert import TableUpsert, upsert
 from router.engine import maintenance as module
 from router.engine.maintenance import TableMaintenance
 from router.errors import TableError
@@ -166,6 +166,7 @@ def test_what_is_remembered_of_deletions_is_compacted_beside_a_table_of_sparks(l
     assert files(lake, "silver.p._deletions") == 1
 
 
+@pytest.mark.slow
 def test_spark_maintains_what_only_it_may_write(
     lake: Lake, spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,9 +12,9 @@ import pytest
 from deltalake import Transaction
 from deltalake.exceptions import DeltaError
 
+from router.delta.keyed.row_versions import DELETIONS
 from router.delta.lake import Lake
 from router.delta.parquet_writer import Staging
-from router.delta.row_versions import DELETIONS
 from router.engine.merge.delta_rs import MergeJob, merge_table
 from router.engine.start.killed_repairs import clear_killed_repairs, lock_of, staged_as
 from router.engine.start.run_lock import locked

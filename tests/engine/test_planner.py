@@ -139,7 +139,7 @@ def test_expectations_decide_what_becomes_of_a_row(planned: Callable[..., Plan])
     )
     found = planned(route(expect=checks))
     (names,) = found.layout.routes
-    columns = (names.refused, names.dropped, names.warned["small"], names.failing["known"], "_to0_0")
+    columns = (names.refused, names.dropped, names.violated["small"], names.violated["known"], "_to0_0")
 
     assert letters(found) == [[], [], [], [("expect", "r")], [("decode", None)]]
     assert labels(found, *columns) == [

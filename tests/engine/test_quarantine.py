@@ -189,11 +189,11 @@ def test_a_release_that_is_killed_again_and_again_is_done_once(
             patched.setattr(owner, name, killed)
             with pytest.raises(Killed):
                 again.idle()
-        assert len(quarantine.approvals(query.store)) == 1, where
+        assert len(quarantine.pending_releases(query.store)) == 1, where
     query = query.restarted()
     query.again(1)
 
-    assert quarantine.approvals(query.store) == []
+    assert quarantine.pending_releases(query.store) == []
     assert ids(query) == [1, 2, 3, 4, 6, HUGE]
     assert [row["released"] for row in query.rows("ops.ledger") if row["released"]] == [4]
     assert told(query) == []

@@ -77,7 +77,7 @@ class Parking(Copy):
 
 
 def test_what_a_sink_has_parked_stays(spark: SparkSession, tmp_path: Path) -> None:
-    """Without it rows that wait for `router rest-replay` are gone after a week, and nobody says so."""
+    """Without it rows that wait for `router replay` are gone after a week, and nobody says so."""
     lake, old = Lake.at(str(tmp_path)), datetime(2026, 1, 1, tzinfo=timezone.utc)
     rows = pa.table({
         "_topic": ["events"] * 6,

@@ -19,14 +19,19 @@ if TYPE_CHECKING:
     from router.engine.preflight.route_tests import CaseResult
 
 ROUTES = Path(__file__).parents[2] / "routes"
+QUICK_ROUTES = ("games.test.yaml", "profiles.test.yaml")
 CONFIGURATION = """\
 name: games
 lake: ./lake
 source: {format: {name: rate}}
 decode: {json: {schema: "game string, amount decimal(9,2), at timestamp, tags array<string>, more map<string,int>"}}
 bronze: bronze.events
+expectations: [{name: paid, sql: event.amount > 2, otherwise: warn}]
 routes:
-  - {name: games, match: {sql: "event.game IS NOT NULL"}, sinks: [{tables: "silver.{event.game}"}]}
+  - name: games
+    match: {sql: "event.game IS NOT NULL"}
+    expect: [paid]
+    sinks: [{tables: "silver.{event.game}"}]
   - {name: copies, match: {sql: "event.amount > 5"}, sinks: [{copy: {to: /nowhere/at/all}}]}
   - {name: told, match: {sql: "event.amount > 50"}, sinks: [{telling: {to: /nowhere/at/all}}]}
 dead_letters: ops.dead
@@ -59,7 +64,7 @@ def test_a_case_passes_on_counts_rows_dead_letters_and_outboxes(judge: Judge) ->
     lanes = {"outbox.games__copies__copy": [{"game": "uno", "_offset": 0}]}
 
     assert not judge({"value": UNO}, tables={"silver.uno": rows, **lanes})
-    assert not judge({"value": UNO}, tables={"silver.uno": 1, "outbox.games__copies__copy": 1})
+    assert not judge({"value": UNO}, tables={"silver.uno": 1, "outbox.games__copies__copy": 1}, violated={})
     assert not judge({"value": "no"}, {"value": "no"}, dead_letters=[{"stage": "decode", "reason": "JSON", "count": 2}])
 
 
@@ -71,8 +76,10 @@ def test_a_case_passes_on_counts_rows_dead_letters_and_outboxes(judge: Judge) ->
         ({}, "silver.uno"),
         ({"tables": {"silver.uno": 1, "silver.poker": 1}}, "silver.poker"),
         ({"tables": {"silver.uno": 1}, "dead_letters": [{"stage": "decode"}]}, "dead letters"),
+        ({"tables": {"silver.uno": 1}, "violated": {}}, "games/paid: does not hold on 0 events expected, 1 found"),
+        ({"tables": {"silver.uno": 1}, "violated": {"games/paid": 1, "x": 1}}, "x: there is no such expectation"),
     ],
-    ids=["count", "row", "a table that is not expected", "a table that does not come", "a dead letter"],
+    ids=["count", "row", "a table too many", "a table that does not come", "a dead letter", "violated", "no such one"],
 )
 def test_a_case_fails_and_says_where(judge: Judge, expect: dict[str, Any], told: str) -> None:
     """Without it a test proves nothing."""
@@ -112,12 +119,19 @@ def test_an_event_that_cannot_be_written_says_why(spark: SparkSession, schemas: 
     assert told in said
 
 
-def test_the_routes_that_we_ship_do_what_their_tests_say(spark: SparkSession) -> None:
-    for path in sorted(ROUTES.glob("*.test.yaml")):
-        tests = load_tests(path)
-        loaded = load(tests.tested(path), load_registry(), environ=tests.variables)
-        results: list[CaseResult] = list(run_tests(loaded, tests, spark))
-        assert not [result for result in results if result.faults]
+SHIPPED = [
+    pytest.param(path, id=path.name, marks=() if path.name in QUICK_ROUTES else pytest.mark.slow)
+    for path in sorted(ROUTES.glob("*.test.yaml"))
+]
+
+
+@pytest.mark.parametrize("path", SHIPPED)
+def test_the_routes_that_we_ship_do_what_their_tests_say(spark: SparkSession, path: Path) -> None:
+    tests = load_tests(path)
+    loaded = load(tests.tested(path), load_registry(), environ=tests.variables)
+    results: list[CaseResult] = list(run_tests(loaded, tests, spark))
+
+    assert not [result for result in results if result.faults]
 
 
 WIN = {"value": {**UNO, "amount": 99}}

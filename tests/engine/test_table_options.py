@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from router.config.models import Bronze, Route
 from router.delta.commit import TableCommit, to_delta
+from router.delta.keyed.upsert import create_table
 from router.delta.lake import Lake
 from router.delta.parquet_writer import divided
-from router.delta.upsert import create_table
 from router.engine.commit.committers import _unfinished
 from router.errors import StartError
 from router.locations import TableLocation

@@ -13,7 +13,7 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 
 from router.cli import commands
 from router.config.loader import load
-from router.delta.row_versions import DELETIONS
+from router.delta.keyed.row_versions import DELETIONS
 from router.engine.ledger import SCHEMA
 from router.engine.tables.table_states import table_states
 from router.registry import load_registry

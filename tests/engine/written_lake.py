@@ -92,7 +92,7 @@ class WrittenLake:
             self._staged("wins/delta", "gold.wins", 2, batch),
         ]
         counts: dict[str, Any] = {"matched": {"all": read, "wins": 2}, "landed": {"all/tables": read, "wins/delta": 2}}
-        none: dict[str, Any] = {name: {} for name in ("refused", "dropped", "warned", "failing", "rejected")}
+        none: dict[str, Any] = {name: {} for name in ("refused", "dropped", "violated", "rejected")}
         part = Partition("events", 0, batch * 100, batch * 100 + read - 1, read, 0, 0, 0, **counts, **none)
         manifest = Manifest(batch, "fingerprint", ("all/tables", "wins/delta"), tuple(commits), (part,))
         moved = {work.place: "it takes no rows" for work in commits if work.table in blocked}

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from router.config.models import Route
 from router.delta.constraints import unsupported
-from router.delta.upsert import merge_engine
+from router.delta.keyed.upsert import merge_engine
 from router.errors import first_line
 from router.sinks import KeyedTable
 from router_decoders import Json

@@ -189,10 +189,11 @@ def test_every_part_is_offered_with_a_main_option_that_exists() -> None:
     """A bare value would otherwise fail with a riddle."""
     parts = {**router_decoders(), **router_rules(), **router_sinks(), **router_encoders()}
 
-    decoders = {"auto", "avro", "json", "json_schema", "keyed", "none", "protobuf"}
+    decoders = {"auto", "avro", "by_topic", "json", "json_schema", "keyed", "none", "protobuf"}
     rules = {"all", "any", "field", "not", "schema", "sql"}
     encoders = {"to_avro", "to_json", "to_protobuf"}
-    assert set(parts) == decoders | rules | encoders | {"delta", "kafka", "rest", "tables", "upsert"}
+    sinks = {"boto3", "delta", "kafka", "rest", "spark", "sql", "tables", "upsert"}
+    assert set(parts) == decoders | rules | encoders | sinks
     for part in parts.values():
         names = {field.alias or name for name, field in part.model_fields.items()}
         assert part.main_option is None or part.main_option in names

@@ -8,7 +8,7 @@ import struct
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -133,7 +133,12 @@ def server_tls(certificate: str, clients: str | None = None) -> ssl.SSLContext:
 class Scripted:
     """Serve each connection by `act` in a thread, in a `with` block; what it leaves open is closed."""
 
-    def __init__(self, act: Callable[[Talk], None] | None = None, context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        act: Callable[[Talk], Any] | None = None,
+        context: ssl.SSLContext | None = None,
+        host: str = "127.0.0.1",
+    ) -> None:
         self.act = act or polite()
         self.seen: list[Seen] = []
         self.accepted = 0
@@ -143,7 +148,8 @@ class Scripted:
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
-        self._listening = socket.create_server(("127.0.0.1", 0))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listening = socket.create_server((host, 0), family=family)
         self.port = int(self._listening.getsockname()[1])
 
     def __enter__(self) -> Scripted:

@@ -19,8 +19,9 @@ from router.delta.commit import StagedParts
 from router_encoders.outbox_rows import as_it_is
 from router_rest.credentials import Credentials, apply
 from router_rest.delivery import job as delivery_job
+from router_rest.delivery.answer import Policy
 from router_rest.delivery.batcher import CallSize
-from router_rest.delivery.call import Policy, RequestForm
+from router_rest.delivery.call import RequestForm
 from router_rest.delivery.job import BatchJob
 from router_rest.delivery.partitioner import PartitionPlan
 from router_rest.delivery.receipts import Owner

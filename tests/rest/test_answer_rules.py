@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from router_rest.batch import client_arguments, policy_of
 from router_rest.credentials import SecretMask
+from router_rest.delivery.answer import Classifier, Policy, next_steps
 from router_rest.delivery.batcher import Call
-from router_rest.delivery.call import Classifier, next_steps
+from router_rest.delivery.response_status import BulkResults
 from router_rest.presets import PRESETS
 from router_sinks import Rest
 from tests.rest.test_retry import Line, answer, delivered
@@ -115,6 +116,17 @@ def test_a_reason_shows_no_secret(shown: str) -> None:
 
     assert "***" in made.why
     assert "hush" not in made.why.lower()
+
+
+@pytest.mark.parametrize(("statuses", "partly"), [((201, 429), True), ((429, 429), False), ((201, 201), False)])
+def test_a_bulk_answer_that_refuses_some_rows_says_that_the_api_works(statuses: tuple[int, int], partly: bool) -> None:
+    """Without it ten calls with a busy document each open the circuit, and nothing goes out any more."""
+    policy = Policy(results=BulkResults("items", "status"))
+    body = json.dumps({"items": [{"status": one} for one in statuses]}).encode()
+
+    _, saw = Classifier(policy).classified(Call("t", 0, [1, 2], [b"{}", b"{}"]), answer(200, body))
+
+    assert (saw["throttled"], saw["partly"]) == (429 in statuses, partly)
 
 
 def test_headers_are_found_in_any_case() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from typing import Any
 
 from hypothesis import given
@@ -24,6 +25,7 @@ ROWS = st.lists(
     unique_by=lambda row: row[:3],
 ).map(lambda rows: sorted(rows, key=lambda row: row[:3]))
 CUTS = st.builds(CallSize, rows=st.integers(1, 7), bytes=st.integers(1, 60), orders=st.integers(0, 3))
+GROUPED = st.builds(CallSize, st.integers(1, 7), st.integers(1, 60), st.integers(1, 3), groups=st.integers(1, 4))
 
 
 def calls_of(rows: list[Any], cut: CallSize) -> list[Call]:
@@ -32,7 +34,7 @@ def calls_of(rows: list[Any], cut: CallSize) -> list[Call]:
     return [*made, *batcher.end()]
 
 
-@given(ROWS, CUTS)
+@given(ROWS, CUTS | GROUPED)
 def test_every_row_is_in_one_call_that_is_within_its_bounds(rows: list[Any], cut: CallSize) -> None:
     """Without it rows are lost or doubled, or an API refuses what it said it would not take."""
     made = calls_of(rows, cut)
@@ -49,7 +51,7 @@ def test_every_row_is_in_one_call_that_is_within_its_bounds(rows: list[Any], cut
         assert {urls[call.topic or "", call.partition, offset] for offset in call.offsets} == {call.url}
 
 
-@given(ROWS, CUTS)
+@given(ROWS, CUTS | GROUPED)
 def test_calls_of_a_partition_do_not_depend_on_others(rows: list[Any], cut: CallSize) -> None:
     """Without it a replay in other tasks makes other calls, and the API takes their rows twice."""
     alone = [row for row in rows if row[:2] == ("a", 1)]
@@ -59,7 +61,7 @@ def test_calls_of_a_partition_do_not_depend_on_others(rows: list[Any], cut: Call
     assert calls_of(alone, cut) == made
 
 
-@given(ROWS, CUTS)
+@given(ROWS, CUTS | GROUPED)
 def test_rows_with_a_key_keep_their_order_within_a_lane(rows: list[Any], cut: CallSize) -> None:
     """Without it an older state of a key arrives after a newer one."""
     made = list(enumerate(calls_of(rows, cut)))
@@ -74,6 +76,42 @@ def test_rows_with_a_key_keep_their_order_within_a_lane(rows: list[Any], cut: Ca
             assert places == sorted(places)
             assert len(orders) <= 1
             assert orders <= set(range(cut.orders))
+
+
+@given(ROWS, GROUPED)
+def test_a_call_has_rows_of_one_key(rows: list[Any], cut: CallSize) -> None:
+    """Without it the body for one account holds what belongs to another."""
+    keys = {row[:3]: row[-1] for row in rows}
+
+    for call in calls_of(rows, cut):
+        assert len({keys[call.topic or "", call.partition, at] for at in call.offsets}) == 1
+
+
+def test_keys_fill_calls_of_their_own_whatever_order_they_share() -> None:
+    """Without it two keys with one order close each other's calls, and each call has one row."""
+    rows = [("t", 0, at, b"x", "", b"key %d" % (at % 50)) for at in range(1000)]
+
+    made = calls_of(rows, CallSize(rows=20, orders=2, groups=100))
+
+    assert Counter(map(len, made)) == {20: 50}
+
+
+def test_a_hot_key_and_thousands_of_others_are_held_within_bounds() -> None:
+    """Without it each key that is seen once stays in memory until the batch ends, or a hot key's calls are not full."""
+    batcher = Batcher(CallSize(rows=100, orders=256, open=1 << 20, groups=64))
+    made: list[Call] = []
+
+    for at in range(40_000):
+        key = b"hot" if at % 2 else b"key %d" % at
+        made += batcher.add(("t", 0, at), b"hot" if at % 2 else b"x", "", key)
+        assert len(batcher._open) <= 64
+    made += batcher.end()
+
+    hot = [call for call in made if call.rows[0] == b"hot"]
+    assert sum(map(len, made)) == 40_000
+    assert [at for call in hot for at in call.offsets] == list(range(1, 40_000, 2))
+    assert {len(call) for call in made if call.rows[0] == b"x"} == {1}
+    assert {len(call) for call in hot} == {100}
 
 
 def test_a_row_beyond_the_bytes_goes_alone() -> None:

@@ -133,6 +133,10 @@ def test_the_same_rows_make_the_same_bytes_compressed() -> None:
         ("array", 1, "application/json", b'[{"a":1}]'),
         ({"wrap": {"events": "$rows"}}, 1, "application/json", b'{"events":[{"a":1}]}'),
         ("ndjson", 5, "application/x-ndjson", b'{"a":1}\n'),
+        ({"text": "wins n={n}"}, 1, "text/plain; charset=utf-8", b'{"a":1}'),
+        ({"text": "wins n={n}"}, 2, "text/plain; charset=utf-8", b'{"a":1}\n'),
+        ({"urlencoded": {"a": "{b}"}}, 1, "application/x-www-form-urlencoded", b'{"a":1}'),
+        ({"text": "a", "content_type": "text/csv"}, 1, "text/csv", b'{"a":1}'),
         ({"form": "ndjson", "content_type": "text/plain"}, 5, "text/plain", b'{"a":1}\n'),
     ],
     ids=str,
@@ -157,6 +161,15 @@ def test_a_template_is_json_with_fields() -> None:
         Text(("of ", Placeholder("event.user"), "!")),
         ',"at":[1,null,true,"x",{},[]],"k{}":"y"}',
     )
+
+
+def test_a_text_with_a_line_break_spoils_no_other() -> None:
+    """Without it a value with a line break is a row of its own, which nobody has sent."""
+    made = BodyOptions.model_validate({"text": "{a}\n{b}"}).body(5, json=True, compressed=False)
+
+    assert made.fault(b"a\nb") is None
+    assert "line break" in str(made.fault(b"a\nb\nc"))
+    assert made.join([b"a\nb", b"c\nd"]) == b"a\nb\nc\nd\n"
 
 
 @given(json_of(st.text(st.characters(exclude_characters="{}"))))

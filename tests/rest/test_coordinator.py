@@ -21,7 +21,7 @@ from router_rest.rate_limit.backpressure import (
     RetryBudget,
 )
 from router_rest.rate_limit.coordinator import AHEAD, CREDIT, LONGEST_WAIT, Coordinator
-from router_rest.rate_limit.protocol import Grant, Pace, TaskReport
+from router_rest.rate_limit.protocol import Grant, Pace, TaskReport, Want
 from router_rest.rate_limit.sliding_window import RateLimit, Run
 
 
@@ -256,6 +256,17 @@ def test_a_call_in_a_thousand_that_is_refused_says_nothing_against_a_stated_limi
     assert (throttle.current(101.0) is not None) is cut
 
 
+def test_a_few_calls_that_are_refused_in_a_moment_say_nothing_against_a_stated_limit() -> None:
+    """Three at once are no ten per second: a pause of all for them costs a thousand calls."""
+    throttle = AdaptiveRate(1000.0)
+    for tick in range(10):
+        throttle.heard(100.0 + tick / 10, sent=98, ok=97, throttled=0)
+
+    assert not throttle.heard(101.0, sent=98, ok=90, throttled=8)
+    assert throttle.tolerated(101.0)
+    assert throttle.heard(101.1, sent=98, ok=90, throttled=8)
+
+
 def test_what_is_refused_after_a_rest_cuts_a_stated_limit_by_little() -> None:
     """In its first moments a task has sent few calls: as a rate that would be nearly nothing."""
     throttle = AdaptiveRate(1000.0)
@@ -305,6 +316,52 @@ def test_tasks_take_turns(clock: Clock) -> None:
     got = tasks.received
     assert sum(got.values()) >= 0.93 * 100 * 5
     assert max(got.values()) <= 1.3 * min(got.values())
+
+
+@pytest.mark.parametrize("partly", [True, False])
+def test_an_api_that_takes_a_part_of_each_call_is_not_away(clock: Clock, partly: bool) -> None:
+    """A bulk API whose queue is full refuses a few documents of each call: the others are delivered."""
+    coordinator = Coordinator(Pace((), 64), clock)
+    tasks = Tasks(coordinator, "a")
+    for _ in range(20):
+        tasks.say("a", throttled=1, partly=int(partly))
+        clock.now += 0.1
+
+    assert coordinator.outlook().out is not partly
+
+
+def test_jobs_wait_until_a_key_may_be_called_again(clock: Clock) -> None:
+    """Without it a batch with rows of one account is read anew every three seconds, for as long as its hour lasts."""
+    coordinator = Coordinator(Pace((RateLimit(1, None, 20.0),), 64, keyed=True), clock)
+    tasks = Tasks(coordinator, "a")
+    for _ in range(3):
+        coordinator.receive("a", TaskReport(received=tasks.received["a"], wants=(Want(1, 3, "hot"),)))
+        tasks.deal()
+        clock.now += 1.5
+
+    assert (tasks.received["a"], tasks.states("a")[-1]) == (1, "leave")
+    assert 14 <= coordinator.outlook().again <= 17.5
+    tasks.enter("b")  # another batch has rows of others
+    coordinator.receive("b", TaskReport(wants=(Want(1, 1, "cold"),)))
+    tasks.deal()
+    assert tasks.received["b"] == 1
+
+
+def test_tasks_that_send_late_leave_more_of_the_limit(clock: Clock) -> None:
+    """The driver knows how late calls go out; the API sees those of a moment in which all stood still at once."""
+
+    def got(late: float) -> int:
+        tasks = Tasks(Coordinator(limited(200), clock), "a", "b")
+        for turn in range(200):
+            if turn == 100:
+                before = sum(tasks.received.values())
+            for who in ("a", "b"):
+                tasks.say(who, wants=1000, late=late)
+            clock.now += 0.05
+        return sum(tasks.received.values()) - before
+
+    assert got(0.004) >= 0.975 * 1000
+    assert 0.94 * 1000 <= got(0.05) <= 0.955 * 1000
 
 
 @pytest.mark.parametrize(("said", "kept"), [(2.0, 2.0), (1e9, 300.0), (0.0, 0.0)])
@@ -472,7 +529,9 @@ def test_a_task_holds_few_retries_at_a_time(clock: Clock) -> None:
 
 
 def test_messages_survive_json() -> None:
-    told = TaskReport(sent=3, ok=2, pause=1.5, left=(3.0, 4.0), received=7, out=1, wants=((1, 5), (3, 1)), seconds=0.5)
+    told = TaskReport(
+        sent=3, ok=2, pause=1.5, left=(3.0, 4.0), received=7, out=1, wants=(Want(1, 5), Want(3, 1)), seconds=0.5
+    )
     grant = Grant("probe", (Run(1.0, 0.5, 3, 1, 0.1),), 2, 3, 4, 0.5)
 
     assert TaskReport.read(told.message()) == told

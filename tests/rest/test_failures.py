@@ -12,7 +12,7 @@ import pytest
 
 from router_demo.api import Api, Failure, Token
 from router_rest.auth import Auth
-from router_rest.delivery.call import Policy
+from router_rest.delivery.answer import Policy
 from router_rest.rate_limit.protocol import Pace
 from router_rest.rate_limit.sliding_window import RateLimit
 from tests.rest.scripted import Scripted

@@ -185,6 +185,34 @@ def test_who_sends_is_asked_before_a_call_is_sent_again(server: Scripted, allowe
     assert isinstance(told, Response if allowed else LookupError)
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_call_is_asked_for_when_it_has_its_connection(server: Scripted, allowed: bool) -> None:
+    """A new connection takes as long as it likes: by then the token of a call has expired, and others go out."""
+    asked: list[tuple[int, int]] = []
+
+    async def ready() -> None:
+        while not server.accepted:
+            await asyncio.sleep(0.001)
+        asked.append((server.accepted, len(server.seen)))
+        if not allowed:
+            raise LookupError("nothing may go out")
+
+    async def story() -> tuple[Any, int]:
+        client = HttpClient(**OPTIONS)
+        try:
+            return await client.send(post(server.url), ready=ready), client.open
+        except LookupError as error:
+            return error, client.open
+        finally:
+            await client.close()
+
+    told, still_open = asyncio.run(story())
+
+    assert asked == [(1, 0)]
+    assert isinstance(told, Response if allowed else LookupError)
+    assert (len(server.seen), still_open) == ((1, 1) if allowed else (0, 0))
+
+
 def test_a_call_that_is_sent_again_does_not_try_stale_connections_one_by_one(server: Scripted) -> None:
     """When a server closes its idle connections they all go at once."""
     together = threading.Barrier(2)

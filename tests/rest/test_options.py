@@ -61,6 +61,8 @@ def rest(**options: Any) -> Rest:
         ({"url": "https://{event.a}/", "hosts": ["api.test/x"]}, "a host is a name or an address"),
         ({"url": "https://{event.a}/", "hosts": [f"me:{HUSH}@api.test"]}, "a host is a name or an address"),
         ({"method": "GET"}, "'POST', 'PUT', 'PATCH' or 'DELETE'"),
+        ({"method": {"name": "PUT", "sql": "event.a"}}, "one of name, for all calls, and sql"),
+        ({"method": {"sql": ""}}, "at least 1 character"),
         ({"headers": {"X Key": "a"}}, "a header has a token as its name"),
         ({"headers": {"X-Key": f"{HUSH}\r\nX: 1"}}, "printable ASCII"),
         ({"headers": {"content-type": "text/plain"}}, "write `body: {content_type"),
@@ -78,6 +80,13 @@ def rest(**options: Any) -> Rest:
         ({"body": {"template": {"a": "{event.a"}}}, "has no partner"),
         ({"body": {"template": {"a": float("nan")}}}, "Out of range float"),
         ({"body": {"template": {"a": 1}}, "without": ["b"]}, "take `without` away"),
+        ({"body": {"text": "{event.a"}}, "has no partner"),
+        ({"body": {"text": "a", "template": {"a": 1}}}, "one of template and text"),
+        ({"body": {"text": "a", "form": "array"}}, "text is no JSON"),
+        ({"body": {"urlencoded": {"a": "b"}, "action": {"c": 1}}}, "urlencoded is no JSON"),
+        ({"body": {"urlencoded": {"a": "b"}}, "rows_per_call": 2}, "a form has one row"),
+        ({"body": {"urlencoded": {}}}, "at least 1 item"),
+        ({"body": {"text": "a"}, "without": ["b"]}, "take `without` away"),
         ({"body": {"content_type": "json"}}, "match pattern"),
         ({"body": {"content_type": "a/b\nX: 1"}}, "match pattern"),
         ({"rows_per_call": 0}, "greater than or equal to 1"),
@@ -90,6 +99,10 @@ def rest(**options: Any) -> Rest:
         ({"rows_per_second": 5, "rows_per_call": 10}, "a call of 10 rows never fits into 5 rows per 1 s"),
         ({"ordering": "per_partition"}, "'none' or 'per_key'"),
         ({"key": "event.a"}, "it is for `ordering: per_key`"),
+        ({"group_by": "event.a"}, "give `rows_per_call`"),
+        ({"group_by": "event.a", "rows_per_call": 2, "ordering": "per_key"}, "take `ordering` away"),
+        ({"linger": "5 s", "mode": "inline"}, "see `trigger`"),
+        ({"linger": 0}, "greater than 0"),
         ({"timeouts": {"read": 30, "total": 10}}, "total is the longest"),
         ({"retry": {"statuses": [200]}}, "200 is no failure"),
         ({"retry": {"attempts": 0}}, "greater than or equal to 1"),
@@ -215,7 +228,10 @@ def test_options_have_a_manual_page() -> None:
     definitions = Rest.model_json_schema()
     models = {"Rest": definitions, **definitions["$defs"]}
 
-    for name in ("Rest", "Auth", "ApiKey", "Hmac", "BodyOptions", "Limit", "Retry", "Results", "Timeouts", "Tls"):
+    for name in ("Rest", "Auth", "ApiKey", "Hmac", "Jwt", "SigV4", "MethodOptions", "BodyOptions", "Limit", "Retry"):
+        fields = models[name]["properties"].items()
+        assert [field for field, said in fields if not said.get("description")] == [], name
+    for name in ("Results", "Timeouts", "Tls"):
         fields = models[name]["properties"].items()
         assert [field for field, said in fields if not said.get("description")] == [], name
 

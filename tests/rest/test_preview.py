@@ -50,6 +50,16 @@ def rest(url: str, **options: Any) -> Rest:
         pytest.param({"rows_per_call": 2, "body": "ndjson", "method": "PUT"}, id="lines"),
         pytest.param({"rows_per_call": 9, "body": {"wrap": {"events": "$rows"}}}, id="wrapped"),
         pytest.param({"body": {"template": {"text": "{event.player} won", "n": "{event.amount}"}}}, id="a template"),
+        pytest.param(
+            {
+                "method": {"sql": "IF(amount > 4, 'DELETE', 'PUT')"},
+                "body": {"text": "{event.player} won {amount}"},
+                "rows_per_call": 3,
+                "group_by": "player",
+            },
+            id="lines of text, by method and key",
+        ),
+        pytest.param({"body": {"urlencoded": {"who": "{event.player}", "n": "{event.amount}"}}}, id="a form"),
         pytest.param({"value": {"to_json": {"nulls": "keep"}}, "body": {"content_type": "text/x"}}, id="another type"),
     ],
 )
@@ -78,6 +88,8 @@ def by_call(calls: Any) -> list[str]:
 def read(body: str, options: dict[str, Any]) -> Any:
     """Return the values of a body that the API got."""
     text = body.encode("latin-1").decode()
+    if {"text", "urlencoded"} & {*(options.get("body") or ())}:
+        return text
     return [json.loads(line) for line in text.splitlines()] if options.get("body") == "ndjson" else json.loads(text)
 
 

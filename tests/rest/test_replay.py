@@ -1,4 +1,4 @@
-"""`router rest-replay`: what was parked or refused is sent again, as the calls that it was in, once."""
+"""`router replay`, of what a sink keeps: what was parked or refused is sent again, in the calls of then, once."""
 
 from __future__ import annotations
 
@@ -70,8 +70,10 @@ class Games:
         run(load(self.file, registry, environ={}), registry, self.spark)
 
     def replay(self, *arguments: str) -> Result:
-        """Run the command, in a terminal that is wide enough."""
-        command = ["rest-replay", str(self.file), *arguments]
+        """Run the command, in a terminal that is wide enough; it sends what was parked unless it is told otherwise."""
+        chosen = [] if "--status" in arguments else ["--status", "parked"]
+        how = [one for one in arguments if one != "--dry-run"] if "--dry-run" in arguments else [*arguments, "--send"]
+        command = ["replay", str(self.file), *chosen, *how]
         return CliRunner(env={"COLUMNS": "250"}).invoke(router.cli.commands, command, prog_name="router")
 
     def rows(self, table: str) -> list[dict[str, Any]]:
@@ -156,6 +158,7 @@ def test_what_was_parked_or_refused_arrives_once_by_the_keys_of_its_receipts(gam
     ] * 2
 
 
+@pytest.mark.slow
 def test_calls_in_doubt_come_again_as_they_were_and_a_replay_that_was_cut_off_is_ended(games: Games) -> None:
     """Without it what arrived just before an API went away, or a replay was killed, takes effect a second time."""
     games.api.play(failures=[Failure(how="hangup", processed=True)])
@@ -259,7 +262,7 @@ def test_two_replays_of_a_sink_do_not_meet(games: Games) -> None:
     """Without it two people who see the same alarm send all rows twice."""
     checkpoint = Lake.at(f"{games.folder}/lake/_router/games")
 
-    with locked(checkpoint, "replays/wins__rest/lock", "busy"):
+    with locked(checkpoint, "replays/lock", "busy"):
         result = games.replay()
 
     assert result.exit_code == 1
@@ -302,7 +305,7 @@ def test_a_replay_that_is_killed_sends_nothing_twice_but_what_is_in_doubt(games:
     games.takes(*range(2000))
     games.api.play(latency=0.02)
     games.writes(rows_per_call=1, max_in_flight=4, calls_per_second=100)
-    command = [sys.executable, "-m", "router", "rest-replay", str(games.file)]
+    command = [sys.executable, "-m", "router", "replay", str(games.file), "--status", "parked", "--send"]
     process = subprocess.Popen(command, env={**os.environ}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         end = time.monotonic() + 200

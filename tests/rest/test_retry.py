@@ -12,8 +12,9 @@ from requests.auth import AuthBase
 from requests.structures import CaseInsensitiveDict
 
 from router_rest.credentials import TaskLogin
+from router_rest.delivery.answer import Policy
 from router_rest.delivery.batcher import Call
-from router_rest.delivery.call import Delivery, Policy, RequestBuilder, RequestForm
+from router_rest.delivery.call import Delivery, RequestBuilder, RequestForm
 from router_rest.delivery.response_status import BulkResults
 from router_rest.http_client.response import InDoubt, Response, Unsent
 from router_rest.rate_limit.protocol import Pace
@@ -61,7 +62,10 @@ class Line:
     bodies: list[bytes] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
 
-    async def send(self, request: PreparedRequest, again: Callable[[], Awaitable[None]]) -> Response:
+    async def send(
+        self, request: PreparedRequest, again: Callable[[], Awaitable[None]], ready: Callable[[], Awaitable[None]]
+    ) -> Response:
+        await ready()
         self.begun.append(asyncio.get_running_loop().time())
         self.bodies.append(bytes(request.body or b""))
         self.keys.append(request.headers[KEY])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -13,6 +14,7 @@ from router import Batch, Opening, Sink, StartError
 from router.delta.commit import StagedParts
 from router.registry import load_registry
 from router_demo.api import Api, Failure, Poison
+from tests.rest.scripted import Scripted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from router import Outcome
     from router.delta.lake import Lake
+    from tests.rest.scripted import Talk
 
 
 class Batches:
@@ -79,7 +82,16 @@ def batches(api: Api, spark: SparkSession, lake: Lake, tmp_path: Path) -> Batche
     [
         pytest.param({}, id="alone"),
         pytest.param({"rows_per_call": 2, "tasks": 3}, id="by two in three tasks"),
-        pytest.param({"url": "{api}/{{event.player}}", "ordering": "per_key", "tasks": 2}, id="by URL and in order"),
+        pytest.param(
+            {
+                "url": "{api}/{{event.player}}",
+                "ordering": "per_key",
+                "tasks": 2,
+                "limit_by": "lower(event.player)",
+                "calls_per_second": 50,
+            },
+            id="by URL, in order, with a limit for each player",
+        ),
     ],
 )
 def test_every_row_arrives_once_and_has_a_receipt(batches: Batches, options: dict[str, Any]) -> None:
@@ -255,3 +267,46 @@ def test_answers_are_landed_beside_their_events(batches: Batches) -> None:
         "from_json(CAST(value AS STRING), 'event struct<part: int, at: bigint>, response string') AS v"
     )
     assert Counter(tuple(row) for row in parsed.selectExpr("v.event.part", "v.event.at").collect()) == batches.expected
+
+
+@pytest.mark.slow
+def test_a_bulk_api_says_of_each_document_what_became_of_it(batches: Batches) -> None:
+    """Without it documents that Elasticsearch refused count as delivered, or all of a call come once more."""
+    arrived: Counter[tuple[int, int]] = Counter()
+
+    def act(talk: Talk) -> None:
+        while (seen := talk.request()) is not None:
+            documents = [json.loads(line) for line in seen.body.splitlines()[1::2]]
+            talk.answer(json.dumps({"errors": True, "items": [_item(one, arrived) for one in documents]}).encode())
+
+    with Scripted(act) as server:
+        action = {"create": {"_id": "{event.part}-{event.at}"}}
+        options = {"preset": "elasticsearch_bulk", "rows_per_call": 40, "tasks": 2}
+        outcome = batches.apply(url=server.url, body={"form": "ndjson", "action": action}, **options)
+
+    bad = {(partition, at) for partition, at, _, n in batches.rows if n == 77}
+    busy = {(partition, at) for partition, at, _, n in batches.rows if n % 10 == 3}
+    assert (outcome.applied, outcome.parked) == (250 - len(bad), 0)
+    assert outcome.refused is not None
+    assert {(row["_partition"], row["_offset"], row["reason"]) for row in outcome.refused.collect()} == {
+        (*place, "the API answers 400: no number") for place in bad
+    }
+    assert arrived == batches.expected + Counter(dict.fromkeys(busy, 1))
+
+
+def _item(document: dict[str, Any], arrived: Counter[tuple[int, int]]) -> dict[str, Any]:
+    """Answer one document as Elasticsearch does: one has a field of the wrong type, some meet a full queue once."""
+    place = document["part"], document["at"]
+    arrived[place] += 1
+    if document["n"] == 77:
+        return {
+            "create": {
+                "status": 400,
+                "error": {"type": "mapper_parsing_exception", "reason": "no number"},
+            }
+        }
+    if document["n"] % 10 == 3 and arrived[place] == 1:
+        return {"create": {"status": 429, "error": {"type": "es_rejected_execution_exception", "reason": "full"}}}
+    if document["n"] == 5:
+        return {"create": {"status": 409, "error": {"type": "version_conflict_engine_exception", "reason": "is there"}}}
+    return {"create": {"status": 201}}

@@ -17,7 +17,16 @@ from pyspark import cloudpickle
 from pyspark.sql import functions as F
 
 from router import Opening, StartError
-from router_rest.templates import LONGEST, UrlTemplate, json_column, parse_json, parse_url, to_column
+from router_rest.templates import (
+    LONGEST,
+    UrlTemplate,
+    body_column,
+    parse_form,
+    parse_json,
+    parse_text,
+    parse_url,
+    to_column,
+)
 from router_sinks import Rest
 
 if TYPE_CHECKING:
@@ -210,6 +219,12 @@ def test_data_names_only_hosts_of_the_list(spark: SparkSession) -> None:
         ({"url": "http://api.test/{event}"}, "not one value; use a field of it"),
         ({"body": {"template": {"a": "{event.player}"}}}, r"body: \{event.player\}: there is no such column"),
         ({"body": {"template": {"a": "so {event}"}}}, "body: .* not one value"),
+        ({"body": {"text": "{event.player}"}}, r"body: \{event.player\}: there is no such column"),
+        ({"body": {"urlencoded": {"a": "{event}"}}}, "body: .* not one value"),
+        ({"method": {"sql": "event.player"}}, "method: .*player"),
+        ({"method": {"sql": "IF("}}, "method: "),
+        ({"group_by": "event.player", "rows_per_call": 2}, "group_by: .*player"),
+        ({"group_by": "event", "rows_per_call": 2}, "group_by: it is struct"),
         ({"without": ["player"]}, "`without` has player"),
         ({"ordering": "per_key", "key": "event.player"}, "key: .*UNRESOLVED|key: .*player"),
         ({"ordering": "per_key", "key": "event"}, "key: it is struct"),
@@ -291,6 +306,36 @@ def test_any_value_stays_in_its_place_in_a_json_template(spark: SparkSession) ->
         assert found == {"alone": value, "in": [f"<{value or ''}>", {'"k"': at}], "all": whole, "fixed": '"\\'}
 
 
+def test_any_value_stays_in_its_place_in_a_form_and_in_a_text(spark: SparkSession) -> None:
+    """An ampersand in a name could otherwise write fields of its own into a form."""
+    values = [*HOSTILE, "a&admin=1", "=", "+", None]
+    form = parse_form({"v v": "{event.v}", "in": "<{v}&>", "&": "{n}", "fixed": "a b"})
+    text = parse_text("{event.v}\t{n}\r\n")
+    events = lane(spark, values).withColumn("event", F.struct("v", "n"))
+
+    rows = events.orderBy("_offset").select(body_column(form), body_column(text)).collect()
+
+    for at, (value, row) in enumerate(zip(values, rows, strict=True)):
+        shown = {"v v": value, "in": f"<{value or ''}&>", "&": str(at), "fixed": "a b"}
+        assert dict(parse_qsl(bytes(row[0]).decode("ascii"), keep_blank_values=True, strict_parsing=True)) == {
+            name: text for name, text in shown.items() if text is not None
+        }
+        assert bytes(row[1]).decode() == f"{value or ''}\t{at}\r\n"
+
+
+def test_a_row_whose_method_is_none_has_the_reason(spark: SparkSession) -> None:
+    """Without it a row goes out by a method that nobody wanted, or stops all others."""
+    values = ["PUT", "put", "GET", "", None, "DELETE", "PUT\r\nX: 1", "1"]
+
+    sink = opened(lane(spark, values), method={"sql": "event.v"}, url="http://api.test/", headers={"X-N": "{event.n}"})
+    found = sink.columns(lane(spark, values)).orderBy("_offset").select("_to.*").collect()
+
+    assert [row["values"] for row in found if row["fault"] is None] == [["PUT", "0"], ["DELETE", "5"]]
+    assert [str(row["fault"]) for row in found[1:5]] == ["its method is none of POST, PUT, PATCH, DELETE"] * 3 + [
+        "its method is null"
+    ]
+
+
 def test_a_template_keeps_types_as_the_json_of_a_row_does(spark: SparkSession) -> None:
     """A number in quotes, or a time in another format, is refused by an API that took the row."""
     frame = spark.range(1).selectExpr(
@@ -306,7 +351,7 @@ def test_a_template_keeps_types_as_the_json_of_a_row_does(spark: SparkSession) -
     )
     template = {name: f"{{{name}}}" for name in frame.columns[1:]}
 
-    (row,) = frame.select(json_column(parse_json(template))).collect()
+    (row,) = frame.select(body_column(parse_json(template))).collect()
 
     assert json.loads(bytes(row[0])) == {
         "at": "2026-01-01T12:00:00.123456Z",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router_rest.rate_limit.client import TaskTokens
+from router_rest.rate_limit.protocol import Want
 from router_rest.rate_limit.sliding_window import Run
 
 
@@ -35,7 +36,7 @@ def test_tokens_that_a_stall_made_late_lapse(tokens: TaskTokens) -> None:
     """Used all at once when the task goes on, they would be more than a window holds."""
     tokens.give([Run(10.0, 0.01, 100, 1, 0.015)], 0.0)
 
-    assert [tokens.take(10.5) for _ in range(3)] == [True, True, False]
+    assert [bool(tokens.take(10.5)) for _ in range(3)] == [True, True, False]
     assert tokens.report(10.5, [], sized=False).lapsed == 49
 
 
@@ -76,8 +77,17 @@ def test_a_call_takes_a_token_of_its_size(tokens: TaskTokens) -> None:
 def test_tokens_are_asked_for_by_size_and_only_for_those_without(tokens: TaskTokens) -> None:
     tokens.give([Run(10.0, 0.0, 1, 2, 1.0)], 0.0)
 
-    assert tokens.report(10.0, [2, 3, 3, 1], sized=True).wants == ((3, 2), (1, 1))
-    assert tokens.report(10.0, [1, 1, 1], sized=False).wants == ((1, 2),)
+    assert tokens.report(10.0, [(rows, "") for rows in (2, 3, 3, 1)], sized=True).wants == (Want(3, 2), Want(1, 1))
+    assert tokens.report(10.0, [(1, "")] * 3, sized=False).wants == (Want(1, 2),)
+
+
+def test_a_call_takes_a_token_of_its_key(tokens: TaskTokens) -> None:
+    """Without it an account is called by the limits of another one."""
+    tokens.give([Run(10.0, 0.0, 1, 1, 1.0, "a"), Run(10.5, 0.0, 1, 1, 1.0, "b"), Run(10.0, 0.0, 1, 1, 1.0, "c")], 0.0)
+
+    assert tokens.report(10.0, [(1, "b"), (1, "b"), (1, "d")], sized=True).wants == (Want(1, 1, "b"), Want(1, 1, "d"))
+    assert [bool(tokens.take(10.0, 1, key)) for key in "abcac"] == [True, False, True, False, False]
+    assert tokens.take(10.5, 1, "b")
 
 
 def test_tokens_are_asked_for_before_they_are_missed(tokens: TaskTokens) -> None:
@@ -88,7 +98,7 @@ def test_tokens_are_asked_for_before_they_are_missed(tokens: TaskTokens) -> None
         tokens.take(10.05)
     tokens.tick(10.1)
 
-    ((rows, many),) = tokens.report(10.1, [], sized=False).wants
+    ((rows, many, _),) = tokens.report(10.1, [], sized=False).wants
     assert (rows, many) == (1, 7)
     tokens.out = 0  # nothing is under way that would want another token
     assert tokens.report(10.1, [], sized=False).wants == ()

@@ -182,18 +182,20 @@ def test_rows_that_were_never_sent_are_in_no_doubt(sending: Tasks) -> None:
     assert sending.api.rows("offset") == Counter(range(100))
 
 
-def test_rows_of_a_key_arrive_in_their_order(sending: Tasks) -> None:
+@pytest.mark.parametrize("cut", [CallSize(rows=3, orders=8), CallSize(rows=3, orders=2, groups=9)], ids=["", "grouped"])
+def test_rows_of_a_key_arrive_in_their_order(sending: Tasks, cut: CallSize) -> None:
     """Without it an older state of a player overwrites a newer one."""
     sending.api.play(latency=0.002, failures=[Failure(share=0.2)])
     lanes = [b"key %d" % (at % 5) for at in range(150)]
 
-    sent = sending.run(sending.job(cut=CallSize(rows=3, orders=8)), rows(range(150), lanes=lanes))
+    sent = sending.run(sending.job(cut=cut), rows(range(150), lanes=lanes))
     while sent.counts["left"]:
-        sent = sending.run(sending.job(cut=CallSize(rows=3, orders=8)), rows(range(150), lanes=lanes))
+        sent = sending.run(sending.job(cut=cut), rows(range(150), lanes=lanes))
 
     taken = [json.loads(one["body"]) for one in sending.api.requests(10_000) if one["status"] == 200]
     order = [row["offset"] for call in taken for row in call]
     assert sorted(order) == list(range(150))
+    assert not cut.groups or {len({row["offset"] % 5 for row in call}) for call in taken} == {1}
     for key in range(5):
         of_key = [at for at in order if at % 5 == key]
         assert of_key == sorted(of_key)

@@ -9,13 +9,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from router_rest.rate_limit.client import LeaseClient, LeaseEnded
+from router_rest.rate_limit.client import HeldToken, LeaseClient, LeaseEnded
 from router_rest.rate_limit.coordinator import Coordinator
 from router_rest.rate_limit.protocol import SecureChannel
 from router_rest.rate_limit.server import AdmittedSink, LimitSessions, TaskSession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
     from router_rest.rate_limit.protocol import Pace
 
@@ -52,6 +52,11 @@ def simulate(story: Coroutine[Any, Any, Any]) -> Any:
         if tasks:
             loop.run_until_complete(asyncio.wait(tasks))
         loop.close()
+
+
+async def together(stories: Iterable[Awaitable[Any]]) -> list[Any]:
+    """Run stories at the same time."""
+    return await asyncio.gather(*stories)
 
 
 class Cable:
@@ -173,7 +178,8 @@ class World:
         ours: Any = Cable(there, self._delay)
         session = TaskSession(number, sink, theirs, driver)
         serving = asyncio.ensure_future(self.sessions.serve(session, AdmittedSink("limit", None, None), there))
-        lease = LeaseClient(here, ours, task, sized=self.coordinator.windows.sized)
+        windows = self.coordinator.windows
+        lease = LeaseClient(here, ours, task, sized=windows.sized, keyed=windows.keyed)
         lease.watch(self.loop.time())
         return lease, serving
 
@@ -185,13 +191,15 @@ class World:
         begins: float = 0.0,
         stalls: float = 0.0,
         lease: LeaseClient | None = None,
+        api: Api | None = None,
+        key: str = "",
     ) -> int:
         """Play a task with calls of so many rows; return how many were taken before it had to end.
 
-        `stalls`: how long at most a call is late because the task does something else.
+        `stalls`: how long at most a call takes from its token to its connection.
         """
         await asyncio.sleep(begins)
-        lease = lease or self.lease()[0]
+        lease, api = lease or self.lease()[0], api or self.api
         rest, taken = deque(calls), 0
 
         async def work() -> None:
@@ -200,10 +208,11 @@ class World:
                 rows = rest.popleft()
                 status = 0
                 while status != 200:
-                    await lease.token(rows)
+                    token = await HeldToken.take(lease, rows, key)
                     await asyncio.sleep(self.chance.uniform(0, stalls))
-                    status = await self.api.call(rows)
-                    pause = self.api.retry_after if status == 429 else None
+                    await token.in_time()
+                    status = await api.call(rows)
+                    pause = api.retry_after if status == 429 else None
                     lease.saw(status, ok=status == 200, throttled=status == 429, pause=pause)
                     if status == 503:
                         await asyncio.sleep(self.chance.uniform(0.05, 0.2))

@@ -1,5 +1,5 @@
 """A server that speaks raw bytes."""
 
-from tests.rest.conftest import server
+from tests.rest.conftest import certificates, server
 
-__all__ = ["server"]
+__all__ = ["certificates", "server"]

@@ -1,7 +1,8 @@
 """Rules that say what becomes of a call, or of each of its rows, by the answer: before the statuses have their say.
 
-A rule looks at `status`, at `headers` by names in any case, at `body`, which is null where it is no JSON, and in the
-answer of a bulk API at `item`, which is what is about one row. Made on the driver, asked on executors.
+A rule looks at `status`, at `headers` by names in any case, at `body`, which is null where it is no JSON, at the
+`method` of the call, and in the answer of a bulk API at `item`, which is what is about one row. Made on the driver,
+asked on executors.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     Hide = Callable[[bytes], bytes]
 
-SEEN = ("status", "headers", "body", "item")
+SEEN = ("status", "headers", "body", "item", "method")
 Then = Literal["retry", "deliver", "dead", "park", "pause", "split", "fail"]
 ACTIONS = {
     "retry": Action.AGAIN,
@@ -100,13 +101,13 @@ def _masked(seen: Mapping[str, Any], hide: Hide) -> dict[str, Any]:
 
 
 def decisions(
-    rules: Sequence[AnswerRule], answer: Response, items: Sequence[Any], hide: Hide = bytes
+    rules: Sequence[AnswerRule], answer: Response, items: Sequence[Any], hide: Hide = bytes, method: str = ""
 ) -> list[AnswerDecision | None]:
     """Return, for each item, what the first rule that holds says; None where none does. `hide` masks secrets.
 
     `items` are the results of rows as they stand in the answer; one null where the answer is about the whole call.
     """
-    same = {"status": answer.status, "headers": answer.headers, "body": _decoded(answer.body)}
+    same = {"status": answer.status, "headers": answer.headers, "body": _decoded(answer.body), "method": method}
     seen = [{**same, "item": item} for item in items]
     found: list[AnswerDecision | None] = [None] * len(items)
     left = list(range(len(items)))

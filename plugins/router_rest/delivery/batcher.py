@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
@@ -36,20 +36,25 @@ class CallSize:
 
     `bytes` counts the rows of a call, and one more for each; `open` those of all calls that are filled at once (0: any
     number). `orders`: rows with the same key share one of so many
-    orders, within which one call is sent after the other; 0: there is no order.
+    orders, within which one call is sent after the other; 0: there is no order. `groups`: the rows of a call have the
+    same key, and the calls of so many keys are filled at once; 0: calls hold rows of any keys.
     """
 
     rows: int = 1
     bytes: int = 1 << 20
     orders: int = 0
     open: int = 0
+    groups: int = 0
 
 
 @dataclass
 class Call:
     """Rows that are sent together: of one source partition, in the order of their offsets.
 
-    `url` is empty where it is the same for all calls; the values of headers that rows name follow it, a line each.
+    `limit` is the key whose limit it is under, where each has its own. `asks`: it waits for its first token.
+
+    `url` is empty where it is the same for all calls; what else rows name follows it, a line each: the method, the
+    values of headers.
     `order`: the calls of one order are sent one after the other; None: at any time. `attempts` counts those made with
     these rows so far. `doubtful` are the offsets of rows that may have arrived in an attempt that ended without an
     answer. `why` says what the last attempt came to, `answered` whether that was an answer about this call: not that
@@ -67,6 +72,8 @@ class Call:
     size: int = 0
     why: str = ""
     answered: bool = False
+    limit: str = ""
+    asks: bool = False
 
     @classmethod
     def alone(cls, place: tuple[str | None, int, int]) -> Call:
@@ -99,7 +106,7 @@ class Call:
         """Return the rows at some positions as a call of their own."""
         offsets, rows = [self.offsets[at] for at in chosen], [self.rows[at] for at in chosen]
         doubtful = self.doubtful.intersection(offsets)
-        return Call(self.topic, self.partition, offsets, rows, self.url, self.order, self.attempts, doubtful)
+        return replace(self, offsets=offsets, rows=rows, doubtful=doubtful, size=0, why="", answered=False, asks=False)
 
 
 @dataclass
@@ -107,7 +114,7 @@ class Batcher:
     """The rows of a task that do not fill a call yet."""
 
     cut: CallSize
-    _open: OrderedDict[str | int, Call] = field(default_factory=OrderedDict)
+    _open: OrderedDict[tuple[str, str] | int | bytes, Call] = field(default_factory=OrderedDict)
     _held: int = 0
     _of: tuple[str | None, int, str | None] = (None, -1, None)
 
@@ -118,6 +125,7 @@ class Batcher:
         url: str = "",
         key: bytes | None = None,
         former: str | None = None,
+        limit: str = "",
     ) -> Iterator[Call]:
         """Take a row from (topic, partition, offset); yield the calls that are full with it, or closed by it.
 
@@ -130,18 +138,21 @@ class Batcher:
             self._of = topic, partition, former
         order = crc32(key) % self.cut.orders if self.cut.orders and key is not None else None
         if self.cut.rows == 1:
-            yield Call(topic, partition, [offset], [row], url, order)
+            yield Call(topic, partition, [offset], [row], url, order, limit=limit)
             return
-        which = url if order is None else order  # an order has one open call: calls keep the order of rows
+        # an order, or a key that rows are grouped by, has one open call: calls keep the order of rows
+        which = (url, limit) if order is None or key is None else key if self.cut.groups else order
         call = self._open.get(which)
         large = former is None and call is not None and call.size + len(row) + 1 > self.cut.bytes
-        if call is not None and (call.url != url or large):
+        if call is not None and ((call.url, call.limit) != (url, limit) or large):
             yield self._close(which)
             call = None
         if call is None:
-            if len(self._open) >= MOST_OPEN:
+            if len(self._open) >= (self.cut.groups or MOST_OPEN):
                 yield self._close(next(iter(self._open)))
-            call = self._open[which] = Call(topic, partition, [], [], url, order)
+            call = self._open[which] = Call(topic, partition, [], [], url, order, limit=limit)
+        elif self.cut.groups:
+            self._open.move_to_end(which)  # where there are too many, those go out that got no row for longest
         call.offsets.append(offset)
         call.rows.append(row)
         call.size += len(row) + 1
@@ -156,15 +167,10 @@ class Batcher:
         while self._open:
             yield self._close(next(iter(self._open)))
 
-    def _close(self, which: str | int) -> Call:
+    def _close(self, which: tuple[str, str] | int | bytes) -> Call:
         call = self._open.pop(which)
         self._held -= call.size
         return call
-
-
-def values_of(url: str) -> list[str]:
-    """Return the values of headers that follow the URL of a call."""
-    return url.split("\n")[1:]
 
 
 @lru_cache(maxsize=1024)
@@ -173,20 +179,34 @@ def _quoted(topic: str) -> str:
     return quote(topic, safe="")
 
 
+STANDING = 16
+"""Calls that may stand behind others of their key, for each that a queue keeps."""
+
+
 @dataclass
 class CallQueue:
     """The calls of a task that were cut and not begun, about `most` of them; it belongs to one event loop.
 
     A call is `times` its rows in memory: the rows, the body and perhaps the compressed one. Those that wait and those
     that are in flight have `most_bytes` together; a larger one goes alone.
+
+    `of_key`: where keys have limits of their own, so many calls of a key wait for a token; others stand behind them, so
+    that those of other keys go out. When too many do, calls of such keys are not sent by this task: their rows are left
+    for the next round.
     """
 
     most: int
     most_bytes: int = 1 << 62
     times: int = 2
+    of_key: int = 0
     held: int = 0
     bytes: int = 0
     over: bool = False
+    stuck: bool = False
+    """Calls were not queued because too many of their keys stand in it."""
+    _asking: Counter[str] = field(default_factory=Counter)
+    _behind_key: dict[str, deque[Call]] = field(default_factory=dict)
+    _standing: int = 0
     _ready: deque[Call] = field(default_factory=deque)
     _behind: dict[int, deque[Call]] = field(default_factory=dict)
     _blocked: set[int] = field(default_factory=set)
@@ -200,6 +220,11 @@ class CallQueue:
             self._room.clear()
             await self._room.wait()
         if self.over or call.order in self._blocked:
+            return False
+        if self._is_stuck(call):
+            self.stuck = True
+            if call.order is not None:
+                self._blocked.add(call.order)
             return False
         self.held += 1
         self.bytes += call.size
@@ -218,7 +243,7 @@ class CallQueue:
     async def take(self) -> Call | None:
         """Return the next call that may be sent, once there is one; None: no more come."""
         while not self._ready:
-            if self.over:
+            if self.over and not self._standing:
                 return None
             waiting = asyncio.get_running_loop().create_future()
             self._idle.append(waiting)
@@ -227,8 +252,26 @@ class CallQueue:
         self._leave(1)
         return call
 
+    def admitted(self, call: Call) -> None:
+        """Let the next call of its key ask for a token: this one has its first."""
+        if not call.asks:
+            return
+        call.asks = False
+        if behind := self._behind_key.get(call.limit):
+            self._standing -= 1
+            self.held += 1
+            self._ask(behind.popleft())
+            if self.over and not self._standing:
+                self._wake(len(self._idle))
+            return
+        self._behind_key.pop(call.limit, None)
+        self._asking[call.limit] -= 1
+        if not self._asking[call.limit]:
+            del self._asking[call.limit]
+
     def finished(self, call: Call, *, whole: bool) -> None:
         """Release its memory, and the next call of its order; block that where it is not delivered as a `whole`."""
+        self.admitted(call)
         self._forget(call)
         if call.order is None:
             return
@@ -249,16 +292,34 @@ class CallQueue:
         self.over = True
         if drop:
             self._ready.clear()
-            for behind in self._behind.values():
+            for behind in (*self._behind.values(), *self._behind_key.values()):
                 behind.clear()
+            self._standing = 0
         self._room.set()
         self._wake(len(self._idle))
 
     def _begin(self, call: Call) -> None:
+        if self.of_key and self._asking[call.limit] >= self.of_key:
+            self._behind_key.setdefault(call.limit, deque()).append(call)
+            self._standing += 1
+            self._leave(1)
+            return
+        self._asking[call.limit] += bool(self.of_key)
+        self._ask(call)
+
+    def _ask(self, call: Call) -> None:
+        call.asks = bool(self.of_key)
         self._ready.append(call)
         self._wake(1)
 
+    def _is_stuck(self, call: Call) -> bool:
+        """Return whether a call would stand behind others of its key, and there are too many such calls."""
+        behind = bool(self.of_key) and self._asking[call.limit] >= self.of_key
+        return behind and (self._standing >= STANDING * self.most or 2 * self.bytes > self.most_bytes)
+
     def _is_full(self, call: Call) -> bool:
+        if self._is_stuck(call):
+            return False
         return self.held >= self.most or (self.bytes > 0 and self.bytes + call.size > self.most_bytes)
 
     def _forget(self, call: Call) -> None:
@@ -282,6 +343,17 @@ TAKES = ("_topic", "_partition", "_offset", "_order", "_to", "_row")
 """Where a row came from, the key of its order (or null), its URL or why it has none, and what the encoding takes."""
 FORMER = "_former"
 """The call in which a row was sent before, where it is sent again."""
+LIMIT = "_limit"
+"""The key whose limit a row is under, where each has its own."""
+BY_HOST = "host"
+"""What stands for the host of the URL as such a key."""
+LONGEST_KEY = 64
+"""Bytes of a key: of a longer one the driver sees a hash."""
+
+
+def _short(key: bytes) -> str:
+    """Return a key as text, or its hash."""
+    return key.decode(errors="backslashreplace") if len(key) <= LONGEST_KEY else hashlib.sha256(key).hexdigest()
 
 
 class TakenRow(NamedTuple):
@@ -292,6 +364,7 @@ class TakenRow(NamedTuple):
     url: str
     key: bytes | None
     former: str | None
+    limit: str
     why: str | None
 
 
@@ -299,13 +372,15 @@ class TakenRow(NamedTuple):
 class RowReader:
     """A reader of record batches with the columns of TAKES, and FORMER where rows were in a call before.
 
-    `urls`: rows name their URL; `values`: they name values of headers.
+    `urls`: rows name their URL; `values`: they name the method, or values of headers. `by_host`: each host has its own
+    limit.
     """
 
     encoding: Encoding
     body: Body
     urls: bool
     values: bool = False
+    by_host: bool = False
 
     def rows(self, rows: pa.RecordBatch) -> Iterator[TakenRow]:
         """Yield the rows of a record batch."""
@@ -313,14 +388,23 @@ class RowReader:
         topics, partitions, offsets, keys = (rows.column(name).to_pylist() for name in TAKES[:4])
         formers = rows.column(FORMER).to_pylist() if FORMER in rows.schema.names else [None] * rows.num_rows
         urls, faults = self._urls(rows)
+        limits = self._limits(rows, urls)
         for at, value in enumerate(made.values):
             why = faults[at] or made.reasons.get(at) or (None if value is None else self.body.fault(value))
             why = "there is no value" if value is None and not why else why
             place = topics[at], partitions[at], offsets[at]
-            yield TakenRow(place, value or b"", urls[at], keys[at], formers[at], why)
+            yield TakenRow(place, value or b"", urls[at], keys[at], formers[at], limits[at], why)
+
+    def _limits(self, rows: pa.RecordBatch, urls: Sequence[str]) -> Sequence[str]:
+        """Return the key of each row whose limit it is under; empty where there is one limit."""
+        if self.by_host:
+            return [(url or "").partition("\n")[0].partition("://")[2].partition("/")[0] for url in urls]
+        if LIMIT not in rows.schema.names:
+            return [""] * rows.num_rows
+        return ["" if key is None else _short(key) for key in rows.column(LIMIT).to_pylist()]
 
     def _urls(self, rows: pa.RecordBatch) -> tuple[Sequence[str], Sequence[str | None]]:
-        """Return the URL of each row, with values of headers, as `Call` has them, and why rows have none."""
+        """Return the URL of each row, with what follows it, as `Call` has it, and why rows have none."""
         if not self.urls and not self.values:
             return [""] * rows.num_rows, [None] * rows.num_rows
         to = rows.column("_to")
@@ -330,7 +414,5 @@ class RowReader:
         if self.values:
             pairs = zip(urls, to.field("values").to_pylist(), strict=True)
             urls = ["\n".join([url or "", *(values or ())]) for url, values in pairs]
-        reasons = [
-            "its URL cannot be evaluated" if lost else fault for lost, fault in zip(missing, faults, strict=True)
-        ]
-        return urls, reasons
+        unknown = "its URL, method or headers cannot be evaluated"
+        return urls, [unknown if lost else fault for lost, fault in zip(missing, faults, strict=True)]

@@ -13,7 +13,7 @@ import random
 import time
 import uuid
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -21,25 +21,15 @@ from requests import PreparedRequest, Request
 from requests.structures import CaseInsensitiveDict
 from tenacity import AsyncRetrying, retry_if_result
 
-from router_rest.delivery.answer_rules import decisions
-from router_rest.delivery.batcher import values_of
+from router_rest.delivery.answer import Attempt, Classifier, row_action, row_reason
 from router_rest.delivery.receipts import Settled
 from router_rest.delivery.response_status import (
     NO_STATUS,
     OF_NO_CALL,
-    UNKNOWN,
     Action,
-    Remaining,
-    Result,
-    Unreadable,
-    action_for,
-    doubtful,
-    left,
-    pause,
-    throttles,
 )
 from router_rest.http_client.response import InDoubt, Unsent
-from router_rest.rate_limit.client import LeaseEnded
+from router_rest.rate_limit.client import HeldToken, LeaseEnded
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -47,11 +37,9 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState
 
     from router_rest.credentials import TaskLogin
-    from router_rest.delivery.answer_rules import AnswerDecision, AnswerRule
+    from router_rest.delivery.answer import Policy
     from router_rest.delivery.batcher import Call
-    from router_rest.delivery.response_status import BulkResults
     from router_rest.http_client.client import HttpClient
-    from router_rest.http_client.response import Response
     from router_rest.rate_limit.client import LeaseClient
     from router_rest.templates import Body
 
@@ -84,8 +72,8 @@ MOST_KEPT = 1024
 class RequestForm:
     """What all requests of a sink have in common; it is pickled to tasks.
 
-    `url`: empty where rows name theirs. `key_header` carries the idempotency key, where there is one of our own.
-    `named` are the headers whose values rows name, with `row_key` the last one the idempotency key.
+    `method`, `url`: empty where rows name theirs. `key_header` carries the idempotency key, where there is one of our
+    own. `named` are the headers whose values rows name, with `row_key` the last one the idempotency key.
     """
 
     method: str
@@ -95,12 +83,18 @@ class RequestForm:
     key_header: str | None = None
     named: tuple[str, ...] = ()
     row_key: bool = False
+    quoted: bool = True
 
     def key(self, call: Call, name: str, owner: bytes) -> str | None:
         """Return the idempotency key of a call; None: it has none. `name` is that of the call, `owner` its sink's."""
         if self.key_header is not None:
             return str(uuid.uuid5(KEYS, f"{owner.decode()} {name}"))
-        return values_of(call.url)[-1] if self.row_key else None
+        return self.target(call.url)[2][-1] if self.row_key else None
+
+    def target(self, url: str) -> tuple[str, str, list[str]]:
+        """Return the method, the URL and the values of headers of a call, which names them by its `url`."""
+        named, *values = url.split("\n")
+        return self.method or values.pop(0), named or self.url, values
 
 
 @dataclass
@@ -120,7 +114,7 @@ class RequestBuilder:
         request.body = self.form.body.packed(body)
         request.headers["Content-Length"] = str(len(request.body))
         if self.form.key_header is not None:
-            request.headers[self.form.key_header] = quoted(key)
+            request.headers[self.form.key_header] = quoted(key) if self.form.quoted else key
         return request
 
     def _base(self, url: str) -> PreparedRequest:
@@ -128,10 +122,10 @@ class RequestBuilder:
         if found is None:
             if len(self._prepared) >= MOST_KEPT:
                 self._prepared.popitem(last=False)
-            target, *values = url.split("\n")
+            method, target, values = self.form.target(url)
             named = dict(zip(self.form.named, values, strict=True))
             headers = {**self.form.body.headers, **self.form.headers, **named}
-            found = self._prepared[url] = Request(self.form.method, target or self.form.url, headers=headers).prepare()
+            found = self._prepared[url] = Request(method, target, headers=headers).prepare()
             found.headers = Headers.of(found.headers)
         return found
 
@@ -139,42 +133,6 @@ class RequestBuilder:
 def quoted(key: str) -> str:
     """Return an idempotency key as its header has it: a string (draft-ietf-httpapi-idempotency-key-header-07, 2.1)."""
     return f'"{key}"'
-
-
-@dataclass(frozen=True)
-class Policy:
-    """When a call is sent again, and how its answer tells rows apart; it is pickled to tasks.
-
-    `attempts` and `elapsed` (seconds) bound the attempts of a call within one task, waits for the retry budget
-    included. `first` and `longest` bound the seconds between two attempts, unless the API asks for more. `again`:
-    statuses after which a call is sent again, in place of the usual ones. `rules` have their say before all statuses.
-    """
-
-    attempts: int = 5
-    elapsed: float = 60.0
-    first: float = 0.2
-    longest: float = 10.0
-    again: frozenset[int] | None = None
-    results: BulkResults | None = None
-    rules: tuple[AnswerRule, ...] = ()
-
-
-@dataclass
-class Attempt:
-    """The result of one attempt. `pause`: seconds after which the API wants to be called again; `came`: it went out.
-
-    `throttled`: the API says that there were too many calls.
-    """
-
-    action: Action
-    why: str
-    status: int | None = None
-    seconds: float | None = None
-    body: bytes = b""
-    pause: float | None = None
-    results: list[Result] | None = None
-    came: bool = True
-    throttled: bool = False
 
 
 class Ending(Exception):  # noqa: N818 - it says what happens
@@ -260,156 +218,17 @@ def _last(state: RetryCallState) -> Attempt:
     return last
 
 
-_FAILED = frozenset({Action.AGAIN, Action.LOGIN, Action.WRONG, Action.LATER})
-"""Answers that say that the API is not well, or that it is not called as it wants."""
-UNDONE = frozenset({Action.AGAIN, Action.SPLIT, Action.SET_ASIDE, Action.WRONG})
-"""Decisions of rules after which rows may be sent once more: after a 2xx these may have arrived."""
 WRONG_AT_MOST = 10
 """Calls in a row that need another setting, after which nothing more is sent although others were taken before."""
 UNREAD_AT_MOST = 10
 """Answers without the status of any row, before one has it, after which nothing more is sent."""
-_LOOK = 0.05
-"""Seconds between two readings of the headers about the limit."""
-
-
-@dataclass
-class Classifier:
-    """The meaning of answers for the calls of one task."""
-
-    policy: Policy
-    clock: Callable[[], float] = time.time
-    _looked: float = 0.0
-
-    def classified(
-        self, call: Call, answer: Response, hide: Callable[[bytes], bytes] = bytes
-    ) -> tuple[Attempt, dict[str, Any]]:
-        """Return what an answer means for a call, and the arguments of `LeaseClient.saw` for it.
-
-        `hide` masks secrets: an API may show all that it was sent.
-        """
-        status = answer.status
-        of_data = bool(call.url.partition("\n")[0])
-        meant = action_for(status, doubt=bool(call.doubtful), url_of_data=of_data, again=self.policy.again)
-        attempt = Attempt(meant, "", status, answer.seconds, hide(answer.body))
-        if doubtful(status) or answer.resent:
-            call.doubtful = frozenset(call.offsets)
-        if meant is Action.DONE:
-            self._read(call, attempt, answer.body, hide)
-        else:
-            attempt.why = f"the API answers {status}{excerpt(attempt.body)}"
-            attempt.pause = pause(answer.headers, self.clock()) if meant is Action.AGAIN else None
-            attempt.throttled = throttles(status, attempt.pause is not None)
-        if self.policy.rules:
-            self._ask_rules(call, attempt, answer, hide)
-        return attempt, {
-            "status": status,
-            "ok": attempt.action not in _FAILED and not attempt.throttled,
-            "throttled": attempt.throttled,
-            "pause": attempt.pause,
-            "left": self._left(answer.headers),
-            "seconds": answer.seconds,
-        }
-
-    def _read(self, call: Call, attempt: Attempt, body: bytes, hide: Callable[[bytes], bytes]) -> None:
-        """Read the result of each row from an answer."""
-        if self.policy.results is None:
-            return
-        try:
-            found = self.policy.results.by_row(body, call.rows)
-            attempt.results = [one if one.status < 300 else replace(one, text=hide(one.text)) for one in found]
-        except Unreadable as error:
-            attempt.action = Action.PARK
-            attempt.why = f"{NO_STATUS}: {error}"
-            return
-        attempt.throttled = any(map(_is_busy, attempt.results))
-
-    def _ask_rules(self, call: Call, attempt: Attempt, answer: Response, hide: Callable[[bytes], bytes]) -> None:
-        """Let rules decide on a call, or on those of its rows that an answer has items for."""
-        items = [None] if attempt.results is None else [one.item for one in attempt.results]
-        said = decisions(self.policy.rules, answer, items, hide)
-        if said[0] is not None and said[0].whole and all(one == said[0] for one in said):
-            self._decided(call, attempt, said[0])
-        elif attempt.results is not None:
-            pairs = zip(attempt.results, said, strict=True)
-            attempt.results = [one if rule is None else replace(one, decision=rule) for one, rule in pairs]
-            attempt.throttled = any(_is_busy(one) for one in attempt.results)
-        if attempt.throttled or attempt.action is Action.AGAIN:
-            attempt.pause = pause(answer.headers, self.clock())
-
-    def _decided(self, call: Call, attempt: Attempt, said: AnswerDecision) -> None:
-        """Do with the whole call as a rule says."""
-        attempt.action, attempt.results, attempt.throttled = said.action, None, said.then == "pause"
-        attempt.why = said.reason or f"the API answers {attempt.status}{excerpt(attempt.body)}"
-        if said.action in UNDONE and 200 <= (attempt.status or 0) < 300:  # it may have done something all the same
-            call.doubtful = frozenset(call.offsets)
-
-    def _left(self, headers: Mapping[str, str]) -> tuple[float, float] | None:
-        """Return the calls left and their seconds by the headers; not for every answer: they change slowly."""
-        now = self.clock()
-        if now - self._looked < _LOOK:
-            return None
-        self._looked = now
-        remaining: Remaining | None = left(headers, now)
-        return None if remaining is None else (remaining.calls, remaining.seconds)
-
-
-def _is_busy(result: Result) -> bool:
-    """Return whether the result of a row says that there were too many calls."""
-    return result.status == 429 if result.decision is None else result.decision.then == "pause"
-
-
-def excerpt(body: bytes) -> str:
-    """Return the beginning of an answer, for a reason."""
-    text = body[:200].decode(errors="replace").strip()
-    return f": {text}" if text else ""
-
-
-def row_action(policy: Policy, call: Call, at: int, result: Result) -> Action:
-    """Return the next step for one row of a call that was taken; note where it may have arrived all the same."""
-    offset = call.offsets[at]
-    if (said := result.decision) is not None:
-        if said.action in UNDONE and result.status < 300:
-            call.doubtful |= {offset}
-        return said.action
-    if result.status == UNKNOWN:
-        return Action.PARK
-    meant = action_for(result.status, doubt=offset in call.doubtful, again=policy.again)
-    return meant if meant in {Action.DONE, Action.AGAIN} else Action.DEAD
-
-
-def row_reason(result: Result) -> str:
-    """Return why a row was not taken: as a rule says, else as the answer does."""
-    given = "" if result.decision is None else result.decision.reason
-    return given or f"the API answers {result.status}{excerpt(result.text)}"
-
-
-def next_steps(policy: Policy, call: Call, answer: Response) -> list[tuple[str, str | None]]:
-    """Return, for each row of a call, the next step in the words of rules, and the reason. Sends nothing."""
-    attempt, _ = Classifier(policy).classified(call, answer)
-    if attempt.action is not Action.DONE or attempt.results is None:
-        word = _word(attempt.action, attempt.throttled, len(call))
-        return [(word, None if attempt.action is Action.DONE else attempt.why)] * len(call)
-    found: list[tuple[str, str | None]] = []
-    for at, result in enumerate(attempt.results):
-        action = row_action(policy, call, at, result)
-        word = _word(action, _is_busy(result), 1)
-        unknown = f"{NO_STATUS} {result.text.decode()}" if action is Action.PARK else row_reason(result)
-        found.append((word, None if action is Action.DONE else unknown))
-    return found
-
-
-def _word(action: Action, busy: bool, rows: int) -> str:
-    """Return a step as rules name it."""
-    if action in {Action.REFUSED, Action.SPLIT}:
-        return "split" if rows > 1 else "dead"
-    named = {Action.DONE: "deliver", Action.DEAD: "dead", Action.WRONG: "fail", Action.LOGIN: "login"}
-    named |= {Action.PARK: "park", Action.SET_ASIDE: "park"}
-    return named.get(action, "pause" if busy else "retry")
 
 
 @dataclass
 class Delivery:
     """The delivery of one task's calls. `settle` takes rows and their result; `owner` names the sink, for keys.
+
+    `admitted` is told of each token that a call has got.
 
     `why` says what the last trouble was, `wrong` what must be changed before anything can be delivered. `read` and
     `unread` count answers with the status of a row, and without; `no_status` says why.
@@ -424,13 +243,15 @@ class Delivery:
     settle: Callable[[Settled], None]
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     why: str = ""
-    wrong: str = ""
     read: int = 0
     unread: int = 0
     no_status: str = ""
     _taken: bool = False
+    _wrong_first: str = ""
+    _wrong_often: str = ""
     _wrong_in_row: int = 0
     clock: Callable[[], float] = time.time
+    admitted: Callable[[Call], None] = lambda call: None
 
     def __post_init__(self) -> None:
         self._classifier = Classifier(self.policy, self.clock)
@@ -449,6 +270,11 @@ class Delivery:
                     continue
                 return [*over, *waiting]
         return over
+
+    @property
+    def wrong(self) -> str:
+        """Return why calls need another setting, where it is not one odd call: others in flight may have been taken."""
+        return self._wrong_often or ("" if self._taken else self._wrong_first)
 
     def end(self) -> None:
         """Send nothing more; calls in flight go on."""
@@ -484,6 +310,7 @@ class Delivery:
 
     async def _attempt(self, call: Call, body: bytes, key: str) -> Attempt:
         """Send a call once, or twice where its credentials had expired."""
+        await self.login.refresh()
         version = self.login.version
         attempt = await self._sent(call, body, key)
         if attempt.action is Action.LOGIN and await self.login.renewed(version):
@@ -502,22 +329,24 @@ class Delivery:
             request = self.builder.request(call.url, body, self.builder.form.key(call, key, self.owner) or "")
         except ValueError:
             return Attempt(Action.REFUSED, "its URL is none")
-        await self.lease.token(len(call))
+        token = await HeldToken.take(self.lease, len(call), call.limit)
+        self.admitted(call)
         saw: dict[str, Any] = {"status": None, "ok": False, "throttled": False}
         name = crc32(b"%d/%d" % (call.partition, call.offsets[0]))
         try:
             authorised = self.login.auth(request)
             mask = self.login.mask  # before the wait: others may get new credentials meanwhile
-            answer = await self.client.send(authorised, again=lambda: self.lease.again(len(call)))
-            attempt, saw = self._classifier.classified(call, answer, mask.hide)
+            answer = await self.client.send(authorised, again=token.again, ready=token.in_time)
+            attempt, saw = self._classifier.classified(call, answer, mask.hide, method=str(request.method))
         except Unsent as error:
             attempt = Attempt(Action.AGAIN, error.what, came=False)
         except InDoubt as error:
             call.doubtful = frozenset(call.offsets)
             saw["timeout"] = error.timeout
             attempt = Attempt(Action.LATER if error.unreadable else Action.AGAIN, error.what)
-        except LeaseEnded:  # after the first of the two times that the client would have sent it
-            call.doubtful = frozenset(call.offsets)
+        except LeaseEnded:
+            if token.resent:  # the first of the two times that the client would have sent it
+                call.doubtful = frozenset(call.offsets)
             raise
         finally:
             self.lease.saw(**saw, call=name)  # once for each token, whatever happens: it counts what is in flight
@@ -568,8 +397,10 @@ class Delivery:
         self._wrong_in_row += 1
         self.why = call.why = attempt.why
         call.answered = True
-        if not self._taken or self._wrong_in_row >= WRONG_AT_MOST:
-            self.wrong = self.wrong or attempt.why
+        if self._wrong_in_row >= WRONG_AT_MOST:
+            self._wrong_often = self._wrong_often or attempt.why
+        if self._wrong_often or not self._taken:
+            self._wrong_first = self._wrong_first or attempt.why
             self.end()
 
     def _park_unknown(self, call: Call, unknown: Sequence[int], attempt: Attempt, key: str) -> None:

@@ -130,7 +130,7 @@ def _among(calls: Iterable[Call], only: Sequence[Range] | None) -> Iterator[Call
 
 
 def _calls(batcher: Batcher, row: TakenRow) -> Iterable[Call]:
-    return batcher.add(*row[:5]) if row.why is None else (Call.alone(row.place),)
+    return batcher.add(*row[:6]) if row.why is None else (Call.alone(row.place),)
 
 
 def _parked(job: TaskJob, known: KnownReceipts, calls: Iterable[Call], reason: str, status: Status) -> pa.RecordBatch:

@@ -44,6 +44,8 @@ AGAIN = frozenset({408, 423, 425, 429, *range(500, 600)} - {501})
 REFUSED = frozenset({400, 406, 409, 416, 422, 424, 451})
 OF_THE_URL = frozenset({403, 404, 410, 414})
 """Statuses about the URL: the row is wrong where its values make the URL, else the configuration is."""
+GONE = frozenset({404, 410})
+"""Statuses by which a DELETE that may have arrived before is done: nothing is there any more (RFC 9110, 9.2.2)."""
 NOT_DONE = frozenset({501, 503})
 """Failures of a server that has not processed the call; after every other 5xx nobody knows."""
 

@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from requests.auth import AuthBase
 
     from router import Encoding, Parts
+    from router_rest.delivery.answer import Policy
     from router_rest.delivery.batcher import CallSize
-    from router_rest.delivery.call import Policy, RequestForm
+    from router_rest.delivery.call import RequestForm
     from router_rest.delivery.receipts import Owner, Place, Range, Responses
     from router_rest.rate_limit.protocol import ServerAddress
 
@@ -217,6 +218,9 @@ def _report(found: list[dict[str, Any]]) -> pa.RecordBatch:
 
 _AHEAD = 4
 """Calls that are cut ahead, and rows that are reserved at least, for each that can be in flight."""
+ENDED = "ended"
+"""The delivery has ended by itself: it says why when all calls that were in flight are answered."""
+KEYS_USED_UP = "the limits of their keys are used up for now"
 _NAMED = 1000
 """Calls tried in vain whose rows a report names: the first so many."""
 
@@ -227,7 +231,8 @@ class TaskJob:
 
     `client`: the arguments of HttpClient. `authorise` turns what the driver gives into an `AuthBase`. A task gives up
     when more than `dead_at_most` of its rows are refused, for then it is not the rows that are wrong.
-    `responses` lands the answers, before their receipts. Its calls take about `bytes_in_flight` of memory.
+    `responses` lands the answers, before their receipts. Its calls take about `bytes_in_flight` of memory. `of_key`: so
+    many calls of a key ask for a token where each key has its own limit, with `by_host` each host; 0: none has.
     """
 
     owner: Owner
@@ -242,11 +247,14 @@ class TaskJob:
     dead_at_most: int
     responses: Responses | None = None
     bytes_in_flight: int = 64 << 20
+    of_key: int = 0
+    by_host: bool = False
 
     @property
     def reader(self) -> RowReader:
         """Return what reads rows."""
-        return RowReader(self.encoding, self.form.body, urls=not self.form.url, values=bool(self.form.named))
+        form, values = self.form, bool(self.form.named) or not self.form.method
+        return RowReader(self.encoding, form.body, urls=not form.url, values=values, by_host=self.by_host)
 
     @property
     def in_flight(self) -> int:
@@ -301,7 +309,7 @@ class Feeder:
                 if wanted[at]:
                     self.settle(Settled(Call.alone(row.place), "dead", time.time(), reason=row.why))
                 continue
-            for call in self.batcher.add(*row[:5]):
+            for call in self.batcher.add(*row[:6]):
                 if not await self._begin(call):
                     return
 
@@ -353,7 +361,7 @@ class TaskWorker:
     def __post_init__(self) -> None:
         job = self.job
         times = 3 if job.form.body.compressed else 2
-        self._queue = CallQueue(job.in_flight * _AHEAD, job.bytes_in_flight, times)
+        self._queue = CallQueue(job.in_flight * _AHEAD, job.bytes_in_flight, times, job.of_key)
         self._receipts = ReceiptWriter(job.parts, job.owner, job.responses)
         self._feeder = Feeder(
             Batcher(job.cut),
@@ -381,6 +389,7 @@ class TaskWorker:
                 login,
                 self.job.owner.name.encode(),
                 self._settle,
+                admitted=self._queue.admitted,
             )
             await self._deliver(batches)
         except (LeaseEnded, LookupError) as error:  # before anything was sent
@@ -428,8 +437,7 @@ class TaskWorker:
             if self._receipts.size > self.job.bytes_in_flight // 4:
                 await self._receipts.flush()
             if self._delivery.ending.is_set():
-                wrong = self._delivery.wrong
-                self._end("wrong" if wrong else "away", wrong or self._delivery.why)
+                self._end(ENDED, "")
 
     def _settle(self, settled: Settled) -> None:
         """Take rows that are done with. Those that are dead get their receipts when the whole batch may have them."""
@@ -463,7 +471,10 @@ class TaskWorker:
         reports: list[dict[str, Any]] = [
             {"kind": "refused" if name == "dead" else name, "rows": rows} for name, rows in counts.items()
         ]
-        kind, text = self.trouble or ("away", self._delivery.why if self._delivery else "")
+        why = self._delivery.why if self._delivery else ""
+        kind, text = self.trouble or ("away", why or (self._queue.stuck and KEYS_USED_UP) or "")
+        if kind == ENDED and self._delivery:  # only now all calls that were in flight are answered
+            kind, text = ("wrong", self._delivery.wrong) if self._delivery.wrong else ("away", why)
         if left:
             reports += [{"kind": "left", "rows": left}, {"kind": kind, "text": text}, *self._in_vain()]
         if self._delivery is not None and self._delivery.unread and not self._delivery.read:

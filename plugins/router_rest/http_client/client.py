@@ -112,17 +112,26 @@ class HttpClient:
         """Return how many connections are open."""
         return self._connections.open
 
-    async def send(self, request: PreparedRequest, again: Callable[[], Awaitable[None]] | None = None) -> Response:
+    async def send(
+        self,
+        request: PreparedRequest,
+        again: Callable[[], Awaitable[None]] | None = None,
+        ready: Callable[[], Awaitable[None]] | None = None,
+    ) -> Response:
         """Send a request and return the response; redirects are responses. Raises Unsent or InDoubt.
 
         A request is sent twice, with the same bytes, when a connection that served before is closed before a byte of
         the response comes: servers close idle connections whenever they like. `again` is awaited before the second
         time, for a server may have counted the first; what it raises ends the request, in doubt. So does a cancel.
+        `ready` is awaited once there is a connection, right before the request goes out on it; what it raises ends the
+        request unsent.
         """
         async with self._places:
             if request.hooks.get("response") or not _is_whole(request):
+                if ready is not None:
+                    await ready()
                 return await self._with_hooks.send(request)
-            return await self._resent_once(_arguments(request), again)
+            return await self._resent_once(_arguments(request), again, ready)
 
     async def close(self) -> None:
         """Close all connections; requests in flight end in doubt."""
@@ -131,8 +140,13 @@ class HttpClient:
         self._connections.abort()
         await asyncio.sleep(0)  # the loop closes the sockets in its next round, and may have no other
 
-    async def _resent_once(self, request: dict[str, Any], again: Callable[[], Awaitable[None]] | None) -> Response:
-        attempt = SendAttempt()
+    async def _resent_once(
+        self,
+        request: dict[str, Any],
+        again: Callable[[], Awaitable[None]] | None,
+        ready: Callable[[], Awaitable[None]] | None,
+    ) -> Response:
+        attempt = SendAttempt(ready=ready)
         try:
             return await self._exchange(request, attempt)
         except Dropped:
@@ -141,7 +155,7 @@ class HttpClient:
         if again is not None:
             await again()
         try:
-            return replace(await self._exchange(request, SendAttempt(fresh=True)), resent=True)
+            return replace(await self._exchange(request, SendAttempt(fresh=True, ready=ready)), resent=True)
         except Unsent as error:  # of the second time; the first request may have arrived
             raise InDoubt(f"the connection was closed before an answer came, and then: {error.what}") from None
 
@@ -218,9 +232,12 @@ async def _drain(response: aiohttp.ClientResponse, most: int) -> None:
 
 @dataclass(eq=False)
 class SendAttempt:
-    """The state of one attempt. `fresh`: it has to get a new connection."""
+    """The state of one attempt. `fresh`: it has to get a new connection; `ready` is awaited when it has one."""
 
     fresh: bool = False
+    ready: Callable[[], Awaitable[None]] | None = None
+    ended: BaseException | None = None
+    """What `ready` raised."""
     connection: ResponseHandler | None = None
     reused: bool = False
     began: float = 0.0
@@ -287,9 +304,23 @@ class Connections(aiohttp.TCPConnector):
         self._in_use.add(protocol)
         if protocol.transport is not None:
             self._transports.add(protocol.transport)
+        await self._ready(attempt, connection)
         attempt.connection, attempt.reused = protocol, reused
         attempt.began = asyncio.get_running_loop().time()
         return connection
+
+    async def _ready(self, attempt: SendAttempt, connection: Any) -> None:
+        """Wait until the request may go out on its connection; give that back where it may not."""
+        if attempt.ready is None:
+            return
+        protocol = connection.protocol
+        try:
+            await attempt.ready()
+        except BaseException as error:
+            attempt.ended = error
+            connection.close()
+            self.idle(protocol)
+            raise
 
     def idle(self, connection: ResponseHandler | None) -> None:
         """Note that a connection is not in use any more."""
@@ -370,7 +401,7 @@ def _url(url: str) -> URL:
 
 def _fault(error: Exception, attempt: SendAttempt) -> Exception:
     """Return why no response came, in words that never quote the request."""
-    if isinstance(error, (Unsent, InDoubt)):
+    if isinstance(error, (Unsent, InDoubt)) or error is attempt.ended:
         return error
     late = isinstance(error, asyncio.TimeoutError)
     if attempt.connection is None:

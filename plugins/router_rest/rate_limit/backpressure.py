@@ -58,7 +58,12 @@ class RateMeter:
         """Return the events of the last second; within the first one, also after a rest, their rate so far."""
         self._drop(now)
         span = now - (floor(now * BUCKETS) / BUCKETS - 1)
-        return sum(many for _, many in self._buckets) / min(span, max(0.3, now - self._began))
+        return self.count(now) / min(span, max(0.3, now - self._began))
+
+    def count(self, now: float) -> int:
+        """Return the events of the last second: of a few within a moment a rate would say too much."""
+        self._drop(now)
+        return sum(many for _, many in self._buckets)
 
     def settled(self, now: float) -> bool:
         """Say whether the first second is over, also that after a rest."""
@@ -105,7 +110,8 @@ class AdaptiveRate:
         """Return whether so few calls were refused in the last second that a stated limit may be right."""
         if self.stated is None or self.rate is not None or not self._ok.rate(now):
             return False
-        return self._throttled.rate(now) <= TOLERATED * max(self.stated, self._sent.rate(now))
+        few = self._throttled.count(now) <= TOLERATED * self._sent.count(now)
+        return few or self._throttled.rate(now) <= TOLERATED * max(self.stated, self._sent.rate(now))
 
     def current(self, now: float) -> float | None:
         """Return the calls per second at most, more as time passes without a refusal; None: as configured."""

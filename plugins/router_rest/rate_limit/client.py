@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count, groupby
 from math import ceil, floor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from router_rest.rate_limit.protocol import Grant, SecureChannel, TaskReport, nonce
+from router_rest.rate_limit.protocol import Grant, SecureChannel, TaskReport, Want, nonce
 from router_rest.rate_limit.sliding_window import LOOSE
 
 if TYPE_CHECKING:
@@ -39,20 +39,41 @@ MORE = 1.25
 """Tokens to ask for ahead, as a multiple of those expected to be used, while tokens live long."""
 
 
+class CallToken(NamedTuple):
+    """A token in use: since when a call could have gone out with it, and until when it may, by this machine's clock.
+
+    `last_use`: until when by the driver's.
+    """
+
+    since: float
+    until: float
+    last_use: float
+
+
 class LeaseClient:
-    """The lease of one task: `token()` before each attempt of a call, and exactly one `saw()` after it."""
+    """The lease of one task: `token()` before each attempt of a call, and exactly one `saw()` after it.
+
+    `in_time()` stands right before the request is written: what comes between, as a new connection, may take longer
+    than a token lives.
+    """
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, channel: SecureChannel, *, sized: bool
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        channel: SecureChannel,
+        *,
+        sized: bool,
+        keyed: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._reader, self._writer = reader, writer
-        self._channel, self._sized = channel, sized
+        self._channel, self._sized, self._keyed = channel, sized, keyed
         self._tokens = TaskTokens()
         self._ended: LeaseEnded | None = None
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: deque[WaitingCall] = deque()
         self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._offsets: deque[float] = deque(maxlen=SAMPLES)
+        self._clocks = ClockComparison()
         self._said = 0.0
         self._saying: asyncio.TimerHandle | None = None
         self._waking: asyncio.TimerHandle | None = None
@@ -64,35 +85,51 @@ class LeaseClient:
     async def open(cls, address: ServerAddress, sink: str) -> LeaseClient:
         """Connect to the driver as one of its tasks. Raises Gone."""
         reached = await reach(address, sink)
-        lease = cls(reached.reader, reached.writer, reached.channel, sized=reached.sized)
-        lease.watch(reached.now)
+        lease = cls(reached.reader, reached.writer, reached.channel, sized=reached.sized, keyed=reached.keyed)
+        lease.watch(reached.now, reached.asked)
         return lease
 
-    def watch(self, now: float) -> None:
-        """Begin to read the driver's messages and to send reports; `now` is the time by the driver's clock."""
-        self._offsets.append(self._loop.time() - now)
+    def watch(self, now: float, asked: float | None = None) -> None:
+        """Begin to read the driver's messages and to send reports.
+
+        `now` is the time by the driver's clock when it answered what was `asked` at a moment of this one.
+        """
+        self._clocks.heard(self._loop.time(), now, asked)
         self._tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._tick())]
 
-    async def token(self, rows: int = 1) -> None:
+    async def token(self, rows: int = 1, key: str = "") -> CallToken:
         """Wait until a call of so many rows may be sent, at once. Raises Leave or Gone."""
         if self._ended is not None:
             self._raise()
         rows = rows if self._sized else 1  # without a limit of rows a token is good for any call
-        if not self._waiting and self._tokens.take(self._loop.time(), rows):
-            if self._tokens.low:
-                self._say_soon()
-            return
-        await self._wait(rows)
+        key = key if self._keyed else ""
+        now = self._loop.time()
+        token = None if self._waiting and not self._keyed else self._tokens.take(now, rows, key)
+        if token is None:
+            token = await self._wait(rows, key)
+        elif self._tokens.low:
+            self._say_soon()
+        return token._replace(since=max(now, token.since))
 
-    async def again(self, rows: int = 1) -> None:
+    async def again(self, rows: int = 1, key: str = "") -> CallToken:
         """Wait for another token: a call is sent once more. Raises Leave or Gone, and keeps the old token then."""
         self._tokens.out -= 1
         try:
-            await self.token(rows)
+            token = await self.token(rows, key)
         except BaseException:
             self._tokens.out += 1
             raise
         self._tokens.count("lapsed", 1)
+        return token
+
+    async def in_time(self, token: CallToken, rows: int = 1, key: str = "") -> CallToken:
+        """Return the token if it is good now, else wait for another one. Raises Leave or Gone, and keeps it then."""
+        while (now := self._loop.time()) > token.until:
+            self._tokens.late(now - token.since)
+            expired, token = token, await self.again(rows, key)
+            self._tokens.unused(expired.last_use, 1, rows)
+        self._tokens.late(now - token.since)
+        return token
 
     def saw(
         self,
@@ -100,6 +137,7 @@ class LeaseClient:
         *,
         ok: bool,
         throttled: bool,
+        partly: bool = False,
         pause: float | None = None,
         left: tuple[float, float] | None = None,
         seconds: float = 0.0,
@@ -112,6 +150,7 @@ class LeaseClient:
             status: The status of the answer; None: there was none.
             ok: The API works: it took the call, or refused it for its content (400, 409, 413, 422).
             throttled: The API refused the call because there were too many.
+            partly: Of a call that was refused so, some rows were taken.
             pause: Seconds of a Retry-After.
             left: Calls left, and the seconds that they are for, of RateLimit headers.
             seconds: How long the attempt took.
@@ -121,6 +160,7 @@ class LeaseClient:
         tokens = self._tokens
         tokens.out -= 1
         tokens.count("ok" if ok else "throttled" if throttled else "failed", 1)
+        tokens.count("partly", partly)
         tokens.count("seconds", seconds)
         if timeout:
             tokens.count("timeouts", 1)
@@ -181,27 +221,33 @@ class LeaseClient:
             raise Leave(self._ended.again)
         raise Gone(str(self._ended))
 
-    async def _wait(self, rows: int) -> None:
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append((rows, waiter))
+    async def _wait(self, rows: int, key: str) -> CallToken:
+        waiter: asyncio.Future[CallToken] = self._loop.create_future()
+        self._waiting.append(WaitingCall(rows, key, waiter))
         self._serve()
         self._say_soon()
         try:
-            await waiter
+            return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self._tokens.out -= 1  # the call that this token was for is not sent
                 self._tokens.count("lapsed", 1)
-            self._waiting = deque(one for one in self._waiting if one[1] is not waiter)
+            self._waiting = deque(one for one in self._waiting if one.waiter is not waiter)
             raise
 
     def _serve(self) -> None:
         """Give tokens to waiting calls whose time has come, and schedule the next."""
-        now = self._loop.time()
-        while self._waiting and self._tokens.take(now, self._waiting[0][0]):
-            waiter = self._waiting.popleft()[1]
-            if not waiter.done():
-                waiter.set_result(None)
+        now, behind = self._loop.time(), deque[WaitingCall]()
+        while self._waiting:
+            one = self._waiting.popleft()
+            token = self._tokens.take(now, one.rows, one.key)
+            if token is None:
+                behind.append(one)
+                if not self._keyed:
+                    break
+            elif not one.waiter.done():
+                one.waiter.set_result(token)
+        self._waiting.extendleft(reversed(behind))
         if self._waking is not None:
             self._waking.cancel()
             self._waking = None
@@ -220,8 +266,9 @@ class LeaseClient:
             self._saying.cancel()
             self._saying = None
         self._said = self._loop.time()
-        report = self._tokens.report(self._said, [rows for rows, _ in self._waiting], sized=self._sized)
-        self._write({"report": report.message()})
+        named = self._sized or self._keyed
+        report = self._tokens.report(self._said, [(one.rows, one.key) for one in self._waiting], sized=named)
+        self._write({"report": report.message(), "at": self._said})
 
     def _write(self, message: Mapping[str, Any]) -> None:
         if not self._writer.transport.is_closing():
@@ -245,7 +292,7 @@ class LeaseClient:
             while line := await self._reader.readline():
                 self._quiet = 0
                 message = self._channel.open(line)
-                self._offsets.append(self._loop.time() - message["now"])
+                self._clocks.heard(self._loop.time(), message["now"], message.get("at"))
                 if "grant" in message:
                     self._granted(Grant.read(message["grant"]))
                 if "credentials" in message:
@@ -263,8 +310,7 @@ class LeaseClient:
         if grant.state == "leave":
             self._end(Leave(grant.again))
             return
-        # the message that was fastest shows best how far the clocks are apart
-        tokens.give(grant.runs, min(self._offsets))
+        tokens.give(grant.runs, self._clocks.ahead, self._clocks.doubt)
         self._serve()
         if tokens.low or (self._waiting and tokens.cap > cap):
             self._say_soon()
@@ -283,9 +329,9 @@ class LeaseClient:
         if self._ended is None or isinstance(why, Gone):
             self._ended = why
         self._tokens.drop()
-        for _, waiter in self._waiting:
-            if not waiter.done():
-                waiter.set_exception(why)
+        for one in self._waiting:
+            if not one.waiter.done():
+                one.waiter.set_exception(why)
         self._waiting.clear()
         if isinstance(why, Gone):
             for answer in self._asked.values():
@@ -297,6 +343,66 @@ class LeaseClient:
         self._saying = self._waking = None
 
 
+class WaitingCall(NamedTuple):
+    """A call that waits for a token."""
+
+    rows: int
+    key: str
+    waiter: asyncio.Future[CallToken]
+
+
+@dataclass
+class HeldToken:
+    """The token of one attempt, and others in its place. `resent`: the request may have gone out once already."""
+
+    lease: LeaseClient
+    rows: int
+    key: str
+    token: CallToken
+    resent: bool = False
+
+    @classmethod
+    async def take(cls, lease: LeaseClient, rows: int, key: str = "") -> HeldToken:
+        """Wait for a token. Raises Leave or Gone."""
+        return cls(lease, rows, key, await lease.token(rows, key))
+
+    async def again(self) -> None:
+        """Wait for another token, for the request is sent a second time. Raises Leave or Gone."""
+        self.resent = True
+        self.token = await self.lease.again(self.rows, self.key)
+
+    async def in_time(self) -> None:
+        """Wait for another token where this one has expired. Raises Leave or Gone."""
+        self.token = await self.lease.in_time(self.token, self.rows, self.key)
+
+
+class ClockComparison:
+    """How far this machine's clock is ahead of the driver's: of all messages those that were fastest say it best.
+
+    A message that comes bounds it from above by the time since it was sent, one that was answered from below.
+    """
+
+    def __init__(self) -> None:
+        self._above: deque[float] = deque(maxlen=SAMPLES)
+        self._below: deque[float] = deque(maxlen=SAMPLES)
+
+    def heard(self, now: float, theirs: float, asked: float | None = None) -> None:
+        """Note a message that was sent at `theirs` by the driver's clock, after it got one that was sent at `asked`."""
+        self._above.append(now - theirs)
+        if asked is not None:
+            self._below.append(asked - theirs)
+
+    @property
+    def ahead(self) -> float:
+        """Return by how much this clock is ahead at most: a token is never used too early by it."""
+        return min(self._above)
+
+    @property
+    def doubt(self) -> float:
+        """Return by how much it may be less."""
+        return max(0.0, self.ahead - max(self._below)) if self._below else 0.0
+
+
 @dataclass
 class TokenRun:
     """The rest of a run of tokens, on this machine's clock."""
@@ -306,6 +412,9 @@ class TokenRun:
     calls: int
     rows: int
     lives: float
+    key: str
+    ahead: float
+    """By how much this clock was taken to be ahead of the driver's."""
 
 
 class TaskTokens:
@@ -332,20 +441,22 @@ class TaskTokens:
         self._counts: dict[str, Any] = {}
         self._retries = 0
 
-    def take(self, now: float, rows: int = 1) -> bool:
-        """Take a token for a call of so many rows now; False where there is none, or too many calls are in flight."""
+    def take(self, now: float, rows: int = 1, key: str = "") -> CallToken | None:
+        """Take a token for a call of so many rows now; None: there is none, or too many calls are in flight."""
         if self.out >= self.cap:
-            return False
+            return None
         for run in self._runs:
-            if run.first > now:
-                break
+            if run.first > now or run.key != key:
+                continue
             if now > run.first + run.lives:
                 self._lapse(now)
-                return self.take(now, rows)
+                return self.take(now, rows, key)
             if run.rows >= rows:
+                until = run.first + run.lives
+                token = CallToken(run.first, until, until - run.ahead)
                 self._use(run)
-                return True
-        return False
+                return token
+        return None
 
     def due(self, now: float) -> float | None:
         """Return when the next token can be used; None: there is none, or no call may be in flight now."""
@@ -354,10 +465,11 @@ class TaskTokens:
             return None
         return min((run.first for run in self._runs if run.first > now), default=None)
 
-    def give(self, runs: Iterable[Run], offset: float) -> None:
-        """Add tokens; `offset` is by how much this machine's clock is ahead of the driver's."""
+    def give(self, runs: Iterable[Run], offset: float, doubt: float = 0.0) -> None:
+        """Add tokens; `offset` is by how much this machine's clock is ahead of the driver's, `doubt` how much less."""
         for run in runs:
-            self._runs.append(TokenRun(run.first + offset, run.step, run.calls, run.rows, run.lives))
+            lives = max(run.lives - doubt, run.lives / 2)
+            self._runs.append(TokenRun(run.first + offset, run.step, run.calls, run.rows, lives, run.key, offset))
             self._held += run.calls
             self._received += run.calls
             self._lives = run.lives
@@ -372,6 +484,8 @@ class TaskTokens:
     def drop(self) -> None:
         """Drop all tokens."""
         self.count("lapsed", self._held)
+        for run in self._runs:
+            self._give_back(run, run.calls)
         self._runs.clear()
         self._held = 0
 
@@ -392,6 +506,16 @@ class TaskTokens:
     def note(self, name: str, value: Any) -> None:
         """Set a value of the next report."""
         self._counts[name] = value
+
+    def late(self, seconds: float) -> None:
+        """Note by how much a call went out later than it might."""
+        if seconds > self._counts.get("late", 0.0):
+            self.note("late", seconds)
+
+    def unused(self, last_use: float, calls: int, rows: int) -> None:
+        """Note tokens that were not used, and after what time, by the driver's clock, none of them could be."""
+        last, more, of_them = self._counts.get("unused", (last_use, 0, 0))
+        self.note("unused", (min(last, last_use), more + calls, of_them + rows))
 
     def told_to_wait(self, call: int) -> None:
         """Note a call that the API told to wait: two different ones say more than one that comes again."""
@@ -420,8 +544,8 @@ class TaskTokens:
             self._rate = (self._rate + self._used / (now - self._ticked)) / 2
         self._used, self._ticked = 0, now
 
-    def report(self, now: float, waiting: Sequence[int], *, sized: bool) -> TaskReport:
-        """Return the next report; `waiting` has the rows of each call that waits for a token."""
+    def report(self, now: float, waiting: Sequence[tuple[int, str]], *, sized: bool) -> TaskReport:
+        """Return the next report; `waiting` has the rows and the key of each call that waits for a token."""
         self._lapse(now)
         counts, self._counts = self._counts, {}
         self.low = False  # it is asked for now
@@ -434,13 +558,20 @@ class TaskTokens:
             wants=self._wants(waiting, sized=sized),
         )
 
-    def _wants(self, waiting: Sequence[int], *, sized: bool) -> tuple[tuple[int, int], ...]:
+    def _wants(self, waiting: Sequence[tuple[int, str]], *, sized: bool) -> tuple[Want, ...]:
         usable = max(0, min(len(waiting), self.cap - self.out))
-        if sized:  # the rows of a call that does not wait yet are not known
-            asked = [waiting[place] for place in range(self._held, usable)]
-            return tuple((rows, len(list(alike))) for rows, alike in groupby(asked))
+        if sized:  # the rows and the key of a call that does not wait yet are not known
+            held = Counter[str]()
+            for run in self._runs:
+                held[run.key] += run.calls
+            asked = []
+            for one in waiting[:usable]:
+                held[one[1]] -= 1
+                if held[one[1]] < 0:
+                    asked.append(one)
+            return tuple(Want(rows, len(list(alike)), key) for (rows, key), alike in groupby(asked))
         many = max(usable, self._expected()) - self._held
-        return ((1, many),) if many > 0 else ()
+        return (Want(1, many),) if many > 0 else ()
 
     def _expected(self) -> int:
         """Return how many tokens will probably be used before they expire."""
@@ -466,12 +597,16 @@ class TaskTokens:
             late = now - run.lives - run.first
             if late > 0:
                 gone = min(run.calls, floor(late / run.step) + 1) if run.step else run.calls
+                self._give_back(run, gone)
                 run.first += gone * run.step
                 run.calls -= gone
                 self._held -= gone
         if self._held < before:
             self.count("lapsed", before - self._held)
             self._runs = deque(run for run in self._runs if run.calls)
+
+    def _give_back(self, run: TokenRun, calls: int) -> None:
+        self.unused(run.first + run.lives - run.ahead, calls, calls * run.rows)
 
 
 WITHIN = 10.0
@@ -503,14 +638,17 @@ class Gone(LeaseEnded):
 class DriverConnection:
     """A connection to the driver on which both sides have proved that they know the secret.
 
-    `now`: the time by the driver's clock. `sized`: rows are limited, so the driver needs to know how many a call has.
+    `now`: the time by the driver's clock, as it answered what was `asked` at a moment of this one. `sized`: rows are
+    limited, so the driver needs to know how many a call has; `keyed`: each key is.
     """
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     channel: SecureChannel
     now: float
+    asked: float
     sized: bool
+    keyed: bool
 
 
 async def reach(address: ServerAddress, sink: str) -> DriverConnection:
@@ -537,8 +675,9 @@ async def _introduced(
     theirs, own = str(json.loads(await reader.readline())["nonce"]), nonce()
     channel = SecureChannel(address.secret, "task", theirs, own)
     sealed = channel.seal({"limit": address.name, "sink": sink}).decode().strip()
+    asked = asyncio.get_running_loop().time()
     writer.write(json.dumps({"nonce": own, "sealed": sealed}).encode() + b"\n")
     answer = channel.open(await reader.readline())
     if "refused" in answer:
         raise Gone(f"sink {sink}: {answer['refused']}")
-    return DriverConnection(reader, writer, channel, answer["now"], answer["sized"])
+    return DriverConnection(reader, writer, channel, answer["now"], asked, answer["sized"], answer["keyed"])

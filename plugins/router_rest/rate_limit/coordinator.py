@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from router_rest.rate_limit.backpressure import AdaptiveRate, CircuitBreaker, ConcurrencyLimit, RetryBudget
-from router_rest.rate_limit.protocol import Grant, Outlook
+from router_rest.rate_limit.keyed_windows import KeyedWindows
+from router_rest.rate_limit.protocol import Grant, Outlook, Want
 from router_rest.rate_limit.sliding_window import SlidingWindows
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ LONGEST_WAIT = 2.0
 """Seconds that a task waits for a token before it is sent away."""
 WORTH_WAITING = 3.0
 """Seconds: a task is not sent away while the next token is no further off than this."""
+LONGEST_USED_UP = 30.0
+"""Seconds after which other keys are looked for, where those that were asked for have used up their limits."""
 JITTER = 0.1
 """The part of a pause that is added at random: else drivers that were paused together would resume together."""
 CREDIT = 16
@@ -39,6 +42,14 @@ SOON = 2.0
 """Seconds: RateLimit headers about a shorter time are those of a bucket that is refilled all the time; ignore them."""
 ALIKE_SINCE = 2.0
 """Seconds within which two calls that are told to wait say something of the rate."""
+LATE_SINCE = 5.0
+"""Seconds for which a call that went out late counts."""
+LATEST = 1.0
+"""Seconds that a task is taken to send late until it has shown otherwise: it starts together with others."""
+UNKNOWN_FOR = 2.0
+"""Seconds from a task's start until it has shown that."""
+SPARE_OF_LATE = 2.0
+"""Seconds of a limit that stay unused for each second by which calls are late: more is late than tasks can see."""
 SETTLED = 0.01
 """Seconds between two adjustments of the tasks' calls in flight."""
 
@@ -59,7 +70,9 @@ class Coordinator:
         self.pace = pace
         self.totals: dict[str, float] = dict.fromkeys(COUNTED, 0)
         """The sums of all reports so far, by name."""
-        self.windows = SlidingWindows(pace.limits, pace.share)
+        kind = KeyedWindows if pace.keyed else SlidingWindows
+        self.windows: KeyedWindows | SlidingWindows = kind(pace.limits, pace.share)
+        self._all_keys = SlidingWindows((), pace.share)
         self._clock, self._chance = clock, chance
         self._adaptive_rate = AdaptiveRate(self.windows.rate)
         self._circuit = CircuitBreaker()
@@ -76,6 +89,10 @@ class Coordinator:
         self._busy: dict[int, float] = {}
         """When calls were told to wait."""
         self._hold = False
+        self._used_up = -inf
+        """Until then all keys that tasks asked for had used up their limits."""
+        self._late: dict[int, float] = {}
+        """By how much calls went out late, by the second until which that counts."""
         self._settled, self._unsettled = -inf, False
         self._drafts: dict[str, GrantDraft] = {}
         self._caps: dict[str, tuple[int, int]] = {}
@@ -83,6 +100,7 @@ class Coordinator:
     def enter(self, who: str) -> None:
         """Begin to serve a task."""
         self._tasks[who] = TaskState(self._clock())
+        self._note_late(self._clock() + UNKNOWN_FOR, LATEST)
         self._turns.append(who)
         self._concurrency.enter(who)
         self._settled = -inf
@@ -106,8 +124,11 @@ class Coordinator:
             self.totals[name] += getattr(report, name)
         task.ended += report.ok + report.throttled + report.failed + report.lapsed
         task.credit -= report.retried
-        task.wants = beyond(report.wants, task.granted - report.received)
-        demand = report.out + max(report.waiting, sum(many for _, many in report.wants))
+        self._note_late(now + LATE_SINCE, report.late)
+        if report.unused is not None and isinstance(self.windows, SlidingWindows):
+            self.windows.refund(*report.unused)
+        task.wants = task.beyond(report)
+        demand = report.out + max(report.waiting, sum(many for _, many, *_ in report.wants))
         self._unsettled = True
         self._concurrency.heard(now, who, number=report.number, out=report.out, demand=demand)
         self._budget.earned(now, report.sent - report.retried)
@@ -119,6 +140,7 @@ class Coordinator:
         """Return the grants that tasks are to get now, by task."""
         now = self._clock()
         self._allow(now)
+        self._spare(now)
         if self._hold:
             self._hold = False
             for who in self._tasks:
@@ -134,7 +156,7 @@ class Coordinator:
         now, wanting = self._clock(), self._next_turn()
         times = [one.since + LONGEST_WAIT for one in self._tasks.values() if now < one.since + LONGEST_WAIT]
         if wanting is not None:
-            times.append(self._opens(now, wanting))
+            times.append(self._opens(now, *(self._tasks if self.windows.keyed else [wanting])))
         if self._unsettled or self._circuit.pace(now) < 1:
             times.append(self._settled + SETTLED)
         return min(times, default=None) if self._tasks else None
@@ -142,16 +164,25 @@ class Coordinator:
     def outlook(self) -> Outlook:
         """Return when a call may be sent, and whether the circuit is open."""
         now = self._clock()
-        again = max(self._shut(now), self.windows.next(now, 1))
+        again = max(self._shut(now), self.windows.next(now, 1), self._used_up)
         if self._circuit.since is not None:
             again = max(again, self._circuit.next_probe())
         return Outlook(self._circuit.since is not None, again - now, len(self._tasks))
 
+    def _note_late(self, until: float, seconds: float) -> None:
+        """Note by how much a call was late, and until which moment that counts."""
+        self._late[ceil(until)] = max(seconds, self._late.get(ceil(until), 0.0))
+
+    def _spare(self, now: float) -> None:
+        """Leave as much of the limits unused as calls are late by now."""
+        self._late = {until: late for until, late in self._late.items() if until > now}
+        self.windows.spare(SPARE_OF_LATE * max(self._late.values(), default=0.0))
+
     def _learn(self, now: float, report: TaskReport) -> None:
         """Adapt the circuit breaker, the rate and the concurrency to the results of calls."""
         was_out = self._circuit.since is not None
-        bad = report.failed + report.throttled
-        self._hold |= self._circuit.heard(now, report.ok, bad)
+        bad = report.failed + report.throttled - report.partly
+        self._hold |= self._circuit.heard(now, report.ok + report.partly, bad)
         pause = min(report.pause or 0.0, self.pace.longest_pause)
         throttled = report.throttled if self._several_wait(now, report) else 0
         self._adaptive_rate.heard(now, sent=report.sent, ok=report.ok, throttled=throttled, pause=pause)
@@ -208,10 +239,16 @@ class Coordinator:
         spent = self._reset if self._left < 1 and now < self._reset else -inf
         return max(self._paused, spent)
 
-    def _opens(self, now: float, who: str) -> float:
-        """Return when a task that wants a token can get one at the earliest."""
+    def _opens(self, now: float, *those: str) -> float:
+        """Return when one of some tasks that want tokens can get one at the earliest."""
         probe = self._circuit.next_probe() if self._circuit.since is not None else -inf
-        return max(self._shut(now), probe, self.windows.next(now, self._tasks[who].wants[0][0]) - AHEAD / 2)
+        return max(self._shut(now), probe, min(self._next_of(now, who) for who in those) - AHEAD / 2)
+
+    def _next_of(self, now: float, who: str) -> float:
+        """Return when the windows allow a token that a task wants: the first, or that of any key."""
+        task = self._tasks[who]
+        wants = [] if task.away else list(task.wants)[: None if self.windows.keyed else 1]
+        return min((self.windows.of(one.key, now).next(now, one.rows) for one in wants), default=inf)
 
     def _next_turn(self) -> str | None:
         """Return the next task in turn that wants tokens; None: no task does."""
@@ -225,6 +262,7 @@ class Coordinator:
     def _probe(self, now: float) -> None:
         who = self._next_turn()
         if who is None or now < self._opens(now, who):
+            self._turns.rotate(-self.windows.keyed)
             return
         if self._give(who, now, now + AHEAD, 1, 1.0):
             self._circuit.probe(now)
@@ -233,42 +271,53 @@ class Coordinator:
     def _round(self, now: float) -> None:
         """Give out the tokens of the next AHEAD seconds, a turn for each task that wants some.
 
-        A turn is at most a task's part of half that time.
+        A turn is at most a task's part of half that time. A task whose keys have none left does not make others wait.
         """
-        who, factor = self._next_turn(), self._circuit.pace(now)
-        if who is None or now < self._opens(now, who):
+        who, factor, keyed = self._next_turn(), self._circuit.pace(now), self.windows.keyed
+        if who is None or (not keyed and now < self._opens(now, who)):
             return
-        rate, wanting = self._adaptive_rate.current(now), sum(1 for one in self._tasks.values() if one.wants)
-        while who is not None:
-            fast = min(filter(None, (rate, self.windows.rate)), default=inf)
-            most = self._tasks[who].wants[0][1]
-            turn = most if fast == inf else max(QUANTUM, ceil(fast * AHEAD / 2 / wanting))
-            given = self._give(who, now, now + AHEAD, min(most, turn), factor, rate)
-            if not given:
-                return
-            self._tasks[who].since = now
+        rate, wanting, idle = self._adaptive_rate.current(now), sum(1 for one in self._tasks.values() if one.wants), 0
+        fast = min(filter(None, (rate, self.windows.rate)), default=inf)
+        turn = inf if fast == inf else max(QUANTUM, ceil(fast * AHEAD / 2 / wanting))
+        while who is not None and idle < (len(self._turns) if keyed else 1):
+            if self._give(who, now, now + AHEAD, turn, factor, rate):
+                self._tasks[who].since, idle = now, 0
+            else:
+                self._turns.rotate(-keyed)
+                idle += 1
             who = self._next_turn()
 
-    def _give(self, who: str, now: float, until: float, most: int, factor: float, rate: float | None = None) -> int:
+    def _give(self, who: str, now: float, until: float, most: float, factor: float, rate: float | None = None) -> int:
         """Give a task up to `most` tokens, which ends its turn; return how many."""
         task = self._tasks[who]
-        bound = self._left if now < self._reset else inf
-        if bound < 1:
-            return 0
-        given, rows = 0, task.wants[0][0]
-        most = int(min(most, bound))
-        while given < most:
-            run = self.windows.deal(now, until, calls=most - given, rows=rows, factor=factor, rate=rate)
-            if run is None:
-                break
-            self._draft(who).runs.append(run)
-            given += run.calls
+        most = min(most, self._left if now < self._reset else inf)
+        wants, task.wants = task.wants, deque()
+        given, blocked = 0, set()
+        for one in wants:
+            left = one.calls
+            while left and given + 1 <= most and one.key not in blocked:
+                many = int(min(left, most - given))
+                run = self._deal(one.key, now, until, calls=many, rows=one.rows, factor=factor, rate=rate)
+                if run is None:
+                    blocked.add(one.key)
+                    break
+                self._draft(who).runs.append(replace(run, key=one.key))
+                task.grant(one.key, run.calls)
+                given, left = given + run.calls, left - run.calls
+            if left:
+                task.wants.append(one._replace(calls=left))
         if given:
-            task.wants = beyond(tuple(task.wants), given)
-            task.granted += given
             self._left -= given
             self._turns.rotate(-1)
         return given
+
+    def _deal(self, key: str, now: float, until: float, *, calls: int, rate: float | None, **how: Any) -> Run | None:
+        """Return tokens of the windows of a key, as many as the rate of all keys together allows."""
+        windows = self.windows.of(key, now)
+        if rate is None or not self.windows.keyed:
+            return windows.deal(now, until, calls=calls, rate=rate, **how)
+        allowed = self._all_keys.deal(now, until, calls=calls, rows=1, rate=rate)
+        return None if allowed is None else windows.deal(now, until, calls=allowed.calls, **how)
 
     def _send_away(self, now: float) -> None:
         """Send away tasks that would wait for long: others need their cores."""
@@ -278,6 +327,9 @@ class Coordinator:
             out = circuit is not None and now - circuit >= LONGEST_WAIT and waited
             far = waited and bool(task.wants) and self._opens(now, who) - now > WORTH_WAITING
             if not task.away and (task.stopped or out or far):
+                if far and self.windows.keyed:
+                    opens = min(self._opens(now, who), now + LONGEST_USED_UP)
+                    self._used_up = opens if self._used_up <= now else min(opens, self._used_up)
                 draft, task.away = self._draft(who), True
                 draft.state, draft.again = "leave", self.outlook().again
 
@@ -298,7 +350,7 @@ class TaskState:
 
     since: float
     """When it started, or got its last token."""
-    wants: deque[tuple[int, int]] = field(default_factory=deque)
+    wants: deque[Want] = field(default_factory=deque)
     granted: int = 0
     ended: int = 0
     """Tokens whose calls have ended, or that expired."""
@@ -306,6 +358,28 @@ class TaskState:
     stopped: bool = False
     away: bool = False
     """It has been sent away."""
+    under_way: deque[tuple[int, str, int]] = field(default_factory=deque)
+    """Tokens that it may not have yet: all that were granted with these, their key, how many."""
+
+    def grant(self, key: str, calls: int) -> None:
+        """Note tokens that are sent to the task."""
+        self.granted += calls
+        self.under_way.append((self.granted, key, calls))
+
+    def beyond(self, report: TaskReport) -> deque[Want]:
+        """Return what it wants beside the tokens that are on their way to it."""
+        while self.under_way and self.under_way[0][0] <= report.received:
+            self.under_way.popleft()
+        coming: Counter[str] = Counter()
+        for _, key, calls in self.under_way:
+            coming[key] += calls
+        rest: deque[Want] = deque()
+        for one in (Want(*said) for said in report.wants):
+            taken = min(one.calls, coming[one.key])
+            coming[one.key] -= taken
+            if taken < one.calls:
+                rest.append(one._replace(calls=one.calls - taken))
+        return rest
 
 
 @dataclass
@@ -317,14 +391,3 @@ class GrantDraft:
     again: float = 0.0
     cap: bool = False
     retries: int = 0
-
-
-def beyond(wants: tuple[tuple[int, int], ...], taken: int) -> deque[tuple[int, int]]:
-    """Return the wants that remain after `taken` tokens."""
-    rest: deque[tuple[int, int]] = deque()
-    for rows, many in wants:
-        more = max(0, many - taken)
-        taken = max(0, taken - many)
-        if more:
-            rest.append((rows, more))
-    return rest

@@ -13,7 +13,7 @@ import json
 import secrets
 from dataclasses import dataclass, field
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -33,7 +33,8 @@ State = Literal["go", "probe", "hold", "leave"]
 class Pace:
     """The pace at which an API may be called, by all tasks of all sinks that share the limit together.
 
-    `share` is the part of each limit that is used; the rest allows for calls that arrive earlier or later than planned.
+    `share` is the part of each limit that is used at most; the rest allows for calls that arrive earlier or later than
+    planned, and is more while tasks send late.
     """
 
     limits: tuple[RateLimit, ...] = ()
@@ -45,10 +46,20 @@ class Pace:
     """Retries per call."""
     retry_floor: float = 10.0
     """Retries per second that are allowed in any case."""
+    keyed: bool = False
+    """The limits are those of each key, not of all calls together."""
 
     def __post_init__(self) -> None:
         if self.in_flight < 1 or not 0 < self.share < 1 or not 0 < self.longest_pause < inf:
             raise ValueError("a pace has in_flight of 1 or more, a share between 0 and 1, and a longest pause above 0")
+
+
+class Want(NamedTuple):
+    """Tokens that a task asks for: for calls of so many rows, how many such calls, and for which key."""
+
+    rows: int
+    calls: int
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,11 +69,17 @@ class TaskReport:
     sent: int = 0
     ok: int = 0
     throttled: int = 0
+    partly: int = 0
+    """Of those throttled: calls of which some rows were taken."""
     failed: int = 0
     timeouts: int = 0
     """Of those that failed."""
     lapsed: int = 0
     """Tokens that expired unused."""
+    unused: tuple[float, int, int] | None = None
+    """Of these the calls and rows that may be had again, and after what time none could be used, by the driver."""
+    late: float = 0.0
+    """The longest time from when a call might be sent to when it was, seconds."""
     retried: int = 0
     """Of those sent."""
     denied: int = 0
@@ -85,8 +102,8 @@ class TaskReport:
     """Calls in flight."""
     waiting: int = 0
     """Calls that wait for a token."""
-    wants: tuple[tuple[int, int], ...] = ()
-    """Tokens to ask for, in order: rows of a call, and how many such calls."""
+    wants: tuple[Want, ...] = ()
+    """In order."""
 
     def message(self) -> dict[str, Any]:
         """Return this as JSON can hold it, without what is zero or empty."""
@@ -95,16 +112,18 @@ class TaskReport:
     @classmethod
     def read(cls, message: Mapping[str, Any]) -> TaskReport:
         """Read a message; leave out times from the API's headers that are no finite numbers."""
-        left, pause = message.get("left"), message.get("pause")
+        left, pause, unused = message.get("left"), message.get("pause"), message.get("unused")
         numbers = {name: message[name] for name in COUNTS if name in message}
         return cls(
             **numbers,
             seconds=message.get("seconds", 0.0),
+            late=message.get("late", 0.0),
+            unused=(unused[0], max(0, unused[1]), max(0, unused[2])) if unused else None,
             pause=pause if pause is not None and _is_time(pause) else None,
             busy=tuple(message.get("busy", ())),
             streak=tuple(message.get("streak", ())),
             left=(left[0], left[1]) if left and all(map(_is_time, left)) else None,
-            wants=tuple((max(1, rows), many) for rows, many in message.get("wants", ())),
+            wants=tuple(Want(max(1, rows), *more) for rows, *more in message.get("wants", ())),
         )
 
 
@@ -135,7 +154,7 @@ class Grant:
 
     def message(self) -> dict[str, Any]:
         """Return this as JSON can hold it."""
-        runs = [[run.first, run.step, run.calls, run.rows, run.lives] for run in self.runs]
+        runs = [[run.first, run.step, run.calls, run.rows, run.lives, run.key] for run in self.runs]
         return {**vars(self), "runs": runs}
 
     @classmethod

@@ -155,7 +155,7 @@ class LeaseServer:
 
     def spent(self, limit: str, ago: float, *, calls: int, rows: int = 0) -> None:
         """Count calls that were sent `ago` seconds ago, before this driver was started."""
-        windows = self._limits[limit].coordinator.windows
+        windows = self._limits[limit].coordinator.windows.of("", 0.0)
         self._ask(lambda: windows.spent(time.monotonic() - ago, calls, rows))
 
     def _ask(self, question: Callable[[], Any]) -> Any:
@@ -247,7 +247,8 @@ class LeaseServer:
             writer.write(channel.seal({"refused": "the sink is not running"}))
             return None
         session = TaskSession(str(next(self._numbers)), of["sink"], writer, channel)
-        session.say({"sized": sessions.coordinator.windows.sized})
+        windows = sessions.coordinator.windows
+        session.say({"sized": windows.sized, "keyed": windows.keyed})
         return sessions, session, sink
 
     def _refuse(self, writer: asyncio.StreamWriter) -> None:
@@ -295,6 +296,8 @@ class TaskSession:
         self.who = who
         self.sink = sink
         self.heard = asyncio.get_running_loop().time()
+        self.asked: float | None = None
+        """When the task sent its last message, by its clock."""
         self._writer = writer
         self._channel = channel
 
@@ -305,7 +308,7 @@ class TaskSession:
             transport.abort()
         elif not transport.is_closing():
             now = asyncio.get_running_loop().time()
-            transport.write(self._channel.seal({**message, "now": now}))
+            transport.write(self._channel.seal({**message, "now": now, "at": self.asked}))
 
     def open(self, line: bytes) -> Any:
         """Return the message of a line. Raises ValueError for a line that this task has not sealed."""
@@ -345,6 +348,7 @@ class LimitSessions:
             while line := await reader.readline():
                 session.heard = loop.time()
                 message = session.open(line)
+                session.asked = message.get("at", session.asked)
                 if "report" in message:
                     self.coordinator.receive(session.who, TaskReport.read(message["report"]))
                     self._deal_at(session.heard)

@@ -5,7 +5,7 @@ Pure: the caller gives the time. Every token is for a moment, and tokens are giv
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 from dataclasses import dataclass
 from math import floor, inf
 from typing import TYPE_CHECKING
@@ -13,16 +13,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from router_rest.rate_limit.keyed_windows import KeyedWindows
+
 SHORT = 5.0
 """Seconds: calls under a limit of up to this length are spaced evenly, those under a longer one are only counted."""
 LOOSE = 0.1
 """Seconds that a token lives while less than half of every limit is used."""
 FEW = 0.005
-"""The part of a limit whose tokens may live so long at a time: late calls come in a burst, and APIs take small ones."""
+"""The part of a limit whose tokens may live so long at a time, or be made up for: APIs take small bursts."""
 LATE = 0.75
 """The part of a limit's slack by which a token may be used late; the rest is for lumps and for the network."""
 LUMPS = 0.2
 """The part of a limit's slack within which tokens count as one lump, of one moment: there are fewer to count."""
+BUNCH = 10
+"""Tokens that may be used in a bunch, because they live so long or make up for others: APIs take small bursts."""
+CATCH_UP = 0.75
+"""The part of the usual step between two calls while they make up for a few that did not go out."""
+SPARE = 0.95
+"""The part of a short limit that is used at least, however late calls go out."""
 GENTLE = 0.25
 """Seconds that a reduced pace adds between two calls at most: a tenth of 1 call per second would wait for ten."""
 
@@ -53,6 +61,8 @@ class Run:
     calls: int
     rows: int
     lives: float
+    key: str = ""
+    """What they are for, where each key has its own limit."""
 
 
 class SlidingWindow:
@@ -114,6 +124,31 @@ class SlidingWindow:
             self._opened = left
         insort(self._lumps, (left, cost))
 
+    def refund(self, last_use: float, cost: int) -> int:
+        """Take back tokens that were not used, of which none could be used after `last_use`; return how much.
+
+        They are taken off lumps that leave no later than they would have: a window in which this counts too little is
+        one in which the unused tokens still count, so none gets more than `most`.
+        """
+        left, at = cost, bisect_right(self._lumps, (last_use + self.seconds, inf))
+        while left and at:
+            at -= 1
+            leaves, one = self._lumps[at]
+            self._lumps[at] = leaves, one - min(one, left)
+            left -= min(one, left)
+        self._sum -= cost - left
+        return cost - left
+
+    @property
+    def empty_at(self) -> float:
+        """Return when nothing counts any more."""
+        return self._lumps[-1][0] if self._lumps else -inf
+
+    def count_until(self, left: float, cost: int) -> None:
+        """Count what leaves every window at a moment."""
+        self._sum += cost
+        insort(self._lumps, (left, cost))
+
     def copy(self, other: SlidingWindow) -> None:
         """Take over what another window counts."""
         self._lumps, self._sum, self._opened = list(other._lumps), other._sum, other._opened
@@ -128,20 +163,42 @@ class Quota:
     def __init__(self, most: float, seconds: float, share: float) -> None:
         if most < 1:
             most, seconds = 1, seconds / most
-        slack = seconds / share - seconds
+        self.share, self.slack = share, seconds / share - seconds
         self.short = seconds <= SHORT
-        self.step = seconds / (most * share) if self.short else 0.0
-        """Seconds between two calls or rows."""
-        self.lives = min(LOOSE, slack * LATE) if self.short else LOOSE
+        self.step = self.least = seconds / (most * share) if self.short else 0.0
+        """Seconds between two calls or rows, by now and at the least."""
+        self.owed = 0.0
+        """Seconds of tokens that nobody used, and that what follows makes up for by a shorter step."""
+        self.lives = min(LOOSE, self.slack * LATE) if self.short else LOOSE
         # the pace of a short limit leaves its slack unused; a long limit has no pace, its window is longer by the slack
-        self.window = SlidingWindow(floor(most), seconds if self.short else seconds / share, slack * LUMPS)
+        self.window = SlidingWindow(floor(most), seconds if self.short else seconds / share, self.slack * LUMPS)
         self.free = -inf
         """When the pace allows the next token."""
 
     def pace(self, cost: int, factor: float) -> float:
         """Return the seconds that `cost` takes at a part of the pace."""
-        whole = self.step * cost
+        whole = (CATCH_UP * self.least if self.owed > 0 else self.step) * cost
         return min(whole / factor, whole + GENTLE)
+
+    def spare(self, seconds: float) -> None:
+        """Leave so many seconds of each window unused, as far as `SPARE` allows, and what the share says at least."""
+        if self.short:
+            span = self.window.seconds
+            self.step = self.least * max(1.0, min((span + seconds) / (span + self.slack), self.share / SPARE))
+            slack = self.step * (span + self.slack) / self.least - span
+            few = min(LATE * slack, BUNCH * self.step)
+            self.lives = min(LOOSE, max(LATE * self.slack, few))
+
+    def refund(self, last_use: float, cost: int) -> None:
+        """Take back tokens that were not used; see `SlidingWindow.refund`."""
+        back = self.window.refund(last_use, cost)
+        if self.short:
+            bunch = max(1.0, FEW * self.window.most, min(BUNCH, self.slack / self.step))
+            self.owed = min(self.owed + back * self.step, bunch * self.step)
+
+    def take(self, cost: int) -> None:
+        """Note that tokens follow at this pace."""
+        self.owed = max(0.0, self.owed - (self.step - CATCH_UP * self.least) * cost)
 
 
 class SlidingWindows:
@@ -149,6 +206,8 @@ class SlidingWindows:
 
     `share` of each limit is used. Runs start in order; tokens that nobody uses expire.
     """
+
+    keyed = False
 
     def __init__(self, limits: Iterable[RateLimit], share: float) -> None:
         limits = tuple(limits)
@@ -158,6 +217,10 @@ class SlidingWindows:
         self._free = -inf
         """When the `rate` that was asked for allows the next token."""
         self._last = -inf
+
+    def of(self, key: str, now: float) -> SlidingWindows:
+        """Return these windows, which are the same for all keys."""
+        return self
 
     @property
     def sized(self) -> bool:
@@ -208,8 +271,35 @@ class SlidingWindows:
             for quota in quotas if cost else ():
                 quota.window.take(at, cost)
 
-    def succeed(self, before: SlidingWindows) -> None:
+    def refund(self, last_use: float, calls: int, rows: int) -> None:
+        """Take back tokens that were not used, of which none could be used after `last_use`."""
+        for quotas, cost in ((self._calls, calls), (self._rows, rows)):
+            for quota in quotas:
+                quota.refund(last_use, cost)
+
+    def spare(self, seconds: float) -> None:
+        """Leave so many seconds of each short window unused, for calls that go out late."""
+        for quota in self._quotas:
+            quota.spare(seconds)
+
+    def counted(self, now: float) -> tuple[float, list[tuple[float, int]]]:
+        """Return when the pace allows the next token; of each window how long something counts, and how much."""
+        for quota in self._quotas:
+            quota.window.forget(now)
+        free = max((quota.free for quota in self._quotas), default=-inf)
+        return free, [(quota.window.empty_at, quota.window.used(now)) for quota in self._quotas]
+
+    def adopt(self, now: float, free: float, counted: Iterable[tuple[float, int]]) -> None:
+        """Begin with what other windows counted, in new ones."""
+        for quota, (until, used) in zip(self._quotas, counted, strict=True):
+            quota.free = free
+            if used and until > now:
+                quota.window.count_until(until, used)
+
+    def succeed(self, before: KeyedWindows | SlidingWindows) -> None:
         """Take over the counts of windows of the same length, so that a restated limit does not begin at zero."""
+        if not isinstance(before, SlidingWindows):
+            return
         for own, old in ((self._calls, before._calls), (self._rows, before._rows)):
             for quota in own:
                 same = [one.window for one in old if one.window.seconds == quota.window.seconds]
@@ -237,6 +327,7 @@ class SlidingWindows:
         self._last, self._free = last, last + own
         for (quota, cost), pace in zip(self._costs(run.rows), paces, strict=True):
             quota.free = last + pace
+            quota.take(run.calls * cost)
             lump = max(1, min(run.calls, floor(quota.window.grain / run.step) if run.step else run.calls))
             for done in range(0, run.calls, lump):
                 many = min(lump, run.calls - done)

@@ -39,10 +39,10 @@ from router.delta.commit import (
     to_delta,
 )
 from router.delta.constraints import unsupported
+from router.delta.keyed.upsert import SUPPORTED_PROPERTIES, create_table, made_by_spark
 from router.delta.log_tail import newest
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import THREADS, SparkTable, check_log, spark_table, unreadable
-from router.delta.upsert import SUPPORTED_PROPERTIES, create_table, made_by_spark
 from router.delta.widening import WIDENED, narrower, rewrite, rewritten, way, wider_schema
 from router.errors import TableError, first_line
 from router.spark_internals import to_spark_columns

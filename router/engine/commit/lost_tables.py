@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from router.delta.keyed.upsert import EXPIRES
 from router.delta.table_cache import TABLES
-from router.delta.upsert import EXPIRES
 from router.engine.checkpoint_store import KEPT
 from router.errors import StartError, TableError
 from router.sinks import MergingSink, TableSink

@@ -29,12 +29,13 @@ from router.errors import StartError, TableError
 from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
     from router.delta.lake import Lake
     from router.engine.label.expressions import Node
+    from router.sinks import Evolution, Widening
     from router.table_options import TableOptions
 
 V = TypeVar("V")
@@ -67,7 +68,7 @@ class SchemaEvolution:
     conditions: dict[tuple[str, str], Node | None] = field(default_factory=dict)
     known: dict[str, set[str]] = field(default_factory=dict)
 
-    def decide(  # noqa: PLR0915 - one table after the other, and what each demands
+    def decide(
         self,
         layout: Layout,
         files: Iterable[StagedFile],
@@ -81,64 +82,39 @@ class SchemaEvolution:
         `quarantined` are the tables with rows in the quarantine: they may have no file, and may have changed. `named`
         has the tables that the rows of an outbox are for, by target.
         """
-        by_table = _grouped(files, quarantined)
-        handles, blocked = self._opened(layout, by_table)
-        by_table = {table: targets for table, targets in by_table.items() if table in handles}
-        schemas = {"/bronze": BRONZE_SCHEMA, "/dead_letters": DEAD_SCHEMA}
-        schemas |= {target.key: target.schema for target in layout.all_targets}
-        casts, conflicts, frozen = dict(demands.casts), dict(demands.conflicts), dict(demands.frozen)
-        modes = {target.key: target.evolution for target in layout.targets}
-        widening = {target.key: target.widening for target in layout.all_targets if not target.outbox}
+        handles, blocked, by_table = self._opened(layout, _grouped(files, quarantined))
+        asked = _Asked.of(layout, self.options, demands)
         columns: dict[str, pa.Schema] = {}
         commits: list[TableCommit] = []
-        refused: list[str] = []
         for table, targets in sorted(by_table.items()):
             have = _schema(handles[table])
             for target, landed in sorted(targets.items()):
-                place = f"{target}/{table}"
-                present = {name for file in landed for name in file.columns}
-                present |= {*demands.conflicts.get(place, {}), *demands.frozen.get(place, {})}
-                if have is None and landed and (options := self.options.get(target)):
-                    present |= {*options.partition_by, *options.cluster_by}  # they must be there from the beginning
-                come = pa.schema([column for column in schemas[target] if column.name in present])
-                difference = compare(have, come) if have is not None else SchemaDiff()
-                mode = modes.get(target, "evolve")
-                if mode == "fail" and (new := (*difference.added, *difference.widened)):
-                    refused.append(_refusal(table, [column.name for column in new]))
-                if have is not None and mode in ("freeze", "quarantine"):
-                    frozen[place] = _frozen(have, come, difference)
-                    come = _without(come, frozen[place])
-                    difference = compare(have, come)
-                asked = widening.get(target, "feature")  # nobody else reads an outbox
-                if have is not None and mode == "evolve":
-                    keeps = difference.widened and way(handles[table], table, asked) is None
-                    frozen[place] = _narrow(have, come, difference) if keeps else {}
-                    come = _without(come, frozen[place])
-                    difference = compare(have, come)
-                if not landed:
-                    continue
-                casts[place], conflicts[place] = difference.cast, difference.conflicts
-                come = _written(come, difference)
-                work = self._commit(handles[table], (target, table), tuple(landed), come, difference, batch)
-                commits.append(replace(work, widening=asked))
-                have = pa.unify_schemas([have, come], promote_options="permissive") if have is not None else come
+                come, difference = asked.compared((target, table), handles[table], have, landed)
+                if landed:
+                    work = self._commit(handles[table], (target, table), tuple(landed), come, difference, batch)
+                    commits.append(replace(work, widening=asked.widening(target)))
+                    have = pa.unify_schemas([have, come], promote_options="permissive") if have is not None else come
             columns[table] = have
         allowed = self._allowed(layout, {table: set(targets) for table, targets in by_table.items()}, named or {})
-        own = {target.key for target in layout.targets if not target.outbox}
         checked, by_spark = self._checked(
             {
                 f"{target}/{table}": (handles[table], columns[table])
                 for table, targets in by_table.items()
-                for target in own & targets.keys()
+                for target in {target.key for target in layout.targets if not target.outbox} & targets.keys()
             }
         )
-        allowed, checked = {**demands.allowed, **allowed}, {**demands.constraints, **checked}
-        blocked = {**demands.blocked, **blocked, **self._violated(commits, handles, by_spark)}
-        found = Demands(_filled(casts), _filled(conflicts), allowed, _filled(frozen), _filled(checked), blocked)
-        return Decision(tuple(commits), handles, found, tuple(refused))
+        found = Demands(
+            _filled(asked.casts),
+            _filled(asked.conflicts),
+            {**demands.allowed, **allowed},
+            _filled(asked.frozen),
+            _filled({**demands.constraints, **checked}),
+            {**demands.blocked, **blocked, **self._violated(commits, handles, by_spark)},
+        )
+        return Decision(tuple(commits), handles, found, tuple(asked.refused))
 
-    def _opened(self, layout: Layout, by_table: Mapping[str, Iterable[str]]) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return the open tables, and by place why others cannot be written. Raises TableError.
+    def _opened(self, layout: Layout, by_table: Grouped) -> tuple[dict[str, Any], dict[str, str], Grouped]:
+        """Return the open tables, by place why others cannot be written, and the files of the open ones.
 
         A table that lacks batches which this process has committed is none to go on with: a person decides. The stream
         waits for a table of the router's own, and for that of a sink without a quarantine.
@@ -161,7 +137,7 @@ class SchemaEvolution:
                 raise StartError(f"{lost[table]}. {choice}")
             else:
                 raise handle
-        return handles, blocked
+        return handles, blocked, {table: targets for table, targets in by_table.items() if table in handles}
 
     def committed(self, works: Iterable[TableCommit]) -> None:
         """Remember which tables exist now, with which batches."""
@@ -265,8 +241,83 @@ class SchemaEvolution:
         return self.known[layer]
 
 
-def _grouped(files: Iterable[StagedFile], quarantined: Iterable[str]) -> dict[str, dict[str, list[StagedFile]]]:
-    found: dict[str, dict[str, list[StagedFile]]] = defaultdict(lambda: defaultdict(list))
+@dataclass(frozen=True)
+class _Asked:
+    """What tables ask of rows before they land, collected table by table.
+
+    By target: `schemas` are the columns of its rows, `modes` its evolution, `widenings` how its tables become wider.
+    """
+
+    options: Mapping[str, TableOptions]
+    before: Demands
+    schemas: Mapping[str, pa.Schema]
+    modes: Mapping[str, Evolution]
+    widenings: Mapping[str, Widening]
+    casts: dict[str, dict[str, pa.DataType]]
+    conflicts: dict[str, dict[str, str]]
+    frozen: dict[str, dict[str, pa.DataType | None]]
+    refused: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, layout: Layout, options: Mapping[str, TableOptions], before: Demands) -> _Asked:
+        schemas = {target.key: target.schema for target in layout.all_targets}
+        schemas |= {"/bronze": BRONZE_SCHEMA, "/dead_letters": DEAD_SCHEMA}
+        modes = {target.key: target.evolution for target in layout.targets}
+        widenings = {target.key: target.widening for target in layout.all_targets if not target.outbox}
+        known = dict(before.casts), dict(before.conflicts), dict(before.frozen)
+        return cls(options, before, schemas, modes, widenings, *known)
+
+    def widening(self, target: str) -> Widening:
+        """Return how tables of a target become wider."""
+        return self.widenings.get(target, "feature")  # nobody else reads an outbox
+
+    def compared(
+        self, where: tuple[str, str], handle: Any, have: pa.Schema | None, landed: Sequence[StagedFile]
+    ) -> tuple[pa.Schema, SchemaDiff]:
+        """Return the columns that staged rows bring into a table as they are written, and what is new in them."""
+        target, table = where
+        place = f"{target}/{table}"
+        come = self._coming(target, place, have, landed)
+        difference = SchemaDiff()
+        if have is not None:
+            come = self._within(where, handle, have, come)
+            difference = compare(have, come)
+        if landed:
+            self.casts[place], self.conflicts[place] = difference.cast, difference.conflicts
+            come = _written(come, difference)
+        return come, difference
+
+    def _coming(self, target: str, place: str, have: pa.Schema | None, landed: Sequence[StagedFile]) -> pa.Schema:
+        """Return the columns that the rows have a value for, those included that were left out of the files."""
+        present = {name for file in landed for name in file.columns}
+        present |= {*self.before.conflicts.get(place, {}), *self.before.frozen.get(place, {})}
+        if have is None and landed and (options := self.options.get(target)):
+            present |= {*options.partition_by, *options.cluster_by}  # they must be there from the beginning
+        return pa.schema([column for column in self.schemas[target] if column.name in present])
+
+    def _within(self, where: tuple[str, str], handle: Any, have: pa.Schema, come: pa.Schema) -> pa.Schema:
+        """Return the columns as far as the table may change; note those that go into it otherwise, or not."""
+        target, table = where
+        mode, difference = self.modes.get(target, "evolve"), compare(have, come)
+        if mode == "fail":
+            if new := (*difference.added, *difference.widened):
+                self.refused.append(_refusal(table, [column.name for column in new]))
+            return come
+        if mode == "evolve":
+            keeps = difference.widened and way(handle, table, self.widening(target)) is None
+            narrow = _narrow(have, come, difference) if keeps else {}
+        else:
+            narrow = _frozen(have, come, difference)
+        self.frozen[f"{target}/{table}"] = narrow
+        return _without(come, narrow)
+
+
+Grouped = dict[str, dict[str, list["StagedFile"]]]
+"""Table -> target -> staged files."""
+
+
+def _grouped(files: Iterable[StagedFile], quarantined: Iterable[str]) -> Grouped:
+    found: Grouped = defaultdict(lambda: defaultdict(list))
     for file in files:
         found[file.table][file.target].append(file)
     for place in quarantined:

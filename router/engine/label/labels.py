@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from router.decoding import decode_batch
 from router.engine.label.expressions import Node, evaluate
-from router.engine.label.layout import COORDINATES, DEAD_SCHEMA, Layout, RouteLabels, Target
+from router.engine.label.layout import COORDINATES, DEAD_SCHEMA, UNMET, Layout, RouteLabels, Target
 from router.engine.label.tombstones import TOMBSTONE, Tombstones, as_events
 from router.table_names import folded, refused
 
@@ -123,15 +123,13 @@ class _Labels:
             violated[otherwise].append((name, pc.and_not(bound, self._holds(bound, node))))
         refused = self._none()
         for name, mask in violated["dead_letter"]:  # the first one that does not hold is the reason
-            reason = f"expectation {name} does not hold"
-            self._add_dead(pc.and_not(mask, refused), "expect", reason, labels.name, None)
+            self._add_dead(pc.and_not(mask, refused), "expect", UNMET.format(name), labels.name, None)
             refused = pc.or_(refused, mask)
         dropped = self._none()
         for _, mask in violated["drop"]:
             dropped = pc.or_(dropped, mask)
         columns[labels.dropped] = dropped = pc.and_not(dropped, refused)
-        for kind, called in (("warn", labels.warned), ("fail", labels.failing)):
-            columns |= {called[name]: mask for name, mask in violated[kind]}
+        columns |= {labels.violated[name]: mask for found in violated.values() for name, mask in found}
         lands = pc.and_not(pc.and_not(matched, refused), dropped)
         broken = self._broken(route, lands)
         columns[labels.refused] = pc.or_(refused, broken)

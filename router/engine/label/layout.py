@@ -25,8 +25,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from router.delta.row_order import DELETED, newest_names
-from router.delta.scd import HISTORY_COLUMNS
+from router.delta.keyed.row_order import DELETED, newest_names
+from router.delta.keyed.scd import HISTORY_COLUMNS
 from router.errors import StartError
 from router.table_names import underscored
 
@@ -70,6 +70,8 @@ DEAD_SCHEMA = pa.schema(
 )
 """A dead letter: why, and the whole record as received."""
 
+UNMET = "expectation {} does not hold"
+"""The reason of a dead letter that an expectation has made, with its name."""
 Stage = Literal["decode", "match", "expect", "select", "name", "schema", "apply"]
 """Where a record was refused."""
 
@@ -130,14 +132,17 @@ class Target:
 
 @dataclass(frozen=True)
 class RouteLabels:
-    """The names of the boolean columns that say what became of a row on a route."""
+    """The names of the boolean columns that say what became of a row on a route.
+
+    `violated` are those of its expectations, by name; `failing` are the names of those that stop the stream.
+    """
 
     name: str
     matched: str
     refused: str
     dropped: str
-    warned: dict[str, str] = field(default_factory=dict)
-    failing: dict[str, str] = field(default_factory=dict)
+    violated: dict[str, str] = field(default_factory=dict)
+    failing: tuple[str, ...] = ()
     targets: tuple[Target, ...] = ()
 
 
@@ -179,7 +184,7 @@ class Layout:
         names = [*RAW_COLUMNS, "_failed", "_bare", "_unmatched", "_dead", *(name for name in added if added[name])]
         names += self.about
         for route in self.routes:
-            names += [route.matched, route.refused, route.dropped, *route.warned.values(), *route.failing.values()]
+            names += [route.matched, route.refused, route.dropped, *route.violated.values()]
             for target in route.targets:
                 names += [target.destination, target.rows, *filter(None, (target.bad_name, target.merge_by))]
         return list(dict.fromkeys(names))

@@ -273,14 +273,13 @@ class RoutePlanner:
         self._check_named(frame, schema.names)
         names = [*self.route.named_sinks]
         blanks = [Target(self.route.name, name, f"_to{i}_{j}", self.rows, schema) for j, name in enumerate(names)]
-        by = {which: [e.name for e in self.route.expect if e.otherwise == which] for which in ("warn", "fail")}
         return RouteLabels(
             name=self.route.name,
             matched=f"_matched{i}",
             refused=f"_refused{i}",
             dropped=f"_dropped{i}",
-            warned={name: f"_warned{i}_{name}" for name in by["warn"]},
-            failing={name: f"_failing{i}_{name}" for name in by["fail"]},
+            violated={one.name: f"_violated{i}_{one.name}" for one in self.route.expect},
+            failing=tuple(one.name for one in self.route.expect if one.otherwise == "fail"),
             targets=tuple(self._target(frame, kind, j, blank, config) for j, blank in enumerate(blanks)),
         )
 

@@ -68,8 +68,7 @@ class Counts:
     matched: dict[str, int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
-    warned: dict[str, int] = field(default_factory=dict)
-    failing: dict[str, int] = field(default_factory=dict)
+    violated: dict[str, int] = field(default_factory=dict)
     landed: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
     frozen: dict[str, int] = field(default_factory=dict)
@@ -312,8 +311,7 @@ class _Task:
             ("matched", {route.name: route.matched}),
             ("refused", {route.name: route.refused}),
             ("dropped", {route.name: route.dropped}),
-            ("warned", {f"{route.name}/{name}": column for name, column in route.warned.items()}),
-            ("failing", {f"{route.name}/{name}": column for name, column in route.failing.items()}),
+            ("violated", {f"{route.name}/{name}": column for name, column in route.violated.items()}),
         ):
             for key, column in columns.items():
                 rows.add(kind, key, rows.mask(column))

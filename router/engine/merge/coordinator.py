@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 
 from router.columns import any_of
 from router.delta.commit import TableCommit, to_delta
+from router.delta.keyed.upsert import LARGE, merge_engine
 from router.delta.parquet_writer import Staging
 from router.delta.table_cache import THREADS
-from router.delta.upsert import LARGE, merge_engine
 from router.engine.label.layout import DEAD_SCHEMA, TABLE, asked, counted
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, is_small, merge_by_tasks, merge_here
 from router.engine.merge.delta_spark import SparkMerger

@@ -22,12 +22,12 @@ from router.decoding import keep_archives
 from router.delta.casting import cast_to
 from router.delta.commit import StagedFile, to_arrow_schema
 from router.delta.history import log_damage
+from router.delta.keyed.row_checks import REASON, EvolutionForbidden
+from router.delta.keyed.row_order import OUTBOX_ONLY, POSITION
+from router.delta.keyed.upsert import NeedsRewrite, NeedsSpark, TableUpsert, UpsertResult, upsert
 from router.delta.parquet_writer import attempt
-from router.delta.row_checks import REASON, EvolutionForbidden
-from router.delta.row_order import OUTBOX_ONLY, POSITION
 from router.delta.schema_diff import delta_schema
 from router.delta.table_cache import THREADS
-from router.delta.upsert import NeedsRewrite, NeedsSpark, TableUpsert, UpsertResult, upsert
 from router.delta.widening import rewrite
 from router.engine.label.layout import COORDINATES, DEAD_SCHEMA, TABLE
 from router.errors import TableError, first_line

@@ -23,17 +23,22 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, LongType
 
 from router.columns import holds, quoted
-from router.delta import row_versions
 from router.delta.casting import cast_to
 from router.delta.commit import conflict_error, has_transaction, retry_on_conflict, to_arrow, to_delta
 from router.delta.constraints import computed
-from router.delta.row_checks import EvolutionForbidden, check_rows, narrow, own_names, refuse_lost_keys, wanted_schema
-from router.delta.row_order import DELETED, HELD, REFUSED, SINCE, comparable, keys_and_order
-from router.delta.row_versions import versions_schema
-from router.delta.scd import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, TIMESTAMP, UPDATE
-from router.delta.schema_diff import SchemaDiff, compare, delta_schema
-from router.delta.table_cache import THREADS
-from router.delta.upsert import (
+from router.delta.keyed import row_versions
+from router.delta.keyed.row_checks import (
+    EvolutionForbidden,
+    check_rows,
+    narrow,
+    own_names,
+    refuse_lost_keys,
+    wanted_schema,
+)
+from router.delta.keyed.row_order import DELETED, HELD, REFUSED, SINCE, comparable, keys_and_order
+from router.delta.keyed.row_versions import versions_schema
+from router.delta.keyed.scd import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, TIMESTAMP, UPDATE
+from router.delta.keyed.upsert import (
     TRIES,
     WAIT_SECONDS,
     as_stored,
@@ -44,6 +49,8 @@ from router.delta.upsert import (
     refuse_absent,
     refuse_older,
 )
+from router.delta.schema_diff import SchemaDiff, compare, delta_schema
+from router.delta.table_cache import THREADS
 from router.delta.widening import rewrite, way
 from router.engine.commit.committers import create_with_spark, rewrite_with_spark, spark_schema, widen
 from router.engine.label.layout import DEAD_SCHEMA, TABLE
@@ -56,9 +63,9 @@ if TYPE_CHECKING:
 
     import deltalake
 
+    from router.delta.keyed.scd import TableChanges
+    from router.delta.keyed.upsert import TableUpsert
     from router.delta.lake import Lake
-    from router.delta.scd import TableChanges
-    from router.delta.upsert import TableUpsert
     from router.engine.merge.delta_rs import MergeJob, MergeOutcomes
     from router.sinks import KeyedTable
 

@@ -7,10 +7,11 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from delta.tables import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from router.columns import row
+from router.columns import quoted, row
 from router.delta.commit import StagedParts
 from router.engine import ledger
 from router.engine.commit.committers import Committers, staged_rows
@@ -19,7 +20,7 @@ from router.engine.label.planner import Planner
 from router.engine.merge.coordinator import MergeCoordinator, OutboxRows
 from router.engine.outbox.retention import OutboxRetention
 from router.engine.spark.executors import Executors, refusal
-from router.errors import RouterError, SinkError, StartError
+from router.errors import RouterError, SinkError, StartError, TableError, first_line
 from router.parts import RAW_SCHEMA
 from router.sinks import Applied, ApplyingSink, Batch, MergingSink, Opening
 from router.spark_internals import to_spark_columns
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
     from router.sinks import Parts, Sink
 
 log = logging.getLogger("router")
+REPLAYED = "replayed"
+"""The column of dead letters with the name of the replay that took them."""
+LETTER = ("stage", "reason", "route", "sink", "topic", "partition", "offset", "timestamp", "key", "value", "batch_id")
+"""The columns that tell dead letters apart."""
+TRIES = 10
 
 
 class AppliedBatch(NamedTuple):
@@ -49,7 +55,7 @@ class AppliedBatch(NamedTuple):
 
 @dataclass
 class Outboxes:
-    """The sinks of a query that apply or merge what is in their outbox."""
+    """The sinks of a query that apply or merge what is in their outbox. `resending` is the name of a replay."""
 
     config: Config
     spark: SparkSession
@@ -59,6 +65,7 @@ class Outboxes:
     committers: Committers
     stop: threading.Event = field(default_factory=threading.Event)
     executors: Executors = field(default_factory=Executors)
+    resending: str | None = None
 
     def __post_init__(self) -> None:
         config = self.config
@@ -106,7 +113,7 @@ class Outboxes:
         assert isinstance(sink, ApplyingSink)  # others have no outbox
         keeps = self.applier.keeper(work.version, target.key)
         about = self.config.name, work.version, target.route, target.sink, replay, self.stop, keeps
-        batch = Batch(*about, guards=self.executors.guarded)
+        batch = Batch(*about, resending=self.resending, guards=self.executors.guarded)
         return self.applier.apply(sink, work.rows, events, batch)
 
 
@@ -217,6 +224,31 @@ def append_dead_letters(refused: DataFrame, events: DataFrame, batch: Batch, lak
     finally:
         dead.unpersist()
     return count
+
+
+def mark_replayed(taken: DataFrame, lake: Lake, config: Config, name: str, number: int) -> None:
+    """Write the name of a replay into the dead letters that it took, once for each number. Adds the column at first.
+
+    The stream may append meanwhile: what conflicts is tried again.
+    """
+    if taken.isEmpty():
+        return
+    session, address = taken.sparkSession.newSession(), lake.spark_address(config.dead_letters)
+    session.conf.set("spark.databricks.delta.write.txnAppId", f"{config.name}:{name}/dead_letters/replayed/{number}")
+    session.conf.set("spark.databricks.delta.write.txnVersion", "0")
+    same = [*(f"t.{one} <=> s.{one}" for one in LETTER), f"t.{REPLAYED} IS NULL"]
+    for tries in range(TRIES):
+        try:
+            if REPLAYED not in session.read.format("delta").load(address).columns:
+                session.sql(f"ALTER TABLE delta.{quoted(address)} ADD COLUMNS ({REPLAYED} STRING)")
+            merger = DeltaTable.forPath(session, address).alias("t")
+            once = merger.merge(taken.select(*LETTER).distinct().alias("s"), " AND ".join(same))
+            once.whenMatchedUpdate(set={REPLAYED: F.lit(name)}).execute()
+            return
+        except Exception as error:
+            if "CONCURRENT" not in str(error).upper() or tries == TRIES - 1:
+                what = f"what was sent could not be marked: {first_line(error)}"
+                raise TableError(config.dead_letters, what) from error
 
 
 def wants_opening(sink: Sink) -> bool:

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from router.engine.spark.executors import Executors
 
 log = logging.getLogger("router")
-LOOK = "1 second"
-"""Pause between two looks for new rows in an outbox."""
+LOOK = 1.0
+"""Seconds between two looks for new rows in an outbox."""
 FILES_AT_ONCE = 200
 """Files of an outbox that one batch reads, at most."""
 LONGEST_PAUSE = 60.0
@@ -117,7 +117,8 @@ class DetachedSink(OutboxSink):
         rows = frame.load(self.lake.spark_address(self.outbox))
         writer = rows.writeStream.queryName(f"{self.config.name}/{self.key}").foreachBatch(self._handle)
         writer = writer.option("checkpointLocation", self.checkpoint.for_spark(self.place))
-        writer = writer.trigger(availableNow=True) if self.once else writer.trigger(processingTime=LOOK)
+        pause = f"{max(LOOK, self.sink.seconds_between):.3f} seconds"
+        writer = writer.trigger(availableNow=True) if self.once else writer.trigger(processingTime=pause)
         query = writer.start()
         try:
             self._follow(query)

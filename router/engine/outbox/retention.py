@@ -103,7 +103,7 @@ class OutboxRetention:
 
 
 def not_parked(sink: ApplyingSink, batch: Batch, spark: SparkSession, lake: Lake) -> str:
-    """Return SQL that holds for no row which a sink has parked: it waits for `router rest-replay`, whatever its age.
+    """Return SQL that holds for no row which a sink has parked: it waits for `router replay`, whatever its age.
 
     Rows of the same source partition between two parked ones stay with them. `batch` names the sink.
     """

@@ -12,8 +12,8 @@ from pyspark.errors import PySparkException
 
 from router.delta.commit import row_count as count
 from router.delta.constraints import unsupported
-from router.delta.row_versions import deletions_table
-from router.delta.upsert import merge_engine
+from router.delta.keyed.row_versions import deletions_table
+from router.delta.keyed.upsert import merge_engine
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import asked
 from router.engine.merge.coordinator import BacklogStore

@@ -27,12 +27,13 @@ from router.delta.lake import Lake
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
 from router.engine.label.layout import BRONZE_SCHEMA, outbox_of
+from router.engine.ledger import VIOLATED
 from router.errors import ConfigError, Problem, RouterError, StartError
 from router.parts import Preparation
 from router.sinks import ApplyingSink, GivenAnswer, MergingSink, Opening
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pydantic_core import ErrorDetails
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from router.config.loader import Loaded
     from router.config.models import Config
-    from router.parts import Decoder
+    from router.parts import BatchReport, Decoder
 
 SUFFIX = ".test.yaml"
 
@@ -108,6 +109,10 @@ class Expected(Model):
         "method, url, headers, body, and with `answers` outcome and reason",
     )
     dead_letters: tuple[ExpectedDeadLetter, ...] = ()
+    violated: dict[str, int] | None = Field(
+        default=None,
+        description="route/expectation -> the events on which it does not hold; default: not looked at",
+    )
 
 
 class CaseAnswer(Model):
@@ -234,7 +239,9 @@ class _UnwritableError(ValueError):
 def _faults(config: Config, case: RouteTest, raw: pa.Table, spark: SparkSession, folder: Path) -> Iterator[str]:
     lake, checkpoint = Lake.at(config.lake), Lake.at(config.checkpoint_path())
     batches = Batches(config, RUN, spark, lake, CheckpointStore(checkpoint, RUN))
-    batches.process(spark.createDataFrame(raw), 0)
+    report = batches.process(spark.createDataFrame(raw), 0)
+    if case.expect.violated is not None:
+        yield from _violation_faults(case.expect.violated, report)
     previewed = {outbox_of(config.name, *key.split("/")): (key, sink) for key, sink in _previewing(config)}
     hidden = {config.dead_letters, config.ledger, *_merged_outboxes(config), *previewed}
     bronze = config.bronze_tables() or ()
@@ -304,7 +311,8 @@ def _raw(records: Sequence[InputRecord], decoder: Decoder, folder: Path) -> pa.T
 
 def _written(number: int, record: InputRecord, decoder: Decoder, folder: Path) -> bytes:
     try:
-        return decoder.encode(record.event, folder / record.file if record.file else None, record.message)
+        written_by = decoder.of_topic(record.topic)
+        return written_by.encode(record.event, folder / record.file if record.file else None, record.message)
     except ValueError as error:
         raise _UnwritableError(f"record {number} cannot be written: {error}") from error
 
@@ -329,6 +337,20 @@ def _row_faults(where: str, wanted: int | list[dict[str, Any]], rows: list[dict[
             left.remove(match)
     if len(rows) != len(wanted):
         yield f"{where}: {len(wanted)} {what} expected, {len(rows)} found; beyond them: {_shown(left)}"
+
+
+def _violation_faults(expected: Mapping[str, int], report: BatchReport) -> Iterator[str]:
+    found = {
+        f"{route}/{name.removeprefix(VIOLATED)}": count
+        for route, counts in report.routes.items()
+        for name, count in counts.items()
+        if name.startswith(VIOLATED)
+    }
+    for key in sorted({*found, *expected}):
+        if key not in found:
+            yield f"{key}: there is no such expectation"
+        elif (wanted := expected.get(key, 0)) != found[key]:
+            yield f"{key}: does not hold on {wanted} events expected, {found[key]} found"
 
 
 def _dead_letter_faults(expected: Sequence[ExpectedDeadLetter], found: list[dict[str, Any]]) -> Iterator[str]:

@@ -40,9 +40,9 @@ from router.engine.quarantine.table import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     OWN,
-    Approval,
+    PendingRelease,
     allowed,
-    approvals,
+    pending_releases,
     quarantined_in,
     released,
     write,
@@ -85,10 +85,13 @@ class Release:
     committers: Committers
     executors: Executors = field(default_factory=Executors)
 
-    def due(self) -> list[Approval]:
+    def due(self) -> list[PendingRelease]:
         """Return the approvals, and the notes of blocked tables whose next try is due."""
         now = time.time()
-        return [*approvals(self.store), *(note for note in approvals(self.store, "blocked") if note.due <= now)]
+        return [
+            *pending_releases(self.store),
+            *(note for note in pending_releases(self.store, "blocked") if note.due <= now),
+        ]
 
     def idle(self) -> set[str]:
         """Carry out what is due before or between batches, unless one was cut off; return the tables that changed."""
@@ -100,37 +103,37 @@ class Release:
         cut_off = f"manifests/{run}/{-1 if booked is None else booked + 1:010d}.json"
         return self.carry_out(found) if self.store.read(cut_off) is None else set()
 
-    def carry_out(self, found: list[Approval]) -> set[str]:
+    def carry_out(self, found: list[PendingRelease]) -> set[str]:
         """Carry out approvals while no batch is under way; return the tables that changed."""
-        for approval in found:
+        for pending in found:
             try:
-                if approval.cause:
-                    self._unblock(approval)
+                if pending.cause:
+                    self._unblock(pending)
                 else:
-                    self._carry_out(approval)
+                    self._carry_out(pending)
             except Exception as error:  # the stream must not stop for quarantined rows
-                self._postpone(approval, error)
-        return {approval.place.table for approval in found}
+                self._postpone(pending, error)
+        return {pending.place.table for pending in found}
 
-    def _carry_out(self, approval: Approval) -> None:
-        for query in approval.upto:
-            if approval.discard:
-                self._discard(approval, query)
+    def _carry_out(self, pending: PendingRelease) -> None:
+        for query in pending.upto:
+            if pending.discard:
+                self._discard(pending, query)
             else:
-                self._release(approval, query)
-        self.store.delete(approval.path)
+                self._release(pending, query)
+        self.store.delete(pending.path)
 
-    def _postpone(self, approval: Approval, error: Exception) -> None:
-        if not approval.cause:
+    def _postpone(self, pending: PendingRelease, error: Exception) -> None:
+        if not pending.cause:
             text = "the quarantined rows of %s cannot be released now, it is tried again after the next batch: %s"
-            log.warning(f"%s: {text}", self.config.name, approval.place.table, first_line(error))
+            log.warning(f"%s: {text}", self.config.name, pending.place.table, first_line(error))
             return
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**approval.tries)
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**pending.tries)
         text = "%s: %s can still not be written, the next try is in %.0f s: %s"
-        log.warning(text, self.config.name, approval.place.table, pause, first_line(error))
-        write(self.store, replace(approval, tries=approval.tries + 1, due=time.time() + pause))
+        log.warning(text, self.config.name, pending.place.table, pause, first_line(error))
+        write(self.store, replace(pending, tries=pending.tries + 1, due=time.time() + pause))
 
-    def _unblock(self, note: Approval) -> None:
+    def _unblock(self, note: PendingRelease) -> None:
         """Release all rows that wait for a table that could not be written. Raises while it still cannot be."""
         self._look(note)
         upto, columns = self._waiting(note.place)
@@ -145,7 +148,7 @@ class Release:
         self.store.delete(note.path)
         log.info("%s: %s can be written again", self.config.name, note.place.table)
 
-    def _look(self, note: Approval) -> None:
+    def _look(self, note: PendingRelease) -> None:
         """Raise while a blocked table cannot be read, or lacks batches, unless a person has said to go on."""
         table, checkpoint = note.place.table, self.store.checkpoint
         handle = TableCache(self.lake).open([table])[table]
@@ -167,57 +170,57 @@ class Release:
                 return one.upto, to_delta(one.columns)
         return {}, to_delta(pa.schema([]))
 
-    def _release(self, approval: Approval, query: str) -> bool:
+    def _release(self, pending: PendingRelease, query: str) -> bool:
         """Release the rows of a query; say whether none is left."""
-        rows_of_query = _ReleasedRows.read(self, approval, query)
-        if query not in approval.decided:
-            if not (decided := rows_of_query.decide(approval.upto[query])):
-                return not approval.upto[query] > rows_of_query.after
+        rows_of_query = _ReleasedRows.read(self, pending, query)
+        if query not in pending.decided:
+            if not (decided := rows_of_query.decide(pending.upto[query])):
+                return not pending.upto[query] > rows_of_query.after
             refused = rows_of_query.violating(decided[0])
-            approval.decided[query] = decided[0], decided[1] - refused
-            approval.refused[query], approval.demanded[query] = refused, rows_of_query.demanded
-            write(self.store, approval)
-        last, rows = approval.decided[query]
-        counts, refused = {"released": rows}, approval.refused.get(query, 0)
+            pending.decided[query] = decided[0], decided[1] - refused
+            pending.refused[query], pending.demanded[query] = refused, rows_of_query.demanded
+            write(self.store, pending)
+        last, rows = pending.decided[query]
+        counts, refused = {"released": rows}, pending.refused.get(query, 0)
         if rows:
             self._commit(rows_of_query, query, last)
         if refused:
             rows_of_query.refuse(last)
             counts |= {"quarantined": -refused, "refused": refused}
-        self._book(approval, query, last, counts)
+        self._book(pending, query, last, counts)
         rows_of_query.delete(last)
-        log.info("%s: %d quarantined rows are in %s now", self.config.name, rows, approval.place.table)
+        log.info("%s: %d quarantined rows are in %s now", self.config.name, rows, pending.place.table)
         if refused:
             text = "%s: %d rows violate what %s demands, and are dead letters now"
-            log.warning(text, self.config.name, refused, approval.place.table)
-        return last >= approval.upto[query]
+            log.warning(text, self.config.name, refused, pending.place.table)
+        return last >= pending.upto[query]
 
     def _commit(self, rows_of_query: _ReleasedRows, query: str, last: int) -> None:
         """Commit rows that are decided. Where that fails it is decided anew: the table may demand something else."""
-        approval = rows_of_query.approval
+        pending = rows_of_query.pending
         try:
             rows_of_query.commit(last)
         except TableError:
-            if _ReleasedRows.read(self, approval, query).after < last:
-                del approval.decided[query]
-                write(self.store, approval)
+            if _ReleasedRows.read(self, pending, query).after < last:
+                del pending.decided[query]
+                write(self.store, pending)
             raise
 
-    def _discard(self, approval: Approval, query: str) -> None:
-        rows_of_query, last = _ReleasedRows.read(self, approval, query), approval.upto[query]
-        if query not in approval.decided:
-            approval.decided[query] = last, rows_of_query.frame.filter(F.col("_batch_id") <= last).count()
-            write(self.store, approval)
-        rows = approval.decided[query][1]
+    def _discard(self, pending: PendingRelease, query: str) -> None:
+        rows_of_query, last = _ReleasedRows.read(self, pending, query), pending.upto[query]
+        if query not in pending.decided:
+            pending.decided[query] = last, rows_of_query.frame.filter(F.col("_batch_id") <= last).count()
+            write(self.store, pending)
+        rows = pending.decided[query][1]
         rows_of_query.add_dead_letters(last)
-        self._book(approval, query, last, {"quarantined": -rows, "refused": rows})
+        self._book(pending, query, last, {"quarantined": -rows, "refused": rows})
         rows_of_query.delete(last)
-        log.info("%s: %d quarantined rows for %s are dead letters now", self.config.name, rows, approval.place.table)
+        log.info("%s: %d quarantined rows for %s are dead letters now", self.config.name, rows, pending.place.table)
 
-    def _book(self, approval: Approval, query: str, last: int, counts: dict[str, int]) -> None:
-        place, (name, _, run) = approval.place, query.rpartition(":")
+    def _book(self, pending: PendingRelease, query: str, last: int, counts: dict[str, int]) -> None:
+        place, (name, _, run) = pending.place, query.rpartition(":")
         row = {"query": name, "run": run, "batch_id": last, "route": place.route, "sink": place.sink, **counts}
-        kind = "discard" if approval.discard else "unblock" if approval.blocked else "release"
+        kind = "discard" if pending.discard else "unblock" if pending.blocked else "release"
         entry = ledger.LedgerEntry(self.config.ledger, f"{query}/ledger/{kind}/{place}", last)
         ledger.append(self.committers, entry, [row])
 
@@ -236,7 +239,7 @@ class _ReleasedRows:
     """
 
     of: Release
-    approval: Approval
+    pending: PendingRelease
     query: str
     quarantine: str
     frame: DataFrame
@@ -249,10 +252,10 @@ class _ReleasedRows:
     demanded: Conditions
 
     @classmethod
-    def read(cls, of: Release, approval: Approval, query: str) -> _ReleasedRows:
-        place, blocked = approval.place, approval.blocked
+    def read(cls, of: Release, pending: PendingRelease, query: str) -> _ReleasedRows:
+        place, blocked = pending.place, pending.blocked
         quarantine = quarantine_of(of.config.name, place.route, place.sink)
-        handle = None if approval.discard else TableCache(of.lake).open([place.table])[place.table]
+        handle = None if pending.discard else TableCache(of.lake).open([place.table])[place.table]
         rows = of.lake.open(quarantine)
         assert rows is not None  # rows of it were approved
         after = released(handle, place, query, blocked=blocked)
@@ -264,16 +267,16 @@ class _ReleasedRows:
         if handle and blocked and (direct := handle.transaction_version(f"{query}/{place}")) is not None:
             mine &= F.col("_batch_id") > direct  # the table was damaged after a commit that nobody could read any more
         came = [column for column in delta_schema(to_arrow(rows)) if column.name not in OWN]
-        table, lossy = _may_have(of.config, approval, handle)
+        table, lossy = _may_have(of.config, pending, handle)
         kinds = {column.name: _kind(table.get(column.name), column.type) for column in came}
         kinds = {name: kind for name, kind in kinds.items() if kind is not None or not lossy}
         schema = handle.schema().to_json() if handle else ""
-        demanded = approval.demanded.get(query) if query in approval.decided else None
+        demanded = pending.demanded.get(query) if query in pending.decided else None
         if demanded is None:
             demanded = constraints(schema, handle.metadata().configuration) if handle else {}
         waiting = frame.filter(mine)
         left = waiting.filter(F.col("_batch_id") > after)
-        return cls(of, approval, query, quarantine, left, have, kinds, after, table, waiting, schema, demanded)
+        return cls(of, pending, query, quarantine, left, have, kinds, after, table, waiting, schema, demanded)
 
     @property
     def columns(self) -> DataFrame:
@@ -292,7 +295,7 @@ class _ReleasedRows:
         first_bad = min(bad, default=None)
         if first_bad is not None and first_bad <= upto:
             text = "rows from batch %d on stay quarantined for %s: the table has changed since they were approved"
-            log.warning(f"%s: {text}", self.of.config.name, first_bad, self.approval.place.table)
+            log.warning(f"%s: {text}", self.of.config.name, first_bad, self.pending.place.table)
         good = {batch: count for batch, count in rows.items() if first_bad is None or batch < first_bad}
         if not good:
             return None
@@ -321,7 +324,7 @@ class _ReleasedRows:
     def refuse(self, last: int) -> None:
         """Append the rows that violate what their table demands to the dead letters, once."""
         rows = self.judged(self.waiting.filter(F.col("_batch_id") <= last)).filter(F.col(VIOLATES).isNotNull())
-        place, kind = self.approval.place, "unblock" if self.approval.blocked else "release"
+        place, kind = self.pending.place, "unblock" if self.pending.blocked else "release"
         why = F.concat(F.lit(f"table {place.table}: "), F.col(VIOLATES), F.lit(" does not hold"))
         self._append_dead_letters(rows, why, f"{self.query}/refuse/{kind}/{place}", last)
 
@@ -329,14 +332,14 @@ class _ReleasedRows:
         """Stage the rows of batches up to the last that may land, and commit them once."""
         if self.after >= last:
             return
-        place, lake, blocked = self.approval.place, self.of.lake, self.approval.blocked
+        place, lake, blocked = self.pending.place, self.of.lake, self.pending.blocked
         columns = self.types
         options = self.of.config.landing
         staging = Staging(lake, options.file_bytes, options.buffer_bytes)
         where = f"{place.route}/{place.sink}", place.table, last
         task = _staging(self.kinds, pa.schema(list(columns.items())), staging, where)
         frame = self.frame.filter(F.col("_batch_id") <= last)
-        frame = self.judged(frame).filter(F.col(VIOLATES).isNull()) if self.approval.refused.get(self.query) else frame
+        frame = self.judged(frame).filter(F.col(VIOLATES).isNull()) if self.pending.refused.get(self.query) else frame
         reports = self._reports(frame.select("_batch_id", *map(quoted, self.kinds)), task)
         files = tuple(map(StagedFile.of, reports))
         written = pa.schema([(name, kind) for name, kind in columns.items() if any(name in f.columns for f in files)])
@@ -367,7 +370,7 @@ class _ReleasedRows:
 
     def add_dead_letters(self, last: int) -> None:
         """Append the rows of batches up to the last to the dead letters, once."""
-        place = self.approval.place
+        place = self.pending.place
         why = F.coalesce("_cause", F.lit(f"table {place.table}: nobody approved the change that the row needs"))
         rows = self.frame.filter(F.col("_batch_id") <= last)
         self._append_dead_letters(rows, why, f"{self.query}/discard/{place}", last)
@@ -377,7 +380,7 @@ class _ReleasedRows:
 
         Without bronze, or where a row's coordinates are not known, the value is the row as JSON.
         """
-        place, config, lake = self.approval.place, self.of.config, self.of.lake
+        place, config, lake = self.pending.place, self.of.config, self.of.lake
         for name in {*COORDINATES} - {*rows.columns}:
             rows = rows.withColumn(name, F.lit(None))
         old = {new: F.col(name) for name, new in COORDINATES.items()}
@@ -397,7 +400,7 @@ class _ReleasedRows:
 
     def delete(self, last: int) -> None:
         """Delete the rows of batches up to the last from the quarantine."""
-        place, blocked = self.approval.place, self.approval.blocked
+        place, blocked = self.pending.place, self.pending.blocked
         mine = _mine(place, self.query, blocked=blocked, there="_cause" in self._kept)
         table = SparkDeltaTable.forPath(self.of.spark, self.of.lake.spark_address(self.quarantine))
         table.delete(mine & (F.col("_batch_id") <= last))
@@ -430,18 +433,20 @@ def _or_null(frame: DataFrame, name: str) -> Column:
     return F.col(name) if name in frame.columns else F.lit(None)
 
 
-def _may_have(config: Config, approval: Approval, handle: DeltaTable | None) -> tuple[dict[str, pa.DataType], bool]:
+def _may_have(
+    config: Config, pending: PendingRelease, handle: DeltaTable | None
+) -> tuple[dict[str, pa.DataType], bool]:
     """Return the columns and types that a table may have, and whether values that it has no place for are left out.
 
     What an approval says, goes; a blocked table gains by its release what its sink lets it gain.
     """
-    place, have = approval.place, delta_schema(to_arrow(handle)) if handle else None
+    place, have = pending.place, delta_schema(to_arrow(handle)) if handle else None
     sink = next((s for route, name, s in config.all_sinks() if (route, name) == (place.route, place.sink)), None)
     evolution = sink.evolution if isinstance(sink, TableSink) else "evolve"
-    if not approval.cause or handle is None or have is None:
-        return allowed(have, approval), False
+    if not pending.cause or handle is None or have is None:
+        return allowed(have, pending), False
     if evolution == "evolve":
-        found, asked = allowed(have, approval), sink.widening if isinstance(sink, TableSink) else "rewrite"
+        found, asked = allowed(have, pending), sink.widening if isinstance(sink, TableSink) else "rewrite"
         keeps = {*have.names} if way(handle, place.table, asked) is None else set()
         kept = {name: type_within(have.field(name).type, found[name], new_fields=True) for name in keeps}
         return {**found, **kept}, False

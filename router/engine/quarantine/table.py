@@ -100,17 +100,19 @@ class Quarantined:
 
 
 @dataclass(frozen=True)
-class Approval:
-    """The permission for a table to take the rows of batches up to `upto`; `columns` is their schema as Delta's JSON.
+class PendingRelease:
+    """What is to become of the quarantined rows of a table: an approval of somebody, or the note of a blocked table.
 
-    `decided`: query -> (last batch, rows that land), once that is decided; `refused`: query -> the rows beside them
-    that violate what their table demands; `demanded`: query -> that, as it was then. `number` makes the file's name
-    unique: a second approval for the same table, written while this one is carried out, must not be deleted with it.
-    With `discard` the rows become dead letters instead.
+    An approval lets the table take the rows of batches up to `upto`, whose schema as Delta's JSON is `columns`; with
+    `discard` they become dead letters instead. `number` makes the file's name unique: a second approval for the same
+    table, written while this one is carried out, must not be deleted with it.
 
     With a `cause` it is the note of a blocked table: `upto` and `columns` are what waits when its release is tried, the
     next time at `due` (seconds since 1970), after `tries` that failed. With `forced` a person goes on with the table as
     it is, though it lacks batches.
+
+    Of both: `decided`: query -> (last batch, rows that land), once that is decided; `refused`: query -> the rows beside
+    them that violate what their table demands; `demanded`: query -> that, as it was then.
     """
 
     place: Place
@@ -138,26 +140,26 @@ class Approval:
 def approve(store: CheckpointStore, found: Quarantined, *, discard: bool = False) -> None:
     """Write an approval; the running or the next stream carries it out."""
     about = found.place, found.upto, to_delta(found.columns), time.time_ns()
-    write(store, Approval(*about, discard=discard, blocked=found.cause is not None))
+    write(store, PendingRelease(*about, discard=discard, blocked=found.cause is not None))
 
 
 def try_now(store: CheckpointStore, found: Quarantined) -> None:
     """Let the release of a blocked table be tried next, whatever its pause."""
-    for note in approvals(store, "blocked"):
+    for note in pending_releases(store, "blocked"):
         if note.place == found.place:
             write(store, replace(note, due=0.0, tries=0, forced=True))
 
 
-def write(store: CheckpointStore, approval: Approval) -> None:
+def write(store: CheckpointStore, pending: PendingRelease) -> None:
     """Write an approval or a note whole or not at all."""
-    store.write(approval.path, json.dumps(asdict(approval)).encode())
+    store.write(pending.path, json.dumps(asdict(pending)).encode())
 
 
-def approvals(store: CheckpointStore, folder: str = "approvals") -> list[Approval]:
+def pending_releases(store: CheckpointStore, folder: str = "approvals") -> list[PendingRelease]:
     """Return the approvals (or the notes in `blocked`) that are not carried out yet, oldest first."""
     read = [found for path in store.paths(folder) if (found := store.load(path))]
-    made = (Approval(**{**approval, "place": Place(**approval["place"])}) for approval in read)
-    return sorted(made, key=lambda approval: approval.number)
+    made = (PendingRelease(**{**pending, "place": Place(**pending["place"])}) for pending in read)
+    return sorted(made, key=lambda pending: pending.number)
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ class Quarantine:
 
     def blocked(self) -> dict[str, str]:
         """Return why tables cannot be written, by place."""
-        return {str(note.place): note.cause for note in approvals(self.store, "blocked")}
+        return {str(note.place): note.cause for note in pending_releases(self.store, "blocked")}
 
     def block(self, blocked: dict[str, str]) -> None:
         """Note tables that cannot be written, before anything says that their rows are in the quarantine."""
@@ -180,7 +182,7 @@ class Quarantine:
             found = Place.of(place)
             cause = blocked[place]
             pause = 0 if cause.startswith(SORTED_OUT) else FIRST_PAUSE  # the release can do what no task can
-            write(self.store, Approval(found, cause=cause, blocked=True, due=time.time() + pause))
+            write(self.store, PendingRelease(found, cause=cause, blocked=True, due=time.time() + pause))
             text = "%s: %s cannot be written, its rows go to the quarantine until it can: %s%s"
             hint = "; `router repair` makes it whole again" if DAMAGED_LOG in blocked[place] else ""
             log.warning(text, self.config.name, found.table, blocked[place], hint)
@@ -352,9 +354,9 @@ def _version(row: dict[str, Any]) -> str:
     return " ".join(filter(None, (row.get("_message"), number)))
 
 
-def allowed(table: pa.Schema | None, approval: Approval) -> dict[str, pa.DataType]:
+def allowed(table: pa.Schema | None, pending: PendingRelease) -> dict[str, pa.DataType]:
     """Return the columns and types that a table may have after an approval."""
-    come = delta_schema(to_arrow_schema(approval.columns))
+    come = delta_schema(to_arrow_schema(pending.columns))
     if table is None:
         return {column.name: column.type for column in come}
     change = compare(table, come)

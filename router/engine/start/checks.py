@@ -17,7 +17,7 @@ from router.delta.history import commit_notes
 from router.delta.located_files import note_path
 from router.delta.table_cache import THREADS, TableCache
 from router.engine import source
-from router.engine.checkpoint_store import CheckpointStore
+from router.engine.checkpoint_store import REPLAY, CheckpointStore
 from router.engine.commit.lost_tables import refuse_lost_tables
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.ledger import LATER
@@ -159,7 +159,7 @@ def _last_note(table: DeltaTable | None, name: str) -> tuple[str, int] | None:
             return None  # the operator who restored the table has decided about older commits
         note = commit_notes(entry)
         query, _, run = str(note.get("router.query", "")).rpartition(":")
-        if query == name:
+        if query == name and not run.startswith(REPLAY):
             return run, int(note["router.batch"])
     return None
 
@@ -171,7 +171,7 @@ def refuse_shared(lake: Lake, config: Config) -> None:
     """
     own = [of(config.name, route, sink) for route, sink, _ in config.all_sinks() for of in (outbox_of, quarantine_of)]
     with ThreadPoolExecutor(THREADS) as pool:
-        writers = pool.map(lambda table: _writers_of(lake, table), own)
+        writers = pool.map(lambda table: writers_of(lake, table), own)
         for table, found in zip(own, writers, strict=True):
             if others := found - {config.name}:
                 raise StartError(
@@ -180,7 +180,8 @@ def refuse_shared(lake: Lake, config: Config) -> None:
                 )
 
 
-def _writers_of(lake: Lake, table: str) -> set[str]:
+def writers_of(lake: Lake, table: str) -> set[str]:
+    """Return the queries that a table's last commits are of; none of a table that cannot be read."""
     try:
         handle = lake.open(table)
         return _writers(handle) if handle else set()

@@ -20,10 +20,10 @@ from router.columns import any_of
 from router.delta.casting import cast_to
 from router.delta.commit import PROPERTIES, made_as, to_arrow, to_arrow_schema
 from router.delta.constraints import CHECK
+from router.delta.keyed.row_versions import DELETIONS, deletions_table
+from router.delta.keyed.upsert import GUARD, SUPPORTED_PROPERTIES
 from router.delta.parquet_writer import Staging
-from router.delta.row_versions import DELETIONS, deletions_table
 from router.delta.schema_diff import delta_schema
-from router.delta.upsert import GUARD, SUPPORTED_PROPERTIES
 from router.delta.widening import FILE_BYTES, HELD_BYTES, copied_rows, replaced_by, way, wider_schema
 from router.engine.commit.committers import staged_rows
 from router.engine.label.layout import TABLE

@@ -54,9 +54,9 @@ from router.delta.commit import (
 from router.delta.constraints import unmergeable, unsupported
 from router.delta.file_statistics import statistics
 from router.delta.history import LogCommit, log_commits, log_folder, log_versions
-from router.delta.row_versions import DELETIONS, deletions_table
+from router.delta.keyed.row_versions import DELETIONS, deletions_table
+from router.delta.keyed.upsert import SUPPORTED_PROPERTIES, made_by_spark
 from router.delta.schema_diff import compare, delta_schema
-from router.delta.upsert import SUPPORTED_PROPERTIES, made_by_spark
 from router.delta.widening import way, wider_schema
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore

@@ -10,14 +10,14 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from router.delta.constraints import unsupported
+from router.delta.keyed.upsert import merge_engine
 from router.delta.table_cache import THREADS
-from router.delta.upsert import merge_engine
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import asked, outbox_of
 from router.engine.merge.coordinator import BacklogStore, MergedTables
 from router.engine.preflight.explain import fixed_table
-from router.engine.quarantine.table import approvals, quarantined
+from router.engine.quarantine.table import pending_releases, quarantined
 from router.engine.tables.verify import OWN_LAYERS, Verification, slashed
 from router.sinks import KeyedTable, MergingSink
 
@@ -62,7 +62,7 @@ class _Overview:
         self.config = config
         self.lake, checkpoint = lake_and_checkpoint(config)
         self.verification = Verification.of(config, pending=True)
-        notes = approvals(CheckpointStore(checkpoint), "blocked")
+        notes = pending_releases(CheckpointStore(checkpoint), "blocked")
         self.blocked = {note.place.table: note.cause for note in notes}
         self.waiting: dict[str, int] = {}
         for found in quarantined(config, self.lake):

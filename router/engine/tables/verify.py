@@ -30,7 +30,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from router.delta.history import LogCommit, log_commits, log_damage, log_versions, rows_of
-from router.delta.row_versions import DELETIONS, deletions_table
+from router.delta.keyed.row_versions import DELETIONS, deletions_table
 from router.delta.table_cache import THREADS
 from router.engine.checkpoint_store import CheckpointStore, Manifest, lake_and_checkpoint
 from router.engine.label.layout import outbox_of, quarantine_of

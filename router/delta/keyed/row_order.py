@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
+    from router.delta.casting import Mask
     from router.sinks import KeyedTable
 
 
@@ -97,7 +98,6 @@ REFUSED = "_refused"
 OUTBOX_ONLY = ("_timestamp", "_key", "_table", DELETED, REFUSED)
 """Columns of rows that no table keeps."""
 NEVER = np.iinfo(np.int64).min
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

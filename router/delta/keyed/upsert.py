@@ -19,7 +19,6 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, WriterP
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow import fs
 
-from router.delta import row_versions
 from router.delta.casting import cast_to
 from router.delta.commit import (
     HOOKS,
@@ -36,9 +35,10 @@ from router.delta.commit import (
 from router.delta.constraints import unmergeable
 from router.delta.file_statistics import without_bounds_of_floats
 from router.delta.history import log_damage
-from router.delta.row_checks import check_rows
-from router.delta.row_order import DELETED, OUTBOX_ONLY, comparable, newer_rows, order_names
-from router.delta.scd import (
+from router.delta.keyed import row_versions
+from router.delta.keyed.row_checks import check_rows
+from router.delta.keyed.row_order import DELETED, OUTBOX_ONLY, comparable, newer_rows, order_names
+from router.delta.keyed.scd import (
     CLOSE,
     DELETE,
     FLAG,

@@ -14,8 +14,8 @@ from pyarrow import fs
 
 from router.delta.casting import cast_to
 from router.delta.commit import HOOKS, has_transaction
-from router.delta.row_order import HELD, SINCE, keys_and_order
-from router.delta.scd import HISTORY_COLUMNS, TIMESTAMP
+from router.delta.keyed.row_order import HELD, SINCE, keys_and_order
+from router.delta.keyed.scd import HISTORY_COLUMNS, TIMESTAMP
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake

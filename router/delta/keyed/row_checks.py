@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from router.delta.casting import does_not_fit, type_within, would_lose
-from router.delta.row_order import DELETED, OUTBOX_ONLY, REFUSED, Mask, order_names
-from router.delta.scd import HISTORY_COLUMNS, time_name
+from router.delta.casting import Mask, does_not_fit, type_within, would_lose
+from router.delta.keyed.row_order import DELETED, OUTBOX_ONLY, REFUSED, order_names
+from router.delta.keyed.scd import HISTORY_COLUMNS, time_name
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema, delta_type, too_wide
 from router.delta.widening import KEEPS
 from router.errors import TableError

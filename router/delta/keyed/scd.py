@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from router.delta.row_order import (
+from router.delta.keyed.row_order import (
     NEVER,
     OUTBOX_ONLY,
     SINCE,
     Codes,
-    Mask,
     NewerRows,
     keys_and_order,
     newest_names,
@@ -26,6 +25,7 @@ from router.delta.row_order import (
 )
 
 if TYPE_CHECKING:
+    from router.delta.casting import Mask
     from router.sinks import KeyedTable
 
 OP = "__op"

@@ -1,4 +1,4 @@
-"""Send parked rows and dead letters of a sink again: `router rest-replay`.
+"""Send parked rows and dead letters of a sink that keeps them again, a part of `router replay`.
 
 A replay is not a batch: it reads rows of many batches from the outbox, and its receipts and its row in the ledger have
 a name in place of a batch number. Before it sends anything, it writes its name, filter and table versions into the
@@ -20,17 +20,15 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from router.engine import ledger
-from router.engine.checkpoint_store import CheckpointStore
+from router.engine.checkpoint_store import REPLAY, CheckpointStore
 from router.engine.label.layout import COORDINATES
-from router.engine.outbox.apply import OutboxSink, append_dead_letters, keeper
+from router.engine.outbox.apply import OutboxSink, append_dead_letters, keeper, mark_replayed
 from router.engine.spark.executors import refusal
-from router.engine.start.run_lock import locked
 from router.errors import RouterError, SinkError, StartError
 from router.sinks import ApplyingSink, Batch, Opening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -51,7 +49,7 @@ class ReplayFilter:
     `since` is in seconds since 1970; without `codes` every code is chosen.
     """
 
-    statuses: tuple[str, ...] = ("parked",)
+    statuses: tuple[str, ...] = ("parked", "dead")
     codes: tuple[int, ...] = ()
     since: float | None = None
 
@@ -138,6 +136,11 @@ class Replay:
         return cls(said["name"], ReplayFilter(**{**asked, **lists}), said["versions"])
 
 
+def new_name() -> str:
+    """Return the name of a replay that begins now."""
+    return f"{REPLAY}{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
+
+
 def resending_sinks(config: Config) -> Iterator[tuple[str, str, ApplyingSink]]:
     """Yield route, name and sink of each sink that can send rows again."""
     for route, name, sink in config.all_sinks():
@@ -155,10 +158,6 @@ class Resender(OutboxSink):
     def store(self) -> CheckpointStore:
         """Return the store that knows the replay that has begun."""
         return CheckpointStore(self.checkpoint)
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Hold the lock of the sink's replays; raise StartError while another holds it. A run has its own."""
-        return locked(self.checkpoint, f"{self._place}/lock", f"{self.key}: another replay of it is at work")
 
     def cut_off(self) -> Replay | None:
         """Return the replay that was killed before the ledger had its row; None where there is none."""
@@ -188,8 +187,7 @@ class Resender(OutboxSink):
         """Return a new replay and its rows; the rows are None where the sink has never sent anything."""
         tables = TableSnapshots(self.spark, self.lake)
         found = self.find(asked, tables)
-        name = f"replay-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
-        return Replay(name, asked, tables.versions), found
+        return Replay(new_name(), asked, tables.versions), found
 
     def send(self, begun: Replay, found: ReplayRows) -> Resent:
         """Send the rows of a replay again and write what became of them into the ledger, once. Raises RouterError."""
@@ -224,6 +222,19 @@ class Resender(OutboxSink):
             dead_letters, run = self.config.dead_letters, f"{self.config.name}:{name}"
             append_dead_letters(resent.refused, found.events, batch, self.lake, dead_letters, run)
         self.book(name, 0, ledger.of_replay(self.key, resent))
+        self._mark_letters(name, found, batch)
+
+    def _mark_letters(self, name: str, found: ReplayRows, batch: Batch) -> None:
+        """Mark the dead letters whose rows are dead no more."""
+        handle = self.lake.open(self.config.dead_letters)
+        now = self.sink.set_aside(batch, TableSnapshots(self.spark, self.lake))
+        if handle is None or now is None:
+            return
+        names, dead = [name for _, name in PLACE], F.col("status") == "dead"
+        taken = found.aside.filter(dead).select(*names).subtract(now.filter(dead).select(*names))
+        letters = self.spark.read.format("delta").load(self.lake.spark_address(self.config.dead_letters))
+        here = (F.col("stage") == "apply") & (F.col("route") == self.route) & (F.col("sink") == self.name)
+        mark_replayed(letters.filter(here).join(taken, names, "left_semi"), self.lake, self.config, name, 0)
 
     def _batch(self, name: str) -> Batch:
         keeps = keeper(self.lake, f"{self.config.name}:{name}/{self.key}", 0)

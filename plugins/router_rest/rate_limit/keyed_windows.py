@@ -1,0 +1,103 @@
+"""The same rate limits for each value of a key: an account, a host. Runs on the driver.
+
+Pure: the caller gives the time. Memory is bounded by `MOST_KEYS` and `GROUPS`, however many values there are.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from router_rest.rate_limit.sliding_window import SlidingWindows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from router_rest.rate_limit.sliding_window import RateLimit
+
+MOST_KEYS = 10_000
+"""Keys whose windows are kept, those used last."""
+GROUPS = 1 << 14
+"""Groups of keys whose windows are not kept any more."""
+
+
+@dataclass
+class ForgottenKeys:
+    """The most that any key of a group has used: one that comes back begins with as much."""
+
+    free: float = -inf
+    until: list[float] = field(default_factory=list)
+    used: list[int] = field(default_factory=list)
+
+
+class KeyedWindows:
+    """Windows for each key, of which those used last are kept.
+
+    The windows of a key that are forgotten while they count something leave that to their group of keys (by hash). A
+    key without windows begins with what its group counts: it may wait longer than it had to, and never gets more than
+    a limit.
+    """
+
+    keyed = True
+    rate = None
+    """There is no rate for all keys together."""
+
+    def __init__(self, limits: Iterable[RateLimit], share: float, most: int = MOST_KEYS) -> None:
+        self._limits, self._share, self._most = tuple(limits), share, most
+        self._kept: OrderedDict[str, SlidingWindows] = OrderedDict()
+        self._forgotten: dict[int, ForgottenKeys] = {}
+        self._spared = 0.0
+        self.sized = any(one.rows is not None for one in self._limits)
+
+    def __len__(self) -> int:
+        """Return the number of keys whose windows are kept."""
+        return len(self._kept)
+
+    def of(self, key: str, now: float) -> SlidingWindows:
+        """Return the windows of a key."""
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = self._begun(key, now)
+            if len(self._kept) > self._most:
+                self._forget(now, *self._kept.popitem(last=False))
+        self._kept.move_to_end(key)
+        found.spare(self._spared)
+        return found
+
+    def next(self, now: float, rows: int) -> float:
+        """Return when a call may be sent at the earliest: now, for there are keys that have sent nothing."""
+        return now
+
+    def spare(self, seconds: float) -> None:
+        """Leave so many seconds of each short window unused, for calls that go out late."""
+        self._spared = seconds
+
+    def succeed(self, before: KeyedWindows | SlidingWindows) -> None:
+        """Take over the counts of windows of the same length, so that a restated limit does not begin at zero."""
+        if isinstance(before, KeyedWindows):
+            for key, windows in before._kept.items():
+                self._kept[key] = SlidingWindows(self._limits, self._share)
+                self._kept[key].succeed(windows)
+
+    def _begun(self, key: str, now: float) -> SlidingWindows:
+        made = SlidingWindows(self._limits, self._share)
+        group = self._forgotten.get(crc32(key.encode()) % GROUPS)
+        if group is not None:
+            made.adopt(now, group.free, zip(group.until, group.used, strict=True))
+        return made
+
+    def _forget(self, now: float, key: str, windows: SlidingWindows) -> None:
+        free, counted = windows.counted(now)
+        if free <= now and not any(used for _, used in counted):
+            return
+        group = self._forgotten.setdefault(crc32(key.encode()) % GROUPS, ForgottenKeys())
+        before = [
+            (until, used) if until > now else (-inf, 0) for until, used in zip(group.until, group.used, strict=True)
+        ] or [(-inf, 0)] * len(counted)
+        pairs = list(zip(before, counted, strict=True))
+        group.free = max(free, group.free)
+        group.until = [max(old[0], new[0]) for old, new in pairs]
+        group.used = [max(old[1], new[1]) for old, new in pairs]

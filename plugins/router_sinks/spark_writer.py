@@ -1,0 +1,84 @@
+"""The sink `spark`: the rows of a batch, handed to any writer of Spark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, SecretStr, field_validator
+
+from router import ApplyingSink, Batch, Opening, Outcome, StartError
+from router_encoders.outbox_rows import own_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from typing_extensions import Self
+
+HELD = {
+    "checkpointlocation": "each batch is a write of its own",
+    "path": "write `path` beside `options`",
+}
+"""Options that the sink has another place for, or none."""
+
+
+class SparkWriter(ApplyingSink):
+    """Write the rows of each batch by a data source of Spark: jdbc, mongodb, parquet, whatever is on the class path.
+
+    As `frame.write.format(...).options(...).mode(...).save(path)`. Jars of a data source come by `spark:` of the
+    configuration (spark.jars.packages). The route's columns are written, without where they came from.
+
+    Delivery: at least once; a batch that was cut off is written again as a whole, and what a writer leaves of a failed
+    try is its own affair. A writer that fails is tried again with growing pauses, and only this sink waits: a row that
+    it does not take holds up those behind it, since Spark does not say which row that is. Runs as Spark's job.
+    """
+
+    format: str = Field(min_length=1, description="short name, or class, of a data source: jdbc, parquet, ...")
+    options: dict[str, SecretStr] = Field(
+        default_factory=dict, description="passed to the writer as they are: url, dbtable, password: ${PASSWORD}, ..."
+    )
+    path: str | None = Field(default=None, min_length=1, description="where files are written, for formats of files")
+    mode: Literal["append", "overwrite"] = Field(
+        default="append", description="`overwrite`: each batch takes the place of the one before"
+    )
+    partition_by: tuple[str, ...] = Field(default=(), description="columns of the route that files are divided by")
+    without: tuple[str, ...] = Field(default=(), description="columns of the route that are not written")
+
+    @field_validator("options")
+    @classmethod
+    def _options(cls, options: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        for name in options:
+            if why := HELD.get(name.lower()):
+                raise ValueError(f"the option {name} belongs to the sink: {why}")
+        return options
+
+    @property
+    def detached(self) -> bool:
+        """Say that nothing else waits for the writer."""
+        return True
+
+    def prepare(self, opening: Opening) -> Self:
+        """Return this sink with its columns checked; whether there is such a format shows with the first batch."""
+        columns = own_columns(opening.events, self.without).names
+        if unknown := sorted({*self.partition_by} - {*columns}):
+            raise StartError(f"`partition_by` has {', '.join(unknown)}, and the route has no such columns")
+        return self
+
+    def apply(self, events: DataFrame, batch: Batch) -> Outcome:
+        """Write the rows of one batch. Raises ConnectionError where the writer fails, without the options' values."""
+        rows = events.select(*(f"`{name.replace('`', '``')}`" for name in own_columns(events, self.without).names))
+        secrets = {name: value.get_secret_value() for name, value in self.options.items()}
+        writer = rows.write.format(self.format).options(**secrets).mode(self.mode)
+        if self.partition_by:
+            writer = writer.partitionBy(*self.partition_by)
+        try:
+            writer.save(self.path)
+        except Exception as error:  # whatever a data source raises
+            raise ConnectionError(f"the format {self.format} does not take the rows: {self._masked(error)}") from None
+        return Outcome(events.count())
+
+    def _masked(self, error: Exception) -> str:
+        """Return the first line of an error that says something, without the values of options."""
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        text = next((line for line in lines if "Exception" in line or "Error" in line), lines[0] if lines else "")
+        for value in self.options.values():
+            text = text.replace(value.get_secret_value(), "***") if len(value.get_secret_value()) > 3 else text
+        return text[:500] or type(error).__name__

@@ -1,0 +1,292 @@
+"""Insert rows of an outbox into tables of a database, in tasks of the sink `sql`. Needs SQLAlchemy.
+
+Names and values go through SQLAlchemy alone: names are those of tables and columns that it found in the database, and
+quoted by it; values are parameters. A statement that fails for its values is halved until the row is found that it
+fails for. Which errors are a row's, and which the server's, is told by SQLSTATE, where the driver has it (SQL:2016,
+part 2, clause 24), else by the classes of PEP 249.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.pool import NullPool
+
+from router import StartError
+from router_encoders.reports import Reports
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import pyarrow as pa
+
+CONFLICTS = ("postgresql", "sqlite")
+"""Dialects with ON CONFLICT; MySQL and MariaDB have ON DUPLICATE KEY."""
+TRIES = 3
+"""How often a transaction is tried that another one has ended: a deadlock, or a serialisation failure."""
+ROWS_FAULT = ("21", "22", "23", "44")
+"""Classes of SQLSTATE: cardinality, data exceptions, constraints, check options."""
+TO_CHANGE = ("0A", "28", "3D", "3F", "42")
+"""Classes of SQLSTATE: what is not supported, logins, names of databases and schemas, access rules and tables."""
+PARAMETERS = 30_000
+"""Parameters of a statement: PostgreSQL takes 65 535, SQLite 32 766."""
+
+
+@dataclass(frozen=True)
+class InsertJob:
+    """What the tasks of a batch need; the URL holds the password. `fixed`: all rows are for one table."""
+
+    url: str = field(repr=False)
+    in_schema: str | None
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    rows_per_statement: int
+    at_most: int
+    fixed: bool = False
+
+
+class _RowFault(Exception):  # noqa: N818 - it says whose fault
+    """The reason why a database will never take a statement's values."""
+
+
+class _Away(Exception):  # noqa: N818 - it says what happened
+    """The reason why a database takes nothing now."""
+
+
+class _Wrong(Exception):  # noqa: N818 - it says what is the matter
+    """What somebody has to change first: rights, a table, a column."""
+
+
+def named(job: InsertJob) -> str:
+    """Return the database of a job as text, without its password."""
+    return sa.make_url(job.url).render_as_string(hide_password=True)
+
+
+def check(job: InsertJob, table: str | None) -> None:
+    """Raise StartError where rows can never be inserted, an OSError while the database is away."""
+    try:
+        session = Session(job)
+        try:
+            if job.key and session.engine.dialect.name not in (*CONFLICTS, "mysql", "mariadb"):
+                raise StartError(f"`key` needs PostgreSQL, SQLite, MySQL or MariaDB, not {session.engine.dialect.name}")
+            if table is None:
+                session.ask()
+            elif isinstance(found := session.table(table), str):
+                raise _Wrong(found)
+        finally:
+            session.close()
+    except _Away as error:
+        raise ConnectionError(f"{named(job)} cannot be reached: {error}") from None
+    except _Wrong as error:
+        raise StartError(f"{named(job)}: {error}") from None
+
+
+def task(job: InsertJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function of one task, for mapInArrow: it inserts rows and returns reports. Runs on executors."""
+
+    def insert(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        reports = Reports()
+        session: Session | None = None
+        try:
+            for batch in batches:
+                session = session or Session(job)
+                for table, rows in _by_table(batch):
+                    session.insert(table, rows, reports)
+                yield reports.taken()
+        except _Away as error:
+            reports.ended("away", str(error))
+        except (_Wrong, StartError) as error:
+            reports.ended("wrong", str(error))
+        finally:
+            if session:
+                session.close()
+        yield reports.taken()
+
+    return insert
+
+
+def _by_table(batch: pa.RecordBatch) -> Iterator[tuple[str | None, list[dict[str, Any]]]]:
+    """Yield the rows of a batch that is sorted by table, for each of its tables."""
+    rows = batch.to_pylist()
+    first = 0
+    for place in range(1, len(rows) + 1):
+        if place == len(rows) or rows[place]["_table"] != rows[first]["_table"]:
+            yield rows[first]["_table"], rows[first:place]
+            first = place
+
+
+class Session:
+    """One connection to a database, and the tables that it found there."""
+
+    def __init__(self, job: InsertJob) -> None:
+        self.job = job
+        try:
+            self.engine = sa.create_engine(job.url, poolclass=NullPool, hide_parameters=True)
+        except (exc.NoSuchModuleError, ModuleNotFoundError) as error:
+            what = error.name if isinstance(error, ModuleNotFoundError) else sa.make_url(job.url).drivername
+            raise StartError(f"{named(job)} needs the driver {what}; install it, here and on every node") from None
+        self.connection: sa.Connection | None = None
+        self.tables: dict[str, sa.Table | str] = {}
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self.connection:
+            self.connection.close()
+        self.engine.dispose()
+
+    def ask(self) -> None:
+        """Ask the database for nothing. Raises what `insert` does."""
+        self._run(lambda connection: connection.execute(sa.select(1)))
+
+    def table(self, name: str) -> sa.Table | str:
+        """Return a table as it is in the database, or why no row can go there."""
+        if name not in self.tables:
+            if len(self.tables) >= self.job.at_most:
+                return f"table {name}: the sink may have {self.job.at_most} tables in a batch and has them"
+            self.tables[name] = self._run(lambda connection: self._found(connection, name))
+        return self.tables[name]
+
+    def _found(self, connection: sa.Connection, name: str) -> sa.Table | str:
+        try:
+            found = sa.Table(name, sa.MetaData(), schema=self.job.in_schema, autoload_with=connection)
+        except exc.NoSuchTableError:
+            return f"there is no table {name}"
+        if lacks := [column for column in self.job.columns if column not in found.columns]:
+            return f"the table {name} has no column {', '.join(lacks)}"
+        return found
+
+    def insert(self, name: str | None, rows: list[dict[str, Any]], reports: Reports) -> None:
+        """Insert rows into a table, and report each. Raises _Away or _Wrong where that ends."""
+        table = "its table cannot be evaluated" if name is None else self.table(name)
+        if isinstance(table, str):
+            if self.job.fixed and name is not None:
+                raise _Wrong(table)  # somebody has dropped or changed it: no row is at fault
+            for row in rows:
+                reports.refused(row, table)
+            return
+        step = max(1, min(self.job.rows_per_statement, PARAMETERS // len(self.job.columns)))
+        for first in range(0, len(rows), step):
+            self._insert(table, rows[first : first + step], reports)
+
+    def _insert(self, table: sa.Table, rows: list[dict[str, Any]], reports: Reports) -> None:
+        """Insert rows in a transaction, and halves of them where the database refuses one for its values."""
+        try:
+            values = self._values(table, rows)
+            self._run(lambda connection: connection.execute(self._statement(table, values)))
+        except _RowFault as error:
+            if len(rows) == 1:
+                reports.refused(rows[0], str(error))
+                return
+            middle = len(rows) // 2
+            self._insert(table, rows[:middle], reports)
+            self._insert(table, rows[middle:], reports)
+        else:
+            reports.sent(len(rows))
+
+    def _values(self, table: sa.Table, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the values of rows; of those with one key only the last: a statement may not change a row twice."""
+        try:
+            kinds = {name: table.columns[name].type for name in self.job.columns}
+            found = [{name: _value(row["_row"][name], kind) for name, kind in kinds.items()} for row in rows]
+        except (ValueError, TypeError, OverflowError) as error:
+            raise _RowFault(str(error)) from None
+        if not self.job.key:
+            return found
+        return list({tuple(map(repr, (row[name] for name in self.job.key))): row for row in found}.values())
+
+    def _statement(self, table: sa.Table, values: list[dict[str, Any]]) -> Any:
+        key, dialect = self.job.key, self.engine.dialect.name
+        if not key:
+            return sa.insert(table).values(values)
+        others = [name for name in self.job.columns if name not in key]
+        if dialect not in CONFLICTS:
+            made = mysql.insert(table).values(values)
+            return made.on_duplicate_key_update({name: made.inserted[name] for name in others or key})
+        insert: Any = (postgresql if dialect == "postgresql" else sqlite).insert(table).values(values)
+        if not others:
+            return insert.on_conflict_do_nothing(index_elements=list(key))
+        return insert.on_conflict_do_update(
+            index_elements=list(key), set_={name: insert.excluded[name] for name in others}
+        )
+
+    def _run(self, work: Callable[[sa.Connection], Any]) -> Any:
+        """Do something in a transaction of its own; raise what its error means for the rows."""
+        for attempt in range(TRIES):
+            try:
+                self.connection = self.connection or self.engine.connect()
+                with self.connection.begin():
+                    return work(self.connection)
+            except (exc.SQLAlchemyError, OSError) as error:
+                again = _state(error)[:2] == "40" and attempt < TRIES - 1
+                if not again:
+                    raise self._meaning(error) from None
+                self._forget()
+        raise AssertionError  # the last attempt raises
+
+    def _forget(self) -> None:
+        if self.connection:
+            self.connection.invalidate()
+            self.connection.close()
+            self.connection = None
+
+    def _meaning(self, error: Exception) -> Exception:
+        """Return whose fault an error is: a row's, the server's for now, or somebody's who has to change something."""
+        text, state = self._text(error), _state(error)
+        if isinstance(error, exc.StatementError) and not isinstance(error, exc.DBAPIError):
+            return _RowFault(text)  # the driver was never asked: a value that its type does not take
+        if state[:2] in ROWS_FAULT or (not state and isinstance(error, (exc.DataError, exc.IntegrityError))):
+            return _RowFault(text)
+        if state[:2] in TO_CHANGE or (not state and isinstance(error, exc.ProgrammingError)):
+            self._forget()
+            return _Wrong(text)
+        if not state and isinstance(error, exc.DBAPIError) and isinstance(error.orig, (ValueError, OverflowError)):
+            return _RowFault(text)
+        self._forget()
+        return _Away(text)
+
+    def _text(self, error: Exception) -> str:
+        """Return what a database says, without the statement, its values and the password."""
+        orig = getattr(error, "orig", None) or error
+        said = orig.args[0] if orig.args else ""
+        text = said.get("M", said) if isinstance(said, dict) else said  # pg8000 gives the fields of the message
+        line = str(text or type(orig).__name__).strip().splitlines()[0]
+        password = sa.make_url(self.job.url).password
+        return line.replace(str(password), "***") if password else line
+
+
+def _state(error: Exception) -> str:
+    """Return the SQLSTATE of an error, nothing where its driver does not tell."""
+    orig = getattr(error, "orig", None)
+    told = getattr(orig, "sqlstate", None) or getattr(orig, "pgcode", None)
+    if not told and orig is not None and orig.args and isinstance(orig.args[0], dict):
+        told = orig.args[0].get("C")
+    return str(told or "")
+
+
+def _value(value: Any, kind: sa.types.TypeEngine[Any]) -> Any:
+    """Return a value as a column of this type takes it."""
+    if isinstance(value, (dict, list)):
+        return _plain(value) if isinstance(kind, (sa.JSON, sa.ARRAY)) else json.dumps(_plain(value))
+    if isinstance(value, datetime) and value.tzinfo and isinstance(kind, sa.DateTime) and not kind.timezone:
+        return value.astimezone(timezone.utc).replace(tzinfo=None)
+    if isinstance(value, str) and "\x00" in value:
+        raise ValueError("a text has the character NUL, which databases do not take")
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON can hold: a map comes from Arrow as pairs, a time as an object."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        pairs = bool(value) and all(isinstance(one, tuple) and len(one) == 2 for one in value)
+        return {str(name): _plain(one) for name, one in value} if pairs else [_plain(one) for one in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return value.hex() if isinstance(value, bytes) else str(value)

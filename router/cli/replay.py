@@ -1,0 +1,364 @@
+"""`router replay`: show what would become of dead letters and parked rows today, and send them again."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from router.cli import config_argument, plugin_option, stopped_by_signals
+from router.cli.watching import Watcher
+from router.config.loader import load
+from router.config.models import interval, moment
+from router.engine.checkpoint_store import lake_and_checkpoint
+from router.errors import RunningError, StartError, printable
+from router.registry import load_registry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from router.config.loader import Loaded
+    from router.config.models import Config
+    from router.engine.outbox.resend import Replay, ReplayFilter, ReplayGroup, ReplayRows, Resender
+    from router.engine.tables.replay import DeadLetterReplay, LetterFilter, LetterOutcome
+    from router.registry import Registry
+    from router.sinks import ApplyingSink, Resent
+
+COLUMNS = ("route", "sink", "status", "answer", "rows", "calls", "oldest", "newest", "such as")
+LETTER_COLUMNS = ("stage", "route", "sink", "dead letters", "taken", "where to", "stay", "such as")
+LONGEST = 120
+"""Characters of a reason that are shown."""
+RIGHT = {"answer", "rows", "calls", "dead letters", "taken", "stay"}
+STAGES = ("decode", "match", "expect", "select", "name", "schema", "apply")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the options choose: rows that sinks keep, and dead letters; None for none of a kind."""
+
+    kept: ReplayFilter | None
+    letters: LetterFilter | None
+    sinks: list[tuple[str, str, ApplyingSink]]
+
+
+@click.command(short_help="Send dead letters and parked rows again.")
+@config_argument
+@click.option("--stage", "stages", multiple=True, type=click.Choice(STAGES), help="Dead letters of this stage.")
+@click.option("--route", metavar="NAME", help="Only those of this route.")
+@click.option("--sink", "name", metavar="NAME", help="Only those of this sink.")
+@click.option("--reason", metavar="TEXT", help="Only dead letters with this text in their reason.")
+@click.option("--since", metavar="TIME", help="Only those since: 2025-01-31T12:00:00Z, or 2 h ago.")
+@click.option(
+    "--status",
+    "statuses",
+    metavar="STATUS",
+    multiple=True,
+    help="Only rows that a sink keeps: `parked`, `dead`, or what the API answered, such as 422; may be repeated.",
+)
+@click.option("--send", is_flag=True, help="Send them. Without it nothing changes.")
+@click.option("--master", help="Spark master of a local run; spark-submit brings its own.")
+@plugin_option
+def replay(
+    file: Path,
+    stages: tuple[str, ...],
+    route: str | None,
+    name: str | None,
+    reason: str | None,
+    since: str | None,
+    statuses: tuple[str, ...],
+    send: bool,
+    master: str | None,
+    plugin_files: tuple[Path, ...],
+) -> None:
+    """Show what would become of the dead letters of the configuration FILE today; with --send, send them again.
+
+    Their records go through decoder, routes and sinks as FILE says now, to the route and sink that refused them; what
+    would be the same dead letter again stays as it is, and the others are marked and never taken again. Rows that a
+    sink parked, or an API refused, go out by the idempotency keys that they had, also beside a running stream.
+    Exit code 1: not all of what was sent was delivered.
+    """
+    if statuses and (stages or reason):
+        raise click.UsageError("--status is about rows that a sink keeps, --stage and --reason are about dead letters")
+    kept = None if (stages and "apply" not in stages) or reason else _asked(statuses or ("dead",) * bool(stages), since)
+    letters = None if statuses else (stages, route, name, reason, None if since is None else _since(since))
+    registry = load_registry(plugin_files)
+    loaded = load(file, registry)
+    if loaded.config.debug:
+        raise StartError(f"{loaded.config.name} has `debug: true`: it sends nothing, and so nothing again")
+    asked = import_module("router.engine.tables.replay").LetterFilter(*letters) if letters else None
+    choice = Choice(kept, asked, _chosen(loaded.config, route, name, kept, statuses, send=send))
+    session, stop = import_module("router.engine.spark.session"), threading.Event()
+    with stopped_by_signals(stop), Watcher(loaded.config.name):
+        spark = session.build_session(loaded.config, master)
+        try:
+            command = _Command(loaded, registry, spark, stop, choice)
+            whole = command.send() if send else command.show()
+        finally:
+            session.stop_session(spark)
+    raise SystemExit(int(not whole))
+
+
+@dataclass
+class _Command:
+    """One call of `router replay`."""
+
+    loaded: Loaded
+    registry: Registry
+    spark: SparkSession
+    stop: threading.Event
+    choice: Choice
+
+    def __post_init__(self) -> None:
+        self.config = self.loaded.config
+        self.lake, self.checkpoint = lake_and_checkpoint(self.config)
+        self.executors = import_module("router.engine.spark.executors").Executors()
+        start = import_module("router.engine.start.checks")
+        for place in (self.lake, self.checkpoint):
+            start.reach(self.spark, place)
+
+    def show(self) -> bool:
+        """Print what would be sent, and change nothing."""
+        shown = _show_all(list(self._resenders()), self.choice.kept) if self.choice.kept else False
+        letters = self._letters()
+        if letters and (cut_off := letters.cut_off()):
+            click.echo(f"{cut_off.name} was cut off; the next replay ends it first")
+        begun = letters.begin(self.choice.letters) if letters and self.choice.letters else None
+        if letters and begun:
+            letters = self._prepared(letters)
+            _show_letters(letters.show(begun), "what would become of dead letters today")
+        elif not shown:
+            click.echo("there is nothing to send again")
+        return True
+
+    def send(self) -> bool:
+        """Send what is chosen; say whether all of what a sink kept was delivered. One replay at a time."""
+        locks = import_module("router.engine.start.run_lock")
+        whole, shown = True, False
+        with ExitStack() as held:
+            busy = f"another replay of {self.config.name} is at work; wait for its end, or stop it"
+            held.enter_context(locks.locked(self.checkpoint, "replays/lock", busy))
+            letters = self._letters()
+            cut_off = letters.cut_off() if letters else None
+            begun = letters.begin(self.choice.letters) if letters and self.choice.letters and not cut_off else None
+            if begun or cut_off:
+                self._hold_stream(held, locks)
+            self.executors = self._executors()
+            for resender in self._resenders():
+                assert self.choice.kept is not None  # it chose the sinks
+                whole &= _replayed(resender, self.choice.kept)
+                shown = True
+            if letters and (begun or cut_off):
+                self._send_letters(self._prepared(letters))
+            elif not shown:
+                click.echo("there is nothing to send again")
+        return whole
+
+    def _send_letters(self, letters: DeadLetterReplay) -> None:
+        if cut_off := letters.cut_off():
+            click.echo(f"{cut_off.name} was cut off, and is ended first")
+            _show_letters(letters.send(cut_off), f"what {cut_off.name} has done")
+        if begun := letters.begin(self.choice.letters) if self.choice.letters else None:
+            _show_letters(letters.send(begun), f"what {begun.name} has done")
+
+    def _hold_stream(self, held: ExitStack, locks: Any) -> None:
+        """Hold the lock of a run: dead letters go into the tables that it writes."""
+        try:
+            held.enter_context(locks.alone(self.checkpoint, self.config.name))
+        except RunningError as error:
+            what = "and its dead letters go into the tables that it writes"
+            ways = "stop it first; or send what sinks keep, which needs no stop, with --status parked or --status dead"
+            raise StartError(f"{self.config.name} is running, {what}: {ways}") from error
+
+    def _executors(self) -> Any:
+        start = import_module("router.engine.start.checks")
+        executors = start.executors_of(self.spark, self.registry, self.config, self.lake, "replay")
+        executors.look(self.spark)
+        return executors
+
+    def _resenders(self) -> Iterator[Resender]:
+        engine, folder = import_module("router.engine.outbox.resend"), self.loaded.path.parent
+        about = self.config, self.spark, self.lake, self.checkpoint, self.stop, self.executors
+        return (engine.Resender(*about, *sink, folder) for sink in self.choice.sinks)
+
+    def _letters(self) -> DeadLetterReplay | None:
+        if self.choice.letters is None:
+            return None
+        about = self.config, self.loaded.fingerprint, self.loaded.path.parent, self.spark, self.lake, self.checkpoint
+        made: DeadLetterReplay = import_module("router.engine.tables.replay").DeadLetterReplay(*about, self.stop)
+        return made
+
+    def _prepared(self, letters: DeadLetterReplay) -> DeadLetterReplay:
+        """Return the replay with a decoder that has learnt what it needs."""
+        source, parts = import_module("router.engine.source"), import_module("router.parts")
+        stores, config = import_module("router.engine.checkpoint_store"), self.config
+        learnt = stores.LearntSchemas(stores.CheckpointStore(self.checkpoint))
+        about = self.loaded.path.parent, False, lambda rows: source.sample(self.spark, config, rows), learnt
+        config = config.model_copy(update={"decode": config.decode.prepare(parts.Preparation(*about))})
+        return replace(letters, config=config, executors=self.executors)
+
+
+def _show_letters(found: list[LetterOutcome], title: str) -> None:
+    """Print what becomes of dead letters by stage, route and sink."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for name in LETTER_COLUMNS:
+        table.add_column(name, overflow="fold", justify="right" if name in RIGHT else "left")
+    for look in found:
+        to = {**look.places, **({"another dead letter": look.other} if look.other else {})}
+        where = look.left or ", ".join(f"{place} {rows:,}" for place, rows in sorted(to.items()))
+        counts = f"{look.rows:,}", f"{look.taken:,}"
+        scope = (look.scope.stage, look.scope.route or "", look.scope.sink or "")
+        table.add_row(*scope, *counts, escape(printable(where)), f"{look.rows - look.taken:,}", _reason(look.reason))
+    Console().print(table)
+
+
+def _asked(statuses: tuple[str, ...], since: str | None) -> ReplayFilter:
+    """Return the filter of a replay; a number among the statuses is the answer code of dead rows."""
+    words = {status for status in statuses if not status.isdecimal()}
+    codes = {int(status) for status in statuses if status.isdecimal()}
+    if unknown := sorted(words - {"parked", "dead"}):
+        told = f"{unknown[0]!r} is neither `parked` nor `dead`, nor a status of HTTP"
+        raise click.BadParameter(told, param_hint="--status")
+    chosen = words | ({"dead"} if codes else set()) or {"parked", "dead"}
+    asked: ReplayFilter = import_module("router.engine.outbox.resend").ReplayFilter(
+        tuple(sorted(chosen)), tuple(sorted(codes)), None if since is None else _since(since)
+    )
+    return asked
+
+
+def _since(text: str) -> float:
+    """Return a time, or how long ago it was, in seconds since 1970."""
+    try:
+        return moment(text).timestamp()
+    except ValueError:
+        pass
+    try:
+        return (datetime.now(timezone.utc) - interval(text)).timestamp()
+    except ValueError:
+        told = f"{text!r} is neither a time with a zone (2025-01-31T12:00:00Z) nor a length (2 h)"
+        raise click.BadParameter(told, param_hint="--since") from None
+
+
+def _chosen(
+    config: Config,
+    route: str | None,
+    name: str | None,
+    kept: ReplayFilter | None,
+    statuses: tuple[str, ...],
+    *,
+    send: bool,
+) -> list[tuple[str, str, ApplyingSink]]:
+    """Return the sinks that keep rows and that the options choose; what is sent goes to one of several."""
+    known = [(one[0], one[1]) for one in config.all_sinks()]
+    if (route or name) and not any(route in (None, one[0]) and name in (None, one[1]) for one in known):
+        raise click.UsageError(f"there is no such sink; {config.name} has {', '.join(map('/'.join, known))}")
+    there = list(import_module("router.engine.outbox.resend").resending_sinks(config)) if kept else []
+    found = [one for one in there if route in (None, one[0]) and name in (None, one[1])]
+    names = ", ".join(f"{one[0]}/{one[1]}" for one in found or there) or "none"
+    if statuses and not found:
+        raise click.UsageError(f"no such sink keeps rows; {config.name} has {names}")
+    if len(found) > 1 and send:
+        raise click.UsageError(f"say which with --route and --sink: {names}; or choose dead letters with --stage")
+    return found
+
+
+def _show_all(resenders: list[Resender], asked: ReplayFilter) -> bool:
+    """Print what sinks keep; say whether there was anything."""
+    found = [(resender, rows) for resender in resenders if (rows := resender.find(asked)) is not None]
+    if shown := any(rows.groups for _, rows in found):
+        _show(found, "what would be sent")
+    for resender in resenders:
+        if begun := resender.cut_off():
+            click.echo(f"{resender.key}: {begun.name} was cut off; the next replay ends it first")
+    return shown
+
+
+def _replayed(resender: Resender, asked: ReplayFilter) -> bool:
+    """Send the chosen rows; say whether all of them were delivered."""
+    whole = True
+    for begun, found in _replays(resender, asked):
+        _show([(resender, found)], f"what is sent by {begun.name}")
+        whole &= _tell(resender, begun, found, resender.send(begun, found))
+    return whole
+
+
+def _replays(resender: Resender, asked: ReplayFilter) -> Iterator[tuple[Replay, ReplayRows]]:
+    """Yield a replay that was killed before, and then the new one."""
+    if begun := resender.cut_off():
+        click.echo(f"{resender.key}: {begun.name} was cut off, and is ended first")
+        yield begun, resender.resume(begun)
+    if not resender.stop.is_set():
+        begun, new = resender.begin(asked)
+        if new is not None and new.rows:
+            yield begun, new
+        else:
+            _show([] if new is None else [(resender, new)], "what would be sent")
+
+
+def _tell(resender: Resender, begun: Replay, found: ReplayRows, resent: Resent) -> bool:
+    """Print what a replay did; say whether all rows were delivered."""
+    delivered = resent.are("delivered")
+    left = found.rows - sum(resent.moved.values())
+    counts = {"delivered": delivered, "dead": resent.are("dead"), "parked": resent.are("parked"), "not sent": left}
+    told = ", ".join(f"{rows:,} {what}" for what, rows in counts.items() if rows) or "nothing"
+    doubt = f"; {resent.in_doubt:,} in doubt" if resent.in_doubt else ""
+    why = f": {resent.left or 'it was stopped'}" if left else ""
+    click.echo(f"{resender.key}: {begun.name}: {told}{doubt}{why}")
+    return delivered == found.rows
+
+
+def _show(found: list[tuple[Resender, ReplayRows]], title: str) -> None:
+    """Print rows by route, sink, status and answer code, and where those are that cannot be sent."""
+    rows = [(resender.route, resender.name, *_cells(group)) for resender, what in found for group in what.groups]
+    if not rows:
+        click.echo("there is nothing to send again")
+        return
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for name in COLUMNS:
+        table.add_column(name, overflow="fold", justify="right" if name in RIGHT else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+    for resender, what in found:
+        if what.gone:
+            _tell_gone(resender, what.gone)
+
+
+def _tell_gone(resender: Resender, gone: int) -> None:
+    config = resender.config
+    kept = (
+        f"{config.bronze.table} has their records" if config.bronze else "there is no `bronze` that has their records"
+    )
+    click.echo(
+        f"{gone:,} more rows are not in {resender.outbox} any more (outbox_retention: {config.outbox_retention}) and "
+        f"cannot be sent; {kept}, and {config.dead_letters} the rows of those that are dead"
+    )
+
+
+def _cells(group: ReplayGroup) -> tuple[str, ...]:
+    times = (_time(group.oldest), _time(group.newest))
+    return group.status, _number(group.code), f"{group.rows:,}", f"{group.calls:,}", *times, _reason(group.reason or "")
+
+
+def _reason(text: str) -> str:
+    """Return the answer of an API as a terminal can show it safely: it is somebody else's text."""
+    return escape(printable(text[:LONGEST] + ("..." if len(text) > LONGEST else "")))
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _time(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%SZ}"

@@ -1,0 +1,113 @@
+"""How often expectations do not hold, by ledger and dead letters: `router expectations`. Without Spark."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from router.engine.checkpoint_store import lake_and_checkpoint
+from router.engine.label.layout import UNMET
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from router.config.models import Config, Expectation
+    from router.delta.lake import Lake
+
+PERIODS = 8
+"""The parts of equal length that the time of a ledger is divided into, for a trend."""
+COLUMNS = ("route", "sink", "matched", "violated", "finished")
+SAMPLE = ("topic", "partition", "offset", "timestamp")
+
+
+@dataclass
+class ExpectationCounts:
+    """One expectation of a route: the events that it was asked of, and those on which it does not hold.
+
+    `trend` are the same two numbers of each period, the oldest first. `samples` are the places of the newest records
+    that it made dead letters, without their content; the other kinds of expectations keep none.
+    """
+
+    route: str
+    expectation: Expectation
+    events: int = 0
+    violated: int = 0
+    last: datetime | None = None
+    trend: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)] * PERIODS)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, period: int, events: int = 0, violated: int = 0) -> None:
+        """Add counts of a period."""
+        self.events, self.violated = self.events + events, self.violated + violated
+        before = self.trend[period]
+        self.trend[period] = before[0] + events, before[1] + violated
+
+
+def expectation_counts(config: Config, samples: int = 0) -> list[ExpectationCounts]:
+    """Return the counts of every expectation, in the order of the configuration."""
+    lake, _ = lake_and_checkpoint(config)
+    found = {
+        (route.name, one.name): ExpectationCounts(route.name, one) for route in config.routes for one in route.expect
+    }
+    counted = _counted(lake, config) if found else None
+    if counted is not None and len(counted):
+        _add_up(found, counted.append_column("period", pa.array(_periods(counted.column("finished")))))
+    for place, rows in _samples(lake, config, samples).items() if samples else ():
+        if place in found:
+            found[place].samples = rows
+    return [*found.values()]
+
+
+def _periods(finished: pa.ChunkedArray) -> Any:
+    """Return the number of the period of each time."""
+    times = finished.cast(pa.int64()).to_numpy()
+    length = max(1, times.max() - times.min())
+    return np.minimum((times - times.min()) * PERIODS // length, PERIODS - 1)
+
+
+def _add_up(found: dict[tuple[str, str], ExpectationCounts], counted: pa.Table) -> None:
+    events = counted.group_by(["route", "period"]).aggregate([("matched", "sum")]).to_pylist()
+    for (route, _), counts in found.items():
+        for row in (row for row in events if row["route"] == route):
+            counts.add(row["period"], events=row["matched_sum"])
+    for row in counted.filter(pc.field("violated").is_valid()).to_pylist():
+        for name, violated in row["violated"]:
+            if of := found.get((row["route"], name)):
+                of.add(row["period"], violated=violated)
+                of.last = max(row["finished"], of.last or row["finished"])
+
+
+def _counted(lake: Lake, config: Config) -> pa.Table | None:
+    """Return the ledger's rows of routes with expectations, those of one sink: all sinks of a route have the same."""
+    table = lake.open(config.ledger)
+    if table is None or "violated" not in {column.name for column in table.schema().fields}:
+        return None
+    one = {route.name: next(iter(route.named_sinks)) for route in config.routes if route.expect}
+    of_one = pc.scalar(False)
+    for route, sink in one.items():
+        of_one |= (pc.field("route") == route) & (pc.field("sink") == sink)
+    mine = (pc.field("query") == config.name) & pc.field("matched").is_valid() & of_one
+    return table.to_pyarrow_dataset().to_table(columns=list(COLUMNS), filter=mine)
+
+
+def _samples(lake: Lake, config: Config, most: int) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Return the places of the newest records that each expectation has refused, as many as asked for."""
+    table = lake.open(config.dead_letters)
+    if table is None:
+        return {}
+    found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    names = {UNMET.format(one.name): one.name for route in config.routes for one in route.expect}
+    refused = (pc.field("stage") == "expect") & pc.field("reason").isin([*names])
+    columns = ["route", "reason", *SAMPLE]
+    for part in table.to_pyarrow_dataset().to_batches(columns=columns, filter=refused):
+        for row in part.to_pylist():
+            rows = found[row.pop("route"), names[row.pop("reason")]]
+            rows.append(row)
+            rows.sort(key=lambda one: one["timestamp"], reverse=True)
+            del rows[most:]
+    return dict(found)

@@ -1,0 +1,210 @@
+"""Presets against servers that answer as their vendors do: what becomes of rows, and what arrives."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+import standardwebhooks
+
+from router_rest.batch import cut_of, form_of, policy_of
+from router_sinks import Rest
+from tests.rest.tasks import CLIENT, Tasks, rows, tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from router.delta.lake import Lake
+    from tests.rest.scripted import Scripted, Seen, Talk
+    from tests.rest.tasks import Sent
+
+WHSEC = f"whsec_{base64.b64encode(b'a key of 24 bytes or more').decode()}"
+Answer = tuple[str, bytes, tuple[str, ...]]
+"""Status line, body and headers."""
+
+
+@pytest.fixture
+def sending(server: Scripted, lake: Lake) -> Iterator[Tasks]:
+    """Return what runs tasks against a server of the test."""
+    api: Any = SimpleNamespace(url=server.url.removesuffix("/events"), reset=lambda: None)
+    with tasks(api, lake) as running:
+        yield running
+
+
+def said(body: Any, status: str = "200 OK", *headers: str) -> Answer:
+    return status, body if isinstance(body, bytes) else json.dumps(body).encode(), headers
+
+
+def run(sending: Tasks, server: Scripted, values: list[Any], answers: Callable[[Seen], Answer], **options: Any) -> Sent:
+    """Send values by the options of a sink, one call at a time, to a server that answers so."""
+
+    def act(talk: Talk) -> None:
+        while (seen := talk.request()) is not None:
+            status, body, headers = answers(seen)
+            talk.answer(body, status, *headers)
+
+    server.act = act
+    sink = Rest.model_validate({"url": server.url, "poison_share": 1, **options})
+    policy = replace(policy_of(sink), first=0.01, longest=0.02)
+    job = sending.job(auth=sink.auth, cut=cut_of(sink), client={**CLIENT, "in_flight": 1})
+    made = replace(job, form=form_of(sink), policy=policy)
+    batch = rows(range(len(values)))
+    encoded = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in values]
+    return sending.run(made, batch.set_column(batch.schema.names.index("_row"), "_row", pa.array(encoded)))
+
+
+def reasons(sent: Sent) -> dict[int, str]:
+    return {one["offset"]: one["reason"] for one in sent.dead}
+
+
+def test_slack(sending: Tasks, server: Scripted) -> None:
+    """A message to a channel that is not there is a dead letter; what Slack cannot take now comes again."""
+    times: dict[str, int] = {}
+
+    def slack(seen: Seen) -> Answer:
+        message = json.loads(seen.body)
+        count = times[message["text"]] = times.get(message["text"], 0) + 1
+        if seen.headers["authorization"] != "Bearer xoxb":
+            return said({"ok": False, "error": "invalid_auth"})
+        if message["text"] == "busy" and count == 1:
+            return said({"ok": False, "error": "ratelimited"}, "429 Too Many Requests", "Retry-After: 0")
+        if message["text"] == "error" and count == 1:
+            return said({"ok": False, "error": "internal_error"})
+        if message["channel"] == "nowhere":
+            return said({"ok": False, "error": "channel_not_found"})
+        return said({"ok": True, "ts": "1503435956.000247"})
+
+    channels = ["general", "general", "nowhere", "general"]
+    texts = ["busy", "error", "lost", "hello"]
+    values = [{"channel": channel, "text": text} for channel, text in zip(channels, texts, strict=True)]
+    sent = run(sending, server, values, slack, preset="slack", auth={"bearer": "xoxb"})
+
+    assert (sent.counts["delivered"], reasons(sent)) == (3, {2: "channel_not_found"})
+    assert times == {"busy": 2, "error": 2, "lost": 1, "hello": 1}
+    refused = run(sending, server, values, slack, preset="slack", auth={"bearer": "other"})
+    assert refused.counts["known"] == 3
+    assert refused.texts["wrong"] == "invalid_auth"
+
+
+def test_elasticsearch(sending: Tasks, server: Scripted) -> None:
+    """Each document is there once, whatever was refused beside it; what no mapping takes is a dead letter."""
+    held: dict[str, Any] = {"there": {"n": 0}}
+    turned_away: set[str] = set()
+
+    def item(name: str, document: Any) -> dict[str, Any]:
+        if name in held:
+            return {"status": 409, "error": {"type": "version_conflict_engine_exception", "reason": "exists"}}
+        if not isinstance(document["n"], int):
+            return {"status": 400, "error": {"type": "document_parsing_exception", "reason": f"no number in {name}"}}
+        if name == "late" and name not in turned_away:
+            turned_away.add(name)
+            return {"status": 429, "error": {"type": "es_rejected_execution_exception", "reason": "queue capacity"}}
+        held[name] = document
+        return {"status": 201, "result": "created"}
+
+    def bulk(seen: Seen) -> Answer:
+        assert seen.headers["content-type"] == "application/x-ndjson"
+        lines = seen.body.decode().split("\n")
+        assert lines.pop() == "", "the last line ends with a line break"
+        pairs = [
+            (json.loads(action)["create"]["_id"], json.loads(row))
+            for action, row in zip(lines[::2], lines[1::2], strict=True)
+        ]
+        items = [{"create": {"_id": name, **item(name, row)}} for name, row in pairs]
+        return said({"took": 1, "errors": any("error" in one["create"] for one in items), "items": items})
+
+    documents = [("a", 1), ("there", 2), ("b", "x"), ("late", 3), ("c", 4)]
+    values = [b'{"create":{"_id":"%s"}}\n{"n":%s}' % (name.encode(), json.dumps(n).encode()) for name, n in documents]
+    action = {"action": {"create": {"_id": "{event.id}"}}}
+    sent = run(sending, server, values, bulk, preset="elasticsearch_bulk", body=action)
+
+    assert (sent.counts["delivered"], list(reasons(sent))) == (4, [2])
+    assert "no number in b" in reasons(sent)[2]
+    assert held == {"there": {"n": 0}, "a": {"n": 1}, "late": {"n": 3}, "c": {"n": 4}}
+    assert len(server.seen) == 2, "one bulk, and one for the document that was turned away"
+
+
+def test_graphql(sending: Tasks, server: Scripted) -> None:
+    """A 200 with errors is no delivery; one that says that there were too many calls is asked again."""
+    times: dict[str, int] = {}
+
+    def graphql(seen: Seen) -> Answer:
+        asked = json.loads(seen.body)
+        name = asked["variables"]["name"]
+        times[name] = times.get(name, 0) + 1
+        throttled: list[Any] = [{"message": "Throttled", "extensions": {"code": "THROTTLED"}}, {"message": "Throttled"}]
+        if name == "slow" and times[name] <= 2:
+            return said({"errors": [throttled[times[name] - 1]]})
+        if name == "broken" and times[name] == 1:
+            return said({"data": None, "errors": [{"message": "x", "extensions": {"code": "INTERNAL_SERVER_ERROR"}}]})
+        if name == "bad":
+            return said({"data": None, "errors": [{"message": "no such name", "path": ["add"]}]})
+        return said({"data": {"add": {"id": name}}})
+
+    values = [{"query": "mutation", "variables": {"name": name}} for name in ("a", "slow", "broken", "bad")]
+    sent = run(sending, server, values, graphql, preset="graphql")
+
+    assert (sent.counts["delivered"], reasons(sent)) == (3, {3: "no such name"})
+    assert times == {"a": 1, "slow": 3, "broken": 2, "bad": 1}
+
+
+def test_splunk(sending: Tasks, server: Scripted) -> None:
+    """An event that Splunk does not take is a dead letter, and those of its call are there once."""
+    held: list[str] = []
+    busy = [True]
+
+    def hec(seen: Seen) -> Answer:
+        if seen.headers.get("authorization") != "Splunk token":
+            return said({"text": "Invalid token", "code": 4}, "403 Forbidden")
+        if busy and busy.pop():
+            return said({"text": "Server is busy", "code": 9}, "503 Service Unavailable")
+        assert seen.headers["content-type"] == "application/json"
+        events = [json.loads(line) for line in seen.body.decode().splitlines()]
+        for at, one in enumerate(events):
+            if "event" not in one:
+                wrong = {"text": "Event field is required", "code": 12, "invalid-event-number": at}
+                return said(wrong, "400 Bad Request")
+        held.extend(one["event"] for one in events)
+        return said({"text": "Success", "code": 0})
+
+    values = [{"event": "a"}, {"event": "b"}, {"evnt": "c"}, {"event": "d"}]
+    login = {"api_key": {"header": "Authorization", "value": "Splunk token"}}
+    sent = run(sending, server, values, hec, preset="splunk_hec", auth=login)
+
+    assert (sent.counts["delivered"], list(reasons(sent))) == (3, [2])
+    assert "Event field is required" in reasons(sent)[2]
+    assert sorted(held) == ["a", "b", "d"]
+    other = {"api_key": {"header": "Authorization", "value": "Splunk other"}}
+    assert (
+        "Invalid token"
+        in run(sending, server, [*values, {"event": "e"}], hec, preset="splunk_hec", auth=other).texts["wrong"]
+    )
+
+
+def test_standard_webhooks(sending: Tasks, server: Scripted) -> None:
+    """A receiver verifies each attempt, knows one that comes again, and is left alone when it says 410."""
+    got: dict[str, Any] = {}
+    failing = [True]
+
+    def receiver(seen: Seen) -> Answer:
+        event = standardwebhooks.Webhook(WHSEC).verify(seen.body, dict(seen.headers))
+        if failing and failing.pop():
+            got[seen.headers["webhook-id"]] = event
+            return said(b"", "500 Oops")
+        got[seen.headers["webhook-id"]] = event
+        return said(b"", "410 Gone" if event["type"] == "unwanted" else "204 No Content")
+
+    values = [{"type": "contact.created", "data": {"n": at}} for at in range(3)]
+    login = {"hmac": {"preset": "standard_webhooks", "key": WHSEC}}
+    sent = run(sending, server, values, receiver, preset="standard_webhooks", auth=login)
+
+    assert sent.counts["delivered"] == 3
+    assert sorted(event["data"]["n"] for event in got.values()) == [0, 1, 2]
+    assert len(server.seen) == 4
+    gone = run(sending, server, [*values, {"type": "unwanted"}], receiver, preset="standard_webhooks", auth=login)
+    assert gone.texts["wrong"] == "410: the receiver wants no more webhooks"

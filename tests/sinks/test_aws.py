@@ -1,0 +1,278 @@
+"""The sink `boto3`: batches to a server of SQS, SNS and Kinesis, by the function of a task, without Spark."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import pyarrow as pa
+import pytest
+from moto.server import ThreadedMotoServer
+
+from router import Encoding
+from router.config.loader import load
+from router.errors import ConfigError
+from router.registry import load_registry, missing_extras
+from router_encoders.outbox_rows import as_it_is
+from router_sinks import aws
+from router_sinks.aws import SERVICES, Item, SendJob, _calls, task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+KEYS = ("AKIAEXAMPLE", "secret-word")
+REGION = "eu-west-1"
+ENCODING = Encoding(as_it_is, None, "JSON")
+
+
+class Cloud:
+    """A server of AWS's protocols on this machine."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        named = dict(zip(("aws_access_key_id", "aws_secret_access_key"), KEYS, strict=True))
+        self.clients = {
+            name: boto3.client(name, region_name=REGION, endpoint_url=endpoint, **named) for name in SERVICES
+        }
+
+    def sends(
+        self, service: str, to: str, values: list[bytes | None], groups: list[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Let a task send rows, and return its reports."""
+        job = SendJob(service, to, REGION, self.endpoint, KEYS, ENCODING, fifo=to.endswith(".fifo"))
+        numbers = range(len(values))
+        batch = pa.RecordBatch.from_arrays(
+            [
+                pa.array(["events"] * len(values)),
+                pa.array([0] * len(values), pa.int32()),
+                pa.array(numbers, pa.int64()),
+                pa.array([(groups[n] if groups else f"key {n}").encode() for n in numbers], pa.binary()),
+                pa.array([f"mark {n}".encode() for n in numbers], pa.binary()),
+                pa.array(values, pa.binary()),
+            ],
+            names=["_topic", "_partition", "_offset", "_group", "_mark", "_row"],
+        )
+        return [row for found in task(job)([batch]) for row in found.to_pylist()]
+
+    def queue(self, name: str) -> str:
+        fifo = {"FifoQueue": "true"} if name.endswith(".fifo") else {}
+        return str(self.clients["sqs"].create_queue(QueueName=name, Attributes=fifo)["QueueUrl"])
+
+    def received(self, queue: str) -> list[dict[str, Any]]:
+        """Return all messages of a queue."""
+        found: list[dict[str, Any]] = []
+        about: Any = {"QueueUrl": queue, "MaxNumberOfMessages": 10, "AttributeNames": ["All"]}
+        while got := self.clients["sqs"].receive_message(**about).get("Messages"):
+            found += got
+            for one in got:
+                self.clients["sqs"].delete_message(QueueUrl=queue, ReceiptHandle=one["ReceiptHandle"])
+        return found
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[Cloud]:
+    """Run the server for the module; each test uses names of its own."""
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield Cloud(f"http://{host}:{port}")
+    server.stop()
+
+
+def counted(reports: list[dict[str, Any]]) -> dict[str, int]:
+    sums: Counter[str] = Counter()
+    for report in reports:
+        sums[report["kind"]] += report["rows"] or 0
+    return dict(sums)
+
+
+def bodies(count: int) -> list[bytes]:
+    return [json.dumps({"n": n, "name": "ünï"}).encode() for n in range(count)]
+
+
+def test_messages_arrive_in_calls_of_ten(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it each event is a call of its own, or a call is refused for its size."""
+    queue, calls, plain = cloud.queue("wins"), list[int](), aws._call
+    monkeypatch.setattr(aws, "_call", lambda client, job, items: calls.append(len(items)) or plain(client, job, items))
+
+    reports = cloud.sends("sqs", queue, [*bodies(23), None, b"\xff", b"x" * (300 << 10)])
+
+    assert counted(reports) == {"sent": 23, "refused": 3}
+    assert calls == [10, 10, 3]
+    assert sorted(json.loads(one["Body"])["n"] for one in cloud.received(queue)) == list(range(23))
+    assert {one["offset"]: one["text"] for one in reports if one["kind"] == "refused"} == {
+        23: "it cannot be written as JSON",
+        24: "its value is no text, and sqs takes nothing else",
+        25: f"it has {(300 << 10) + len('key 25mark 25'):,} bytes; sqs takes 262,144",
+    }
+
+
+def test_a_group_keeps_its_order_and_drops_what_comes_again(cloud: Cloud) -> None:
+    """Without it a batch that is sent again doubles its messages, or they overtake each other."""
+    queue = cloud.queue("wins.fifo")
+    groups = ["uno", "uno", "poker", "uno", "poker"]
+
+    for _ in range(2):
+        assert counted(cloud.sends("sqs", queue, bodies(5), groups)) == {"sent": 5}
+
+    found = cloud.received(queue)
+    by_group: dict[str, list[int]] = {}
+    for one in found:
+        by_group.setdefault(one["Attributes"]["MessageGroupId"], []).append(json.loads(one["Body"])["n"])
+    assert by_group == {"uno": [0, 1, 3], "poker": [2, 4]}
+
+
+def test_a_topic_and_a_stream_take_them_too(cloud: Cloud) -> None:
+    """Without it only queues are served."""
+    queue = cloud.queue("of-topic")
+    topic = cloud.clients["sns"].create_topic(Name="wins")["TopicArn"]
+    about = cloud.clients["sqs"].get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])
+    arn = about["Attributes"]["QueueArn"]
+    cloud.clients["sns"].subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn)
+    kinesis = cloud.clients["kinesis"]
+    kinesis.create_stream(StreamName="wins", ShardCount=1)
+    stream = kinesis.describe_stream_summary(StreamName="wins")["StreamDescriptionSummary"]["StreamARN"]
+
+    assert counted(cloud.sends("sns", topic, bodies(12))) == {"sent": 12}
+    assert counted(cloud.sends("kinesis", stream, [*bodies(700), b"\x00\xff"])) == {"sent": 701}
+
+    assert len(cloud.received(queue)) == 12
+    shard = kinesis.get_shard_iterator(
+        StreamName="wins", ShardId="shardId-000000000000", ShardIteratorType="TRIM_HORIZON"
+    )
+    records = kinesis.get_records(ShardIterator=shard["ShardIterator"], Limit=1000)["Records"]
+    assert {records[7]["PartitionKey"], records[700]["Data"]} == {"key 7", b"\x00\xff"}
+
+
+class Half:
+    """A client of a service that takes some items only: it plays answers that no local server gives."""
+
+    def __init__(self, failing: dict[bytes, list[str]], *, fault: bool = False) -> None:
+        self.failing, self.fault, self.taken, self.calls = failing, fault, list[bytes](), 0
+
+    def put_records(self, StreamARN: str, Records: list[dict[str, Any]]) -> dict[str, Any]:  # noqa: N803 - boto3's
+        self.calls += 1
+        answers = [self.answer(one["Data"]) for one in Records]
+        return {"Records": [{"ErrorCode": code, "ErrorMessage": "slow"} if code else {} for code in answers]}
+
+    def send_message_batch(self, QueueUrl: str, Entries: list[dict[str, Any]]) -> dict[str, Any]:  # noqa: N803
+        answers = {one["Id"]: self.answer(one["MessageBody"].encode()) for one in Entries}
+        failed = [{"Id": i, "Code": c, "SenderFault": self.fault, "Message": "no"} for i, c in answers.items() if c]
+        return {"Failed": failed}
+
+    def answer(self, value: bytes) -> str | None:
+        codes = self.failing.get(value, [])
+        if not codes:
+            self.taken.append(value)
+        return codes.pop(0) if codes else None
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router_sinks.aws.time.sleep", lambda seconds: None)
+
+
+@pytest.mark.usefixtures("quick")
+def test_only_what_was_not_taken_is_sent_again(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it one throttled record doubles 499 others."""
+    values = bodies(5)
+    half = Half({values[1]: ["ProvisionedThroughputExceededException"] * 3, values[3]: ["InternalFailure"]})
+    monkeypatch.setattr(SendJob, "client", lambda self: half)
+
+    reports = cloud.sends("kinesis", "arn:aws:kinesis:eu-west-1:1:stream/x", list(values))
+
+    assert counted(reports) == {"sent": 5}
+    assert (Counter(half.taken), half.calls) == (Counter(values), 4)
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_the_sender_is_at_fault_for_is_refused_and_what_never_passes_pauses_the_sink(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a malformed message holds up a queue for ever, or an outage makes dead letters."""
+    values = bodies(3)
+    half = Half({values[0]: ["InvalidMessageContents"]}, fault=True)
+    monkeypatch.setattr(SendJob, "client", lambda self: half)
+
+    assert counted(cloud.sends("sqs", "http://x/y", list(values))) == {"sent": 2, "refused": 1}
+
+    half = Half({values[2]: ["ServiceUnavailable"] * 100})
+    reports = cloud.sends("sqs", "http://x/y", list(values))
+    assert [(one["kind"], one["rows"]) for one in reports] == [("sent", 2), ("away", None)] or (
+        counted(reports) == {"sent": 2, "away": 0}
+    )
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_somebody_must_change_and_who_is_away_are_told_apart(cloud: Cloud) -> None:
+    """Without it a queue that is not there, or a dead network, makes dead letters of all rows."""
+    missing = cloud.sends("sqs", f"{cloud.endpoint}/123456789012/none", list(bodies(2)))
+    away = Cloud("http://127.0.0.1:9").sends("sqs", "http://127.0.0.1:9/1/wins", list(bodies(2)))
+
+    assert [one["kind"] for one in missing] == ["wrong"]
+    assert "NonExistentQueue" in missing[0]["text"]
+    assert counted(away) == {"sent": 0, "away": 0} or counted(away) == {"away": 0}
+    assert "secret-word" not in f"{missing}{away}"
+
+
+def test_a_call_stays_within_the_limits_of_its_service() -> None:
+    """Without it a call of large items is refused whole."""
+    items = [Item({}, b"x" * (100 << 10), f"g{n % 3}", "") for n in range(7)]
+
+    sqs = [len(call) for call in _calls(items, SERVICES["sqs"], fifo=False)]
+    fifo = [[one.group for one in call] for call in _calls(items, SERVICES["kinesis"], fifo=True)]
+    kinesis = [len(call) for call in _calls([*items] * 100, SERVICES["kinesis"], fifo=False)]
+
+    assert sqs == [2, 2, 2, 1]
+    assert all(len(set(groups)) == len(groups) for groups in fifo)
+    assert sum(kinesis) == 700
+    assert max(kinesis) * (100 << 10) <= 5 << 20
+
+
+CONFIG = """\
+name: games
+lake: ./lake
+source: {files: {path: ./in}}
+decode: {json: "n int, game string"}
+routes:
+  - name: wins
+    match: {sql: "event.n > 1"}
+    sinks: [{boto3: SINK}]
+dead_letters: ops.dead
+"""
+
+
+@pytest.mark.parametrize(
+    ("sink", "told"),
+    [
+        pytest.param('{service: sqs, to: "arn:aws:sqs:x:1:y"}', "the URL of a queue", id="arn"),
+        pytest.param('{service: sns, to: "https://x/y"}', "an ARN", id="url"),
+        pytest.param('{service: sqs, to: "https://x/y.fifo"}', "it needs `group`", id="fifo"),
+        pytest.param('{service: sqs, to: "https://x/y", group: game}', "end in .fifo", id="group"),
+        pytest.param('{service: sqs, to: "https://x/y", key: game}', "partition key of kinesis", id="key"),
+        pytest.param('{service: ses, to: "https://x/y"}', "sqs", id="service"),
+    ],
+)
+def test_a_mistake_is_told_with_its_line(tmp_path: Path, sink: str, told: str) -> None:
+    """Without it a wrong option shows when the first row comes."""
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path / "games.yaml", load_registry(), environ={}, text=CONFIG.replace("SINK", sink))
+
+    assert "games.yaml:8:" in str(error.value)
+    assert told in str(error.value)
+
+
+def test_a_missing_extra_is_named_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a task fails with the name of a module."""
+    text = CONFIG.replace("SINK", '{service: sqs, to: "https://x/y"}')
+    loaded = load(tmp_path / "games.yaml", load_registry(), environ={}, text=text)
+    monkeypatch.setattr("router.registry._is_installed", lambda module: module != "boto3")
+
+    (told,) = missing_extras(loaded.config).values()
+
+    assert told == (
+        "the sink boto3 needs the module boto3; pip install 'spark-event-router[aws]', here and on every node"
+    )

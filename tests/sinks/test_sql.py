@@ -1,0 +1,298 @@
+"""The sink `sql`: rows in tables of real databases, without Spark: what a task does with record batches."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from router import Sink, StartError
+from router.config.loader import load
+from router.errors import ConfigError
+from router.registry import load_registry, missing_extras
+from tests.sinks import postgres
+
+sa = pytest.importorskip("sqlalchemy")
+pytest.importorskip("pg8000")
+
+from router_sinks.sql_client import InsertJob, check, task  # noqa: E402 - needs the extra
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NEEDS_SERVER = pytest.mark.skipif(not postgres.THERE, reason="PostgreSQL is not installed here")
+DATABASES = ("sqlite", pytest.param("postgresql", marks=NEEDS_SERVER))
+BEGIN = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=timezone.utc)
+HOSTILE = [
+    'Robert"); DROP TABLE wins; --',
+    "'; DROP TABLE wins; --",
+    "%s %(n)s :n {n}",
+    "a\\b\n\t",
+    "ünï\U0001f600",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[postgres.Postgres]:
+    """Run one PostgreSQL for the module."""
+    folder = tmp_path_factory.mktemp("postgres", numbered=True)
+    for place in (folder, *folder.parents[:3]):
+        place.chmod(0o755)  # it runs as another user
+    made = postgres.Postgres(folder / "server")
+    made.make()
+    made.start()
+    yield made
+    made.stop()
+
+
+class Database:
+    """A database with tables of a test's own, and the sink's tasks."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.engine = sa.create_engine(url, poolclass=sa.NullPool)
+
+    def does(self, *statements: str) -> None:
+        with self.engine.begin() as connection:
+            for statement in statements:
+                connection.execute(sa.text(statement))
+
+    def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
+        with self.engine.connect() as connection:
+            names = [sa.column(name) for name in columns]
+            return sorted(map(tuple, connection.execute(sa.select(*names).select_from(sa.table(table)))), key=repr)
+
+    def inserts(
+        self, rows: list[dict[str, Any]], schema: pa.Schema, table: str | list[str | None] = "wins", **more: Any
+    ) -> list[dict[str, Any]]:
+        """Let a task insert rows, and return its reports."""
+        job = InsertJob(more.pop("url", self.url), None, tuple(schema.names), more.pop("key", ()), **{**SMALL, **more})
+        places = [{"_topic": "events", "_partition": 0, "_offset": n} for n in range(len(rows))]
+        tables = table if isinstance(table, list) else [table] * len(rows)
+        values = pa.array(rows, pa.struct(list(schema)))
+        kinds = pa.schema([("_topic", pa.string()), ("_partition", pa.int32()), ("_offset", pa.int64())])
+        batch = pa.RecordBatch.from_pylist(places, kinds)
+        columns = [*batch.columns, pa.array(tables, pa.string()), values]
+        batch = pa.RecordBatch.from_arrays(columns, names=[*kinds.names, "_table", "_row"])
+        return [row for found in task(job)([batch]) for row in found.to_pylist()]
+
+
+SMALL = {"rows_per_statement": 500, "at_most": 100}
+
+
+@pytest.fixture(params=DATABASES)
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """Return a database without tables."""
+    if request.param == "sqlite":
+        yield Database(f"sqlite:///{tmp_path}/games.db")
+        return
+    found = Database(request.getfixturevalue("server").url)
+    found.does("DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
+    yield found
+
+
+def counted(reports: list[dict[str, Any]]) -> dict[str, int]:
+    sums: Counter[str] = Counter()
+    for report in reports:
+        sums[report["kind"]] += report["rows"] or 0
+    return dict(sums)
+
+
+NAMED = pa.schema([("n", pa.int64()), ("name", pa.string())])
+
+
+def test_every_value_arrives_as_it_is(database: Database) -> None:
+    """Without it a text ends a statement, or a null becomes a word."""
+    database.does(
+        'CREATE TABLE "wins" (n BIGINT, name VARCHAR(200), amount NUMERIC(20,4), seen TIMESTAMP, born DATE, '
+        'ok BOOLEAN, ratio DOUBLE PRECISION, cards TEXT, "order by ""x""; --" VARCHAR(20))'
+    )
+    schema = pa.schema(
+        {
+            **{"n": pa.int64(), "name": pa.string(), "amount": pa.decimal128(20, 4), "seen": pa.timestamp("us", "UTC")},
+            **{"born": pa.date32(), "ok": pa.bool_(), "ratio": pa.float64(), "cards": pa.list_(pa.string())},
+            'order by "x"; --': pa.string(),
+        }
+    )
+    full = [
+        {
+            **{
+                "n": 2**62 + n,
+                "name": name,
+                "amount": Decimal("1234567890.1234"),
+                "seen": BEGIN,
+                "born": date(1, 1, 1),
+            },
+            **{"ok": True, "ratio": 0.1, "cards": ["queen", '"'], 'order by "x"; --': "odd"},
+        }
+        for n, name in enumerate(HOSTILE)
+    ]
+    empty = dict.fromkeys(schema.names)
+
+    reports = database.inserts([*full, empty], schema)
+
+    assert counted(reports) == {"sent": len(full) + 1}
+    found = database.rows("wins", "n", "name", "cards")
+    assert Counter(found) == Counter(
+        [*((row["n"], row["name"], json.dumps(row["cards"])) for row in full), (None, None, None)]
+    )
+    one = database.rows("wins", "seen", "born", "amount", "ok", "ratio", 'order by "x"; --')[-1]
+    if database.engine.dialect.name == "postgresql":
+        when = BEGIN.replace(tzinfo=None)
+        assert one == (when, date(1, 1, 1), Decimal("1234567890.1234"), True, 0.1, "odd")
+
+
+def test_a_row_that_is_refused_leaves_its_neighbours(database: Database) -> None:
+    """Without it one bad row keeps five hundred others out, or the stream stops."""
+    database.does("CREATE TABLE wins (n BIGINT NOT NULL UNIQUE CHECK (n <> 13), name VARCHAR(20))")
+    rows: list[dict[str, Any]] = [{"n": n, "name": f"player {n}"} for n in range(100)]
+    rows[7]["n"], rows[50]["n"] = None, 49
+    rows[60]["name"] = "nul \x00 byte"
+
+    reports = database.inserts(rows, NAMED)
+
+    assert counted(reports) == {"sent": 96, "refused": 4}
+    refused = {report["offset"]: report["text"] for report in reports if report["kind"] == "refused"}
+    assert set(refused) == {7, 13, 50, 60}
+    assert all(refused.values())
+    assert "player" not in refused[7]  # no statement, no values
+    assert len(database.rows("wins", "n")) == 96
+
+
+def test_a_key_makes_a_repetition_harmless_and_the_last_row_wins(database: Database) -> None:
+    """Without it a batch that is sent again doubles its rows, or an older one comes back."""
+    database.does("CREATE TABLE wins (n BIGINT PRIMARY KEY, name VARCHAR(20))")
+    rows = [{"n": n % 10, "name": f"at {n}"} for n in range(40)]
+
+    for _ in range(2):
+        assert counted(database.inserts(rows, NAMED, key=("n",), rows_per_statement=7)) == {"sent": 40}
+
+    assert database.rows("wins", "n", "name") == [(n, f"at {30 + n}") for n in range(10)]
+    only = pa.schema([("n", pa.int64())])
+    assert counted(database.inserts([{"n": 1}, {"n": 77}], only, key=("n",))) == {"sent": 2}
+    assert len(database.rows("wins", "n")) == 11
+
+
+def test_rows_go_to_the_table_they_name_within_bounds(database: Database) -> None:
+    """Without it data opens tables without end, or rows for one that is not there stop all others."""
+    database.does("CREATE TABLE wins_a (n BIGINT, name VARCHAR(9))", 'CREATE TABLE "wins_B c" (n BIGINT, name TEXT)')
+    rows = [{"n": n, "name": "x"} for n in range(6)]
+    tables = ["wins_a", "wins_a", "wins_B c", "wins_none", None, "wins_z"]
+
+    reports = database.inserts(rows, NAMED, tables, at_most=3)
+
+    assert counted(reports) == {"sent": 3, "refused": 3}
+    texts = [report["text"] for report in reports if report["kind"] == "refused"]
+    assert texts == [
+        "there is no table wins_none",
+        "its table cannot be evaluated",
+        "table wins_z: the sink may have 3 tables in a batch and has them",
+    ]
+    assert len(database.rows("wins_B c", "n")) == 1
+
+
+def test_a_table_that_is_dropped_makes_the_sink_wait(database: Database) -> None:
+    """Without it whoever renames a table makes dead letters of all rows until it is back."""
+    reports = database.inserts([{"n": 1, "name": "x"}], NAMED, fixed=True)
+
+    assert [(one["kind"], one["text"]) for one in reports] == [("wrong", "there is no table wins")]
+
+
+@NEEDS_SERVER
+def test_a_server_that_is_away_is_no_fault_of_a_row(server: postgres.Postgres) -> None:
+    """Without it an outage makes dead letters of good rows."""
+    database = Database(server.url)
+    database.does("DROP TABLE IF EXISTS wins", "CREATE TABLE wins (n BIGINT, name TEXT)")
+    server.stop()
+    try:
+        reports = database.inserts([{"n": 1, "name": "x"}], NAMED)
+        with pytest.raises(ConnectionError) as away:
+            check(InsertJob(server.url, None, ("n",), (), **SMALL), "wins")
+    finally:
+        server.start()
+
+    assert counted(reports) == {"away": 0}
+    assert "secret-word" not in f"{reports} {away.value}"
+    assert counted(database.inserts([{"n": 1, "name": "x"}], NAMED)) == {"sent": 1}
+
+
+@NEEDS_SERVER
+def test_what_somebody_must_change_is_told_before_anything_is_sent(server: postgres.Postgres) -> None:
+    """Without it a missing index, or a login without rights, makes dead letters of all rows."""
+    database = Database(server.url)
+    database.does("DROP TABLE IF EXISTS wins", "CREATE TABLE wins (n BIGINT, name TEXT)")
+
+    reports = database.inserts([{"n": 1, "name": "x"}], NAMED, key=("n",))
+
+    assert [(one["kind"], "constraint" in one["text"]) for one in reports] == [("wrong", True)]
+    for table, columns, url, told in (
+        ("losses", ("n",), server.url, "no table losses"),
+        ("wins", ("m",), server.url, "no column m"),
+        ("wins", ("n",), server.url.replace("postgres:", "nobody:"), "nobody"),
+        ("wins", ("n",), "postgresql+psycopg://x:secret-word@127.0.0.1/x", "driver"),
+    ):
+        with pytest.raises(StartError) as error:
+            check(InsertJob(url, None, columns, (), **SMALL), table)
+        assert told in str(error.value)
+        assert "secret-word" not in str(error.value)
+
+
+CONFIG = """\
+name: games
+lake: ./lake
+source: {files: {path: ./in}}
+decode: {json: "n int, game string"}
+routes:
+  - name: wins
+    match: {sql: "event.n > 1"}
+    sinks: [{sql: SINK}]
+dead_letters: ops.dead
+"""
+
+
+@pytest.mark.parametrize(
+    ("sink", "told"),
+    [
+        pytest.param('{url: "127.0.0.1", table: wins}', "begins with a dialect", id="url"),
+        pytest.param('{url: "sqlite://", table: "{event.game}"}', "begins with fixed text", id="table"),
+        pytest.param('{url: "sqlite://", table: "wins_{event.game"}', "no partner", id="braces"),
+        pytest.param('{url: "sqlite://", tabel: wins}', "did you mean `table`", id="option"),
+        pytest.param('{url: "sqlite://"}', "table", id="no table"),
+    ],
+)
+def test_a_mistake_is_told_with_its_line(tmp_path: Path, sink: str, told: str) -> None:
+    """Without it a wrong option shows when the first row comes."""
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path / "games.yaml", load_registry(), environ={}, text=CONFIG.replace("SINK", sink))
+
+    assert "games.yaml:8:" in str(error.value)
+    assert told in str(error.value)
+
+
+def test_a_missing_extra_is_named_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a task fails with the name of a module."""
+    text = CONFIG.replace("SINK", '{url: "sqlite://", table: wins}')
+    loaded = load(tmp_path / "games.yaml", load_registry(), environ={}, text=text)
+    monkeypatch.setattr("router.registry._is_installed", lambda module: module != "sqlalchemy")
+
+    (told,) = missing_extras(loaded.config).values()
+
+    assert told == (
+        "the sink sql needs the module sqlalchemy; pip install 'spark-event-router[sql]', here and on every node"
+    )
+
+
+def test_the_database_is_asked_by_doctor_and_its_password_is_in_no_text() -> None:
+    """Without it somebody reads the password in a log."""
+    options = {"url": "postgresql+pg8000://me:secret-word@db.example/x", "table": "wins"}
+    sink = load_registry().resolve(Sink, {"sql": options})
+
+    assert [(one.kind, one.address) for one in sink.talks_to(Path())] == [("database", "db.example:5432")]
+    assert "secret-word" not in repr(sink)
