@@ -9,6 +9,7 @@ RouterError
 ├── SessionLost     Spark's JVM has ended under the router
 ├── BatchError      a batch that must stop: it does not balance, or an expectation says `fail`
 ├── TableError      a Delta table that cannot be written
+├── ViewError       a view that cannot be refreshed
 └── SinkError       an applying sink that failed
 
 A fault of a single record is never an exception: it becomes a dead letter.
@@ -156,6 +157,20 @@ class TableError(RouterError):
 
     def __str__(self) -> str:
         return f"table {self.table}: {self.what}"
+
+
+class ViewError(RouterError):
+    """A view that cannot be refreshed; its tables stay as they are."""
+
+    exit_code = 1
+
+    def __init__(self, view: str, what: str) -> None:
+        super().__init__(view, what)
+        self.view = view
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"view {self.view}: {self.what}"
 
 
 class SinkError(RouterError):

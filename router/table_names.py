@@ -106,6 +106,23 @@ def pieces_of(template: str) -> list[Piece]:
     return [(found[1] or "", found[2] or "") for found in _PIECE.finditer(template)]
 
 
+def template_pattern(template: str) -> re.Pattern[str]:
+    """Return the pattern of the table names that a template can make."""
+    return re.compile(
+        "".join("[a-z0-9_]+" if field else re.escape(text.lower()) for field, text in pieces_of(template))
+    )
+
+
+def templates_meet(one: str, other: str) -> bool:
+    """Say whether two templates can make one name, by how they begin and end: gold.{a}_x and gold.{b}_y cannot."""
+    if "{" not in one or "{" not in other:
+        fixed, template = (one, other) if "{" not in one else (other, one)
+        return template_pattern(template).fullmatch(fixed.lower()) is not None
+    first, second = ((name.partition("{")[0], name.rpartition("}")[2]) for name in (one.lower(), other.lower()))
+    begins = first[0].startswith(second[0]) or second[0].startswith(first[0])
+    return begins and (first[1].endswith(second[1]) or second[1].endswith(first[1]))
+
+
 def may_collide(template: str, values: Mapping[str, frozenset[str]]) -> bool:
     """Say whether rows that differ in a field may name one table: `a_b` and `c`, `a` and `b_c` in {x}_{y}.
 

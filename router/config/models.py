@@ -24,7 +24,7 @@ from pydantic import (
 from router.addresses import normalized
 from router.parts import Decoder, Rule
 from router.sinks import ApplyingSink, MergingSink, Sink, TableSink
-from router.table_names import BronzeTables
+from router.table_names import BronzeTables, template_pattern, templates_meet
 from router.table_options import TableOptions
 
 if TYPE_CHECKING:
@@ -215,6 +215,92 @@ class Route(Model):
         return found
 
 
+TABLE_GLOB = r"^[a-z0-9_*?]+\.[a-z0-9_*?]+$"
+TableGlob = Annotated[str, StringConstraints(pattern=TABLE_GLOB)]
+"""A table, or a pattern of tables: silver.*"""
+
+
+class ViewSource(Model):
+    """The tables that a view reads, as one relation: those of a route, of another view, or of patterns."""
+
+    route: HyphenedName | None = Field(default=None, description="the tables that the sinks of this route name")
+    view: Name | None = Field(default=None, description="the tables of this view")
+    tables: tuple[TableGlob, ...] = Field(default=(), description="tables, or patterns of tables: silver.*")
+    without: tuple[TableGlob, ...] = Field(default=(), alias="except", description="tables that are left out of these")
+
+    @model_validator(mode="after")
+    def _one(self) -> ViewSource:
+        if sum(map(bool, (self.route, self.view, self.tables))) != 1:
+            raise ValueError("give exactly one of route, view, tables")
+        return self
+
+
+def _view_source(value: object) -> object:
+    """Take tables alone for a source of tables."""
+    if isinstance(value, str):
+        return {"tables": (value,)}
+    return {"tables": value} if isinstance(value, (list, tuple)) else value
+
+
+class View(Model):
+    """Tables that are computed from other tables: SQL over one relation of all of them, again when these change."""
+
+    name: Name
+    source: Annotated[
+        ViewSource, BeforeValidator(_view_source, json_schema_input_type=TableGlob | tuple[TableGlob, ...] | ViewSource)
+    ] = Field(
+        alias="from",
+        description="the tables that `source` stands for in the SQL, with the column `table`: uno for silver.uno",
+    )
+    sql: str = Field(description="a query of `source`, and of what `tables` names")
+    into: str = Field(
+        description="the table of the rows, or one for each value of columns of theirs: gold.{table}_sessions",
+        pattern=r"^[a-z][a-z0-9_]{0,63}\.([a-z0-9_]|\{[A-Za-z_][A-Za-z0-9_]*\})+$",
+    )
+    tables: dict[Name, TableName] = Field(
+        default_factory=dict, description="tables that the SQL may join, by the names it has for them"
+    )
+    every: Interval | None = Field(default=None, description="refreshed at this interval; 60 s where nothing is given")
+    after: Annotated[str, StringConstraints(pattern=r"^\s*[1-9][0-9]{0,8}\s+commits?\s*$")] | None = Field(
+        default=None, description="refreshed after so many batches into its sources: 10 commits"
+    )
+    on_demand: bool = Field(default=False, description="refreshed by `router views FILE --refresh` only")
+    refresh: Literal["incremental", "full"] = Field(
+        default="incremental", description="`incremental` reads what has changed, where the query lets it"
+    )
+    comment: str | None = Field(default=None, description="said of the tables that are made")
+
+    @model_validator(mode="after")
+    def _one_time(self) -> View:
+        if sum(map(bool, (self.every, self.after, self.on_demand))) > 1:
+            raise ValueError("give one of every, after, on_demand")
+        return self
+
+    @property
+    def commits(self) -> int | None:
+        """Return after how many batches it is refreshed; None where time, or somebody, decides."""
+        return int(self.after.split()[0]) if self.after else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Return after how many seconds it is refreshed; None where batches, or somebody, decide."""
+        return None if self.after or self.on_demand else interval(self.every or "60 s").total_seconds()
+
+
+def reads(view: View, other: View) -> bool:
+    """Say whether a view reads tables that another one makes, as far as their names tell."""
+    if view.source.view:
+        return view.source.view == other.name
+    if any(template_pattern(other.into).fullmatch(name) for name in view.tables.values()):
+        return True
+    return any(templates_meet(_template(glob), other.into) for glob in view.source.tables) and view is not other
+
+
+def _template(glob: str) -> str:
+    """Return a pattern of tables as a template."""
+    return re.sub(r"[*?]+", "{x}", glob)
+
+
 class Trigger(Model):
     """When batches run: one of the three."""
 
@@ -236,9 +322,7 @@ class Landing(Model):
 class Maintenance(Model):
     """How tables are kept in shape beside batches, one at a time: whichever of `every` and `commits` comes first."""
 
-    tables: str = Field(
-        description="a table, or a pattern of tables: silver.*", pattern=r"^[a-z0-9_*?]+\.[a-z0-9_*?]+$"
-    )
+    tables: TableGlob = Field(description="a table, or a pattern of tables: silver.*")
     every: Interval = Field(default="1 h", description="time after which a table that was written is maintained")
     commits: int = Field(default=100, ge=1, description="batches into a table after which it is maintained")
     budget: Interval = Field(default="10 s", description="after this time no other table is begun until the next batch")
@@ -312,6 +396,7 @@ class Config(Model):
         default=(), description="expectations that several routes have: each names them in its `expect`"
     )
     routes: tuple[Route, ...] = ()
+    views: tuple[View, ...] = Field(default=(), description="tables that are computed from other tables")
     dead_letters: TableName
     unmatched: Literal["dead_letters", "drop"] = "dead_letters"
     ledger: TableName = "ops.ledger"
@@ -401,6 +486,11 @@ class Config(Model):
         for _, _, sink in self.all_sinks():
             if isinstance(sink, (TableSink, MergingSink)):
                 yield names_of(sink), sink.location
+
+    def fixed_tables(self) -> frozenset[str]:
+        """Return the tables with one name that the router or a sink writes."""
+        own = {self.dead_letters, self.ledger, *self.written_names()}
+        return frozenset(name for name in own if name and "{" not in name)
 
     def maintenance_plans(self) -> tuple[Maintenance, ...]:
         """Return how tables are kept in shape; the last plan is for those that nobody has named."""

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import ValidationError
 
 from router.addresses import SCHEMES, is_local, normalized
-from router.config.models import Bronze, Config, Source, names_of
+from router.config.models import Bronze, Config, Source, View, names_of, reads
 from router.config.yaml_tree import Items, Keys, Node, Scalar, plain_data
 from router.locations import Location
 from router.parts import Part, Rule
 from router.registry import suggestion
 from router.sinks import MergingSink, Sink, TableSink
-from router.table_names import BronzeTables, folded, may_collide, pieces_of, underscored
+from router.table_names import BronzeTables, folded, may_collide, pieces_of, templates_meet, underscored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -57,6 +57,8 @@ def cross_checks(root: Node, registry: Registry) -> Iterator[Finding]:
     yield from _fixed_tables(root, registry)
     yield from _shared_tables(root, registry)
     yield from _locations(root, registry)
+    yield from _unique_names(root, ("views",), "view")
+    yield from _views(root, registry)
 
 
 def _source_kind(root: Node) -> Iterator[Finding]:
@@ -246,6 +248,68 @@ def _shared_tables(root: Node, registry: Registry) -> Iterator[Finding]:
                 yield Finding(loc, what, APART)
             if any(field == "topic" for field, _ in pieces_of(template)):
                 yield from _topics_named(root, partial(_named_after, template), "a sink")
+
+
+def _views(root: Node, registry: Registry) -> Iterator[Finding]:
+    """Refuse views of what is not there, views that write what others write, and circles."""
+    routes = [name.text for item in _items(root, ("routes",)) if isinstance(name := _at(item, ("name",)), Scalar)]
+    views = dict[str, View]()
+    for index, item in enumerate(_items(root, ("views",))):
+        with suppress(ValidationError):
+            view = View.model_validate(plain_data(item))
+            views[view.name] = view
+            if view.source.route and view.source.route not in routes:
+                hint = suggestion(view.source.route, routes, "the routes")
+                yield Finding(("views", index, "from", "route"), "there is no such route", hint)
+    taken = {**{table: f"`{key}`" for key, table in _tables(root).items()}, **_sink_tables(root, registry)}
+    for index, item in enumerate(_items(root, ("views",))):
+        name = _at(item, ("name",))
+        if not isinstance(name, Scalar) or name.text not in views:
+            continue
+        view = views[name.text]
+        loc = ("views", index)
+        if view.source.view and view.source.view not in views:
+            yield Finding(
+                (*loc, "from", "view"), "there is no such view", suggestion(view.source.view, views, "the views")
+            )
+        for table, whose in taken.items():
+            if templates_meet(view.into, table):
+                what = f"it could name a table of {whose}: {table}"
+                yield Finding(
+                    (*loc, "into"), what, "give the tables of views a layer, or names, of their own: gold.{table}_x"
+                )
+        for other in list(views.values())[: list(views).index(view.name)]:
+            if templates_meet(view.into, other.into):
+                what = f"it could name a table of the view {other.name}: {other.into}"
+                yield Finding((*loc, "into"), what, "give each view names of its own: gold.{table}_x")
+        if circle := _circle(view, views):
+            yield Finding((*loc, "from"), f"the views read each other in a circle: {' -> '.join(circle)}", "break it")
+
+
+def _sink_tables(root: Node, registry: Registry) -> dict[str, str]:
+    """Return the tables, or templates of tables, that sinks write, and whose they are."""
+    found = dict[str, str]()
+    for item in _items(root, ("routes",)):
+        name = _at(item, ("name",))
+        for node in _items(item, ("sinks",)):
+            sink = _resolved(registry, Sink, node)
+            if isinstance(sink, (TableSink, MergingSink)) and (names := names_of(sink)):
+                found[names] = f"the route {name.text if isinstance(name, Scalar) else ''}"
+    return found
+
+
+def _circle(view: View, views: dict[str, View]) -> list[str]:
+    """Return the views of a circle that begins with one, by name; nothing where there is none."""
+    way, ends = [(view, [view.name])], list[str]()
+    while way and not ends:
+        one, path = way.pop()
+        for other in views.values():
+            if reads(one, other):
+                if other.name == view.name:
+                    ends = [*path, other.name]
+                elif other.name not in path:
+                    way.append((other, [*path, other.name]))
+    return ends
 
 
 APART = (

@@ -31,12 +31,13 @@ SEARCHED = 1_000
 class LogFile:
     """A data file that a commit adds or removes. `rows` is None where the log does not say how many it has.
 
-    `changes` says whether rows come or go with it; a compaction only moves them.
+    `changes` says whether rows come or go with it; a compaction only moves them. `bytes` is 0 where the log lacks it.
     """
 
     path: str
     rows: int | None
     changes: bool
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class LogCommit:
     transactions: dict[str, int]
     added: tuple[LogFile, ...]
     removed: tuple[LogFile, ...]
+    schema_changed: bool = False
 
     @property
     def rows(self) -> int:
@@ -125,6 +127,7 @@ def _commit(version: int, actions: list[dict[str, Any]]) -> LogCommit:
         transactions={one["appId"]: int(one["version"]) for one in ids},
         added=tuple(_file(action["add"]) for action in actions if "add" in action),
         removed=tuple(_file(action["remove"]) for action in actions if "remove" in action),
+        schema_changed=any("metaData" in action for action in actions),
     )
 
 
@@ -132,7 +135,12 @@ def _file(found: dict[str, Any]) -> LogFile:
     stats = json.loads(found.get("stats") or "{}")
     rows = stats.get("numRecords")
     gone = (found.get("deletionVector") or {}).get("cardinality", 0)
-    return LogFile(found["path"], None if rows is None else int(rows) - gone, bool(found.get("dataChange", True)))
+    return LogFile(
+        found["path"],
+        None if rows is None else int(rows) - gone,
+        bool(found.get("dataChange", True)),
+        int(found.get("size") or 0),
+    )
 
 
 def _author(about: dict[str, Any]) -> str:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
     from router.engine.balance import Partition
     from router.engine.label.layout import Layout
+    from router.engine.views.schedule import ViewSchedule
     from router.parts import BatchReport
 
 log = logging.getLogger("router")
@@ -66,7 +67,7 @@ class Batches:
 
     `fingerprint` is the configuration's. What the object keeps between batches (demands, known names, the size of
     files) only saves work: a new process starts without it. `prepared` is a planner that may have begun already,
-    `opened` has tables that are open.
+    `opened` has tables that are open. `views` hears of every batch.
     """
 
     config: Config
@@ -80,6 +81,7 @@ class Batches:
     prepared: Planner | None = None
     executors: Executors = field(default_factory=Executors)
     opened: TableCache | None = None
+    views: ViewSchedule | None = None
 
     def __post_init__(self) -> None:
         config = self.config
@@ -301,7 +303,8 @@ class Batches:
         """Release approved rows, maintain tables and register them in the catalog, once the batch is in the ledger."""
         if self.config.register_tables:
             self.catalog.register(tables)
-        self.maintenance.after_batch({*tables, self.config.ledger}, self.tables.files)
+        written = self.views.batch(tables) if self.views else set[str]()  # by refreshes, beside the batches
+        self.maintenance.after_batch({*tables, *written, self.config.ledger}, self.tables.files)
         asked = any(target.evolution == "quarantine" for target in plan.layout.targets)
         if (asked or self.demands.blocked) and (due := self.release.due()):
             with steps.step("release"):

@@ -11,6 +11,7 @@
 | `blocked` | ROUTE/SINK/TABLE.json | a table that cannot be written, until its quarantined rows are in it |
 | `replays` | SINK.json | a replay of what a sink keeps that has begun and not ended |
 | `replays` | dead_letters.json | a replay of dead letters that has begun and not ended |
+| `views` | NAME.json | which versions of its sources a view was made of, and how its tables were left |
 | `schemas` | the decoder's names | what a decoder has learnt |
 | | format | the version of all this |
 
@@ -60,6 +61,7 @@ WAYS = {
     "approvals": "It lets a table change. Delete it, and approve the change again",
     "blocked": "It says that quarantined rows wait for a table. Restore it from a copy; without it rows of later "
     "batches land before them",
+    "views": "It says what a view was made of. Delete it, and the next refresh computes all of the view anew",
     "replays": "It says which replay was cut off. Restore it from a copy; or delete it, and begin another",
 }
 """What a file of each folder says, and what a person can do where it is damaged."""

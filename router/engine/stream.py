@@ -33,6 +33,7 @@ from router.engine.start.killed_repairs import clear_killed_repairs
 from router.engine.start.lost_records import LostRecords
 from router.engine.start.run_lock import alone
 from router.engine.start.spark_checkpoint import CheckpointMending
+from router.engine.views.schedule import ViewSchedule, in_order, refresher
 from router.errors import SessionLost, TableError, first_line
 from router.parts import BatchReport, Preparation
 
@@ -179,6 +180,7 @@ class _StreamRun:
     open: bool = False
     stopped: bool = False
     detached: DetachedSinks | None = None
+    views: ViewSchedule | None = None
     pauses: GrowingPauses = field(default_factory=GrowingPauses)
 
     @property
@@ -189,7 +191,7 @@ class _StreamRun:
     def until_done(self, begin: source.Offsets | None) -> list[BatchReport]:
         """Run the query, and again after a failure that passes: every batch can go on where it was interrupted."""
         try:
-            with quiet_failures(self.spark), self._detached_sinks():
+            with quiet_failures(self.spark), self._detached_sinks(), self._viewing():
                 retrying(self.config, self.spark, self.options.stop, self.pauses)(self._query, begin)
                 if self._once and self.batches:
                     self.batches.outboxes.retention.tidy()
@@ -215,6 +217,19 @@ class _StreamRun:
         if self.detached:
             self.detached.join()
 
+    @contextmanager
+    def _viewing(self) -> Iterator[None]:
+        """Refresh views: beside the query, or after a query that drains its source and ends."""
+        store = CheckpointStore(self.checkpoint)
+        by = refresher(self.config, self.spark, self.lake, store, self.executors)
+        self.views = ViewSchedule(by, in_order(self.config.views))
+        drained = False
+        try:
+            yield
+            drained = self._once and not self.options.stop.is_set()
+        finally:
+            self.views.finish(refresh=drained)
+
     def _query(self, begin: source.Offsets | None) -> None:
         self.error, self.batches = None, None  # a query that begins anew has a session of its own
         if not self.open:  # within the retries: a source that is away is waited for
@@ -232,6 +247,8 @@ class _StreamRun:
         try:
             self.planner.prepare(self.spark)  # while Spark starts the query and asks for offsets
             self._wait_for_executors()
+            if self.views and not self._once:
+                self.views.start()
             self._follow(query)
         except Exception as error:
             self._end(query)
@@ -349,6 +366,7 @@ class _StreamRun:
             prepared=self.planner,
             executors=self.executors,
             opened=self.tables,
+            views=self.views,
         )
 
     def _tell(self, query: StreamingQuery, *, last: bool = False) -> None:

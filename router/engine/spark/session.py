@@ -118,6 +118,8 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
     if not submitted:
         _stop_other_jvm(config.spark, ready_to_start(config))
     builder = session_builder(config.spark, None if submitted else master or local_master(config), connectors)
+    for key, value in pools(config).items():
+        builder = builder.config(key, value)
     session = _session_of(builder.appName(f"router {config.name}"), config.name)
     session.sparkContext.setLogLevel("ERROR")
     quiet_accumulators(session)
@@ -145,6 +147,15 @@ def _session_of(builder: SparkSession.Builder, name: str) -> SparkSession:
     if interrupt is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, interrupt)  # Spark's own handler would cancel the jobs of the current batch
     return session
+
+
+def pools(config: Config) -> dict[str, str]:
+    """Return the settings with which jobs of batches come before those of views."""
+    file = Path(__file__).with_name("pools.xml")
+    if not config.views or "spark.scheduler.mode" in config.spark:
+        return {}
+    shares = {"spark.scheduler.allocation.file": file.as_uri()} if file.is_file() else {}  # not in a zip
+    return {"spark.scheduler.mode": "FAIR", **shares}
 
 
 def connect_by(asked: Mapping[str, str], master: str | None) -> str | None:

@@ -1,0 +1,1 @@
+"""Views: tables that are computed from other tables, all tables of one in one Spark job, when their sources change."""

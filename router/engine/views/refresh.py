@@ -1,0 +1,618 @@
+"""Refresh a view: one Spark job computes and stages the rows of all its tables, one commit each replaces what is there.
+
+| killed | the next refresh |
+|---|---|
+| while rows are staged | computes them again; no table has changed |
+| between commits | finds tables that are not as noted, and computes everything anew |
+| before the note | the same |
+
+The note says which versions of its sources a view was made of, and which versions of its tables that was; it is written
+last. A table that is as noted may be kept in parts; one that somebody else has changed is not trusted. Readers see the
+former rows of a table or the new ones. Tables whose rows came out the same get no commit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from deltalake import CommitProperties, Schema, Transaction
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import create_table_with_add_actions
+from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import MapType
+
+from router.columns import quoted
+from router.delta.commit import HOOKS, PROPERTIES, StagedFile, TableCommit, add_action, made_as, to_delta
+from router.delta.history import log_commits
+from router.delta.parquet_writer import Staging, attempt
+from router.delta.schema_diff import delta_schema
+from router.delta.table_cache import THREADS, SparkTable
+from router.engine.commit.committers import staged_rows
+from router.engine.land.task import GATHERED, gathered
+from router.engine.spark.executors import Executors
+from router.engine.views.relation import TABLE_COLUMN, Part, Relations
+from router.engine.views.shape import TABLE, Shape, Way, shape_of, used_columns
+from router.engine.views.sources import Changes, Snapshot, changes, together
+from router.errors import TableError, ViewError, first_line
+from router.spark_internals import to_arrow_columns
+from router.table_names import folded, pieces_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from pyspark.sql import Column, SparkSession
+
+    from router.config.models import View
+    from router.engine.checkpoint_store import CheckpointStore
+    from router.engine.views.sources import ViewTables
+
+log = logging.getLogger("router")
+TARGET, HASH = "_target", "_hash"
+REMOVED = {"merge": "keys", "keys": "keys", "rows": "tables", "tables": "tables", "full": "full"}
+"""The way to follow rows that went, by the way to follow rows that came."""
+VERSIONS_SHOWN = 50
+"""Tables whose versions stand in each commit; those of more stand in the note only."""
+
+
+class Target(NamedTuple):
+    """A table of a view as it was left: its version, its id, and what its rows were; -1: others have changed it."""
+
+    version: int
+    id: str
+    hash: int | None
+    rows: int
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a view was made of, and what was made: versions of its sources with their ids, and its tables."""
+
+    number: int = 0
+    definition: str = ""
+    output: str = ""
+    sources: dict[str, tuple[int, str]] = field(default_factory=dict)
+    targets: dict[str, Target] = field(default_factory=dict)
+    timed: bool = False
+    at: str = ""
+    way: str = ""
+    why: str = ""
+    seconds: float = 0.0
+    commits: int = 0
+    unnamed: int = 0
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any] | None) -> Note:
+        """Return a note from what `dump` made of one; an empty one where there is none."""
+        if found is None:
+            return cls()
+        sources = {name: tuple(pair) for name, pair in found["sources"].items()}
+        targets = {name: Target(*entry) for name, entry in found["targets"].items()}
+        return cls(**{**found, "sources": sources, "targets": targets})
+
+    def dump(self) -> bytes:
+        """Return the note as JSON."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @property
+    def rows(self) -> int:
+        """Return the rows of all tables."""
+        return sum(target.rows for target in self.targets.values())
+
+
+def note_path(view: str) -> str:
+    """Return where the note about a view is in a checkpoint's store."""
+    return f"views/{view}.json"
+
+
+class Refreshed(NamedTuple):
+    """What a refresh did: `way` is empty where nothing had changed. `commits` are the tables that got one."""
+
+    view: str
+    way: str
+    why: str
+    commits: tuple[str, ...] = ()
+    tables: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a refresh goes: the tables that changed, each with what came and went; `touched` are the targets concerned.
+
+    None as changes: unknown ones. None as touched: any.
+    """
+
+    way: Way
+    why: str
+    shape: Shape
+    changed: dict[str, Changes | None] = field(default_factory=dict)
+    touched: frozenset[str] | None = None
+
+
+@dataclass
+class Refresher:
+    """The refreshes of a configuration's views, one at a time. `folder`: where a lake that only Spark writes stages."""
+
+    tables: ViewTables
+    spark: SparkSession
+    store: CheckpointStore
+    executors: Executors = field(default_factory=Executors)
+    folder: str | None = None
+    shapes: dict[str, tuple[Shape, str]] = field(default_factory=dict)
+
+    def note(self, view: View) -> Note:
+        """Return what is noted of a view."""
+        return Note.of(self.store.load(note_path(view.name)))
+
+    def refresh(self, view: View, *, full: bool = False) -> Refreshed:
+        """Bring a view to its sources' newest versions. Raises ViewError; its tables are then as they were, or anew."""
+        began = time.monotonic()
+        try:
+            return self._refreshed(view, full, began)
+        except (AnalysisException, ParseException) as error:
+            raise ViewError(view.name, f"its SQL: {first_line(error)}") from error
+        except (TableError, DeltaError, OSError, PySparkException) as error:
+            raise ViewError(view.name, first_line(error)) from error
+
+    def plan(self, view: View) -> Plan:
+        """Return how the view would follow its sources, by what its query is. Raises ViewError."""
+        sources = self.tables.sources(view)
+        if not sources:
+            return Plan("full", "none of its tables is there yet", Shape("full", ""))
+        try:
+            shape, _ = self._work(view, sources).shape()
+        except (AnalysisException, ParseException) as error:
+            raise ViewError(view.name, f"its SQL: {first_line(error)}") from error
+        if view.refresh == "full":
+            return Plan("full", "`refresh: full`", shape)
+        return Plan(shape.way, shape.why, shape)
+
+    def _refreshed(self, view: View, full: bool, began: float) -> Refreshed:
+        sources, note = self.tables.sources(view), self.note(view)
+        if not sources and not note.sources:
+            return Refreshed(view.name, "", "none of its tables is there yet")
+        joined = self.tables.opened(view, view.tables.values())
+        if missing := sorted(set(view.tables.values()) - joined.keys()):
+            return Refreshed(view.name, "", f"{', '.join(missing)} is not there yet")
+        targets = self.tables.opened(view, note.targets)
+        definition = _definition(view)
+        seen = {name: (table.seen, table.id) for name, table in {**joined, **sources}.items()}
+        trusted = note.definition == definition and self._as_noted(note, targets)
+        if trusted and not full and not note.timed and seen == note.sources:
+            return Refreshed(view.name, "", "nothing has changed", tables=len(note.targets), rows=note.rows)
+        work = self._work(view, sources, joined)
+        shape, output = work.shape()
+        plan = Plan("full", shape.why, shape)
+        if full or not trusted or view.refresh == "full" or output != note.output:
+            plan = Plan("full", _why_full(view, note, full=full, trusted=trusted), shape)
+        else:
+            plan = self._plan(view, note, work, shape)
+            if plan.way != "full" and not plan.changed:  # files were only joined
+                self._write(view, replace(note, sources=work.versions()))
+                return Refreshed(view.name, "", "nothing has changed", tables=len(note.targets), rows=note.rows)
+        try:
+            return self._carried_out(view, work, plan, (note, targets, definition, output), began)
+        finally:
+            work.relations.clean()
+
+    def _work(self, view: View, sources: dict[str, Snapshot], joined: dict[str, Snapshot] | None = None) -> _Work:
+        session = self.spark.newSession()
+        folder = f"views/{view.name}"
+        relations = Relations(session, self.tables.lake, self.store.checkpoint, folder)
+        return _Work(view, session, relations, sources, joined or {}, self.shapes)
+
+    def _as_noted(self, note: Note, targets: Mapping[str, Snapshot]) -> bool:
+        """Say whether the view's tables have the rows that it left in them."""
+        for name, left in note.targets.items():
+            table = targets.get(name)
+            if table is None or table.id != left.id or left.version < 0:
+                return False
+            if table.seen != left.version and changes(self.tables.lake, table, left.version) != Changes():
+                return False
+        return True
+
+    def _plan(self, view: View, note: Note, work: _Work, shape: Shape) -> Plan:
+        """Return how the view follows what has changed since it was noted."""
+        changed = dict[str, Changes | None]()
+        for name, table in work.sources.items():
+            version, identity = note.sources.get(name, (None, None))
+            if version is None:
+                changed[name] = Changes(added=tuple(table.files())) if table.plain else None
+            elif identity != table.id:
+                changed[name] = None
+            elif version != table.version:
+                changed[name] = changes(self.tables.lake, table, version)
+        changed = {name: found for name, found in changed.items() if found is None or found}
+        gone = note.sources.keys() - work.sources.keys() - {*view.tables.values()}
+        changed |= dict.fromkeys(gone)
+        joined = {name: (table.version, table.id) for name, table in work.joined.items()}
+        if shape.way == "full" or any(note.sources.get(name) != pair for name, pair in joined.items()):
+            return Plan("full", shape.why, shape, changed)
+        way: Way = shape.way
+        if any(found is None for found in changed.values()):
+            way = "tables"
+        elif any(found.removed for found in changed.values() if found):
+            way = REMOVED[way]  # type: ignore[assignment]
+        if way == "tables" and not shape.table:
+            return Plan("full", "rows went, and no column of it says which table a row is from", shape, changed)
+        if way == "keys" and not shape.keys:
+            return Plan("full", "rows went, and it has no groups", shape, changed)
+        return Plan(way, shape.why, shape, changed, _touched(view, shape, changed))
+
+    def _carried_out(
+        self, view: View, work: _Work, plan: Plan, known: tuple[Note, dict[str, Snapshot], str, str], began: float
+    ) -> Refreshed:
+        note, targets, definition, output = known
+        rows, touched = work.rows(plan, targets)
+        number = note.number + 1
+        staged = self._staged(view, rows, number)
+        concerned = (set(note.targets) if touched is None else set(touched) & set(note.targets)) | staged.keys()
+        if "{" not in view.into:
+            concerned.add(view.into.lower())
+        schema = delta_schema(to_arrow_columns(rows.schema))
+        alike = {
+            name
+            for name in concerned & note.targets.keys()
+            if name in targets and _alike(note, output, note.targets[name], staged.get(name, _Staged()))
+        }
+        for name in alike & staged.keys():
+            self.tables.lake.delete(*(file.path for file in staged[name].files))
+        unnamed = staged.pop("", _Staged()).rows
+        due = sorted(concerned - alike - {""})
+        notes = {"router.view": view.name, "router.query": self.tables.config.name, "router.refresh": str(number)}
+        notes |= _versions(work.versions())
+        commits = _Commits(self.tables, self.spark, view, schema, number, notes)
+        made = commits.make({name: staged.get(name, _Staged()) for name in due}, targets)
+        left = {name: found for name, found in note.targets.items() if name not in made}
+        seconds = round(time.monotonic() - began, 3)
+        at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        after = Note(
+            number=number,
+            definition=definition,
+            output=output,
+            sources=work.versions(),
+            targets={**left, **made},
+            timed=plan.shape.timed,
+            at=at,
+            way=plan.way,
+            why=plan.why,
+            seconds=seconds,
+            commits=len(made),
+            unnamed=unnamed,
+        )
+        self._write(view, after)
+        if unnamed:
+            log.warning("view %s: %d rows name no table, and are nowhere", view.name, unnamed)
+        return Refreshed(view.name, plan.way, plan.why, tuple(sorted(made)), len(after.targets), after.rows, seconds)
+
+    def _staged(self, view: View, rows: DataFrame, number: int) -> dict[str, _Staged]:
+        """Stage rows in one job, by table; under "" those that name none."""
+        options = self.tables.config.landing
+        token = uuid.uuid4().hex[:8]
+        staging = Staging(self.tables.lake, options.file_bytes, options.buffer_bytes, self.folder, token=token)
+        names = rows.columns
+        frame = rows.withColumns({TARGET: _target(view.into), HASH: _hash(rows)})
+        if "{" in view.into:
+            frame = frame.repartition(self.spark.sparkContext.defaultParallelism, TARGET)
+        task = self.executors.guarded(_stage(staging, names, f"view/{view.name}", number), reports=True)
+        reports = frame.mapInArrow(task, "report string").collect()
+        found = dict[str, _Staged]()
+        for report in self.executors.without_looks(json.loads(row["report"]) for row in reports):
+            one = found.setdefault(report["table"], _Staged())
+            if "path" in report:
+                one.files.append(StagedFile.of(report))
+            else:
+                one.rows += report["rows"]
+                one.hash = None if report["hash"] is None else ((one.hash or 0) + report["hash"]) % 2**64
+        return found
+
+    def _write(self, view: View, note: Note) -> None:
+        self.store.write(note_path(view.name), note.dump())
+
+
+@dataclass
+class _Staged:
+    files: list[StagedFile] = field(default_factory=list)
+    rows: int = 0
+    hash: int | None = 0
+
+
+@dataclass
+class _Work:
+    """The frames of one refresh."""
+
+    view: View
+    session: SparkSession
+    relations: Relations
+    sources: dict[str, Snapshot]
+    joined: dict[str, Snapshot]
+    shapes: dict[str, tuple[Shape, str]]
+
+    def __post_init__(self) -> None:
+        found = together(self.sources.values())
+        self.conflicts = dict(found.conflicts)
+        self.columns = pa.schema([one for one in found.columns if one.name.lower() != TABLE])
+
+    def versions(self) -> dict[str, tuple[int, str]]:
+        """Return the versions that the view is made of, with the ids of the tables."""
+        return {name: (table.version, table.id) for name, table in {**self.joined, **self.sources}.items()}
+
+    def shape(self) -> tuple[Shape, str]:
+        """Return the shape of the query, and its columns as text. Raises ViewError, AnalysisException."""
+        key = f"{_definition(self.view)} {self.columns} {self.conflicts}"
+        if key not in self.shapes:
+            self._refuse_conflicts()
+            query = self._query(self.relations.empty(self.columns))
+            if any(one.name in (TARGET, HASH) for one in query.schema) or len(set(query.columns)) < len(query.columns):
+                raise ViewError(self.view.name, "each of its columns needs a name of its own")
+            for name, _ in pieces_of(self.view.into):
+                if name and name not in query.columns:
+                    raise ViewError(self.view.name, f"`into` asks for {name}, which is no column of its SQL")
+            text = to_delta(delta_schema(to_arrow_columns(query.schema)))
+            self.shapes[key] = shape_of(query), text
+        return self.shapes[key]
+
+    def _refuse_conflicts(self) -> None:
+        """Raise ViewError where the query uses a column that has types in its tables which no type holds together."""
+        if not self.conflicts:
+            return
+        everything = self.columns
+        for name in self.conflicts:
+            everything = everything.append(pa.field(name, pa.string()))
+        try:
+            used = used_columns(self._query(self.relations.empty(everything)))
+        except (AnalysisException, ParseException):
+            used = {name for name in self.conflicts if name.lower() in self.view.sql.lower()}
+        if wrong := [text for name, text in self.conflicts.items() if name in used]:
+            what = f"its SQL uses a column that has different types: {'; '.join(wrong)}"
+            raise ViewError(self.view.name, f"{what}; see `except`, or name the columns it needs")
+
+    def rows(self, plan: Plan, targets: Mapping[str, Snapshot]) -> tuple[DataFrame, frozenset[str] | None]:
+        """Return the rows that the touched tables are to have. Lazy."""
+        shape, touched = plan.shape, plan.touched
+        if plan.way == "full":
+            return self._over(self.sources), None
+        sample = self._query(self.relations.empty(self.columns))
+        output = delta_schema(to_arrow_columns(sample.schema))
+        kept = [Part(table) for name, table in targets.items() if touched is None or name in touched]
+        old = self.relations.frame(kept, output).drop(TABLE_COLUMN)
+        changed = {name: found for name, found in plan.changed.items() if name in self.sources}
+        added = [Part(self.sources[name], found.added) for name, found in changed.items() if found]
+        if plan.way == "tables":
+            short = [name.partition(".")[2] for name in plan.changed]
+            new = self._over({name: self.sources[name] for name in changed})
+            return old.filter(~F.col(quoted(shape.table)).isin(short)).unionByName(new), touched
+        if plan.way == "rows":
+            return old.unionByName(self._frame(added)), touched
+        if plan.way == "merge":
+            both = old.unionByName(self._frame(added)).groupBy(*map(quoted, shape.keys))
+            made = {name: getattr(F, how)(quoted(name)) for name, how in shape.merged.items()}
+            kinds = {one.name: one.dataType for one in sample.schema}
+            merged = both.agg(*(column.cast(kinds[name]).alias(name) for name, column in made.items()))
+            return merged.select(*map(quoted, sample.columns)), touched
+        removed = [Part(self.sources[name], found.removed) for name, found in changed.items() if found]
+        aside = {name: f"_key{at}" for at, name in enumerate(shape.keys)}
+        touching = self._frame([*added, *removed]).select(*(F.col(quoted(n)).alias(k) for n, k in aside.items()))
+        touching = touching.distinct()
+        current = {name: self.sources[name] for name in changed} if shape.table else self.sources
+        new = self._over(current)
+        return _joined(old, touching, aside, "leftanti").unionByName(_joined(new, touching, aside, "leftsemi")), touched
+
+    def _over(self, tables: Mapping[str, Snapshot]) -> DataFrame:
+        return self._frame([Part(table) for table in tables.values()])
+
+    def _frame(self, parts: Iterable[Part]) -> DataFrame:
+        return self._query(self.relations.frame(parts, self.columns))
+
+    def _query(self, relation: DataFrame) -> DataFrame:
+        """Return the query over a relation. Raises AnalysisException."""
+        named = relation.withColumn(TABLE, F.substring_index(TABLE_COLUMN, ".", -1)).drop(TABLE_COLUMN)
+        named.createOrReplaceTempView("source")
+        for name, table in self.view.tables.items():
+            whole = self.relations.frame([Part(self.joined[table])], self.joined[table].columns)
+            whole.drop(TABLE_COLUMN).createOrReplaceTempView(name)
+        return self.session.sql(self.view.sql)
+
+
+def _joined(rows: DataFrame, keys: DataFrame, names: Mapping[str, str], how: str) -> DataFrame:
+    """Return the rows whose key is one of these, or is not; null is a value like any other."""
+    conditions = [rows[quoted(name)].eqNullSafe(keys[key]) for name, key in names.items()]
+    condition = conditions[0]
+    for one in conditions[1:]:
+        condition &= one
+    return rows.join(keys, condition, how)
+
+
+@dataclass(frozen=True)
+class _Commits:
+    """The commits of one refresh: each replaces the rows of one table."""
+
+    tables: ViewTables
+    spark: SparkSession
+    view: View
+    schema: pa.Schema
+    number: int
+    notes: dict[str, str]
+
+    def make(self, staged: Mapping[str, _Staged], targets: Mapping[str, Snapshot]) -> dict[str, Target]:
+        """Commit every table; return how each was left. Raises the ViewError of the first that failed."""
+        new = [name for name in staged if name not in targets]
+        there = {**targets, **self.tables.opened(self.view, new)}
+        for name in (name for name in new if name in there):
+            if there[name].table.transaction_version(self._app_id(name)) is None:
+                what = f"{name} is there, and this view has not made it; drop it, or give `into` another name"
+                raise ViewError(self.view.name, what)
+        with ThreadPoolExecutor(THREADS) as pool:
+            made = {name: pool.submit(self._commit, name, files, there.get(name)) for name, files in staged.items()}
+        return {name: future.result() for name, future in made.items()}
+
+    def _app_id(self, name: str) -> str:
+        return f"{self.tables.config.name}/views/{self.view.name}/{name}"
+
+    def _commit(self, name: str, staged: _Staged, known: Snapshot | None) -> Target:
+        lake, text = self.tables.lake, to_delta(self.schema)
+        once = Transaction(self._app_id(name), self.number)
+        if self.tables.config.commit == "spark" or (known and isinstance(known.table, SparkTable)):
+            self._by_spark(name, staged, once)
+        else:
+            properties = CommitProperties(custom_metadata=self.notes, app_transactions=[once])
+            actions = [add_action(file) for file in staged.files]
+            if known is None:
+                lake.note_location(name)
+                create_table_with_add_actions(
+                    lake.address(name),
+                    Schema.from_json(text),
+                    actions,
+                    mode="append",
+                    partition_by=[],
+                    name=made_as(name),
+                    description=self.view.comment,
+                    configuration=PROPERTIES,
+                    commit_properties=properties,
+                    storage_options=lake.delta_options(name),
+                )
+            else:
+                known.table.newest().create_write_transaction(
+                    actions,
+                    mode="overwrite",
+                    schema=Schema.from_json(text),
+                    partition_by=[],
+                    commit_properties=properties,
+                    post_commithook_properties=HOOKS,
+                )
+        return self._left(name, staged, -1 if known is None else known.seen)
+
+    def _by_spark(self, name: str, staged: _Staged, once: Transaction) -> None:
+        address, session = self.tables.lake.spark_address(name), self.spark.newSession()
+        work = TableCommit("", name, once.app_id, once.version, tuple(staged.files), to_delta(self.schema))
+        kinds = Relations(session, self.tables.lake, self.tables.lake, "").empty(self.schema).drop(TABLE_COLUMN)
+        rows = staged_rows(session, self.tables.lake, work) if staged.files else kinds
+        writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+        writer = writer.option("txnAppId", once.app_id).option("txnVersion", once.version)
+        writer.option("userMetadata", json.dumps(self.notes)).save(address)
+        self.tables.lake.delete(*(file.path for file in staged.files))
+
+    def _left(self, name: str, staged: _Staged, before: int) -> Target:
+        """Return how a table was left; version -1 where somebody else has changed its rows at the same time."""
+        now = self.tables.opened(self.view, [name])[name]
+        mine = now.seen
+        if now.seen != before + 1 and not isinstance(now.table, SparkTable):
+            between = log_commits(self.tables.lake, name, range(before + 1, now.seen + 1))
+            found = {one.version: one for one in between}
+            mine = next(n for n, one in found.items() if one.transactions.get(self._app_id(name)) == self.number)
+            if any(one.changes for number, one in found.items() if number != mine):
+                mine = -1
+        return Target(mine, now.id, staged.hash, staged.rows)
+
+
+def _stage(staging: Staging, columns: list[str], target: str, number: int) -> Any:
+    """Return the function of one task, for mapInArrow: it stages rows by table, and reports files and rows."""
+
+    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        writer, counts = staging.writer(number, attempt()), dict[str, tuple[int, int | None]]()
+        try:
+            for batch in gathered(batches, min(GATHERED, staging.buffer_bytes // 2)):
+                for name, rows, code in _by_table(batch, columns):
+                    known = counts.get(name, (0, 0))
+                    summed = None if code is None or known[1] is None else (known[1] + code) % 2**64
+                    counts[name] = known[0] + rows.num_rows, summed
+                    if name:
+                        writer.hold(target, name, rows)
+                writer.flush()
+            reports = [json.dumps(asdict(file)) for file in writer.close()]
+        except BaseException:
+            writer.abandon()
+            raise
+        told = ({"table": name, "rows": rows, "hash": code} for name, (rows, code) in counts.items())
+        reports += map(json.dumps, told)
+        yield pa.RecordBatch.from_arrays([pa.array(reports, pa.string())], names=["report"])
+
+    return stage
+
+
+def _by_table(batch: pa.RecordBatch, columns: list[str]) -> Iterator[tuple[str, pa.RecordBatch, int | None]]:
+    """Yield each table of a batch with its rows and their hashes' sum; "" for the rows that name none."""
+    if not batch.num_rows:
+        return
+    named = batch.column(TARGET).dictionary_encode()
+    known = [folded(name) or "" for name in named.dictionary.to_pylist()]
+    codes = named.indices.fill_null(len(known)).to_numpy(zero_copy_only=False)
+    hashes = batch.column(HASH)
+    summed = None if hashes.null_count else hashes.to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)
+    rows, order = batch.select(columns), np.argsort(codes, kind="stable")
+    starts = np.searchsorted(codes[order], np.arange(len(known) + 2))
+    for name, begin, end in zip([*known, ""], starts, starts[1:], strict=False):
+        if begin < end:
+            at = order[begin:end]
+            code = None if summed is None else int(summed[at].sum(dtype=np.uint64))
+            yield name, rows.take(pa.array(at)), code
+
+
+def _target(into: str) -> Column:
+    parts = (F.col(quoted(name)).cast("string") if name else F.lit(text) for name, text in pieces_of(into))
+    return F.concat(*parts)
+
+
+def _hash(rows: DataFrame) -> Column:
+    """Return a hash of each row; null where it has maps, which Spark does not hash."""
+    if any("map<" in one.dataType.simpleString() or isinstance(one.dataType, MapType) for one in rows.schema):
+        return F.lit(None).cast("long")
+    return F.xxhash64(*map(quoted, rows.columns)) if rows.columns else F.lit(0).cast("long")
+
+
+def _alike(note: Note, output: str, left: Target, staged: _Staged) -> bool:
+    """Say whether a table has the rows already that were staged for it."""
+    same = left.hash is not None and (left.hash, left.rows) == (staged.hash, staged.rows)
+    return same and left.version >= 0 and output == note.output
+
+
+def _why_full(view: View, note: Note, *, full: bool, trusted: bool) -> str:
+    """Return why everything is computed anew, before it was looked at what has changed."""
+    if full:
+        return "it was asked for"
+    if view.refresh == "full":
+        return "`refresh: full`"
+    if not note.number:
+        return "it is new"
+    if note.definition != _definition(view) or trusted:
+        return "the view, or its sources' columns, have changed"
+    return "its tables are not as it left them"
+
+
+def _touched(view: View, shape: Shape, changed: Iterable[str]) -> frozenset[str] | None:
+    """Return the tables of a view that rows of some sources can be in; None where only the rows say that."""
+    if not shape.table or any(name not in ("", shape.table) for name, _ in pieces_of(view.into)):
+        return None
+    if "{" not in view.into:
+        return None
+    found = set()
+    for table in changed:
+        short = table.partition(".")[2]
+        found.add("".join(short if name else text for name, text in pieces_of(view.into)).lower())
+    return frozenset(found)
+
+
+def _definition(view: View) -> str:
+    """Return what tells whether a view is still the same: its query and where its rows go."""
+    about = json.dumps([view.sql, view.into, view.source.model_dump(), view.tables, 1], sort_keys=True)
+    return hashlib.sha256(about.encode()).hexdigest()[:16]
+
+
+def _versions(found: Mapping[str, tuple[int, str]]) -> dict[str, str]:
+    """Return what a commit says about the versions that its table was made of."""
+    if len(found) > VERSIONS_SHOWN:
+        return {"router.sources": f"{len(found)} tables"}
+    return {"router.sources": json.dumps({name: version for name, (version, _) in found.items()})}

@@ -1,0 +1,141 @@
+"""What a view's query is made of, and so how the view follows changes of its sources.
+
+| way | query | when rows came | when rows went |
+|---|---|---|---|
+| merge | groups, of count, sum, min and max | the query over new files is merged into the table | as `keys` |
+| keys | groups, of anything else too | groups of changed rows are computed anew | the same |
+| rows | rows with the column `table` | the query over new files is added | as `tables` |
+| tables | groups by `table`, not all of the keys shown | tables that changed are computed anew | the same |
+| full | joins, windows, random values, the time | everything is computed anew | the same |
+
+Spark's analysed plan says it; no text of SQL is read.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from router.spark_internals import analysed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Way = Literal["merge", "keys", "rows", "tables", "full"]
+MERGED = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
+"""What merges the values of an aggregate."""
+TABLE = "table"
+ROW_WISE = {"Project", "Filter", "SubqueryAlias"}
+LEAF = "View"
+"""What stands for `source` in a plan: what is below it is not the query's."""
+TIME = re.compile(r"\b(current_\w+|now|localtimestamp|curdate)\(", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a view follows changes, and why not in a better way.
+
+    `keys` are the columns that say which group a row is, `merged` says what merges each other column; `table` is the
+    column that has the source table of a row, nothing where none has it. `timed`: the result changes with time alone.
+    """
+
+    way: Way
+    why: str
+    keys: tuple[str, ...] = ()
+    merged: dict[str, str] = field(default_factory=dict)
+    table: str = ""
+    timed: bool = False
+
+
+def shape_of(query: DataFrame) -> Shape:
+    """Return how a query over the relation `source` can follow changes."""
+    plan = analysed(query)
+    if TIME.search(plan.toString()):
+        return Shape("full", "it asks for the time", timed=True)
+    if not plan.deterministic():
+        return Shape("full", "its values are random", timed=True)
+    above, node = _through(plan)
+    below, leaf = _through(node.child()) if _name(node) == "Aggregate" else ([], node)
+    if _name(leaf) != LEAF:
+        return Shape("full", f"it has a {_name(leaf)}")
+    if any(one.subqueries().nonEmpty() for one in (*above, node, *below)):
+        return Shape("full", "it has a subquery")
+    if node is not leaf:
+        return _grouped(plan, node, leaf, above)
+    table = _shown(plan, leaf)
+    why = f"rows of one table each, with `{table}`" if table else "no column of it says which table a row is from"
+    return Shape("rows" if table else "full", why, table=table)
+
+
+def _grouped(plan: Any, node: Any, leaf: Any, above: list[Any]) -> Shape:
+    """Return the shape of a query with groups."""
+    table = _shown(plan, leaf)
+    if any(_name(one) == "Filter" for one in above):  # groups of changed rows alone say nothing about it
+        return Shape("tables" if table else "full", "its groups are filtered", table=table)
+    grouping, names = _list(node.groupingExpressions()), {one.exprId().id(): one.name() for one in _list(plan.output())}
+    keys, merged, unmerged = dict[int, str](), dict[str, str](), list[str]()
+    for expression in _list(node.aggregateExpressions()):
+        column = names.pop(expression.exprId().id(), None)
+        inner = expression.child() if _name(expression) == "Alias" else expression
+        at = next((i for i, key in enumerate(grouping) if key.semanticEquals(inner)), None)
+        if column is None:
+            continue
+        if at is not None:
+            keys[at] = column
+        elif (kind := _aggregate(inner)) in MERGED:
+            merged[column] = MERGED[kind]
+        else:
+            unmerged.append(column)
+    unmerged += names.values()  # computed of a group's values
+    if len(keys) < len(grouping):
+        return Shape("tables" if table else "full", "it groups by what is in no column of it", table=table)
+    shown = tuple(keys.values())
+    if not unmerged:
+        return Shape("merge", "its values can be merged", shown, merged, table)
+    why = f"{', '.join(unmerged)} cannot be merged"
+    return Shape("keys" if keys else "full", why, shown, table=table)
+
+
+def used_columns(query: DataFrame) -> set[str]:
+    """Return the columns of its sources that a query uses, a `*` included."""
+    found, nodes = set[str](), [analysed(query)]
+    while nodes:
+        node = nodes.pop()
+        if _name(node) == LEAF:
+            continue
+        found |= {one.name() for one in _list(node.references().toSeq())}
+        nodes += _list(node.children())
+        nodes += _list(node.subqueries())
+    return found
+
+
+def _through(node: Any) -> tuple[list[Any], Any]:
+    """Return the nodes from one down that make a row of a row, and the first that does not."""
+    passed = []
+    while _name(node) in ROW_WISE:
+        passed.append(node)
+        node = node.child()
+    return passed, node
+
+
+def _shown(plan: Any, leaf: Any) -> str:
+    """Return the column of a plan that is the relation's `table`; nothing where there is none."""
+    mine = {one.exprId().id() for one in _list(leaf.output()) if one.name() == TABLE}
+    return next((str(one.name()) for one in _list(plan.output()) if one.exprId().id() in mine), "")
+
+
+def _aggregate(expression: Any) -> str:
+    """Return the name of an aggregate function that stands alone; nothing where it does not."""
+    if _name(expression) != "AggregateExpression" or expression.isDistinct():
+        return ""
+    return str(expression.aggregateFunction().prettyName())
+
+
+def _name(node: Any) -> str:
+    return str(node.getClass().getSimpleName())
+
+
+def _list(sequence: Any) -> list[Any]:
+    """Return the elements of a sequence of Scala."""
+    return [sequence.apply(at) for at in range(sequence.size())]

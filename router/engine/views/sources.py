@@ -1,0 +1,231 @@
+"""The tables that views read and write: which there are, and what has changed in one since a version.
+
+What has changed are the files whose rows came, and those whose rows went, as the commits since say. A file that came
+and went in between, or that maintenance only joined with others, is in neither. Runs on the driver.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
+
+import pyarrow as pa
+from pyarrow import fs
+
+from router.config.models import names_of
+from router.delta.commit import to_arrow
+from router.delta.history import log_commits
+from router.delta.schema_diff import common_type, delta_schema
+from router.delta.table_cache import SparkTable
+from router.errors import StartError, TableError, ViewError
+from router.sinks import MergingSink, TableSink
+from router.table_names import template_pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from router.config.models import Config, View
+    from router.delta.lake import Lake
+
+READ_BY_NAME = {"timestampNtz", "typeWidening", "typeWidening-preview", "v2Checkpoint", "vacuumProtocolCheck"}
+"""Reader features of tables whose files say all about their rows: Spark reads them by the columns' names."""
+
+
+class File(NamedTuple):
+    """A data file: its path as the table's log has it, encoded as in a URL, and its bytes."""
+
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A version of a table. `id` is that of the table: one that was dropped and made again has another."""
+
+    name: str
+    table: Any
+
+    @cached_property
+    def _pinned(self) -> Any:
+        """Return delta-rs's own table, at the version that counts from now on."""
+        return self.table if isinstance(self.table, SparkTable) else self.table.newest()
+
+    @property
+    def seen(self) -> int:
+        """Return the version as it was last seen; reading the table may find a newer one."""
+        return int(self.table.version())
+
+    @property
+    def version(self) -> int:
+        """Return the version that is read."""
+        return int(self._pinned.version())
+
+    @property
+    def id(self) -> str:
+        """Return the table's id."""
+        if isinstance(self.table, SparkTable):
+            return str(self.table.snapshot.metadata().id())
+        return str(self.table.metadata().id)
+
+    @cached_property
+    def columns(self) -> pa.Schema:
+        """Return the columns in Arrow types, as the router compares them."""
+        return delta_schema(to_arrow(self.table))
+
+    @cached_property
+    def plain(self) -> bool:
+        """Say whether the table's files, read by the columns' names, are all of it."""
+        if isinstance(self.table, SparkTable):
+            return False
+        about = self.table.metadata()
+        mapped = about.configuration.get("delta.columnMapping.mode", "none") != "none"
+        features = {*(self.table.protocol().reader_features or ())}
+        return not mapped and not about.partition_columns and features <= READ_BY_NAME
+
+    def files(self) -> list[File]:
+        """Return the data files of the version that is read, of a plain table."""
+        actions: Any = pa.table(self._pinned.get_add_actions())
+        sizes = actions.column("size_bytes").to_pylist()
+        return [File(*pair) for pair in zip(actions.column("path").to_pylist(), sizes, strict=True)]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What has come to a table, and gone from it, since a version."""
+
+    added: tuple[File, ...] = ()
+    removed: tuple[File, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed)
+
+
+def changes(lake: Lake, table: Snapshot, since: int) -> Changes | None:
+    """Return what has changed since a version; None where that cannot be told: commits or files are gone, or not plain.
+
+    Raises TableError where the log is damaged.
+    """
+    if not table.plain or since > table.version:
+        return None
+    came, gone = dict[str, int](), dict[str, int]()
+    try:
+        for commit in log_commits(lake, table.name, range(since + 1, table.version + 1)):
+            if commit.schema_changed and commit.removed:  # rewritten with other types
+                return None
+            for file in (one for one in commit.removed if one.changes):
+                if came.pop(file.path, None) is None:
+                    gone[file.path] = file.bytes
+            for file in (one for one in commit.added if one.changes):
+                if gone.pop(file.path, None) is None:
+                    came[file.path] = file.bytes
+    except TableError:
+        return None  # expired; a log that is damaged cannot be opened
+    left = {**came, **gone}
+    if not all(left.values()) or not _there(lake, table.name, left):
+        return None
+    return Changes(tuple(map(File._make, came.items())), tuple(map(File._make, gone.items())))
+
+
+def _there(lake: Lake, table: str, paths: Iterable[str]) -> bool:
+    """Say whether files are there still: a VACUUM takes those that no version refers to."""
+    inside = [f"{table.replace('.', '/')}/{unquote(path)}" for path in paths]
+    return all(info.type is fs.FileType.File for info in lake.files.get_file_info(inside))
+
+
+class Relation(NamedTuple):
+    """The columns that tables have together, and why others of theirs cannot be one column."""
+
+    columns: pa.Schema
+    conflicts: dict[str, str]
+
+
+def together(tables: Iterable[Snapshot]) -> Relation:
+    """Return the columns of tables by name, whatever its case, each in the type that holds all its values.
+
+    A column that some lack is null in these. One whose types no type holds together is in the conflicts.
+    """
+    found, first, conflicts = dict[str, pa.Field](), dict[str, str](), dict[str, str]()
+    known = dict[str, pa.Schema]()
+    for table in tables:
+        if (text := str(table.columns)) in known:
+            continue
+        known[text] = table.columns
+        for column in table.columns:
+            key = column.name.lower()
+            have = found.setdefault(key, pa.field(column.name, column.type))
+            first.setdefault(key, table.name)
+            kind = common_type(have.type, column.type)
+            if kind is None:
+                what = f"{have.name} is {have.type} in {first[key]}, and {column.type} in {table.name}"
+                conflicts.setdefault(have.name, what)
+            else:
+                found[key] = pa.field(have.name, kind)
+    return Relation(pa.schema([one for one in found.values() if one.name not in conflicts]), conflicts)
+
+
+@dataclass
+class ViewTables:
+    """The tables of a configuration's views. `cache` opens tables, and keeps them open."""
+
+    config: Config
+    lake: Lake
+    cache: Any
+    listed: dict[str, list[str]] = field(default_factory=dict)
+
+    def sources(self, view: View) -> dict[str, Snapshot]:
+        """Return the tables that a view reads, by name. Raises ViewError where one cannot be read, or two are alike."""
+        names = self.names(view)
+        short = dict[str, str]()
+        for name in names:
+            if (other := short.setdefault(name.partition(".")[2], name)) != name:
+                raise ViewError(view.name, f"{other} and {name} would both be `{name.partition('.')[2]}`; see `except`")
+        return self.opened(view, names)
+
+    def opened(self, view: View, names: Iterable[str]) -> dict[str, Snapshot]:
+        """Return tables by name, those that are there. Raises ViewError where one cannot be read."""
+        found = dict[str, Snapshot]()
+        for name, table in self.cache.readable(names).items():
+            if isinstance(table, TableError):
+                raise ViewError(view.name, f"it needs {table}") from table
+            if table is not None:
+                found[name] = Snapshot(name, table)
+        return found
+
+    def names(self, view: View) -> list[str]:
+        """Return the names of the tables that a view reads, as far as they are there, sorted."""
+        source, own = view.source, self.config
+        if source.view:
+            named = [next(one.into for one in own.views if one.name == source.view)]
+        elif source.route:
+            named = list(_templates(own, source.route))
+        else:
+            named = []
+        patterns = [template_pattern(one) for one in named]
+        others = own.fixed_tables() - set(named)
+        wanted = (*named, *source.tables)
+        layers = [layer for layer in self.lake.layers() if any(_of_layer(layer, one) for one in wanted)]
+        found = []
+        for table in (table for layer in layers for table in self.lake.tables(layer)):
+            by_name = any(fnmatchcase(table, glob) for glob in source.tables)
+            of_part = any(one.fullmatch(table) for one in patterns) and table not in others
+            out = any(fnmatchcase(table, glob) for glob in source.without)
+            if (by_name or of_part) and not out and not template_pattern(view.into).fullmatch(table):
+                found.append(table)
+        return sorted(found)
+
+
+def _templates(config: Config, route: str) -> Iterator[str]:
+    for name, _, sink in config.all_sinks():
+        if name == route and isinstance(sink, (TableSink, MergingSink)):
+            names = names_of(sink)
+            if not names:
+                what = f"the tables of route {route} are named by its rows only; name them by `tables`"
+                raise StartError(f"views: {what}")
+            yield names
+
+
+def _of_layer(layer: str, names: str) -> bool:
+    return fnmatchcase(layer, names.partition(".")[0]) if "{" not in names.partition(".")[0] else True

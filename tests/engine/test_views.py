@@ -1,0 +1,365 @@
+"""Views: equal to their query over their sources after whatever happened to these, with as few commits as it takes."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from router import ConfigError
+from router.config.loader import load
+from router.config.models import Route, View
+from router.engine.views.refresh import Note, note_path
+from router.engine.views.schedule import ViewSchedule, in_order, refresher
+from router.errors import ViewError
+from router.registry import load_registry
+from router_decoders import Json
+from router_rules import Sql
+from router_sinks import Tables, Upsert
+from tests.engine.query import Query, records
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from router.engine.views.refresh import Refreshed, Refresher
+    from tests.engine.conftest import MakeQuery
+
+SCHEMA = "game string, id long, gamer long, amount double"
+SESSIONS = (
+    "SELECT table, gamer, count(*) AS sessions, sum(amount) AS amount, min(id) AS first, max(id) AS last "
+    "FROM source GROUP BY table, gamer"
+)
+
+
+MEDIANS = "SELECT table, gamer, percentile_approx(id, 0.5) AS median FROM source GROUP BY table, gamer"
+
+
+def view(sql: str = SESSIONS, into: str = "gold.{table}_sessions", **more: Any) -> View:
+    """Return a view of the silver tables."""
+    return View.model_validate({"name": "sessions", "from": "silver.*", "sql": sql, "into": into, **more})
+
+
+def event(game: str, number: int, gamer: int | None = 1, amount: float | None = 1.0) -> dict[str, Any]:
+    return {"game": game, "id": number, "gamer": gamer, "amount": amount}
+
+
+class Lake:
+    """A query whose events go into silver, and what refreshes views of it."""
+
+    def __init__(self, make_query: MakeQuery, folder: Path, *views: View, keyed: bool = False, **settings: Any) -> None:
+        sink = Upsert(table="silver.{event.game}", keys=("id",)) if keyed else Tables(table="silver.{event.game}")
+        route = Route(name="games", match=Sql(where="event.game IS NOT NULL"), sinks=(sink,))
+        self.query = make_query(folder, decode=Json(schema=SCHEMA), routes=(route,), views=views, **settings)
+        self.offset = 0
+
+    def take(self, *events: dict[str, Any]) -> None:
+        self.query.take(records(events, first=self.offset))
+        self.offset += len(events)
+
+    @property
+    def refresher(self) -> Refresher:
+        """Return one that remembers nothing, as a new process would."""
+        query = self.query
+        return refresher(query.config, query.spark, query.lake, query.store)
+
+    def refresh(self, one: View, *, full: bool = False) -> Refreshed:
+        return self.refresher.refresh(one, full=full)
+
+    def silver(self) -> list[dict[str, Any]]:
+        names = [name for name in self.query.tables() if name.startswith("silver.")]
+        empty = {"gamer": None, "amount": None}  # a column without a value is in no table
+        return [{"table": name.partition(".")[2], **empty, **row} for name in names for row in self.query.rows(name)]
+
+    def gold(self) -> list[dict[str, Any]]:
+        names = [name for name in self.query.tables() if name.startswith("gold.")]
+        return [row for name in names for row in self.query.rows(name)]
+
+    def versions(self, layer: str = "gold.") -> dict[str, int]:
+        return {name: version for name, version in self.query.versions().items() if name.startswith(layer)}
+
+
+def sessions(rows: list[dict[str, Any]]) -> Counter[Any]:
+    """Return what the view of sessions has of rows, computed by hand."""
+    found: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["table"], row["gamer"]), []).append(row)
+    made = Counter[Any]()
+    for (table, gamer), group in found.items():
+        amounts = [row["amount"] for row in group if row["amount"] is not None]
+        total = round(sum(amounts), 6) if amounts else None
+        ids = [row["id"] for row in group]
+        made[table, gamer, len(group), total, min(ids), max(ids)] += 1
+    return made
+
+
+def told(rows: list[dict[str, Any]]) -> Counter[Any]:
+    """Return the rows of the view in the same words."""
+    return Counter(
+        (
+            r["table"],
+            r["gamer"],
+            r["sessions"],
+            None if r["amount"] is None else round(r["amount"], 6),
+            r["first"],
+            r["last"],
+        )
+        for r in rows
+    )
+
+
+def test_many_tables_become_many_tables_and_follow_them(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it gold is a query for each game, written by hand."""
+    lake, one = Lake(make_query, tmp_path, view()), view()
+    lake.take(event("uno", 1), event("uno", 2, 2, None), event("chess", 3, None))
+
+    first = lake.refresh(one)
+    assert (first.way, first.commits) == ("full", ("gold.chess_sessions", "gold.uno_sessions"))
+    assert told(lake.gold()) == sessions(lake.silver())
+
+    assert lake.refresh(one).way == ""
+    assert lake.versions() == {"gold.chess_sessions": 0, "gold.uno_sessions": 0}
+
+    lake.take(event("uno", 4, 2, 2.5), event("go", 5))
+    after = lake.refresh(one)
+    assert (after.way, after.commits) == ("merge", ("gold.go_sessions", "gold.uno_sessions"))
+    assert told(lake.gold()) == sessions(lake.silver())
+    assert lake.versions() == {"gold.chess_sessions": 0, "gold.go_sessions": 0, "gold.uno_sessions": 1}
+
+
+@pytest.mark.parametrize("seed", [pytest.param(0), *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 8))])
+def test_an_incremental_view_is_the_full_one(make_query: MakeQuery, tmp_path: Path, seed: int) -> None:
+    """Without it gold drifts from silver after updates, deletes, compactions and refreshes that were cut off."""
+    dice = random.Random(seed)
+    views = [
+        view(),
+        view(MEDIANS, "gold.medians", name="medians"),
+        view("SELECT table, id, amount FROM source WHERE amount > 1", "platinum.{table}_rows", name="rows"),
+        view("SELECT count(*) AS n, sum(id) AS ids FROM source", "gold.all", name="total"),
+    ]  # fmt: skip
+    lake = Lake(make_query, tmp_path, *views, keyed=bool(seed % 2))
+    lake.take(event("uno", 100))  # the columns that the views ask for
+    for step in range(6):
+        games = dice.sample(["uno", "chess", "go"], dice.randint(1, 3))
+        ids = range(step * 5, step * 5 + 5) if not seed % 2 else [dice.randint(0, 9) for _ in range(4)]
+        gamers, amounts = [1, 2, None], [0.5, 2.0, None]
+        lake.take(*(event(dice.choice(games), n, dice.choice(gamers), dice.choice(amounts)) for n in ids))
+        happens = dice.choice(["nothing", "delete", "compact", "note", "drop", "foreign"])
+        target = dice.choice([name for name in lake.query.tables() if name.startswith("silver.")])
+        if happens == "delete":
+            lake.query.open(target).delete(f"id % 3 = {dice.randint(0, 2)}")
+        elif happens == "compact":
+            lake.query.open(target).optimize.compact()
+        elif happens == "note" and (path := note_path("sessions")) and lake.query.store.read(path):
+            lake.query.store.delete(path)
+        elif happens == "drop" and lake.versions():
+            lake.query.open(dice.choice([*lake.versions()])).delete("true")
+        for one in views:
+            lake.refresh(one)
+        rows = lake.silver()
+        gold = [row for name in lake.versions() if name.endswith("_sessions") for row in lake.query.rows(name)]
+        assert told(gold) == sessions(rows), (step, happens)
+        wanted = Counter((r["table"], r["id"], r["amount"]) for r in rows if (r["amount"] or 0) > 1)
+        found = [row for name in lake.query.tables() if name.startswith("platinum.") for row in lake.query.rows(name)]
+        assert Counter((r["table"], r["id"], r["amount"]) for r in found) == wanted, (step, happens)
+        (total,) = lake.query.rows("gold.all")
+        assert total == {"n": len(rows), "ids": sum(r["id"] for r in rows) if rows else None}, (step, happens)
+        groups = {(r["table"], r["gamer"]) for r in rows}
+        assert {(r["table"], r["gamer"]) for r in lake.query.rows("gold.medians")} == groups, (step, happens)
+
+
+def test_only_what_changed_is_read(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it a refresh costs as much as all that ever came: old files are away here, and nobody asks for them."""
+    lake, one = Lake(make_query, tmp_path), view()
+    lake.take(event("uno", 1), event("chess", 2))
+    lake.refresh(one)
+    for path in tmp_path.glob("**/silver/*/*.parquet"):
+        path.rename(path.with_suffix(".away"))
+    lake.take(event("uno", 3))
+    assert lake.refresh(one).way == "merge"
+    assert {(r["table"], r["sessions"]) for r in lake.gold()} == {("uno", 2), ("chess", 1)}
+
+
+def test_columns_are_brought_together_or_named(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it a view of unlike tables fails with a message of Spark's, or leaves a table out."""
+    lake = Lake(make_query, tmp_path)
+    place = lake.query.lake.address
+    write_deltalake(place("silver.a"), pa.table({"n": pa.array([1], pa.int32()), "x": ["text"]}))
+    write_deltalake(place("silver.b"), pa.table({"n": pa.array([2**40]), "x": [1.5], "only": ["b"]}))
+    write_deltalake(place("silver.c"), pa.table({"n": pa.array([3], pa.int16()), "part": ["p"]}), partition_by=["part"])
+    lake.refresh(view("SELECT table, n, only FROM source", "gold.all"))
+    assert {(r["table"], r["n"], r["only"]) for r in lake.gold()} == {
+        ("a", 1, None),
+        ("b", 2**40, "b"),
+        ("c", 3, None),
+    }
+
+    for sql in ("SELECT table, x FROM source", "SELECT * FROM source", "SELECT max(x) FROM source"):
+        with pytest.raises(ViewError, match=r"x is string in silver.a, and double in silver.b"):
+            lake.refresh(view(sql, "gold.other"))
+    with pytest.raises(ViewError, match="nothing"):
+        lake.refresh(view("SELECT nothing FROM source", "gold.other"))
+
+
+def test_a_file_of_any_name_is_read(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it one table with a blank in a file's name, of a foreign writer, ends every refresh."""
+    lake = Lake(make_query, tmp_path)
+    address = lake.query.lake.address("silver.odd")
+    write_deltalake(address, pa.table({"n": [1]}))
+    handle = lake.query.open("silver.odd")
+    (name,) = (one.rpartition("/")[2] for one in handle.file_uris())
+    from pathlib import Path as Disk
+
+    log = Disk(address, "_delta_log", f"{0:020}.json")
+    Disk(address, name).rename(Disk(address, "a b%20{c}[1]*.parquet"))
+    log.write_text(log.read_text().replace(name, "a%20b%2520%7Bc%7D%5B1%5D*.parquet"))
+    lake.refresh(view("SELECT table, n FROM source", "gold.all"))
+    assert lake.gold() == [{"table": "odd", "n": 1}]
+
+
+def test_a_refresh_that_was_cut_off_counts_nothing_twice(
+    make_query: MakeQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a kill between commits and note adds the same rows again."""
+    lake, one = Lake(make_query, tmp_path), view()
+    lake.take(event("uno", 1), event("chess", 2))
+    lake.refresh(one)
+    lake.take(event("uno", 3), event("chess", 4))
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "router.engine.views.refresh.Refresher._write", lambda *_: (_ for _ in ()).throw(OSError("killed"))
+        )
+        with pytest.raises(ViewError, match="killed"):
+            lake.refresh(one)
+    assert lake.refresh(one).way == "full"
+    assert told(lake.gold()) == sessions(lake.silver())
+
+
+def test_tables_of_others_are_left_alone(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it a view overwrites a table that somebody else has made."""
+    lake = Lake(make_query, tmp_path)
+    lake.take(event("uno", 1))
+    write_deltalake(lake.query.lake.address("gold.uno_sessions"), pa.table({"mine": [1]}))
+    with pytest.raises(ViewError, match=r"gold.uno_sessions is there, and this view has not made it"):
+        lake.refresh(view())
+    assert lake.gold() == [{"mine": 1}]
+
+
+def test_spark_commits_where_it_is_asked_to(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it `commit: spark` has no views."""
+    lake, one = Lake(make_query, tmp_path, commit="spark"), view()
+    lake.take(event("uno", 1), event("chess", 2))
+    assert lake.refresh(one).way == "full"
+    assert lake.refresh(one).way == ""
+    lake.take(event("uno", 3))
+    assert lake.refresh(one).way == "tables"
+    assert told(lake.gold()) == sessions(lake.silver())
+
+
+def test_joins_chains_and_rows_that_name_no_table(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it gold of gold is computed before gold, or billing data cannot be joined."""
+    lake = Lake(make_query, tmp_path)
+    lake.take(event("uno", 1, 7), event("uno", 2, 8), event("chess", 3, 7))
+    write_deltalake(lake.query.lake.address("crm.players"), pa.table({"gamer": [7], "tier": ["../gold"]}))
+    players = view(
+        "SELECT s.table, s.gamer, p.tier FROM source s LEFT JOIN players p ON s.gamer = p.gamer",
+        "gold.with_tier",
+        name="tiers",
+        tables={"players": "crm.players"},
+    )
+    top = View.model_validate(
+        {"name": "top", "from": {"view": "tiers"}, "sql": "SELECT tier, count(*) AS n FROM source GROUP BY tier",
+         "into": "top.{tier}"}
+    )  # fmt: skip
+    assert [one.name for one in in_order([top, players])] == ["tiers", "top"]
+    query = lake.query
+    lake.query = Query(query.config.model_copy(update={"views": (top, players)}), query.spark, taken=query.taken)
+    assert lake.refresh(players).way == "full"
+    assert {(r["table"], r["gamer"], r["tier"]) for r in lake.gold()} == {
+        ("uno", 7, "../gold"), ("uno", 8, None), ("chess", 7, "../gold"),
+    }  # fmt: skip
+    lake.refresh(top)
+    note = Note.of(lake.query.store.load(note_path("top")))
+    assert (note.unnamed, [*note.targets]) == (2, [])
+
+
+def test_the_plan_says_which_way_and_why(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it nobody knows why a refresh reads everything."""
+    lake = Lake(make_query, tmp_path)
+    lake.take(event("uno", 1))
+    ways = {
+        SESSIONS: ("merge", "can be merged"),
+        "SELECT table, avg(amount) AS a FROM source GROUP BY table": ("keys", "a cannot be merged"),
+        "SELECT count(DISTINCT gamer) AS n, table FROM source GROUP BY table": ("keys", "n cannot be merged"),
+        "SELECT count(*) AS n, gamer FROM source GROUP BY gamer, table": ("full", "groups by what is in no column"),
+        "SELECT table, count(*) AS n FROM source GROUP BY table HAVING count(*) > 1": ("tables", "filtered"),
+        "SELECT table, id FROM source": ("rows", "table"),
+        "SELECT id FROM source": ("full", "no column"),
+        "SELECT table, id, now() AS at FROM source": ("full", "time"),
+        "SELECT table, rand() AS r FROM source": ("full", "random"),
+        "SELECT table, row_number() OVER (PARTITION BY table ORDER BY id) AS r FROM source": ("full", "Window"),
+        "SELECT table, id FROM source WHERE id = (SELECT max(id) FROM source)": ("full", "subquery"),
+        "SELECT DISTINCT table FROM source": ("full", "Distinct"),
+    }
+    found = {sql: lake.refresher.plan(view(sql, "gold.x")) for sql in ways}
+    assert {sql: plan.way for sql, plan in found.items()} == {sql: way for sql, (way, _) in ways.items()}
+    assert all(why in found[sql].why for sql, (_, why) in ways.items()), {p.why for p in found.values()}
+    assert lake.refresher.plan(view(refresh="full")).way == "full"
+
+
+def test_a_schedule_refreshes_after_batches_and_goes_on_after_faults(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it one broken view keeps the others from their rows, or the stream from ending."""
+    good = view(after="2 commits")
+    bad = view("SELECT nothing FROM source", "gold.bad", name="bad")
+    lake = Lake(make_query, tmp_path, good, bad)
+    schedule = ViewSchedule(lake.refresher, in_order([bad, good]))
+    lake.take(event("uno", 1))
+    assert schedule.batch({"silver.uno"}) == set()
+    assert not schedule._due(good)
+    schedule.batch({"silver.other"})
+    schedule.batch({"silver.uno"})
+    assert schedule._due(good)
+    schedule.finish(refresh=True)
+    assert told(lake.gold()) == sessions(lake.silver())
+    assert schedule.batch(set()) == {"gold.uno_sessions"}
+    assert "nothing" in schedule.failed["bad"]
+
+
+FILE = """
+name: games
+lake: ./lake
+source: {files: {path: ./in}}
+decode: {json: {schema: "game string"}}
+routes:
+  - {name: games, match: {sql: "true"}, sinks: [{tables: "silver.{event.game}"}, {delta: gold.all}]}
+dead_letters: ops.dead
+views:
+"""
+
+
+GOLD = "  - {name: a, sql: x, into: 'gold.{table}_x', from: "
+
+
+@pytest.mark.parametrize(
+    ("views", "said"),
+    [
+        (GOLD + "{route: game}}", "views.0.from.route: there is no such route"),
+        (GOLD + "{view: b}}", "views.0.from.view: there is no such view"),
+        ("  - {name: a, from: silver.*, sql: x, into: gold.all}", "views.0.into: it could name a table of the route"),
+        ("  - {name: a, from: silver.*, sql: x, into: ops.dead}", "views.0.into: it could name a table of `dead"),
+        ("  - {name: a, from: gold.b, sql: x, into: gold.a}\n  - {name: b, from: {view: a}, sql: x, into: gold.b}",
+         "in a circle: a -> b -> a"),
+        ("  - {name: a, from: silver.*, sql: x, into: gold.x, every: 1 s, after: 1 commit}", "give one of every"),
+        ("  - {name: a, from: {}, sql: x, into: gold.x}", "exactly one of route, view, tables"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_said_with_its_place(tmp_path: Path, views: str, said: str) -> None:
+    """Without it a view that can never be refreshed is found out at night."""
+    file = tmp_path / "views.yaml"
+    file.write_text(FILE + views)
+    with pytest.raises(ConfigError) as caught:
+        load(file, load_registry(()))
+    assert said in str(caught.value)
