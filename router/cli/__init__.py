@@ -46,6 +46,7 @@ COMMANDS = {
     "tables": ("router.cli.tables:tables", "List every table with its state."),
     "test": ("router.cli.check:test", "Run route tests: records in, rows expected."),
     "verify": ("router.cli.verify:verify", "Hold tables against manifests, ledger and bronze."),
+    "views": ("router.cli.views:views", "Show views, how they follow changes, or refresh them now."),
     "warm-up": ("router.cli.run:warm_up", "Make every later start some seconds shorter."),
     "size": ("router.cli.size:size", "Say how many cores, files and requests a rate takes."),
     "simulate": ("router_demo.cli:simulate", "Write game events to a Kafka topic."),

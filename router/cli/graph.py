@@ -9,7 +9,8 @@ are plain; secrets never are. Needs no Spark.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -23,17 +24,27 @@ from rich.tree import Tree
 
 from router.cli import config_argument, plugin_option
 from router.config.loader import load
+from router.config.models import as_template, names_of, reads
 from router.errors import TableError, printable
 from router.parts import Part
 from router.registry import load_registry
+from router.sinks import MergingSink, TableSink
+from router.table_names import templates_meet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from router.config.models import Config, Route
+    from router.config.models import Config, Route, View
 
 TABLES_SHOWN = 12
-SHAPES = {"source": "([{}])", "decoder": "{{{{{}}}}}", "route": "[/{}/]", "sink": "[{}]", "table": "[({})]"}
+SHAPES = {
+    "source": "([{}])",
+    "decoder": "{{{{{}}}}}",
+    "route": "[/{}/]",
+    "sink": "[{}]",
+    "table": "[({})]",
+    "view": "[[{}]]",
+}
 """How Mermaid draws what a node is."""
 ENTITIES = str.maketrans({"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;", "`": "#96;"})
 """What Mermaid would take for its own, in its own writing."""
@@ -55,12 +66,15 @@ class GraphNode:
 class GraphCounts:
     """What the ledger and the logs of tables say: sums by (route, sink), and each sink's tables with their rows.
 
-    `shown` are the tables of one sink that are drawn; the others are counted.
+    `shown` are the tables of one sink that are drawn; the others are counted. `views`: the tables of each view with
+    their rows. `by_table`: what reads a table stands below it, and not below its sink.
     """
 
     sums: Mapping[tuple[str | None, str | None], Mapping[str, int]]
     tables: Mapping[str, tuple[tuple[str, int], ...]]
     shown: int = TABLES_SHOWN
+    views: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+    by_table: bool = False
 
     def text(self, route: str | None, sink: str | None, names: tuple[str, ...]) -> str:
         """Return the counts of these names that are not zero; the first one always."""
@@ -98,9 +112,11 @@ def lineage(file: Path, table: str, form: str, plugin_files: tuple[Path, ...]) -
     config = load(file, load_registry(plugin_files)).config
     bronze = config.bronze_tables()
     named = config.bronze.table if config.bronze and bronze and table in bronze else table
-    found = through(drawn(config, replace(_counts(config), shown=sys.maxsize)), named)
+    found = through(drawn(config, replace(_counts(config), shown=sys.maxsize, by_table=True)), named)
     if found is None:
-        raise TableError(table, f"no sink of {config.name} has written it; `router graph` shows what it has")
+        raise TableError(
+            table, f"no sink of {config.name} has written it, and no view; `router graph` shows what it has"
+        )
     if form == "mermaid":
         click.echo("\n".join(mermaid(found)))
     else:
@@ -119,31 +135,76 @@ def drawn(config: Config, counts: GraphCounts) -> GraphNode:
     """Return the configuration as nodes, from its source on."""
     whole = counts.text(None, None, ("decoded", "failed", "bare", "unmatched"))
     decoder = GraphNode("decoder", f"decode {described(config.decode)}", whole, tuple(_after(config, counts)))
-    own = [GraphNode("table", config.bronze.table, counts.text(None, None, ("read",)))] if config.bronze else []
+    own = []
+    if config.bronze:
+        read, readers = counts.text(None, None, ("read",)), _readers(config, config.bronze.table, counts)
+        own = [GraphNode("table", config.bronze.table, read, readers)]
     return GraphNode("source", _source(config), counts.text(None, None, ("read", "lost")), (*own, decoder))
 
 
 def _after(config: Config, counts: GraphCounts) -> Iterator[GraphNode]:
     for route in config.routes:
-        yield _route(route, counts)
-    yield GraphNode("table", config.dead_letters, "what went nowhere else")
+        yield _route(config, route, counts)
+    yield GraphNode(
+        "table", config.dead_letters, "what went nowhere else", _readers(config, config.dead_letters, counts)
+    )
+    drawn_elsewhere = [*config.written_names(), config.dead_letters, *(view.into for view in config.views)]
+    for view in config.views:
+        if not any(_reads(view, name, "") for name in drawn_elsewhere) and not (view.source.route or view.source.view):
+            yield _view(config, view, counts)
 
 
-def _route(route: Route, counts: GraphCounts) -> GraphNode:
+def _route(config: Config, route: Route, counts: GraphCounts) -> GraphNode:
     checks = [f"expect {one.name}: {one.sql} (otherwise {one.otherwise})" for one in route.expect]
     text = "\n".join([f"{route.name}: {described(route.match)}", *checks])
-    sinks = tuple(_sink(route.name, name, sink, counts) for name, sink in route.named_sinks.items())
+    sinks = tuple(_sink(config, (route.name, name), sink, counts) for name, sink in route.named_sinks.items())
     matched = [counts.sums[key].get("matched") or 0 for key in counts.sums if key[0] == route.name]
     return GraphNode("route", text, f"{max(matched):,} matched" if matched else "", sinks)
 
 
-def _sink(route: str, name: str, sink: Part, counts: GraphCounts) -> GraphNode:
-    tables = counts.tables.get(f"{route}/{name}", ())
-    shown = [GraphNode("table", table, f"{rows:,} rows") for table, rows in tables[: counts.shown]]
-    if len(tables) > counts.shown:
-        shown.append(GraphNode("table", f"and {len(tables) - counts.shown:,} more tables"))
+def _sink(config: Config, place: tuple[str, str], sink: Part, counts: GraphCounts) -> GraphNode:
+    (route, name), tables = place, counts.tables.get("/".join(place), ())
+    shown = _tables(config, tables, counts, route)
+    written = names_of(sink) if isinstance(sink, (TableSink, MergingSink)) else ""
+    if written and not (counts.by_table and tables):
+        shown += _readers(config, written, counts, route)
     names = ("landed", "applied", "refused", "dropped", "quarantined", "dead", "parked", "backlog")
     return GraphNode("sink", f"{name} {described(sink)}", counts.text(route, name, names), tuple(shown))
+
+
+def _tables(
+    config: Config, tables: tuple[tuple[str, int], ...], counts: GraphCounts, route: str = ""
+) -> list[GraphNode]:
+    """Return nodes for tables, as many as are shown."""
+    found = []
+    for table, rows in tables[: counts.shown]:
+        readers = _readers(config, table, counts, route) if counts.by_table else ()
+        found.append(GraphNode("table", table, f"{rows:,} rows", readers))
+    if len(tables) > counts.shown:
+        found.append(GraphNode("table", f"and {len(tables) - counts.shown:,} more tables"))
+    return found
+
+
+def _readers(config: Config, names: str, counts: GraphCounts, route: str = "") -> tuple[GraphNode, ...]:
+    """Return nodes for the views that read a table, or the tables that a template names."""
+    return tuple(_view(config, view, counts) for view in config.views if _reads(view, names, route))
+
+
+def _reads(view: View, names: str, route: str) -> bool:
+    if view.source.route:
+        return view.source.route == route
+    if any(templates_meet(names, table) for table in view.tables.values()):
+        return True
+    left_out = "{" not in names and any(fnmatchcase(names, glob) for glob in view.source.without)
+    return not left_out and any(templates_meet(names, as_template(glob)) for glob in view.source.tables)
+
+
+def _view(config: Config, view: View, counts: GraphCounts) -> GraphNode:
+    tables = counts.views.get(view.name, ())
+    below = _tables(config, tables, counts)
+    below += [_view(config, other, counts) for other in config.views if reads(other, view)]
+    total = f"{sum(rows for _, rows in tables):,} rows in {len(tables):,} tables" if tables else ""
+    return GraphNode("view", f"view {view.name} into {view.into}", total, tuple(below))
 
 
 def _source(config: Config) -> str:
@@ -180,7 +241,9 @@ def _plain(value: Any) -> str:
 
 def _counts(config: Config) -> GraphCounts:
     sums = import_module("router.engine.ledger").totals(config)
-    return GraphCounts(sums, import_module("router.engine.preflight.explain").tables_by_sink(config))
+    tables = import_module("router.engine.preflight.explain").tables_by_sink(config)
+    views = import_module("router.engine.views.refresh").tables_by_view(config) if config.views else {}
+    return GraphCounts(sums, tables, views=views)
 
 
 def tree(root: GraphNode) -> Tree:

@@ -38,6 +38,7 @@ SINK_COLUMNS = (
 TEXTS = {
     *("source", "offsets", "route", "sink", "table", "state", "committer", "why"),
     *("expectation", "otherwise", "trend", "last", "time"),
+    *("view", "reads", "into", "when", "way"),
 }
 
 
@@ -57,8 +58,8 @@ def ledger(file: Path, batches: int, plugin_files: tuple[Path, ...]) -> None:
     if not rows:
         click.echo(f"{loaded.config.ledger} in {loaded.config.lake} has no batches of {loaded.config.name}")
         return
-    _print("records by source partition", SOURCE_COLUMNS, [_source(row) for row in rows if row["read"] is not None])
-    _print("events by route and sink", SINK_COLUMNS, [_sink(row) for row in rows if row["route"] is not None])
+    show_table("records by source partition", SOURCE_COLUMNS, [_source(row) for row in rows if row["read"] is not None])
+    show_table("events by route and sink", SINK_COLUMNS, [_sink(row) for row in rows if row["route"] is not None])
 
 
 STATE_COLUMNS = ("table", "state", "rows", "lag", "committer", "why", "quarantine")
@@ -77,7 +78,7 @@ def tables(file: Path, plugin_files: tuple[Path, ...]) -> None:
     """
     config = load(file, load_registry(plugin_files)).config
     found = import_module("router.engine.tables.table_states").table_states(config)
-    _print(f"tables of {config.name}", STATE_COLUMNS, [_state(one) for one in found])
+    show_table(f"tables of {config.name}", STATE_COLUMNS, [_state(one) for one in found])
 
 
 EXPECTATION_COLUMNS = ("route", "expectation", "otherwise", "events", "violated", "share", "trend", "last")
@@ -100,10 +101,12 @@ def expectations(file: Path, samples: int, plugin_files: tuple[Path, ...]) -> No
     if not counted:
         click.echo(f"no route of {config.name} has an expectation")
         return
-    _print(f"expectations of {config.name}", EXPECTATION_COLUMNS, [_expectation(one) for one in counted])
+    show_table(f"expectations of {config.name}", EXPECTATION_COLUMNS, [_expectation(one) for one in counted])
     rows = [_sample(one, row) for one in counted for row in one.samples]
     if rows:
-        _print(f"newest records in {config.dead_letters}", ("route", "expectation", "source", "offset", "time"), rows)
+        show_table(
+            f"newest records in {config.dead_letters}", ("route", "expectation", "source", "offset", "time"), rows
+        )
 
 
 def _expectation(one: Any) -> tuple[str, ...]:
@@ -142,7 +145,8 @@ def _number(value: int | None) -> str:
     return "" if value is None else f"{value:,}"
 
 
-def _print(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def show_table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """Print rows of texts under their columns; numbers stand to the right."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in columns:
         table.add_column(name, overflow="fold", justify="left" if name in TEXTS else "right")

@@ -293,11 +293,11 @@ def reads(view: View, other: View) -> bool:
         return view.source.view == other.name
     if any(template_pattern(other.into).fullmatch(name) for name in view.tables.values()):
         return True
-    return any(templates_meet(_template(glob), other.into) for glob in view.source.tables) and view is not other
+    return any(templates_meet(as_template(glob), other.into) for glob in view.source.tables) and view is not other
 
 
-def _template(glob: str) -> str:
-    """Return a pattern of tables as a template."""
+def as_template(glob: str) -> str:
+    """Return a pattern of tables as a template of their names."""
     return re.sub(r"[*?]+", "{x}", glob)
 
 

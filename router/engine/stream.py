@@ -107,7 +107,7 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
     lake, checkpoint = lake_and_checkpoint(config)
     tables = TableCache(lake)
     for place in (lake, checkpoint):
-        reach(spark, place, by_spark=place is checkpoint)
+        reach(spark, place, by_spark=place is checkpoint or bool(config.views))
     with alone(checkpoint, config.name, options.stop.set):
         since = retrying(config, spark, options.stop)(_checked, loaded, spark, (tables, checkpoint), options.accept)
         prepared = config.decode.prepare(

@@ -13,11 +13,12 @@ from pyspark.sql import functions as F
 
 from router.config.problems import in_order
 from router.engine import source
-from router.engine.checkpoint_store import LearntSchemas
+from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
 from router.engine.label.planner import Planner, stages_in_words
 from router.engine.label.route import RoutePlanner
 from router.engine.outbox.apply import opened
 from router.engine.spark.session import build_session
+from router.engine.views.schedule import refresher
 from router.errors import ConfigError, RouterError
 from router.parts import RAW_SCHEMA, Preparation
 from router.sinks import MergingSink
@@ -35,7 +36,7 @@ Place = tuple[str | int, ...]
 
 
 def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = None) -> str:
-    """Say in which stages a batch will run.
+    """Say in which stages a batch will run, and how views follow their sources.
 
     Raises ConfigError with every rule, projection, expectation and table name that Spark cannot analyse.
     """
@@ -60,7 +61,24 @@ def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = 
         opened(config, session, place.folder, trial=True)
     except (AnalysisException, RouterError, OSError) as error:
         raise ConfigError((loaded.problem(("routes",), _first_line(error)),)) from error
-    return stages_in_words(planned.stages)
+    return "\n".join((stages_in_words(planned.stages), *_views(loaded, session)))
+
+
+def _views(loaded: Loaded, session: SparkSession) -> Iterator[str]:
+    """Yield how each view follows its sources, as far as these are there. Raises ConfigError."""
+    config = loaded.config
+    lake, checkpoint = lake_and_checkpoint(config)
+    by = refresher(config, session, lake, CheckpointStore(checkpoint))
+    faults = []
+    for index, view in enumerate(config.views):
+        try:
+            plan = by.plan(view)
+        except (RouterError, OSError) as error:
+            faults.append(loaded.problem(("views", index, "sql"), _first_line(error)))
+        else:
+            yield f"view {view.name}: {plan.way}: {plan.why}"
+    if faults:
+        raise ConfigError(in_order(faults))
 
 
 def _expressions(config: Config) -> list[tuple[Place, Callable[[], Column]]]:

@@ -281,7 +281,7 @@ def reach(spark: SparkSession, place: Lake, *, by_spark: bool = False) -> None:
     """Try a place, and let Spark's own file systems reach it with the rights of the router. Raises StartError.
 
     The settings hold secrets: they go where no page of Spark and no plan shows them. With `by_spark` Spark itself has
-    to have a file system for the place.
+    to have a file system for the place: for its checkpoint, and for a lake that views read.
     """
     storage.probe(place.root, place.options)
     for one in place.locations:
@@ -292,8 +292,9 @@ def reach(spark: SparkSession, place: Lake, *, by_spark: bool = False) -> None:
     set_hadoop(spark, storage.hadoop_settings(place.root, place.options))
     if by_spark and (why := hadoop_lacks(spark, place.for_spark())):
         raise StartError(
-            f"Spark cannot reach the checkpoint {place.root}: {why}. Name its file system under `spark:`, for S3 as "
-            "spark.jars.packages: org.apache.hadoop:hadoop-aws:3.4.1; or keep the checkpoint in a folder"
+            f"Spark cannot reach {place.root}: {why}. Name its file system under `spark:`, for S3 as "
+            "spark.jars.packages: org.apache.hadoop:hadoop-aws:3.4.1; without it the checkpoint has to be in a folder, "
+            "and there are no views"
         )
 
 

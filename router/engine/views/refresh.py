@@ -39,6 +39,7 @@ from router.delta.history import log_commits
 from router.delta.parquet_writer import Staging, attempt
 from router.delta.schema_diff import delta_schema
 from router.delta.table_cache import THREADS, SparkTable
+from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.commit.committers import staged_rows
 from router.engine.land.task import GATHERED, gathered
 from router.engine.spark.executors import Executors
@@ -54,8 +55,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, SparkSession
 
-    from router.config.models import View
-    from router.engine.checkpoint_store import CheckpointStore
+    from router.config.models import Config, View
     from router.engine.views.sources import ViewTables
 
 log = logging.getLogger("router")
@@ -114,6 +114,13 @@ class Note:
 def note_path(view: str) -> str:
     """Return where the note about a view is in a checkpoint's store."""
     return f"views/{view}.json"
+
+
+def tables_by_view(config: Config) -> dict[str, tuple[tuple[str, int], ...]]:
+    """Return the tables that each view has made, with their rows."""
+    store = CheckpointStore(lake_and_checkpoint(config)[1])
+    notes = {view.name: Note.of(store.load(note_path(view.name))) for view in config.views}
+    return {name: tuple((table, left.rows) for table, left in note.targets.items()) for name, note in notes.items()}
 
 
 class Refreshed(NamedTuple):
@@ -188,9 +195,9 @@ class Refresher:
         if missing := sorted(set(view.tables.values()) - joined.keys()):
             return Refreshed(view.name, "", f"{', '.join(missing)} is not there yet")
         targets = self.tables.opened(view, note.targets)
-        definition = _definition(view)
         seen = {name: (table.seen, table.id) for name, table in {**joined, **sources}.items()}
-        trusted = note.definition == definition and self._as_noted(note, targets)
+        as_left = self._as_left(note, targets)
+        trusted = note.definition == _definition(view) and as_left == note.targets.keys()
         if trusted and not full and not note.timed and seen == note.sources:
             return Refreshed(view.name, "", "nothing has changed", tables=len(note.targets), rows=note.rows)
         work = self._work(view, sources, joined)
@@ -204,7 +211,7 @@ class Refresher:
                 self._write(view, replace(note, sources=work.versions()))
                 return Refreshed(view.name, "", "nothing has changed", tables=len(note.targets), rows=note.rows)
         try:
-            return self._carried_out(view, work, plan, (note, targets, definition, output), began)
+            return self._carried_out(view, work, plan, (note, targets, as_left, output), began)
         finally:
             work.relations.clean()
 
@@ -214,15 +221,15 @@ class Refresher:
         relations = Relations(session, self.tables.lake, self.store.checkpoint, folder)
         return _Work(view, session, relations, sources, joined or {}, self.shapes)
 
-    def _as_noted(self, note: Note, targets: Mapping[str, Snapshot]) -> bool:
-        """Say whether the view's tables have the rows that it left in them."""
-        for name, left in note.targets.items():
-            table = targets.get(name)
-            if table is None or table.id != left.id or left.version < 0:
-                return False
-            if table.seen != left.version and changes(self.tables.lake, table, left.version) != Changes():
-                return False
-        return True
+    def _as_left(self, note: Note, targets: Mapping[str, Snapshot]) -> set[str]:
+        """Return the view's tables that have the rows which it left in them."""
+        found = set()
+        for name, table in targets.items():
+            left = note.targets[name]
+            if table.id == left.id and left.version >= 0:
+                same = table.seen == left.version or changes(self.tables.lake, table, left.version) == Changes()
+                found |= {name} if same else set()
+        return found
 
     def _plan(self, view: View, note: Note, work: _Work, shape: Shape) -> Plan:
         """Return how the view follows what has changed since it was noted."""
@@ -253,9 +260,9 @@ class Refresher:
         return Plan(way, shape.why, shape, changed, _touched(view, shape, changed))
 
     def _carried_out(
-        self, view: View, work: _Work, plan: Plan, known: tuple[Note, dict[str, Snapshot], str, str], began: float
+        self, view: View, work: _Work, plan: Plan, known: tuple[Note, dict[str, Snapshot], set[str], str], began: float
     ) -> Refreshed:
-        note, targets, definition, output = known
+        note, targets, as_left, output = known
         rows, touched = work.rows(plan, targets)
         number = note.number + 1
         staged = self._staged(view, rows, number)
@@ -265,8 +272,8 @@ class Refresher:
         schema = delta_schema(to_arrow_columns(rows.schema))
         alike = {
             name
-            for name in concerned & note.targets.keys()
-            if name in targets and _alike(note, output, note.targets[name], staged.get(name, _Staged()))
+            for name in concerned & as_left
+            if output == note.output and _alike(note.targets[name], staged.get(name, _Staged()))
         }
         for name in alike & staged.keys():
             self.tables.lake.delete(*(file.path for file in staged[name].files))
@@ -281,7 +288,7 @@ class Refresher:
         at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         after = Note(
             number=number,
-            definition=definition,
+            definition=_definition(view),
             output=output,
             sources=work.versions(),
             targets={**left, **made},
@@ -573,10 +580,9 @@ def _hash(rows: DataFrame) -> Column:
     return F.xxhash64(*map(quoted, rows.columns)) if rows.columns else F.lit(0).cast("long")
 
 
-def _alike(note: Note, output: str, left: Target, staged: _Staged) -> bool:
-    """Say whether a table has the rows already that were staged for it."""
-    same = left.hash is not None and (left.hash, left.rows) == (staged.hash, staged.rows)
-    return same and left.version >= 0 and output == note.output
+def _alike(left: Target, staged: _Staged) -> bool:
+    """Say whether the rows that were staged for a table are those that it was left with."""
+    return left.hash is not None and (left.hash, left.rows) == (staged.hash, staged.rows)
 
 
 def _why_full(view: View, note: Note, *, full: bool, trusted: bool) -> str:

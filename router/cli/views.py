@@ -1,0 +1,130 @@
+"""`router views`: what the views of a configuration were made of, how they follow changes, and a refresh at once."""
+
+from __future__ import annotations
+
+import threading
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from router.cli import config_argument, plugin_option, stopped_by_signals
+from router.cli.tables import show_table
+from router.cli.watching import Watcher
+from router.config.loader import load
+from router.errors import StartError, ViewError
+from router.registry import load_registry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from router.config.models import Config, View
+
+COLUMNS = ("view", "reads", "into", "when", "tables", "rows", "last", "way", "why", "seconds")
+
+
+@click.command(short_help="Show views, how they follow changes, or refresh them now.")
+@config_argument
+@click.option("--name", "names", multiple=True, help="Only this view; may be given several times.")
+@click.option("--refresh", is_flag=True, help="Refresh them now, those on demand too.")
+@click.option("--full", is_flag=True, help="With --refresh: compute everything anew.")
+@click.option(
+    "--plan", is_flag=True, help="Say which way each follows changes, and why not a better one (needs Spark)."
+)
+@click.option("--master", help="Spark master of a local run; spark-submit brings its own.")
+@plugin_option
+def views(
+    file: Path,
+    names: tuple[str, ...],
+    refresh: bool,
+    full: bool,
+    plan: bool,
+    master: str | None,
+    plugin_files: tuple[Path, ...],
+) -> None:
+    """Show the views of the configuration FILE: what they read and make, and how their last refresh went.
+
+    A refresh may run beside the stream; where both refresh one view at once, one of the two is refused and the next one
+    computes all of it. Exit code 1: a view could not be refreshed; its tables stay as they were.
+    """
+    if full and not refresh:
+        raise click.UsageError("--full goes with --refresh")
+    registry = load_registry(plugin_files)
+    loaded = load(file, registry)
+    config, schedule = loaded.config, import_module("router.engine.views.schedule")
+    chosen: list[View] = [view for view in schedule.in_order(config.views) if not names or view.name in names]
+    if unknown := set(names) - {view.name for view in chosen}:
+        raise StartError(f"{config.name} has no view {', '.join(sorted(unknown))}")
+    if not refresh and not plan:
+        _list(config, chosen)
+        return
+    session = import_module("router.engine.spark.session")
+    with stopped_by_signals(threading.Event()), Watcher(config.name):
+        spark = session.build_session(config, master)
+        try:
+            if plan:
+                _plan(config, spark, chosen)
+            else:
+                _refresh(config, spark, chosen, full=full)
+        finally:
+            session.stop_session(spark)
+
+
+def _list(config: Config, chosen: list[View]) -> None:
+    module, stores = import_module("router.engine.views.refresh"), import_module("router.engine.checkpoint_store")
+    store = stores.CheckpointStore(stores.lake_and_checkpoint(config)[1])
+    rows = list[tuple[str, ...]]()
+    for view in chosen:
+        note = module.Note.of(store.load(module.note_path(view.name)))
+        made = (str(len(note.targets)), f"{note.rows:,}") if note.number else ("", "")
+        seconds = f"{note.seconds:.1f}" if note.number else ""
+        rows.append((view.name, read_by(view), view.into, when(view), *made, note.at, note.way, note.why, seconds))
+    show_table(f"views of {config.name}", COLUMNS, rows)
+
+
+def read_by(view: View) -> str:
+    """Return in a few words what a view reads."""
+    source = view.source
+    of = f"route {source.route}" if source.route else f"view {source.view}"
+    named = ", ".join(source.tables) or of
+    left = f" except {', '.join(source.without)}" if source.without else ""
+    return f"{named}{left}"
+
+
+def when(view: View) -> str:
+    """Return in a few words when a view is refreshed."""
+    return "on demand" if view.on_demand else f"after {view.after}" if view.after else f"every {view.every or '60 s'}"
+
+
+def _plan(config: Config, spark: SparkSession, chosen: list[View]) -> None:
+    refresher = _refresher(config, spark)
+    for view in chosen:
+        plan = refresher.plan(view)
+        click.echo(f"{view.name}: {plan.way}: {plan.why}")
+
+
+def _refresh(config: Config, spark: SparkSession, chosen: list[View], *, full: bool) -> None:
+    refresher, failed = _refresher(config, spark), list[ViewError]()
+    for view in chosen:
+        try:
+            done = refresher.refresh(view, full=full)
+        except ViewError as error:
+            failed.append(error)
+            continue
+        how = f"{done.way}: {done.why}" if done.way else done.why
+        made = f"{len(done.commits)} of {done.tables} tables, {done.rows:,} rows"
+        click.echo(f"{view.name}: {made}, {done.seconds:.1f} s ({how})")
+    if failed:
+        raise failed[0]
+
+
+def _refresher(config: Config, spark: SparkSession) -> Any:
+    stores = import_module("router.engine.checkpoint_store")
+    lake, checkpoint = stores.lake_and_checkpoint(config)
+    start = import_module("router.engine.start.checks")
+    for place in (lake, checkpoint):
+        start.reach(spark, place, by_spark=True)
+    schedule = import_module("router.engine.views.schedule")
+    return schedule.refresher(config, spark, lake, stores.CheckpointStore(checkpoint))
