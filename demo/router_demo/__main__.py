@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from router import RouterError
+from router_demo import landed
 from router_demo.big_wins import crm
 from router_demo.games import Profiles
 from router_demo.kafka import EmbeddedKafka
@@ -40,6 +41,8 @@ ROUTES = {
     "json": Path("routes/games_json.yaml"),
 }
 PROFILES = Path("routes/profiles.yaml")
+WITH_GOLD = {"protobuf"}
+"""Of which formats the configuration has a view: gold.GAME_players."""
 VERSIONS = {"json": 5, "protobuf": 10, "avro": 10}
 """How many schema versions appear while the stream runs; routes/games_json.schema.json knows five."""
 BAD = 0.005
@@ -81,6 +84,8 @@ def _run(demo: Demo) -> int:
         next(chunks(_opening(options), write))  # registers the first version: a router needs one to begin with
         with routing(demo, routes, environ) as router:
             sent = _stream(demo, router, kafka, write)
+            if sent and options.format in WITH_GOLD:
+                _wait_for_gold(demo, router, sent)
         if (code := router.stop()) or sent is None or router.read < sent.events:
             return failed(demo, router, sent.events if sent else None, code)
         if sent.failed:
@@ -132,6 +137,13 @@ def _stream(demo: Demo, router: Router, kafka: EmbeddedKafka, write: Callable[[T
     demo.say(f"[bold]the games have sent {sent.events:,} records[/], {sent.garbage.total():,} of them garbage")
     router.wait_for(sent.events, options.timeout)
     return sent
+
+
+def _wait_for_gold(demo: Demo, router: Router, sent: Sent) -> None:
+    """Wait until the view has counted every event of every game; `summary` says what it has not."""
+    until = time.monotonic() + demo.options.timeout
+    while landed.players(demo.folder / "lake") != sent.games and not router.over.is_set() and time.monotonic() < until:
+        time.sleep(0.5)
 
 
 def _change(demo: Demo, router: Router, kafka: EmbeddedKafka, profiles: Profiles) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BRONZE, DEAD = "bronze.game_events", "ops.dead_letters"
+PLAYERS = "_players"
 OWN_LAYERS = {"outbox", "quarantine"}
 PROFILE_BRONZE, HISTORY = "bronze.gamer_profiles", "silver.profile_history"
 
@@ -46,6 +47,15 @@ def count(lake: Path, name: str) -> int:
     """Return the rows of a table, 0 where it is not there."""
     path = lake.joinpath(*name.split("."))
     return Landed(name, path).rows if DeltaTable.is_deltatable(str(path)) else 0
+
+
+def players(lake: Path) -> Counter[str]:
+    """Count the events that the view of players has, by game."""
+    found = Counter[str]()
+    for log in lake.glob(f"gold/*{PLAYERS}/_delta_log"):
+        rows = DeltaTable(str(log.parent)).to_pyarrow_table(columns=["events"])
+        found[log.parent.name.removesuffix(PLAYERS)] = pc.sum(rows.column("events")).as_py() or 0
+    return found
 
 
 def letters(dead: Landed) -> Counter[tuple[str, str]]:

@@ -60,6 +60,9 @@ def show(
     wrong = _differences(tables, letters, expected, sent) + _unseen(read, sent)
     if profiles.levels != landed.levels(tables):
         wrong.append("the latest profiles are not those that were sent last")
+    counted = landed.players(lake)
+    if counted and counted != sent.games:
+        wrong += _unequal(sent.games, counted, lambda game: f"events in gold.{game}_players")
     wrong += posted.wrong
     for table in (
         _landed(tables, expected, versions),
@@ -72,6 +75,12 @@ def show(
     console.print()
     for sentence in wrong:
         console.print(f"[bold red]{sentence}[/]", soft_wrap=True)
+    if counted and not wrong:
+        console.print(
+            f"[bold green]{len(counted)} tables of players[/] in gold, by a view of the games' tables while the stream "
+            f"ran: they count all {counted.total():,} events.",
+            highlight=False,
+        )
     for sentence in _sentences(tables, sent, versions, profiles, speed, right=not wrong):
         console.print(sentence, highlight=False)
     if not wrong:

@@ -31,13 +31,12 @@ SEARCHED = 1_000
 class LogFile:
     """A data file that a commit adds or removes. `rows` is None where the log does not say how many it has.
 
-    `changes` says whether rows come or go with it; a compaction only moves them. `bytes` is 0 where the log lacks it.
+    `changes` says whether rows come or go with it; a compaction only moves them.
     """
 
     path: str
     rows: int | None
     changes: bool
-    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -135,12 +134,7 @@ def _file(found: dict[str, Any]) -> LogFile:
     stats = json.loads(found.get("stats") or "{}")
     rows = stats.get("numRecords")
     gone = (found.get("deletionVector") or {}).get("cardinality", 0)
-    return LogFile(
-        found["path"],
-        None if rows is None else int(rows) - gone,
-        bool(found.get("dataChange", True)),
-        int(found.get("size") or 0),
-    )
+    return LogFile(found["path"], None if rows is None else int(rows) - gone, bool(found.get("dataChange", True)))
 
 
 def _author(about: dict[str, Any]) -> str:

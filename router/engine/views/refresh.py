@@ -43,8 +43,8 @@ from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.commit.committers import staged_rows
 from router.engine.land.task import GATHERED, gathered
 from router.engine.spark.executors import Executors
-from router.engine.views.relation import TABLE_COLUMN, Part, Relations
-from router.engine.views.shape import TABLE, Shape, Way, shape_of, used_columns
+from router.engine.views.relation import TABLE, Part, Relations
+from router.engine.views.shape import Shape, Way, shape_of, used_columns
 from router.engine.views.sources import Changes, Snapshot, changes, together
 from router.errors import TableError, ViewError, first_line
 from router.spark_internals import to_arrow_columns
@@ -169,8 +169,6 @@ class Refresher:
         began = time.monotonic()
         try:
             return self._refreshed(view, full, began)
-        except (AnalysisException, ParseException) as error:
-            raise ViewError(view.name, f"its SQL: {first_line(error)}") from error
         except (TableError, DeltaError, OSError, PySparkException) as error:
             raise ViewError(view.name, first_line(error)) from error
 
@@ -179,10 +177,7 @@ class Refresher:
         sources = self.tables.sources(view)
         if not sources:
             return Plan("full", "none of its tables is there yet", Shape("full", ""))
-        try:
-            shape, _ = self._work(view, sources).shape()
-        except (AnalysisException, ParseException) as error:
-            raise ViewError(view.name, f"its SQL: {first_line(error)}") from error
+        shape, _ = self._work(view, sources).shape()
         if view.refresh == "full":
             return Plan("full", "`refresh: full`", shape)
         return Plan(shape.way, shape.why, shape)
@@ -195,7 +190,7 @@ class Refresher:
         if missing := sorted(set(view.tables.values()) - joined.keys()):
             return Refreshed(view.name, "", f"{', '.join(missing)} is not there yet")
         targets = self.tables.opened(view, note.targets)
-        seen = {name: (table.seen, table.id) for name, table in {**joined, **sources}.items()}
+        seen = {name: (table.version, table.id) for name, table in {**joined, **sources}.items()}
         as_left = self._as_left(note, targets)
         trusted = note.definition == _definition(view) and as_left == note.targets.keys()
         if trusted and not full and not note.timed and seen == note.sources:
@@ -210,15 +205,11 @@ class Refresher:
             if plan.way != "full" and not plan.changed:  # files were only joined
                 self._write(view, replace(note, sources=work.versions()))
                 return Refreshed(view.name, "", "nothing has changed", tables=len(note.targets), rows=note.rows)
-        try:
-            return self._carried_out(view, work, plan, (note, targets, as_left, output), began)
-        finally:
-            work.relations.clean()
+        return self._carried_out(view, work, plan, (note, targets, as_left, output), began)
 
     def _work(self, view: View, sources: dict[str, Snapshot], joined: dict[str, Snapshot] | None = None) -> _Work:
         session = self.spark.newSession()
-        folder = f"views/{view.name}"
-        relations = Relations(session, self.tables.lake, self.store.checkpoint, folder)
+        relations = Relations(session, self.tables.lake)
         return _Work(view, session, relations, sources, joined or {}, self.shapes)
 
     def _as_left(self, note: Note, targets: Mapping[str, Snapshot]) -> set[str]:
@@ -227,24 +218,13 @@ class Refresher:
         for name, table in targets.items():
             left = note.targets[name]
             if table.id == left.id and left.version >= 0:
-                same = table.seen == left.version or changes(self.tables.lake, table, left.version) == Changes()
+                same = table.version == left.version or changes(self.tables.lake, table, left.version) == Changes()
                 found |= {name} if same else set()
         return found
 
     def _plan(self, view: View, note: Note, work: _Work, shape: Shape) -> Plan:
         """Return how the view follows what has changed since it was noted."""
-        changed = dict[str, Changes | None]()
-        for name, table in work.sources.items():
-            version, identity = note.sources.get(name, (None, None))
-            if version is None:
-                changed[name] = Changes(added=tuple(table.files())) if table.plain else None
-            elif identity != table.id:
-                changed[name] = None
-            elif version != table.version:
-                changed[name] = changes(self.tables.lake, table, version)
-        changed = {name: found for name, found in changed.items() if found is None or found}
-        gone = note.sources.keys() - work.sources.keys() - {*view.tables.values()}
-        changed |= dict.fromkeys(gone)
+        changed = self._changed(view, note, work)
         joined = {name: (table.version, table.id) for name, table in work.joined.items()}
         if shape.way == "full" or any(note.sources.get(name) != pair for name, pair in joined.items()):
             return Plan("full", shape.why, shape, changed)
@@ -257,7 +237,27 @@ class Refresher:
             return Plan("full", "rows went, and no column of it says which table a row is from", shape, changed)
         if way == "keys" and not shape.keys:
             return Plan("full", "rows went, and it has no groups", shape, changed)
+        if way == "keys":  # what is computed anew and what has changed have to be of one version
+            for name in changed if shape.table else work.sources:
+                work.sources[name].pin()
+            changed = self._changed(view, note, work)
         return Plan(way, shape.why, shape, changed, _touched(view, shape, changed))
+
+    def _changed(self, view: View, note: Note, work: _Work) -> dict[str, Changes | None]:
+        """Return the sources that have changed since they were noted, and what came and went; None: unknown."""
+
+        def of(table: Snapshot) -> Changes | None:
+            version, identity = note.sources.get(table.name, (None, None))
+            if version is None:
+                return Changes(added=tuple(table.files())) if table.plain else None
+            if identity != table.id:
+                return None
+            return Changes() if version == table.version else changes(self.tables.lake, table, version)
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            found = dict(zip(work.sources, pool.map(of, work.sources.values()), strict=True))
+        gone = note.sources.keys() - work.sources.keys() - {*view.tables.values()}
+        return {name: one for name, one in found.items() if one is None or one} | dict.fromkeys(gone)
 
     def _carried_out(
         self, view: View, work: _Work, plan: Plan, known: tuple[Note, dict[str, Snapshot], set[str], str], began: float
@@ -358,7 +358,7 @@ class _Work:
         return {name: (table.version, table.id) for name, table in {**self.joined, **self.sources}.items()}
 
     def shape(self) -> tuple[Shape, str]:
-        """Return the shape of the query, and its columns as text. Raises ViewError, AnalysisException."""
+        """Return the shape of the query, and its columns as text. Raises ViewError."""
         key = f"{_definition(self.view)} {self.columns} {self.conflicts}"
         if key not in self.shapes:
             self._refuse_conflicts()
@@ -381,7 +381,7 @@ class _Work:
             everything = everything.append(pa.field(name, pa.string()))
         try:
             used = used_columns(self._query(self.relations.empty(everything)))
-        except (AnalysisException, ParseException):
+        except ViewError:
             used = {name for name in self.conflicts if name.lower() in self.view.sql.lower()}
         if wrong := [text for name, text in self.conflicts.items() if name in used]:
             what = f"its SQL uses a column that has different types: {'; '.join(wrong)}"
@@ -395,7 +395,7 @@ class _Work:
         sample = self._query(self.relations.empty(self.columns))
         output = delta_schema(to_arrow_columns(sample.schema))
         kept = [Part(table) for name, table in targets.items() if touched is None or name in touched]
-        old = self.relations.frame(kept, output).drop(TABLE_COLUMN)
+        old = self.relations.frame(kept, output, named=False)
         changed = {name: found for name, found in plan.changed.items() if name in self.sources}
         added = [Part(self.sources[name], found.added) for name, found in changed.items() if found]
         if plan.way == "tables":
@@ -425,13 +425,15 @@ class _Work:
         return self._query(self.relations.frame(parts, self.columns))
 
     def _query(self, relation: DataFrame) -> DataFrame:
-        """Return the query over a relation. Raises AnalysisException."""
-        named = relation.withColumn(TABLE, F.substring_index(TABLE_COLUMN, ".", -1)).drop(TABLE_COLUMN)
-        named.createOrReplaceTempView("source")
+        """Return the query over a relation. Raises ViewError."""
+        relation.createOrReplaceTempView("source")
         for name, table in self.view.tables.items():
-            whole = self.relations.frame([Part(self.joined[table])], self.joined[table].columns)
-            whole.drop(TABLE_COLUMN).createOrReplaceTempView(name)
-        return self.session.sql(self.view.sql)
+            whole = self.relations.frame([Part(self.joined[table])], self.joined[table].columns, named=False)
+            whole.createOrReplaceTempView(name)
+        try:
+            return self.session.sql(self.view.sql)
+        except (AnalysisException, ParseException) as error:
+            raise ViewError(self.view.name, f"its SQL: {first_line(error)}") from error
 
 
 def _joined(rows: DataFrame, keys: DataFrame, names: Mapping[str, str], how: str) -> DataFrame:
@@ -500,12 +502,12 @@ class _Commits:
                     commit_properties=properties,
                     post_commithook_properties=HOOKS,
                 )
-        return self._left(name, staged, -1 if known is None else known.seen)
+        return self._left(name, staged, -1 if known is None else known.version)
 
     def _by_spark(self, name: str, staged: _Staged, once: Transaction) -> None:
         address, session = self.tables.lake.spark_address(name), self.spark.newSession()
         work = TableCommit("", name, once.app_id, once.version, tuple(staged.files), to_delta(self.schema))
-        kinds = Relations(session, self.tables.lake, self.tables.lake, "").empty(self.schema).drop(TABLE_COLUMN)
+        kinds = Relations(session, self.tables.lake).empty(self.schema, named=False)
         rows = staged_rows(session, self.tables.lake, work) if staged.files else kinds
         writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
         writer = writer.option("txnAppId", once.app_id).option("txnVersion", once.version)
@@ -515,9 +517,9 @@ class _Commits:
     def _left(self, name: str, staged: _Staged, before: int) -> Target:
         """Return how a table was left; version -1 where somebody else has changed its rows at the same time."""
         now = self.tables.opened(self.view, [name])[name]
-        mine = now.seen
-        if now.seen != before + 1 and not isinstance(now.table, SparkTable):
-            between = log_commits(self.tables.lake, name, range(before + 1, now.seen + 1))
+        mine = now.version
+        if mine != before + 1 and not isinstance(now.table, SparkTable):
+            between = log_commits(self.tables.lake, name, range(before + 1, mine + 1))
             found = {one.version: one for one in between}
             mine = next(n for n, one in found.items() if one.transactions.get(self._app_id(name)) == self.number)
             if any(one.changes for number, one in found.items() if number != mine):

@@ -1,40 +1,41 @@
-"""Many tables as one frame: one Delta log that names the files of all of them, so that Spark plans and reads one table.
+"""Many tables as one frame: one read of the Parquet files of all of them, so that Spark plans and reads one table.
 
-A load for each of 200 tables takes Spark longer than reading them. The log is written for one refresh, below the
-checkpoint; it names data files where they are, as a shallow clone does (Delta protocol, "Add File": a path may be
-absolute), and has the table of each file as the value of a partition. Tables whose files do not say all about their
-rows (deletion vectors, mapped columns, partitions, types that Parquet's reader does not widen) are loaded one by one.
+A load for each of 200 tables takes Spark longer than reading them. Which table a row is from is the folder of its file.
+Tables whose files do not say all about their rows (deletion vectors, mapped columns, partitions, types that Parquet's
+reader does not widen, places and names that a read by paths does not take) are loaded one by one.
 """
 
 from __future__ import annotations
 
-import json
-import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import quote
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from router.addresses import is_local
 from router.columns import quoted
-from router.delta.commit import to_delta
+from router.delta.table_cache import THREADS
 from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from pyspark.sql import SparkSession
 
     from router.delta.lake import Lake
     from router.engine.views.sources import File, Snapshot
 
-TABLE_COLUMN = "_table"
-"""The column with the whole name of the table of a row: silver.uno."""
+TABLE = "table"
+"""The column with the table of a row, without its layer: uno for silver.uno."""
 NARROW_INTEGERS = (pa.int8(), pa.int16(), pa.int32())
+LISTED = {
+    # Spark asks for each file by itself; on a disk that is done before it has started a job for it
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+}
+LISTED_THERE = {"spark.sql.sources.parallelPartitionDiscovery.parallelism": "32"}
 
 
 class Part(NamedTuple):
@@ -46,34 +47,45 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Relations:
-    """The frames of one refresh; `folder` is where their logs are, below the checkpoint."""
+    """The frames of one refresh."""
 
     session: SparkSession
     lake: Lake
-    checkpoint: Lake
-    folder: str
 
-    def frame(self, parts: Iterable[Part], columns: pa.Schema) -> DataFrame:
-        """Return the rows of parts of tables with these columns, and `_table`. Lazy, at pinned versions."""
-        listed, single = list[Part](), list[Part]()
-        for part in parts:
-            whole = part.table.plain and _widens(part.table.columns, columns)
-            (listed if whole else single).append(part)
-        frames = [self._loaded(part.table, columns) for part in single]
-        if listed:
-            frames.append(self._listed(listed, columns))
-        return reduce(DataFrame.unionByName, frames) if frames else self.empty(columns)
+    def __post_init__(self) -> None:
+        for name, value in (LISTED if self.lake.local else LISTED_THERE).items():
+            self.session.conf.set(name, value)
 
-    def empty(self, columns: pa.Schema) -> DataFrame:
-        """Return a frame of these columns, and `_table`, without a row."""
-        kinds = to_spark_columns(columns, ntz=True).add(TABLE_COLUMN, "string")
-        return self.session.createDataFrame([], kinds)
+    def frame(self, parts: Iterable[Part], columns: pa.Schema, *, named: bool = True) -> DataFrame:
+        """Return the rows of parts of tables with these columns and, `named`, `table`. Lazy, at pinned versions."""
+        paths, frames = list[str](), list[DataFrame]()
+        with ThreadPoolExecutor(THREADS) as pool:
+            listed = list(pool.map(lambda part: (part.table, self._paths(*part, columns)), parts))
+        for table, found in listed:
+            if found is None:
+                frames.append(self._loaded(table, columns, named=named))
+            else:
+                paths += found
+        if paths:
+            read = self.session.read.schema(to_spark_columns(columns, ntz=True)).option("recursiveFileLookup", "true")
+            folder = F.substring_index(F.substring_index("_metadata.file_path", "/", -2), "/", 1)
+            frames.append(read.parquet(*paths).select("*", *([folder.alias(TABLE)] if named else ())))
+        return reduce(DataFrame.unionByName, frames) if frames else self.empty(columns, named=named)
 
-    def clean(self) -> None:
-        """Delete the logs of this refresh, and of one of the same view that was killed."""
-        self.checkpoint.files.delete_dir_contents(self.folder, missing_dir_ok=True)
+    def empty(self, columns: pa.Schema, *, named: bool = True) -> DataFrame:
+        """Return a frame of these columns and, `named`, `table`, without a row."""
+        kinds = to_spark_columns(columns, ntz=True)
+        return self.session.createDataFrame([], kinds.add(TABLE, "string") if named else kinds)
 
-    def _loaded(self, table: Snapshot, columns: pa.Schema) -> DataFrame:
+    def _paths(self, table: Snapshot, files: tuple[File, ...] | None, columns: pa.Schema) -> list[str] | None:
+        """Return the addresses of files; None where the table has to be loaded as one of Delta."""
+        place = self.lake.spark_address(table.name)
+        if not table.plain or not place.endswith(f"/{table.short}") or not _widens(table.columns, columns):
+            return None
+        found = table.files() if files is None else files
+        return [f"{place}/{file.name}" for file in found] if all(file.simple for file in found) else None
+
+    def _loaded(self, table: Snapshot, columns: pa.Schema, *, named: bool) -> DataFrame:
         reader = self.session.read.format("delta").option("versionAsOf", table.version)
         frame = reader.load(self.lake.spark_address(table.name))
         have = {name.lower() for name in frame.columns}
@@ -81,35 +93,7 @@ class Relations:
         for kind in to_spark_columns(columns, ntz=True):
             column = F.col(quoted(kind.name)) if kind.name.lower() in have else F.lit(None)
             chosen.append(column.cast(kind.dataType).alias(kind.name))
-        return frame.select(*chosen, F.lit(table.name).alias(TABLE_COLUMN))
-
-    def _listed(self, parts: list[Part], columns: pa.Schema) -> DataFrame:
-        folder = f"{self.folder}/{uuid.uuid4().hex}"
-        lines = [json.dumps(action) for action in (*_about(columns), *self._files(parts))]
-        self.checkpoint.write(f"{folder}/_delta_log/{0:020}.json", "\n".join(lines).encode())
-        return self.session.read.format("delta").load(self.checkpoint.for_spark(folder))
-
-    def _files(self, parts: list[Part]) -> Iterator[dict[str, object]]:
-        for table, files in parts:
-            place = self.lake.spark_address(table.name)
-            base = f"file://{quote(place)}" if is_local(place) else quote(place, safe="/:@")
-            for file in table.files() if files is None else files:
-                path = file.path if "://" in file.path or file.path.startswith("/") else f"{base}/{file.path}"
-                about = {"path": path, "partitionValues": {TABLE_COLUMN: table.name}, "size": file.bytes}
-                yield {"add": {**about, "modificationTime": 0, "dataChange": True}}
-
-
-def _about(columns: pa.Schema) -> Iterator[dict[str, object]]:
-    """Yield the protocol and the metadata of the log."""
-    schema = to_delta(columns.append(pa.field(TABLE_COLUMN, pa.string())))
-    if "timestamp_ntz" in schema:
-        feature = ["timestampNtz"]
-        named = {"readerFeatures": feature, "writerFeatures": feature}
-        yield {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **named}}
-    else:
-        yield {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}
-    about = {"id": str(uuid.uuid4()), "format": {"provider": "parquet", "options": {}}, "schemaString": schema}
-    yield {"metaData": {**about, "partitionColumns": [TABLE_COLUMN], "configuration": {}, "createdTime": 0}}
+        return frame.select(*chosen, *([F.lit(table.short).alias(TABLE)] if named else ()))
 
 
 def _widens(have: pa.Schema, want: pa.Schema) -> bool:

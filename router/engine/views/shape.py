@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from router.engine.views.relation import TABLE
 from router.spark_internals import analysed
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 Way = Literal["merge", "keys", "rows", "tables", "full"]
 MERGED = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
 """What merges the values of an aggregate."""
-TABLE = "table"
 ROW_WISE = {"Project", "Filter", "SubqueryAlias"}
 LEAF = "View"
 """What stands for `source` in a plan: what is below it is not the query's."""

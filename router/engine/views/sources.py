@@ -6,6 +6,7 @@ and went in between, or that maintenance only joined with others, is in neither.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -35,10 +36,19 @@ READ_BY_NAME = {"timestampNtz", "typeWidening", "typeWidening-preview", "v2Check
 
 
 class File(NamedTuple):
-    """A data file: its path as the table's log has it, encoded as in a URL, and its bytes."""
+    """A data file: its path as the table's log has it, encoded as in a URL."""
 
     path: str
-    bytes: int
+
+    @property
+    def name(self) -> str:
+        """Return its name in the table's folder."""
+        return unquote(self.path)
+
+    @property
+    def simple(self) -> bool:
+        """Say whether Spark reads it by its path: it lies in the table's folder, and is no pattern of names."""
+        return re.fullmatch(r"[\w.=+-]+", self.name, re.ASCII) is not None
 
 
 @dataclass(frozen=True)
@@ -53,15 +63,14 @@ class Snapshot:
         """Return delta-rs's own table, at the version that counts from now on."""
         return self.table if isinstance(self.table, SparkTable) else self.table.newest()
 
-    @property
-    def seen(self) -> int:
-        """Return the version as it was last seen; reading the table may find a newer one."""
-        return int(self.table.version())
+    def pin(self) -> None:
+        """Let what delta-rs has at this moment be the version; it takes milliseconds, and may be newer than before."""
+        _ = self._pinned
 
     @property
     def version(self) -> int:
-        """Return the version that is read."""
-        return int(self._pinned.version())
+        """Return the version: as it was seen at first, or as it was pinned."""
+        return int((self._pinned if "_pinned" in vars(self) else self.table).version())
 
     @property
     def id(self) -> str:
@@ -85,11 +94,15 @@ class Snapshot:
         features = {*(self.table.protocol().reader_features or ())}
         return not mapped and not about.partition_columns and features <= READ_BY_NAME
 
+    @property
+    def short(self) -> str:
+        """Return the name without its layer."""
+        return self.name.partition(".")[2]
+
     def files(self) -> list[File]:
-        """Return the data files of the version that is read, of a plain table."""
+        """Return the data files of a plain table, at the version that is pinned by it."""
         actions: Any = pa.table(self._pinned.get_add_actions())
-        sizes = actions.column("size_bytes").to_pylist()
-        return [File(*pair) for pair in zip(actions.column("path").to_pylist(), sizes, strict=True)]
+        return [File(path) for path in actions.column("path").to_pylist()]
 
 
 @dataclass(frozen=True)
@@ -110,28 +123,25 @@ def changes(lake: Lake, table: Snapshot, since: int) -> Changes | None:
     """
     if not table.plain or since > table.version:
         return None
-    came, gone = dict[str, int](), dict[str, int]()
+    came, gone = set[str](), set[str]()
     try:
         for commit in log_commits(lake, table.name, range(since + 1, table.version + 1)):
             if commit.schema_changed and commit.removed:  # rewritten with other types
                 return None
             for file in (one for one in commit.removed if one.changes):
-                if came.pop(file.path, None) is None:
-                    gone[file.path] = file.bytes
+                (came.discard if file.path in came else gone.add)(file.path)
             for file in (one for one in commit.added if one.changes):
-                if gone.pop(file.path, None) is None:
-                    came[file.path] = file.bytes
+                (gone.discard if file.path in gone else came.add)(file.path)
     except TableError:
         return None  # expired; a log that is damaged cannot be opened
-    left = {**came, **gone}
-    if not all(left.values()) or not _there(lake, table.name, left):
-        return None
-    return Changes(tuple(map(File._make, came.items())), tuple(map(File._make, gone.items())))
+    found = Changes(tuple(map(File, sorted(came))), tuple(map(File, sorted(gone))))
+    every = (*found.added, *found.removed)
+    return found if all(file.simple for file in every) and _there(lake, table.name, every) else None
 
 
-def _there(lake: Lake, table: str, paths: Iterable[str]) -> bool:
+def _there(lake: Lake, table: str, files: Iterable[File]) -> bool:
     """Say whether files are there still: a VACUUM takes those that no version refers to."""
-    inside = [f"{table.replace('.', '/')}/{unquote(path)}" for path in paths]
+    inside = [f"{table.replace('.', '/')}/{file.name}" for file in files]
     return all(info.type is fs.FileType.File for info in lake.files.get_file_info(inside))
 
 
