@@ -213,6 +213,8 @@ def _source(config: Config) -> str:
         return f"kafka: {', '.join(source.kafka.topics) or source.kafka.pattern} at {source.kafka.servers}"
     if source.files is not None:
         return f"files: {source.files.path}"
+    if source.delta is not None:
+        return f"delta: {source.delta.table}{' and its changes' if source.delta.changes else ''}"
     return f"format: {source.format.name if source.format else ''}"
 
 

@@ -139,6 +139,22 @@ class FormatSource(Model):
     )
 
 
+class DeltaSource(Model):
+    """The rows of a Delta table as they come: as records with the row as JSON, those of a bronze table as received."""
+
+    table: TableName
+    lake: Place | None = Field(default=None, description="where the table is; default: this configuration's lake")
+    changes: bool = Field(
+        default=False,
+        description="rows that went or changed, too, from its change data: with `_change_type` (insert, delete, "
+        "update_postimage) and `_commit_version` in the JSON. Without it a table whose rows change ends the run",
+    )
+    start: Literal["earliest", "latest"] | int = Field(
+        default="earliest", description="where a new checkpoint begins: also a version of the table"
+    )
+    files_per_batch: int = Field(default=1000, ge=1, description="data files per micro-batch, about")
+
+
 BRONZE_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp_type", "headers", "batch_id")
 
 
@@ -170,6 +186,7 @@ class Source(Model):
 
     kafka: KafkaSource | None = None
     files: FilesSource | None = None
+    delta: DeltaSource | None = None
     format: FormatSource | None = None
 
 
@@ -269,6 +286,9 @@ class View(Model):
         default="incremental", description="`incremental` reads what has changed, where the query lets it"
     )
     comment: str | None = Field(default=None, description="said of the tables that are made")
+    changes: bool = Field(
+        default=False, description="new tables keep change data, for `source: {delta: {changes: true}}`"
+    )
 
     @model_validator(mode="after")
     def _one_time(self) -> View:

@@ -13,13 +13,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
 
 from router import spark_internals
+from router.delta.lake import Lake
 from router.errors import StartError
 from router.parts import RAW_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from router.config.models import Config, FilesSource, FormatSource, KafkaSource
+    from router.config.models import Config, DeltaSource, FilesSource, FormatSource, KafkaSource
 
 Offsets = dict[str, dict[int, int]]
 """topic -> partition -> the next offset to read."""
@@ -51,6 +52,12 @@ def stream(spark: SparkSession, config: Config, resume: Offsets | None = None) -
         files = source.files
         reader = spark.readStream.format("text").options(**_file_options(files))
         return _file_columns(reader.option("maxFilesPerTrigger", files.files_per_batch).load(files.path))
+    if source.delta:
+        changes = {"readChangeFeed": "true", "startingVersion": "0"} if source.delta.changes else {}
+        begin = {} if source.delta.start == "earliest" else {"startingVersion": str(source.delta.start)}
+        reader = spark.readStream.format("delta").options(**{**changes, **begin})
+        reader = reader.option("maxFilesPerTrigger", source.delta.files_per_batch)
+        return _delta_columns(reader.load(_delta_address(config, source.delta)), source.delta)
     assert source.format
     options = {key: value.get_secret_value() for key, value in source.format.options.items()}
     return _any_columns(spark.readStream.format(source.format.name).options(**options).load(), source.format)
@@ -61,6 +68,8 @@ def named(config: Config) -> str:
     source = config.source
     if source.kafka:
         return f"Kafka, {', '.join(source.kafka.topics) if source.kafka.topics else source.kafka.pattern}"
+    if source.delta:
+        return f"the table {source.delta.table}{' and its changes' if source.delta.changes else ''}"
     return source.files.path if source.files else f"the format {source.format.name}"  # type: ignore[union-attr]
 
 
@@ -76,7 +85,10 @@ def sample(spark: SparkSession, config: Config, rows: int) -> DataFrame:
     if source.files:
         lines = spark.read.format("text").options(**_file_options(source.files)).load(source.files.path)
         return numbered(_file_columns(lines)).limit(rows)
-    raise StartError("a sample can be taken from kafka and files only; give the decoder a schema")
+    if source.delta:
+        frame = spark.read.format("delta").load(_delta_address(config, source.delta))
+        return numbered(_delta_columns(frame, source.delta)).limit(rows)
+    raise StartError("a sample can be taken from kafka, files and delta only; give the decoder a schema")
 
 
 def _kafka_sample(spark: SparkSession, kafka: KafkaSource, rows: int) -> DataFrame:
@@ -205,6 +217,28 @@ def _file_columns(frame: DataFrame) -> DataFrame:
         "partition": F.lit(0),
         "timestamp": F.col("_metadata.file_modification_time"),
     }
+    return frame.select(_raw(known))
+
+
+def _delta_address(config: Config, source: DeltaSource) -> str:
+    """Return where Spark finds the table. Raises StartError where there is none."""
+    lake = Lake.at(source.lake or config.lake, config.storage(), () if source.lake else config.locations())
+    if lake.open(source.table) is None:
+        raise StartError(f"there is no table {source.table} in {lake.root} yet; start what makes it first")
+    return lake.spark_address(source.table)
+
+
+def _delta_columns(frame: DataFrame, source: DeltaSource) -> DataFrame:
+    """Take the table as topic. Offsets order changes: those of one commit after the one before, what goes first."""
+    if {"key", "value", "topic", "partition", "offset"} <= {*frame.columns} and not source.changes:
+        return frame.select(_raw({name: F.col(name) for name in _kinds() if name in frame.columns}))
+    known = {"topic": F.lit(source.table), "partition": F.lit(0)}
+    if "_change_type" in frame.columns:
+        frame = frame.filter("_change_type != 'update_preimage'")
+        comes = F.when(F.col("_change_type") == "delete", 0).otherwise(1)
+        known |= {"timestamp": F.col("_commit_timestamp"), "offset": F.col("_commit_version") * 2 + comes}
+        frame = frame.withColumn("_commit_timestamp", F.col("_commit_timestamp").cast("string"))
+    known["value"] = F.to_json(F.struct("*")).cast("binary")
     return frame.select(_raw(known))
 
 

@@ -16,6 +16,7 @@ from pyspark.errors import StreamingQueryException
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_event_set
 from tenacity.nap import sleep_using_event
 
+from router.config.models import interval
 from router.delta.lake import DAMAGED_LOG, Lake
 from router.delta.table_cache import TableCache
 from router.engine import source
@@ -273,7 +274,8 @@ class _StreamRun:
         if trigger.once:
             writer = writer.trigger(availableNow=True)
         elif trigger.every:
-            writer = writer.trigger(processingTime=trigger.every)
+            milliseconds = round(interval(trigger.every).total_seconds() * 1000)
+            writer = writer.trigger(processingTime=f"{milliseconds} milliseconds")  # Spark does not know `10 s`
         return writer.start()
 
     def _pass_over(self, error: Exception) -> None:

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from deltalake import write_deltalake
 
+import router.cli
 from router import ConfigError
 from router.config.loader import load
-from router.config.models import Route, View
+from router.config.models import Route, Trigger, View
+from router.engine.checkpoint_store import lake_and_checkpoint
+from router.engine.stream import RunOptions, run
 from router.engine.views.refresh import Note, note_path
 from router.engine.views.schedule import ViewSchedule, in_order, refresher
 from router.errors import ViewError
@@ -24,6 +28,8 @@ from tests.engine.query import Query, records
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
     from router.engine.views.refresh import Refreshed, Refresher
     from tests.engine.conftest import MakeQuery
@@ -363,3 +369,40 @@ def test_what_cannot_be_is_said_with_its_place(tmp_path: Path, views: str, said:
     with pytest.raises(ConfigError) as caught:
         load(file, load_registry(()))
     assert said in str(caught.value)
+
+
+def test_a_run_that_ends_leaves_gold_behind(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it a nightly job needs a second one for its views, and nobody sees what a table is made of."""
+    file = tmp_path / "games.yaml"
+    file.write_text(
+        FILE.replace("game string", "game string, id long").replace(", {delta: gold.all}", "")
+        + "  - {name: top, from: {view: counts}, sql: SELECT max(n) AS n FROM source, into: gold.top}\n"
+        + "  - {name: counts, from: {route: games}, sql: 'SELECT table, count(*) AS n FROM source GROUP BY table', "
+        + "into: gold.counts}\n"
+        + "  - {name: asked, from: silver.uno, sql: SELECT id FROM source, into: gold.asked, on_demand: true}\n"
+    )
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.json").write_text(
+        '{"game": "uno", "id": 1}\n{"game": "uno", "id": 2}\n{"game": "go", "id": 3}\n'
+    )
+    loaded = load(file, load_registry(())).changed(lake=str(tmp_path / "lake"))
+    loaded = loaded.changed(source=loaded.config.source.model_copy(
+        update={"files": loaded.config.source.files.model_copy(update={"path": str(tmp_path / "in")})}  # type: ignore[union-attr]
+    ))  # fmt: skip
+    run(loaded, load_registry(()), spark, RunOptions(trigger=Trigger(once=True)))
+    lake = lake_and_checkpoint(loaded.config)[0]
+    assert not lake.tables("gold") or set(lake.tables("gold")) == {"gold.counts", "gold.top"}
+    assert lake.open("gold.top").to_pyarrow_table().to_pylist() == [{"n": 2}]  # type: ignore[union-attr]
+
+    def said(*words: str) -> str:
+        found = CliRunner().invoke(router.cli.commands, [words[0], str(file), *words[1:]], prog_name="router")
+        assert found.exit_code == 0, found.output
+        return found.stdout
+
+    file.write_text(file.read_text().replace("./lake", str(tmp_path / "lake")))
+    assert "counts" in said("views")
+    tree = said("graph", "--lake")
+    assert "view counts into gold.counts  2 rows in 1 tables" in tree
+    lines = [line.lstrip("│ ├└─").partition("  ")[0] for line in said("lineage", "silver.uno").splitlines()]
+    chain = ["silver.uno", "view counts into gold.counts", "gold.counts", "view top into gold.top", "gold.top"]
+    assert lines[-6:] == [*chain, "view asked into gold.asked"]

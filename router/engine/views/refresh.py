@@ -45,7 +45,7 @@ from router.engine.land.task import GATHERED, gathered
 from router.engine.spark.executors import Executors
 from router.engine.views.relation import TABLE, Part, Relations
 from router.engine.views.shape import Shape, Way, shape_of, used_columns
-from router.engine.views.sources import Changes, Snapshot, changes, together
+from router.engine.views.sources import Changes, Snapshot, changes, replaced_by, together
 from router.errors import TableError, ViewError, first_line
 from router.spark_internals import to_arrow_columns
 from router.table_names import folded, pieces_of
@@ -62,6 +62,7 @@ log = logging.getLogger("router")
 TARGET, HASH = "_target", "_hash"
 REMOVED = {"merge": "keys", "keys": "keys", "rows": "tables", "tables": "tables", "full": "full"}
 """The way to follow rows that went, by the way to follow rows that came."""
+CHANGES = "delta.enableChangeDataFeed"
 VERSIONS_SHOWN = 50
 """Tables whose versions stand in each commit; those of more stand in the note only."""
 
@@ -394,7 +395,8 @@ class _Work:
             return self._over(self.sources), None
         sample = self._query(self.relations.empty(self.columns))
         output = delta_schema(to_arrow_columns(sample.schema))
-        kept = [Part(table) for name, table in targets.items() if touched is None or name in touched]
+        left = [table for name, table in targets.items() if touched is None or name in touched]
+        kept = [Part(table, replaced_by(self.relations.lake, table)) for table in left]
         old = self.relations.frame(kept, output, named=False)
         changed = {name: found for name, found in plan.changed.items() if name in self.sources}
         added = [Part(self.sources[name], found.added) for name, found in changed.items() if found]
@@ -489,7 +491,7 @@ class _Commits:
                     partition_by=[],
                     name=made_as(name),
                     description=self.view.comment,
-                    configuration=PROPERTIES,
+                    configuration={**PROPERTIES, **({CHANGES: "true"} if self.view.changes else {})},
                     commit_properties=properties,
                     storage_options=lake.delta_options(name),
                 )

@@ -60,7 +60,7 @@ class Relations:
         """Return the rows of parts of tables with these columns and, `named`, `table`. Lazy, at pinned versions."""
         paths, frames = list[str](), list[DataFrame]()
         with ThreadPoolExecutor(THREADS) as pool:
-            listed = list(pool.map(lambda part: (part.table, self._paths(*part, columns)), parts))
+            listed = list(pool.map(lambda part: (part.table, self._paths(part.table, part.files, columns)), parts))
         for table, found in listed:
             if found is None:
                 frames.append(self._loaded(table, columns, named=named))
