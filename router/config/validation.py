@@ -51,6 +51,8 @@ def cross_checks(root: Node, registry: Registry) -> Iterator[Finding]:
     yield from _unique_names(root, ("routes",), "route")
     for index, _ in enumerate(_items(root, ("routes",))):
         yield from _unique_names(root, ("routes", index, "expect"), "expectation")
+        yield from _unique_names(root, ("routes", index, "lookup"), "lookup")
+    yield from _shared_lookups(root)
     yield from _unique_names(root, ("expectations",), "expectation")
     yield from _own_tables(root)
     yield from _bronze_per_topic(root)
@@ -167,6 +169,20 @@ def _unique_names(root: Node, loc: Loc, noun: str) -> Iterator[Finding]:
                 f"the {noun} at line {other.line} has {same}",
                 "give each a name of its own",
             )
+
+
+def _shared_lookups(root: Node) -> Iterator[Finding]:
+    """Refuse lookups of different routes that have one name and are not the same: each is loaded once for all."""
+    first: dict[str, tuple[int, int, Node]] = {}
+    for route, _ in enumerate(_items(root, ("routes",))):
+        for index, item in enumerate(_items(root, ("routes", route, "lookup"))):
+            name = _at(item, ("name",))
+            if not isinstance(name, Scalar) or not name.text:
+                continue
+            at, _, other = first.setdefault(name.text, (route, name.line, item))
+            if at != route and plain_data(item) != plain_data(other):
+                what = f"route {at + 1} has another lookup of this name, at line {first[name.text][1]}"
+                yield Finding(("routes", route, "lookup", index, "name"), what, "write the same, or take another name")
 
 
 def _own_tables(root: Node) -> Iterator[Finding]:

@@ -197,6 +197,7 @@ class Batches:
                     conflicts=self.demands.conflicts,
                     allowed={key: sorted(names) for key, names in self.demands.allowed.items()},
                     frozen=frozen_as_text(self.demands.frozen),
+                    lookups=self.planner.lookups.versions(),
                 )
                 with steps.step("manifest"):
                     manifest = self._write_down(manifest, landed, new=new)

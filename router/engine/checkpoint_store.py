@@ -77,7 +77,8 @@ class Manifest:
 
     `config` is the fingerprint of the configuration it was decided under, `targets` the keys (`route/sink`) that the
     counts are about. The configuration of a later start may be another one. `quarantined`: place (ROUTE/SINK/TABLE) ->
-    why a table could not be written after all, so that the rows of its commit go to the quarantine.
+    why a table could not be written after all, so that the rows of its commit go to the quarantine. `lookups`: the
+    version of each table that events were looked up in.
     """
 
     batch: int
@@ -89,6 +90,7 @@ class Manifest:
     allowed: dict[str, list[str]] = field(default_factory=dict)
     frozen: dict[str, dict[str, str | None]] = field(default_factory=dict)
     quarantined: dict[str, str] = field(default_factory=dict)
+    lookups: dict[str, str] = field(default_factory=dict)
 
     @property
     def moved(self) -> Counter[str]:
@@ -119,6 +121,7 @@ class Manifest:
             "router.batch": str(self.batch),
             "router.configuration": self.config,
             "router.offsets": str(spans),
+            **({"router.lookups": json.dumps(self.lookups)} if self.lookups else {}),
         }
 
     def dump(self) -> bytes:

@@ -227,6 +227,7 @@ class _StreamRun:
                 self.detached.start()
         self._release()
         self.planner = self.planner or Planner(self.config, self.config.decode)
+        self.planner.lookups.load(self.spark)  # a table that is away is waited for, before anything is read
         query = self._started(begin)
         log.info("%s: reading %s", self.config.name, source.named(self.config))
         try:
