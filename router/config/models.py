@@ -120,13 +120,30 @@ class KafkaSource(Model):
     )
 
 
+class Archive(Model):
+    """Where files go that have been read."""
+
+    archive: str = Field(min_length=1, description="folder; a file keeps its path below it")
+
+
 class FilesSource(Model):
-    """Text files (JSON lines or any lines), read as they arrive in a folder, each file once, each line a record."""
+    """Files, read as they arrive in a folder, each file once: each line a record, or each row of a table format."""
 
     path: str = Field(description="folder or glob; new files are picked up")
+    format: Literal["lines", "csv", "json", "parquet", "avro"] = Field(
+        default="lines", description="lines: a line is a record, as bytes; else `decode: {rows: {}}` has its columns"
+    )
     files_per_batch: int = Field(default=100, ge=1)
     whole_files: bool = Field(default=False, description="a file is one record")
-    options: dict[str, str] = Field(default_factory=dict, description="passed to Spark's text source")
+    schema_hints: str | None = Field(
+        default=None, min_length=1, description="Spark DDL: columns of rows whose type is known, or that may come later"
+    )
+    after: Literal["keep", "delete"] | Archive = Field(
+        default="keep", description="what becomes of files that have been read: keep, delete, or {archive: FOLDER}"
+    )
+    options: dict[str, str] = Field(
+        default_factory=dict, description="passed to Spark's reader of the format: sep, header, multiLine, ..."
+    )
 
 
 class FormatSource(Model):

@@ -46,6 +46,7 @@ def cross_checks(root: Node, registry: Registry) -> Iterator[Finding]:
     yield from _source_kind(root)
     yield from _topics(root)
     yield from _kafka_options(root)
+    yield from _files(root)
     yield from _trigger_kind(root)
     yield from _routes(root)
     yield from _unique_names(root, ("routes",), "route")
@@ -135,6 +136,40 @@ def _kafka_options(root: Node) -> Iterator[Finding]:
         elif not key.lower().startswith("kafka.") and key.lower() not in map(str.lower, _OF_SPARK):
             hint = f"one of the Kafka client is written `kafka.{key}`; {suggestion(key, _OF_SPARK, 'those of Spark')}"
             yield Finding((*loc, key), "Spark would ignore this option", hint, True)
+
+
+def _files(root: Node) -> Iterator[Finding]:
+    """Refuse a format of files and a decoder that do not go together, and options that only one of them has."""
+    loc = ("source", "files")
+    files, decode = _at(root, loc), _at(root, ("decode",))
+    kind = _at(root, (*loc, "format"))
+    rows = isinstance(kind, Scalar) and kind.text != "lines"
+    by_rows = isinstance(decode, Keys) and "rows" in decode.entries
+    if by_rows and not rows:
+        what = "rows are those of files, and the source has none of a format with rows"
+        yield Finding(("decode",), what, "write source: {files: {path: ..., format: csv}}, or json, parquet, avro")
+    if rows and decode is not None and not by_rows:
+        yield Finding(("decode",), "files of a format with rows have their own columns", "write decode: {rows: {}}")
+    if not isinstance(files, Keys):
+        return
+    for key, wanted in (("whole_files", False), ("schema_hints", True)):
+        if key in files.entries and rows is not wanted:
+            what = f"is for files {'with rows' if wanted else 'of lines'} only"
+            yield Finding((*loc, key), what, "take it away", True)
+    options = _at(root, (*loc, "options"))
+    for key in options.entries if isinstance(options, Keys) else ():
+        if key.lower() in _OF_FILES:
+            yield Finding((*loc, "options", key), "this option belongs to the router", _OF_FILES[key.lower()], True)
+
+
+_OF_FILES = {
+    "cleansource": "write source.files.after",
+    "sourcearchivedir": "write source.files.after",
+    "maxfilespertrigger": "write source.files.files_per_batch",
+    "wholetext": "write source.files.whole_files",
+    "inferschema": "take it away; types are inferred, see schema_hints",
+    "rescueddatacolumn": "take it away; there is always a column _rescued",
+}
 
 
 def _trigger_kind(root: Node) -> Iterator[Finding]:

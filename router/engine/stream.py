@@ -16,6 +16,7 @@ from pyspark.errors import StreamingQueryException
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_event_set
 from tenacity.nap import sleep_using_event
 
+from router.config.models import interval
 from router.delta.lake import DAMAGED_LOG, Lake
 from router.delta.table_cache import TableCache
 from router.engine import source
@@ -109,12 +110,14 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
         reach(spark, place, by_spark=place is checkpoint)
     with alone(checkpoint, config.name, options.stop.set):
         since = retrying(config, spark, options.stop)(_checked, loaded, spark, (tables, checkpoint), options.accept)
+        memory = LearntSchemas(CheckpointStore(checkpoint))
+        source.learn(spark, config, memory)
         prepared = config.decode.prepare(
             Preparation(
                 loaded.path.parent,
                 options.refresh,
                 lambda rows: source.sample(spark, config, rows),
-                LearntSchemas(CheckpointStore(checkpoint)),
+                memory,
                 config.debug,
             )
         )
@@ -257,7 +260,8 @@ class _StreamRun:
         if trigger.once:
             writer = writer.trigger(availableNow=True)
         elif trigger.every:
-            writer = writer.trigger(processingTime=trigger.every)
+            millis = max(1, round(interval(trigger.every).total_seconds() * 1000))
+            writer = writer.trigger(processingTime=f"{millis} milliseconds")  # Spark knows neither `ms` nor `1.5 s`
         return writer.start()
 
     def _pass_over(self, error: Exception) -> None:
@@ -321,7 +325,7 @@ class _StreamRun:
             if not free or self.options.stop.is_set():
                 raise _Stop
             self.batches = self.batches or self._start(raw)
-            records = raw if self.config.source.kafka else source.numbered(raw)
+            records = source.records(raw, self.config, LearntSchemas(CheckpointStore(self.checkpoint)))
             with self.releasing:
                 report = self.batches.process(records, batch)
             self.pauses.succeeded()

@@ -45,8 +45,10 @@ def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = 
     session = spark or build_session(config)
     raw = session.createDataFrame([], RAW_SCHEMA)
     sample = partial(source.sample, session, config)
-    place = Preparation(Path(loaded.path).parent, False, sample, LearntSchemas())
+    memory = LearntSchemas()
+    place = Preparation(Path(loaded.path).parent, False, sample, memory)
     try:
+        source.learn(session, config, memory)
         config = config.model_copy(update={"decode": config.decode.prepare(place).refresh(frozenset())})
         decoded = config.decode.decode(raw)
         decoded.schema  # noqa: B018 - analyses the frame

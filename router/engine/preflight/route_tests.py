@@ -26,6 +26,7 @@ from router.config.yaml_tree import parse, plain_data
 from router.delta.lake import Lake
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
+from router.engine.file_rows import hinted
 from router.engine.label.layout import BRONZE_SCHEMA, outbox_of
 from router.engine.ledger import VIOLATED
 from router.errors import ConfigError, Problem, RouterError, StartError
@@ -215,7 +216,7 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
     """
     folder = loaded.path.parent
     schemas = {subject: tuple(folder / file for file in files) for subject, files in tests.schemas.items()}
-    preparation = Preparation(folder, False, _no_sample, LearntSchemas())
+    preparation = Preparation(folder, False, _no_sample, LearntSchemas(known=hinted(loaded.config.source.files)))
     prepared = loaded.config.decode.tested(schemas).prepare(preparation)
     routes = tuple(_with_rows(route, tests.lookups) for route in loaded.config.routes)
     for case in tests.tests:
