@@ -295,6 +295,7 @@ class Batches:
         name, run = self.config.name, self.store.run
         found = ledger.rows(name, run, manifest.batch, manifest.targets, manifest.partitions, applied)
         found += ledger.of_moved(name, run, manifest)
+        found = [{**row, "configuration": manifest.config} for row in found]
         entry = ledger.LedgerEntry(self.config.ledger, f"{self.query}/ledger", manifest.batch)
         ledger.append(self.committers, entry, found, tables=self.tables)
 

@@ -12,6 +12,7 @@
 | `replays` | SINK.json | a replay of what a sink keeps that has begun and not ended |
 | `replays` | dead_letters.json | a replay of dead letters that has begun and not ended |
 | `schemas` | the decoder's names | what a decoder has learnt |
+| | source | the source that the checkpoint counts |
 | | format | the version of all this |
 
 A run is the life of one Spark checkpoint, which numbers its batches from 0: what another run decided about a batch of
