@@ -4,6 +4,7 @@ RouterError
 ├── ConfigError     a configuration that cannot start; carries every Problem found
 ├── PluginError     a plugin that is broken, misspelt or clashes with another
 ├── StartError      a start refused: lake and checkpoint do not belong together, records are lost, ...
+│   ├── LookupTableError  a table that events cannot be looked up in
 │   ├── RunningError  another run of the same configuration goes on
 │   └── MachineError  Spark cannot start here: no Java, jars that cannot be fetched, ...
 ├── SessionLost     Spark's JVM has ended under the router
@@ -106,6 +107,19 @@ class PluginError(RouterError):
 
 class StartError(RouterError):
     """The reason why a stream was not started, and what to do."""
+
+
+class LookupTableError(StartError):
+    """A table that events cannot be looked up in; `place` is where below the lookup the fault stands."""
+
+    def __init__(self, lookup: str, what: str, *place: str) -> None:
+        super().__init__(lookup, what)
+        self.lookup = lookup
+        self.what = what
+        self.place = place
+
+    def __str__(self) -> str:
+        return f"lookup {self.lookup}: {self.what}"
 
 
 class RunningError(StartError):

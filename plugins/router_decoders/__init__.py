@@ -16,8 +16,20 @@ from router_decoders.by_topic import ByTopic
 from router_decoders.json import Json, JsonSchema
 from router_decoders.protobuf import Protobuf
 from router_decoders.record_keys import RecordKeys
+from router_decoders.rows import RowsOfFiles
 
-__all__ = ["Auto", "Avro", "ByTopic", "Json", "JsonSchema", "Nothing", "Protobuf", "RecordKeys", "router_decoders"]
+__all__ = [
+    "Auto",
+    "Avro",
+    "ByTopic",
+    "Json",
+    "JsonSchema",
+    "Nothing",
+    "Protobuf",
+    "RecordKeys",
+    "RowsOfFiles",
+    "router_decoders",
+]
 
 EVENT = "struct<_: string>"
 """The type of an event that never is; Parquet has no struct without fields, hence one."""
@@ -43,4 +55,5 @@ def router_decoders() -> dict[str, type[Decoder]]:
         "keyed": RecordKeys,
         "none": Nothing,
         "protobuf": Protobuf,
+        "rows": RowsOfFiles,
     }

@@ -142,6 +142,11 @@ class Json(ArrowDecoder):
         return _decoding(self.ddl, session_zone(), self.rescue)
 
 
+def json_decoding(ddl: str) -> ArrowDecoding:
+    """Return how tasks decode objects to a schema. Needs a Spark session."""
+    return _decoding(ddl, session_zone(), False)
+
+
 @lru_cache(maxsize=16)
 def _decoding(ddl: str, zone: str, rescue: bool) -> ArrowDecoding:
     """Return how tasks decode to a schema; made once, because Spark is asked what the DDL means."""

@@ -17,13 +17,15 @@ from router.registry import Registry, load_registry, missing_extras
 @click.command(short_help="Find every mistake in a configuration.")
 @config_argument
 @click.option("--plan", is_flag=True, help="Also analyse every rule and projection with Spark (takes seconds).")
+@click.option("--fingerprint", is_flag=True, help="Print the fingerprint of a good FILE, and nothing else.")
 @plugin_option
 @click.pass_context
-def check(ctx: click.Context, file: Path, plan: bool, plugin_files: tuple[Path, ...]) -> None:
+def check(ctx: click.Context, file: Path, plan: bool, fingerprint: bool, plugin_files: tuple[Path, ...]) -> None:
     """Find every mistake in the configuration FILE.
 
     Prints one problem per line, as file:line:column: place: what; next step, and exits with 1 when there is any.
-    Needs neither Spark nor the network, unless --plan is given.
+    Needs neither Spark nor the network, unless --plan is given. The fingerprint names what FILE says, whatever its
+    comments and variables are; commits have it as router.configuration, and rows of the ledger as configuration.
     """
     registry = load_registry(plugin_files)
     try:
@@ -35,7 +37,7 @@ def check(ctx: click.Context, file: Path, plan: bool, plugin_files: tuple[Path, 
         for problem in error.problems:
             click.echo(str(problem))
         ctx.exit(1)
-    click.echo(_summary(loaded, registry))
+    click.echo(loaded.fingerprint if fingerprint else _summary(loaded, registry))
     if told:
         click.echo(told)
 

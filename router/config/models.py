@@ -120,13 +120,30 @@ class KafkaSource(Model):
     )
 
 
+class Archive(Model):
+    """Where files go that have been read."""
+
+    archive: str = Field(min_length=1, description="folder; a file keeps its path below it")
+
+
 class FilesSource(Model):
-    """Text files (JSON lines or any lines), read as they arrive in a folder, each file once, each line a record."""
+    """Files, read as they arrive in a folder, each file once: each line a record, or each row of a table format."""
 
     path: str = Field(description="folder or glob; new files are picked up")
+    format: Literal["lines", "csv", "json", "parquet", "avro"] = Field(
+        default="lines", description="lines: a line is a record, as bytes; else `decode: {rows: {}}` has its columns"
+    )
     files_per_batch: int = Field(default=100, ge=1)
     whole_files: bool = Field(default=False, description="a file is one record")
-    options: dict[str, str] = Field(default_factory=dict, description="passed to Spark's text source")
+    schema_hints: str | None = Field(
+        default=None, min_length=1, description="Spark DDL: columns of rows whose type is known, or that may come later"
+    )
+    after: Literal["keep", "delete"] | Archive = Field(
+        default="keep", description="what becomes of files that have been read: keep, delete, or {archive: FOLDER}"
+    )
+    options: dict[str, str] = Field(
+        default_factory=dict, description="passed to Spark's reader of the format: sep, header, multiLine, ..."
+    )
 
 
 class FormatSource(Model):
@@ -211,11 +228,58 @@ def _expectation(value: object) -> object:
 NamedExpectation = Annotated[Expectation, BeforeValidator(_expectation, json_schema_input_type=Name | Expectation)]
 
 
+class LookupDatabase(Model):
+    """A query of a database that SQLAlchemy has a dialect for."""
+
+    url: SecretStr = Field(description="of SQLAlchemy, with its driver: postgresql+pg8000://user@host/database")
+    query: str = Field(min_length=1, description="a SELECT; its columns are those of the lookup")
+
+
+class Lookup(Model):
+    """A table by whose rows the events of a route get more columns: those of the row with their key.
+
+    The columns are fields of a struct with the lookup's name, null where the table has no row for an event. Every
+    executor keeps all rows, and gets them again when the table has changed.
+    """
+
+    name: Name = Field(description="of the struct: `billing.plan` in expressions")
+    table: str | None = Field(
+        default=None, description="a Delta table: layer.table of the lake, or the address of one elsewhere"
+    )
+    database: LookupDatabase | None = Field(default=None, description="a query in place of a table")
+    rows: tuple[dict[str, str | int | float | bool | None], ...] | None = Field(
+        default=None, description="the rows themselves, in place of a table"
+    )
+    on: dict[str, str] = Field(min_length=1, description="column of the table: SQL expression over the event")
+    columns: tuple[str, ...] = Field(default=(), description="columns that are kept; default: all but those of `on`")
+    newest_by: str | None = Field(default=None, description="of several rows with a key that with the most here counts")
+    every: Interval = Field(default="5 min", description="how often the table is looked at for changes")
+    at_most: int = Field(default=1_000_000, ge=1, description="rows that the table may have")
+
+    @model_validator(mode="after")
+    def _one_table(self) -> Lookup:
+        given = [name for name in ("table", "database", "rows") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"has {' and '.join(given) or 'no table'}; give one of table, database, rows")
+        if self.table is not None and "/" not in self.table and not re.match(TABLE_PATTERN, self.table):
+            raise ValueError("`table` is layer.table of the lake, or the address of a folder, which has a slash")
+        if both := sorted({*self.columns} & {*self.on}):
+            raise ValueError(f"`columns` names {both[0]}, which `on` has; the event has its value already")
+        if self.name in LOOKUPS_NOT:
+            raise ValueError(f"a lookup cannot be called {self.name}: records have a column of that name")
+        return self
+
+
+LOOKUPS_NOT = frozenset({"event", "key", "value", "topic", "partition", "offset", "timestamp", "headers"})
+"""Names of columns that every record has."""
+
+
 class Route(Model):
-    """A rule, a projection, expectations and sinks."""
+    """A rule, tables to look events up in, a projection, expectations and sinks."""
 
     name: HyphenedName
     match: Rule
+    lookup: tuple[Lookup, ...] = Field(default=(), description="tables that events are joined with, by key")
     select: tuple[str, ...] = Field(default=("event.*",), description="SQL expressions; the columns of the route")
     expect: tuple[NamedExpectation, ...] = Field(
         default=(), description="expectations, or the names of those that stand in `expectations`"
@@ -466,6 +530,10 @@ class Config(Model):
     def all_sinks(self) -> Iterator[tuple[str, str, Sink]]:
         """Yield route, name and sink of each sink."""
         return ((route.name, name, sink) for route in self.routes for name, sink in route.named_sinks.items())
+
+    def lookups(self) -> dict[str, Lookup]:
+        """Return the tables that routes look events up in, by name: routes that share a name share the table."""
+        return {lookup.name: lookup for route in self.routes for lookup in route.lookup}
 
     def detached_sinks(self) -> Iterator[tuple[str, str, ApplyingSink]]:
         """Yield route, name and sink of those that have a query of their own; a debugging run has none."""

@@ -46,11 +46,14 @@ def cross_checks(root: Node, registry: Registry) -> Iterator[Finding]:
     yield from _source_kind(root)
     yield from _topics(root)
     yield from _kafka_options(root)
+    yield from _files(root)
     yield from _trigger_kind(root)
     yield from _routes(root)
     yield from _unique_names(root, ("routes",), "route")
     for index, _ in enumerate(_items(root, ("routes",))):
         yield from _unique_names(root, ("routes", index, "expect"), "expectation")
+        yield from _unique_names(root, ("routes", index, "lookup"), "lookup")
+    yield from _shared_lookups(root)
     yield from _unique_names(root, ("expectations",), "expectation")
     yield from _own_tables(root)
     yield from _bronze_per_topic(root)
@@ -137,6 +140,40 @@ def _kafka_options(root: Node) -> Iterator[Finding]:
             yield Finding((*loc, key), "Spark would ignore this option", hint, True)
 
 
+def _files(root: Node) -> Iterator[Finding]:
+    """Refuse a format of files and a decoder that do not go together, and options that only one of them has."""
+    loc = ("source", "files")
+    files, decode = _at(root, loc), _at(root, ("decode",))
+    kind = _at(root, (*loc, "format"))
+    rows = isinstance(kind, Scalar) and kind.text != "lines"
+    by_rows = isinstance(decode, Keys) and "rows" in decode.entries
+    if by_rows and not rows:
+        what = "rows are those of files, and the source has none of a format with rows"
+        yield Finding(("decode",), what, "write source: {files: {path: ..., format: csv}}, or json, parquet, avro")
+    if rows and decode is not None and not by_rows:
+        yield Finding(("decode",), "files of a format with rows have their own columns", "write decode: {rows: {}}")
+    if not isinstance(files, Keys):
+        return
+    for key, wanted in (("whole_files", False), ("schema_hints", True)):
+        if key in files.entries and rows is not wanted:
+            what = f"is for files {'with rows' if wanted else 'of lines'} only"
+            yield Finding((*loc, key), what, "take it away", True)
+    options = _at(root, (*loc, "options"))
+    for key in options.entries if isinstance(options, Keys) else ():
+        if key.lower() in _OF_FILES:
+            yield Finding((*loc, "options", key), "this option belongs to the router", _OF_FILES[key.lower()], True)
+
+
+_OF_FILES = {
+    "cleansource": "write source.files.after",
+    "sourcearchivedir": "write source.files.after",
+    "maxfilespertrigger": "write source.files.files_per_batch",
+    "wholetext": "write source.files.whole_files",
+    "inferschema": "take it away; types are inferred, see schema_hints",
+    "rescueddatacolumn": "take it away; there is always a column _rescued",
+}
+
+
 def _trigger_kind(root: Node) -> Iterator[Finding]:
     trigger = _at(root, ("trigger",))
     if not isinstance(trigger, Keys):
@@ -169,6 +206,20 @@ def _unique_names(root: Node, loc: Loc, noun: str) -> Iterator[Finding]:
                 f"the {noun} at line {other.line} has {same}",
                 "give each a name of its own",
             )
+
+
+def _shared_lookups(root: Node) -> Iterator[Finding]:
+    """Refuse lookups of different routes that have one name and are not the same: each is loaded once for all."""
+    first: dict[str, tuple[int, int, Node]] = {}
+    for route, _ in enumerate(_items(root, ("routes",))):
+        for index, item in enumerate(_items(root, ("routes", route, "lookup"))):
+            name = _at(item, ("name",))
+            if not isinstance(name, Scalar) or not name.text:
+                continue
+            at, _, other = first.setdefault(name.text, (route, name.line, item))
+            if at != route and plain_data(item) != plain_data(other):
+                what = f"route {at + 1} has another lookup of this name, at line {first[name.text][1]}"
+                yield Finding(("routes", route, "lookup", index, "name"), what, "write the same, or take another name")
 
 
 def _own_tables(root: Node) -> Iterator[Finding]:

@@ -199,6 +199,7 @@ class Batches:
                     conflicts=self.demands.conflicts,
                     allowed={key: sorted(names) for key, names in self.demands.allowed.items()},
                     frozen=frozen_as_text(self.demands.frozen),
+                    lookups=self.planner.lookups.versions(),
                 )
                 with steps.step("manifest"):
                     manifest = self._write_down(manifest, landed, new=new)
@@ -296,6 +297,7 @@ class Batches:
         name, run = self.config.name, self.store.run
         found = ledger.rows(name, run, manifest.batch, manifest.targets, manifest.partitions, applied)
         found += ledger.of_moved(name, run, manifest)
+        found = [{**row, "configuration": manifest.config} for row in found]
         entry = ledger.LedgerEntry(self.config.ledger, f"{self.query}/ledger", manifest.batch)
         ledger.append(self.committers, entry, found, tables=self.tables)
 

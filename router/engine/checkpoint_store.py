@@ -13,6 +13,7 @@
 | `replays` | dead_letters.json | a replay of dead letters that has begun and not ended |
 | `views` | NAME.json | which versions of its sources a view was made of, and how its tables were left |
 | `schemas` | the decoder's names | what a decoder has learnt |
+| | source | the source that the checkpoint counts |
 | | format | the version of all this |
 
 A run is the life of one Spark checkpoint, which numbers its batches from 0: what another run decided about a batch of
@@ -79,7 +80,8 @@ class Manifest:
 
     `config` is the fingerprint of the configuration it was decided under, `targets` the keys (`route/sink`) that the
     counts are about. The configuration of a later start may be another one. `quarantined`: place (ROUTE/SINK/TABLE) ->
-    why a table could not be written after all, so that the rows of its commit go to the quarantine.
+    why a table could not be written after all, so that the rows of its commit go to the quarantine. `lookups`: the
+    version of each table that events were looked up in.
     """
 
     batch: int
@@ -91,6 +93,7 @@ class Manifest:
     allowed: dict[str, list[str]] = field(default_factory=dict)
     frozen: dict[str, dict[str, str | None]] = field(default_factory=dict)
     quarantined: dict[str, str] = field(default_factory=dict)
+    lookups: dict[str, str] = field(default_factory=dict)
 
     @property
     def moved(self) -> Counter[str]:
@@ -121,6 +124,7 @@ class Manifest:
             "router.batch": str(self.batch),
             "router.configuration": self.config,
             "router.offsets": str(spans),
+            **({"router.lookups": json.dumps(self.lookups)} if self.lookups else {}),
         }
 
     def dump(self) -> bytes:

@@ -65,6 +65,7 @@ SCHEMA = pa.schema(
         ("unknown", pa.int64()),
         ("unknown_fields", pa.map_(pa.string(), pa.int64())),
         ("violated", pa.map_(pa.string(), pa.int64())),
+        ("configuration", pa.string()),
         ("finished", pa.timestamp("us", "UTC")),
     ]
 )
@@ -77,7 +78,7 @@ cannot be written, or a detached sink has yet to send them (its batches stand he
 landed without the columns that their table lacks; `released` ones left the quarantine, up to the batch of the row
 here; `parked` ones the sink keeps to send them later. `in_doubt` counts applied rows that may have been sent twice,
 because of a crash. `violated` has the expectations that did not hold, each with its events: of the route, so that all
-sinks of it have the same.
+sinks of it have the same. `configuration` is the fingerprint of that under which the batch was decided.
 
 A replay has a row without a batch, of what it changed: more rows are `applied`, and as many fewer are `parked` or
 `dead`. So the sums over all rows are the state of today, and the rows of batches that of their time.
@@ -86,7 +87,7 @@ A replay has a row without a batch, of what it changed: more rows are `applied`,
 
 VIOLATED = "violated "
 """What the name of an expectation comes after in a report's counts of a route."""
-LATER = {"unknown", "unknown_fields", "violated"}
+LATER = {"unknown", "unknown_fields", "violated", "configuration"}
 """Columns that the next append adds to a ledger which was made before they were."""
 READ = ("read", "decoded", "failed", "bare", "unmatched")
 SOURCE = (*READ, "lost", "unknown")

@@ -14,6 +14,7 @@ from pyspark.sql.types import DataType, StructType
 
 from router import spark_internals
 from router.delta.lake import Lake
+from router.engine.file_rows import FileRows, listing_options
 from router.errors import StartError
 from router.parts import RAW_SCHEMA
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from router.config.models import Config, DeltaSource, FilesSource, FormatSource, KafkaSource
+    from router.parts import Memory
 
 Offsets = dict[str, dict[int, int]]
 """topic -> partition -> the next offset to read."""
@@ -35,14 +37,16 @@ Before a task ends, its consumer asks for records beyond the last one, and Spark
 waits behind that request: with Kafka's default of 500 ms, half a second per task of every batch that reaches the end
 of the topic. More than 500 records a poll and 1 MB a request take a third off the reading of a backlog.
 """
+LISTED = "path string, modificationTime timestamp, length bigint, content binary"
+"""The columns of Spark's binary files, of which only those that are asked for are read."""
 EARLIEST = -2
 """What Spark takes for the offset of a partition's first record."""
 
 
 def stream(spark: SparkSession, config: Config, resume: Offsets | None = None) -> DataFrame:
-    """Return the source as a streaming frame with the columns of `RAW_SCHEMA`.
+    """Return the source as a streaming frame with the columns of `RAW_SCHEMA`; of files with rows, with their paths.
 
-    `resume` overrides where a new checkpoint of a Kafka source begins.
+    `records` makes raw records of a batch of it. `resume` overrides where a new checkpoint of a Kafka source begins.
     """
     source = config.source
     if source.kafka:
@@ -50,8 +54,11 @@ def stream(spark: SparkSession, config: Config, resume: Offsets | None = None) -
         return _kafka_columns(spark.readStream.format("kafka").options(**options).load())
     if source.files:
         files = source.files
-        reader = spark.readStream.format("text").options(**_file_options(files))
-        return _file_columns(reader.option("maxFilesPerTrigger", files.files_per_batch).load(files.path))
+        reader = spark.readStream.options(maxFilesPerTrigger=files.files_per_batch, **_after(files))
+        if files.format != "lines":  # the names only: what is in them is read batch by batch, see file_rows
+            reader = reader.format("binaryFile").schema(LISTED).options(**listing_options(files))
+            return reader.load(files.path).select("path", "modificationTime")
+        return _file_columns(reader.format("text").options(**_file_options(files)).load(files.path))
     if source.delta:
         changes = {"readChangeFeed": "true", "startingVersion": "0"} if source.delta.changes else {}
         begin = {} if source.delta.start == "earliest" else {"startingVersion": str(source.delta.start)}
@@ -82,6 +89,8 @@ def sample(spark: SparkSession, config: Config, rows: int) -> DataFrame:
     source = config.source
     if source.kafka:
         return _kafka_sample(spark, source.kafka, rows)
+    if source.files and source.files.format != "lines":
+        raise StartError("rows of files have columns of their own; write decode: {rows: {}}")
     if source.files:
         lines = spark.read.format("text").options(**_file_options(source.files)).load(source.files.path)
         return numbered(_file_columns(lines)).limit(rows)
@@ -115,6 +124,26 @@ def _kafka_sample(spark: SparkSession, kafka: KafkaSource, rows: int) -> DataFra
             reader = reader.options(startingOffsets=json.dumps(begins), endingOffsets=json.dumps(ends_at))
             found = found.unionByName(_kafka_columns(reader.load()))
     return found
+
+
+def records(batch: DataFrame, config: Config, memory: Memory) -> DataFrame:
+    """Return the raw records of a batch of `stream`, with offsets. Raises StartError for a file that nobody can read.
+
+    `memory` has what is known of the columns of files.
+    """
+    files = config.source.files
+    if files and files.format != "lines":
+        rows = FileRows(batch.sparkSession, files, memory).records(batch)
+        known = {name: F.col(name) for name in ("value", "topic", "timestamp")}
+        batch = rows.select(_raw({**known, "partition": F.lit(0)}))
+    return batch if config.source.kafka else numbered(batch)
+
+
+def learn(spark: SparkSession, config: Config, memory: Memory) -> None:
+    """Learn what the source says about its columns, where it has any, before the decoder is prepared."""
+    files = config.source.files
+    if files and files.format != "lines":
+        FileRows(spark, files, memory).learn()
 
 
 def numbered(raw: DataFrame) -> DataFrame:
@@ -203,6 +232,15 @@ def _millis(moment: str) -> int:
 
 def _kafka_columns(frame: DataFrame) -> DataFrame:
     return frame.withColumnRenamed("timestampType", "timestamp_type").select(*_kinds())
+
+
+def _after(files: FilesSource) -> dict[str, str]:
+    """Return Spark's options for files that have been read: it deletes or moves them once a later batch has begun."""
+    if files.after == "keep":
+        return {}
+    if files.after == "delete":
+        return {"cleanSource": "delete"}
+    return {"cleanSource": "archive", "sourceArchiveDir": files.after.archive}
 
 
 def _file_options(files: FilesSource) -> dict[str, str]:

@@ -111,12 +111,14 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
         reach(spark, place, by_spark=place is checkpoint or bool(config.views))
     with alone(checkpoint, config.name, options.stop.set):
         since = retrying(config, spark, options.stop)(_checked, loaded, spark, (tables, checkpoint), options.accept)
+        memory = LearntSchemas(CheckpointStore(checkpoint))
+        source.learn(spark, config, memory)
         prepared = config.decode.prepare(
             Preparation(
                 loaded.path.parent,
                 options.refresh,
                 lambda rows: source.sample(spark, config, rows),
-                LearntSchemas(CheckpointStore(checkpoint)),
+                memory,
                 config.debug,
             )
         )
@@ -243,6 +245,7 @@ class _StreamRun:
                 self.detached.start()
         self._release()
         self.planner = self.planner or Planner(self.config, self.config.decode)
+        self.planner.lookups.load(self.spark)  # a table that is away is waited for, before anything is read
         query = self._started(begin)
         log.info("%s: reading %s", self.config.name, source.named(self.config))
         try:
@@ -274,8 +277,8 @@ class _StreamRun:
         if trigger.once:
             writer = writer.trigger(availableNow=True)
         elif trigger.every:
-            milliseconds = round(interval(trigger.every).total_seconds() * 1000)
-            writer = writer.trigger(processingTime=f"{milliseconds} milliseconds")  # Spark does not know `10 s`
+            millis = max(1, round(interval(trigger.every).total_seconds() * 1000))
+            writer = writer.trigger(processingTime=f"{millis} milliseconds")  # Spark knows neither `ms` nor `1.5 s`
         return writer.start()
 
     def _pass_over(self, error: Exception) -> None:
@@ -339,7 +342,7 @@ class _StreamRun:
             if not free or self.options.stop.is_set():
                 raise _Stop
             self.batches = self.batches or self._start(raw)
-            records = raw if self.config.source.kafka else source.numbered(raw)
+            records = source.records(raw, self.config, LearntSchemas(CheckpointStore(self.checkpoint)))
             with self.releasing:
                 report = self.batches.process(records, batch)
             self.pauses.succeeded()

@@ -189,7 +189,7 @@ def test_every_part_is_offered_with_a_main_option_that_exists() -> None:
     """A bare value would otherwise fail with a riddle."""
     parts = {**router_decoders(), **router_rules(), **router_sinks(), **router_encoders()}
 
-    decoders = {"auto", "avro", "by_topic", "json", "json_schema", "keyed", "none", "protobuf"}
+    decoders = {"auto", "avro", "by_topic", "json", "json_schema", "keyed", "none", "protobuf", "rows"}
     rules = {"all", "any", "field", "not", "schema", "sql"}
     encoders = {"to_avro", "to_json", "to_protobuf"}
     sinks = {"boto3", "delta", "kafka", "rest", "spark", "sql", "tables", "upsert"}

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from router.decoding import decode_batch
 from router.engine.label.expressions import Node, evaluate
 from router.engine.label.layout import COORDINATES, DEAD_SCHEMA, UNMET, Layout, RouteLabels, Target
+from router.engine.label.lookup import LookupTable, joined
 from router.engine.label.tombstones import TOMBSTONE, Tombstones, as_events
 from router.table_names import folded, refused
 
@@ -31,11 +32,13 @@ class Decoding:
     """How raw records become events in a task.
 
     `arrow` is None where Spark's columns have decoded them; `before` are the columns that it reads beside the raw ones.
+    Events are joined with the rows of `lookups` at the end.
     """
 
     arrow: ArrowDecoding | None
     tombstones: Tombstones | None
     before: tuple[str, ...] = ()
+    lookups: tuple[LookupTable, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ def decoded(records: pa.RecordBatch, decoding: Decoding) -> pa.RecordBatch:
         columns |= zip(added.schema.names, added.columns, strict=True)
     if decoding.tombstones:
         columns = as_events(columns, decoding.tombstones)
+    if decoding.lookups:
+        columns = joined(columns, decoding.lookups)
     return pa.RecordBatch.from_arrays([*columns.values()], names=[*columns])
 
 

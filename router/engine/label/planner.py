@@ -19,6 +19,7 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 from router.engine.label.expressions import Untranslatable
 from router.engine.label.labels import Decoding, Labelling, decoding_task
 from router.engine.label.layout import RAW_COLUMNS, Layout
+from router.engine.label.lookup_tables import Lookups
 from router.engine.label.route import SPREAD_BY, RoutePlanner
 from router.engine.label.tombstones import TOMBSTONE, taken, tombstones
 from router.parts import RAW_SCHEMA
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from router.config.models import Config
     from router.decoding import ArrowDecoding
+    from router.engine.label.expressions import Node
     from router.engine.label.route import RouteExpressions
     from router.parts import Decoder
 
@@ -51,6 +53,7 @@ class Stages:
     levels: tuple[dict[str, Column], ...]
     spread_by: tuple[dict[str, Column], ...]
     left: dict[str, str]
+    on: dict[str, tuple[Node, ...]]
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Plan:
         if not (stages.levels or spread):
             return frame, stages.labelling
         kept = ["_big"] if "_big" in records.columns else []
-        if stages.arrow or stages.decoding.tombstones:
+        if stages.arrow or stages.decoding.tombstones or stages.decoding.lookups:
             more = [field for field in frame.schema if field.name in kept]
             kinds = StructType([*stages.decoded.fields, *more])
             frame = frame.mapInArrow(decoding_task(stages.decoding, kinds.names), kinds)
@@ -112,9 +115,11 @@ class Planner:
         self.quiet = quiet
         self.own = frozenset({config.dead_letters, config.ledger})
         self.bronze = config.bronze_tables()
+        self.lookups = Lookups(config)
         self.routes = [RoutePlanner(index, route) for index, route in enumerate(config.routes)]
         self.stages: Stages | None = None
         self.logged: str | None = None
+        self.looked_up: tuple[str, ...] = ()
         self.preparing = threading.Lock()
 
     def prepare(self, spark: SparkSession) -> None:
@@ -123,8 +128,13 @@ class Planner:
             self._prepared(spark)
 
     def refresh(self, wanted: frozenset[str] = frozenset()) -> None:
-        """Let the decoder fetch what the next batch, or rows of this one, need. Raises OSError where it cannot now."""
+        """Let the decoder fetch what the next batch, or rows of this one, need. Raises OSError where it cannot now.
+
+        For a next batch (nothing is wanted) tables of lookups that have changed are taken, too.
+        """
         self.decoder = self.decoder.refresh(wanted)
+        if not wanted:
+            self.lookups.refresh()
 
     def plan(self, raw: DataFrame) -> Plan:
         """Return the plan of one batch. Needs the columns of `RAW_SCHEMA`. Lazy."""
@@ -136,7 +146,13 @@ class Planner:
     def _prepared(self, spark: SparkSession) -> Stages:
         # a decoder that has learnt something is another object
         if self.stages is None or self.stages.decoder is not self.decoder:
+            self.lookups.load(spark)
             self.stages = self._stages(spark)
+        if self.stages.decoding.lookups and self.looked_up != self.lookups.states():  # columns stay, rows are others
+            decoding = replace(self.stages.decoding, lookups=self.lookups.tables(self.stages.on))
+            labelling = replace(self.stages.labelling, decoding=decoding)
+            self.stages = replace(self.stages, decoding=decoding, labelling=labelling)
+        self.looked_up = self.lookups.states()
         return self.stages
 
     def _tell(self, stages: Stages) -> None:
@@ -157,8 +173,12 @@ class Planner:
         if dead:
             kinds = StructType([*kinds.fields, StructField(TOMBSTONE, BooleanType())])
             frame = spark.createDataFrame([], kinds)
+        on = self.lookups.on(frame)
+        if on:
+            kinds = StructType([*kinds.fields, *self.lookups.fields(frame.columns)])
+            frame = spark.createDataFrame([], kinds)
         shipped = replace(arrow, before=None) if arrow else None  # a closure of the driver's
-        decoding = Decoding(shipped, dead, tuple(before.columns[len(records.columns) :]))
+        decoding = Decoding(shipped, dead, tuple(before.columns[len(records.columns) :]), self.lookups.tables(on))
         labels = tuple(route.labels(frame, config) for route in self.routes)
         bronze_by = config.bronze.partition_by if config.bronze else ()
         added = frame.columns
@@ -166,7 +186,7 @@ class Planner:
         expressions, levels, left = self._expressions(frame, layout, tombstones=dead is not None)
         labelling = Labelling(decoding, layout, expressions, self.own, config.unmatched == "dead_letters")
         spread_by = next(filter(None, (route.spread_by(frame) for route in self.routes)), ())
-        return Stages(decoder, arrow, decoding, labelling, kinds, levels, spread_by, left)
+        return Stages(decoder, arrow, decoding, labelling, kinds, levels, spread_by, left, on)
 
     def _expressions(
         self, frame: DataFrame, layout: Layout, *, tombstones: bool

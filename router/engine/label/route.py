@@ -356,12 +356,12 @@ def _kept(target: Target, columns: dict[str, pa.DataType]) -> Target:
 
 
 def _expand(frame: DataFrame, text: str) -> Iterator[Column]:
-    if text.strip() != "event.*":
+    whole = re.fullmatch(r"\s*(\w+)\.\*\s*", text)
+    struct = frame.schema[whole[1]].dataType if whole and whole[1] in frame.columns else None
+    if not whole or not isinstance(struct, StructType):
         yield F.expr(text)
         return
-    event = frame.schema["event"].dataType
-    assert isinstance(event, StructType)  # the contract of decoders
-    yield from (F.col("event").getField(name).alias(name) for name in event.fieldNames())
+    yield from (F.col(whole[1]).getField(name).alias(name) for name in struct.fieldNames())
 
 
 KEPT = (BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType)

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from router.config.problems import in_order
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
+from router.engine.label.lookup_tables import Lookups
 from router.engine.label.planner import Planner, stages_in_words
 from router.engine.label.route import RoutePlanner
 from router.engine.outbox.apply import opened
 from router.engine.spark.session import build_session
 from router.engine.views.schedule import refresher
-from router.errors import ConfigError, RouterError
+from router.errors import ConfigError, LookupTableError, RouterError
 from router.parts import RAW_SCHEMA, Preparation
 from router.sinks import MergingSink
 
@@ -44,13 +46,16 @@ def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = 
     session = spark or build_session(config)
     raw = session.createDataFrame([], RAW_SCHEMA)
     sample = partial(source.sample, session, config)
-    place = Preparation(Path(loaded.path).parent, False, sample, LearntSchemas())
+    memory = LearntSchemas()
+    place = Preparation(Path(loaded.path).parent, False, sample, memory)
     try:
+        source.learn(session, config, memory)
         config = config.model_copy(update={"decode": config.decode.prepare(place).refresh(frozenset())})
         decoded = config.decode.decode(raw)
         decoded.schema  # noqa: B018 - analyses the frame
     except (AnalysisException, ParseException, RouterError, ValueError, OSError) as error:
         raise ConfigError((loaded.problem(("decode",), _first_line(error)),)) from error
+    decoded = _looked_up(loaded, config, session, decoded)
     faults = [(path, _fault(decoded, make)) for path, make in _expressions(config)]
     faults += [fault for i, route in enumerate(config.routes) for fault in _names(decoded, RoutePlanner(i, route))]
     found = in_order(loaded.problem(path, what) for path, what in faults if what)
@@ -79,6 +84,22 @@ def _views(loaded: Loaded, session: SparkSession) -> Iterator[str]:
             yield f"view {view.name}: {plan.way}: {plan.why}"
     if faults:
         raise ConfigError(in_order(faults))
+
+
+def _looked_up(loaded: Loaded, config: Config, session: SparkSession, decoded: DataFrame) -> DataFrame:
+    """Return an empty frame with the columns of lookups. Raises ConfigError at the lookup that is at fault."""
+    lookups = Lookups(config)
+    try:
+        lookups.load(session)
+        lookups.on(decoded)
+        return session.createDataFrame([], StructType([*decoded.schema, *lookups.fields(decoded.columns)]))
+    except LookupTableError as error:
+        name, what, place = error.lookup, error.what, error.place
+    except OSError as error:
+        name, what, place = str(error).split()[1].strip(":"), _first_line(error), ()
+    found = ((i, k) for i, route in enumerate(config.routes) for k, one in enumerate(route.lookup) if one.name == name)
+    i, k = next(found, (0, 0))
+    raise ConfigError((loaded.problem(("routes", i, "lookup", k, *place), what),))
 
 
 def _expressions(config: Config) -> list[tuple[Place, Callable[[], Column]]]:

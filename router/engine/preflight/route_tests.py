@@ -26,6 +26,7 @@ from router.config.yaml_tree import parse, plain_data
 from router.delta.lake import Lake
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas
+from router.engine.file_rows import hinted
 from router.engine.label.layout import BRONZE_SCHEMA, outbox_of
 from router.engine.ledger import VIOLATED
 from router.errors import ConfigError, Problem, RouterError, StartError
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from router.config.loader import Loaded
-    from router.config.models import Config
+    from router.config.models import Config, Route
     from router.parts import BatchReport, Decoder
 
 SUFFIX = ".test.yaml"
@@ -153,6 +154,9 @@ class RouteTests(Model):
         description="in place of a registry: subject -> files of its versions, the oldest first, from the "
         "configuration's folder",
     )
+    lookups: dict[str, tuple[dict[str, Any], ...]] = Field(
+        default_factory=dict, description="in place of the tables of lookups: lookup -> its rows"
+    )
     tests: tuple[RouteTest, ...] = Field(min_length=1)
 
     def tested(self, path: Path) -> Path:
@@ -212,12 +216,13 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
     """
     folder = loaded.path.parent
     schemas = {subject: tuple(folder / file for file in files) for subject, files in tests.schemas.items()}
-    preparation = Preparation(folder, False, _no_sample, LearntSchemas())
+    preparation = Preparation(folder, False, _no_sample, LearntSchemas(known=hinted(loaded.config.source.files)))
     prepared = loaded.config.decode.tested(schemas).prepare(preparation)
+    routes = tuple(_with_rows(route, tests.lookups) for route in loaded.config.routes)
     for case in tests.tests:
         with TemporaryDirectory() as place:
             here = {"lake": f"{place}/lake", "checkpoint": f"{place}/checkpoint", "storage_options": {}}
-            config = loaded.config.model_copy(update={"decode": prepared, "debug": True, **here})
+            config = loaded.config.model_copy(update={"decode": prepared, "debug": True, "routes": routes, **here})
             try:
                 raw = _raw(case.records, prepared, folder)
                 faults = tuple(_faults(config, case, raw, spark, folder))
@@ -226,6 +231,16 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
             except RouterError as error:
                 faults = (f"the batch stopped: {error}",)
         yield CaseResult(case.name, faults)
+
+
+def _with_rows(route: Route, given: Mapping[str, Sequence[Mapping[str, Any]]]) -> Route:
+    """Return a route whose lookups have the rows of the tests in place of their tables, where the tests give them."""
+    none = {"table": None, "database": None}
+    found = (
+        one.model_copy(update={**none, "rows": tuple(map(dict, given[one.name]))}) if one.name in given else one
+        for one in route.lookup
+    )
+    return route.model_copy(update={"lookup": tuple(found)})
 
 
 def _no_sample(rows: int) -> DataFrame:

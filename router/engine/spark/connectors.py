@@ -74,6 +74,7 @@ def connectors_of(config: Config) -> frozenset[str]:
     found = {name for part in parts_in(config) for name in part.connectors} if source else set()
     found |= {"kafka"} if source and source.kafka else set()
     found |= {source.format.name} if source and source.format else set()
+    found |= {source.files.format} if source and source.files else set()
     return frozenset(found & set(CONNECTORS))
 
 

@@ -243,6 +243,7 @@ def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Con
     """Return where a new checkpoint begins, None for where the configuration says."""
     lake = tables.lake
     past = Checkpoint.read(checkpoint)
+    refuse_other_source(CheckpointStore(checkpoint), config, past)
     refuse_moved(lake, config)
     refuse_shared(lake, config)
     examine(lake, config.ledger, config.name, past, accept)
@@ -253,6 +254,23 @@ def begin(spark: SparkSession, tables: TableCache, checkpoint: Lake, config: Con
     if config.source.kafka is None:
         raise StartError("only a Kafka source can go on from the ledger; restore the checkpoint")
     return source.completed(spark, config.source.kafka, resume(lake, config.ledger, config.name))
+
+
+def refuse_other_source(store: CheckpointStore, config: Config, past: Checkpoint) -> None:
+    """Raise StartError where the checkpoint counts what another source has; note what a new one counts.
+
+    Topics may come and go. Spark reads the last files of a checkpoint below the folder of now, and fails.
+    """
+    files, other = config.source.files, config.source.format
+    kind = f"the files of {files.path}" if files else f"the format {other.name}" if other else "Kafka"
+    noted = (store.read("source") or b"").decode()
+    if past.begun and noted and noted != kind:
+        raise StartError(
+            f"the checkpoint of {config.name} says how far {noted} was read, and the source is {kind} now: it cannot "
+            f"go on there. Give the configuration another `name`, it may write the same lake; or go back to {noted}"
+        )
+    if noted != kind:
+        store.write("source", kind.encode())
 
 
 def refuse_moved(lake: Lake, config: Config) -> None:
