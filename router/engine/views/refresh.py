@@ -43,8 +43,8 @@ from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.commit.committers import staged_rows
 from router.engine.land.task import GATHERED, gathered
 from router.engine.spark.executors import Executors
-from router.engine.views.relation import TABLE, Part, Relations
-from router.engine.views.shape import Shape, Way, shape_of, used_columns
+from router.engine.views.relation import TABLE, Relations, TablePart
+from router.engine.views.shape import QueryShape, Way, shape_of, used_columns
 from router.engine.views.sources import Changes, Snapshot, changes, replaced_by, together
 from router.errors import TableError, ViewError, first_line
 from router.spark_internals import to_arrow_columns
@@ -67,7 +67,7 @@ VERSIONS_SHOWN = 50
 """Tables whose versions stand in each commit; those of more stand in the note only."""
 
 
-class Target(NamedTuple):
+class ViewTarget(NamedTuple):
     """A table of a view as it was left: its version, its id, and what its rows were; -1: others have changed it."""
 
     version: int
@@ -84,7 +84,7 @@ class Note:
     definition: str = ""
     output: str = ""
     sources: dict[str, tuple[int, str]] = field(default_factory=dict)
-    targets: dict[str, Target] = field(default_factory=dict)
+    targets: dict[str, ViewTarget] = field(default_factory=dict)
     timed: bool = False
     at: str = ""
     way: str = ""
@@ -99,7 +99,7 @@ class Note:
         if found is None:
             return cls()
         sources = {name: tuple(pair) for name, pair in found["sources"].items()}
-        targets = {name: Target(*entry) for name, entry in found["targets"].items()}
+        targets = {name: ViewTarget(*entry) for name, entry in found["targets"].items()}
         return cls(**{**found, "sources": sources, "targets": targets})
 
     def dump(self) -> bytes:
@@ -137,7 +137,7 @@ class Refreshed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class RefreshPlan:
     """How a refresh goes: the tables that changed, each with what came and went; `touched` are the targets concerned.
 
     None as changes: unknown ones. None as touched: any.
@@ -145,7 +145,7 @@ class Plan:
 
     way: Way
     why: str
-    shape: Shape
+    shape: QueryShape
     changed: dict[str, Changes | None] = field(default_factory=dict)
     touched: frozenset[str] | None = None
 
@@ -159,7 +159,7 @@ class Refresher:
     store: CheckpointStore
     executors: Executors = field(default_factory=Executors)
     folder: str | None = None
-    shapes: dict[str, tuple[Shape, str]] = field(default_factory=dict)
+    shapes: dict[str, tuple[QueryShape, str]] = field(default_factory=dict)
 
     def note(self, view: View) -> Note:
         """Return what is noted of a view."""
@@ -173,15 +173,15 @@ class Refresher:
         except (TableError, DeltaError, OSError, PySparkException) as error:
             raise ViewError(view.name, first_line(error)) from error
 
-    def plan(self, view: View) -> Plan:
+    def plan(self, view: View) -> RefreshPlan:
         """Return how the view would follow its sources, by what its query is. Raises ViewError."""
         sources = self.tables.sources(view)
         if not sources:
-            return Plan("full", "none of its tables is there yet", Shape("full", ""))
+            return RefreshPlan("full", "none of its tables is there yet", QueryShape("full", ""))
         shape, _ = self._work(view, sources).shape()
         if view.refresh == "full":
-            return Plan("full", "`refresh: full`", shape)
-        return Plan(shape.way, shape.why, shape)
+            return RefreshPlan("full", "`refresh: full`", shape)
+        return RefreshPlan(shape.way, shape.why, shape)
 
     def _refreshed(self, view: View, full: bool, began: float) -> Refreshed:
         sources, note = self.tables.sources(view), self.note(view)
@@ -198,9 +198,9 @@ class Refresher:
             return Refreshed(view.name, "", "nothing has changed", tables=len(note.targets), rows=note.rows)
         work = self._work(view, sources, joined)
         shape, output = work.shape()
-        plan = Plan("full", shape.why, shape)
+        plan = RefreshPlan("full", shape.why, shape)
         if full or not trusted or view.refresh == "full" or output != note.output:
-            plan = Plan("full", _why_full(view, note, full=full, trusted=trusted), shape)
+            plan = RefreshPlan("full", _why_full(view, note, full=full, trusted=trusted), shape)
         else:
             plan = self._plan(view, note, work, shape)
             if plan.way != "full" and not plan.changed:  # files were only joined
@@ -223,26 +223,26 @@ class Refresher:
                 found |= {name} if same else set()
         return found
 
-    def _plan(self, view: View, note: Note, work: _Work, shape: Shape) -> Plan:
+    def _plan(self, view: View, note: Note, work: _Work, shape: QueryShape) -> RefreshPlan:
         """Return how the view follows what has changed since it was noted."""
         changed = self._changed(view, note, work)
         joined = {name: (table.version, table.id) for name, table in work.joined.items()}
         if shape.way == "full" or any(note.sources.get(name) != pair for name, pair in joined.items()):
-            return Plan("full", shape.why, shape, changed)
+            return RefreshPlan("full", shape.why, shape, changed)
         way: Way = shape.way
         if any(found is None for found in changed.values()):
             way = "tables"
         elif any(found.removed for found in changed.values() if found):
             way = REMOVED[way]  # type: ignore[assignment]
         if way == "tables" and not shape.table:
-            return Plan("full", "rows went, and no column of it says which table a row is from", shape, changed)
+            return RefreshPlan("full", "rows went, and no column of it says which table a row is from", shape, changed)
         if way == "keys" and not shape.keys:
-            return Plan("full", "rows went, and it has no groups", shape, changed)
+            return RefreshPlan("full", "rows went, and it has no groups", shape, changed)
         if way == "keys":  # what is computed anew and what has changed have to be of one version
             for name in changed if shape.table else work.sources:
                 work.sources[name].pin()
             changed = self._changed(view, note, work)
-        return Plan(way, shape.why, shape, changed, _touched(view, shape, changed))
+        return RefreshPlan(way, shape.why, shape, changed, _touched(view, shape, changed))
 
     def _changed(self, view: View, note: Note, work: _Work) -> dict[str, Changes | None]:
         """Return the sources that have changed since they were noted, and what came and went; None: unknown."""
@@ -261,7 +261,12 @@ class Refresher:
         return {name: one for name, one in found.items() if one is None or one} | dict.fromkeys(gone)
 
     def _carried_out(
-        self, view: View, work: _Work, plan: Plan, known: tuple[Note, dict[str, Snapshot], set[str], str], began: float
+        self,
+        view: View,
+        work: _Work,
+        plan: RefreshPlan,
+        known: tuple[Note, dict[str, Snapshot], set[str], str],
+        began: float,
     ) -> Refreshed:
         note, targets, as_left, output = known
         rows, touched = work.rows(plan, targets)
@@ -347,7 +352,7 @@ class _Work:
     relations: Relations
     sources: dict[str, Snapshot]
     joined: dict[str, Snapshot]
-    shapes: dict[str, tuple[Shape, str]]
+    shapes: dict[str, tuple[QueryShape, str]]
 
     def __post_init__(self) -> None:
         found = together(self.sources.values())
@@ -358,7 +363,7 @@ class _Work:
         """Return the versions that the view is made of, with the ids of the tables."""
         return {name: (table.version, table.id) for name, table in {**self.joined, **self.sources}.items()}
 
-    def shape(self) -> tuple[Shape, str]:
+    def shape(self) -> tuple[QueryShape, str]:
         """Return the shape of the query, and its columns as text. Raises ViewError."""
         key = f"{_definition(self.view)} {self.columns} {self.conflicts}"
         if key not in self.shapes:
@@ -388,7 +393,7 @@ class _Work:
             what = f"its SQL uses a column that has different types: {'; '.join(wrong)}"
             raise ViewError(self.view.name, f"{what}; see `except`, or name the columns it needs")
 
-    def rows(self, plan: Plan, targets: Mapping[str, Snapshot]) -> tuple[DataFrame, frozenset[str] | None]:
+    def rows(self, plan: RefreshPlan, targets: Mapping[str, Snapshot]) -> tuple[DataFrame, frozenset[str] | None]:
         """Return the rows that the touched tables are to have. Lazy."""
         shape, touched = plan.shape, plan.touched
         if plan.way == "full":
@@ -396,10 +401,10 @@ class _Work:
         sample = self._query(self.relations.empty(self.columns))
         output = delta_schema(to_arrow_columns(sample.schema))
         left = [table for name, table in targets.items() if touched is None or name in touched]
-        kept = [Part(table, replaced_by(self.relations.lake, table)) for table in left]
+        kept = [TablePart(table, replaced_by(self.relations.lake, table)) for table in left]
         old = self.relations.frame(kept, output, named=False)
         changed = {name: found for name, found in plan.changed.items() if name in self.sources}
-        added = [Part(self.sources[name], found.added) for name, found in changed.items() if found]
+        added = [TablePart(self.sources[name], found.added) for name, found in changed.items() if found]
         if plan.way == "tables":
             short = [name.partition(".")[2] for name in plan.changed]
             new = self._over({name: self.sources[name] for name in changed})
@@ -412,7 +417,7 @@ class _Work:
             kinds = {one.name: one.dataType for one in sample.schema}
             merged = both.agg(*(column.cast(kinds[name]).alias(name) for name, column in made.items()))
             return merged.select(*map(quoted, sample.columns)), touched
-        removed = [Part(self.sources[name], found.removed) for name, found in changed.items() if found]
+        removed = [TablePart(self.sources[name], found.removed) for name, found in changed.items() if found]
         aside = {name: f"_key{at}" for at, name in enumerate(shape.keys)}
         touching = self._frame([*added, *removed]).select(*(F.col(quoted(n)).alias(k) for n, k in aside.items()))
         touching = touching.distinct()
@@ -421,16 +426,16 @@ class _Work:
         return _joined(old, touching, aside, "leftanti").unionByName(_joined(new, touching, aside, "leftsemi")), touched
 
     def _over(self, tables: Mapping[str, Snapshot]) -> DataFrame:
-        return self._frame([Part(table) for table in tables.values()])
+        return self._frame([TablePart(table) for table in tables.values()])
 
-    def _frame(self, parts: Iterable[Part]) -> DataFrame:
+    def _frame(self, parts: Iterable[TablePart]) -> DataFrame:
         return self._query(self.relations.frame(parts, self.columns))
 
     def _query(self, relation: DataFrame) -> DataFrame:
         """Return the query over a relation. Raises ViewError."""
         relation.createOrReplaceTempView("source")
         for name, table in self.view.tables.items():
-            whole = self.relations.frame([Part(self.joined[table])], self.joined[table].columns, named=False)
+            whole = self.relations.frame([TablePart(self.joined[table])], self.joined[table].columns, named=False)
             whole.createOrReplaceTempView(name)
         try:
             return self.session.sql(self.view.sql)
@@ -458,7 +463,7 @@ class _Commits:
     number: int
     notes: dict[str, str]
 
-    def make(self, staged: Mapping[str, _Staged], targets: Mapping[str, Snapshot]) -> dict[str, Target]:
+    def make(self, staged: Mapping[str, _Staged], targets: Mapping[str, Snapshot]) -> dict[str, ViewTarget]:
         """Commit every table; return how each was left. Raises the ViewError of the first that failed."""
         new = [name for name in staged if name not in targets]
         there = {**targets, **self.tables.opened(self.view, new)}
@@ -473,7 +478,7 @@ class _Commits:
     def _app_id(self, name: str) -> str:
         return f"{self.tables.config.name}/views/{self.view.name}/{name}"
 
-    def _commit(self, name: str, staged: _Staged, known: Snapshot | None) -> Target:
+    def _commit(self, name: str, staged: _Staged, known: Snapshot | None) -> ViewTarget:
         lake, text = self.tables.lake, to_delta(self.schema)
         once = Transaction(self._app_id(name), self.number)
         if self.tables.config.commit == "spark" or (known and isinstance(known.table, SparkTable)):
@@ -516,7 +521,7 @@ class _Commits:
         writer.option("userMetadata", json.dumps(self.notes)).save(address)
         self.tables.lake.delete(*(file.path for file in staged.files))
 
-    def _left(self, name: str, staged: _Staged, before: int) -> Target:
+    def _left(self, name: str, staged: _Staged, before: int) -> ViewTarget:
         """Return how a table was left; version -1 where somebody else has changed its rows at the same time."""
         now = self.tables.opened(self.view, [name])[name]
         mine = now.version
@@ -526,7 +531,7 @@ class _Commits:
             mine = next(n for n, one in found.items() if one.transactions.get(self._app_id(name)) == self.number)
             if any(one.changes for number, one in found.items() if number != mine):
                 mine = -1
-        return Target(mine, now.id, staged.hash, staged.rows)
+        return ViewTarget(mine, now.id, staged.hash, staged.rows)
 
 
 def _stage(staging: Staging, columns: list[str], target: str, number: int) -> Any:
@@ -584,7 +589,7 @@ def _hash(rows: DataFrame) -> Column:
     return F.xxhash64(*map(quoted, rows.columns)) if rows.columns else F.lit(0).cast("long")
 
 
-def _alike(left: Target, staged: _Staged) -> bool:
+def _alike(left: ViewTarget, staged: _Staged) -> bool:
     """Say whether the rows that were staged for a table are those that it was left with."""
     return left.hash is not None and (left.hash, left.rows) == (staged.hash, staged.rows)
 
@@ -602,7 +607,7 @@ def _why_full(view: View, note: Note, *, full: bool, trusted: bool) -> str:
     return "its tables are not as it left them"
 
 
-def _touched(view: View, shape: Shape, changed: Iterable[str]) -> frozenset[str] | None:
+def _touched(view: View, shape: QueryShape, changed: Iterable[str]) -> frozenset[str] | None:
     """Return the tables of a view that rows of some sources can be in; None where only the rows say that."""
     if not shape.table or any(name not in ("", shape.table) for name, _ in pieces_of(view.into)):
         return None

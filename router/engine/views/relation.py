@@ -38,7 +38,7 @@ LISTED = {
 LISTED_THERE = {"spark.sql.sources.parallelPartitionDiscovery.parallelism": "32"}
 
 
-class Part(NamedTuple):
+class TablePart(NamedTuple):
     """What is read of one table: these files, or all of it."""
 
     table: Snapshot
@@ -56,7 +56,7 @@ class Relations:
         for name, value in (LISTED if self.lake.local else LISTED_THERE).items():
             self.session.conf.set(name, value)
 
-    def frame(self, parts: Iterable[Part], columns: pa.Schema, *, named: bool = True) -> DataFrame:
+    def frame(self, parts: Iterable[TablePart], columns: pa.Schema, *, named: bool = True) -> DataFrame:
         """Return the rows of parts of tables with these columns and, `named`, `table`. Lazy, at pinned versions."""
         paths, frames = list[str](), list[DataFrame]()
         with ThreadPoolExecutor(THREADS) as pool:

@@ -33,7 +33,7 @@ TIME = re.compile(r"\b(current_\w+|now|localtimestamp|curdate)\(", re.IGNORECASE
 
 
 @dataclass(frozen=True)
-class Shape:
+class QueryShape:
     """How a view follows changes, and why not in a better way.
 
     `keys` are the columns that say which group a row is, `merged` says what merges each other column; `table` is the
@@ -48,31 +48,31 @@ class Shape:
     timed: bool = False
 
 
-def shape_of(query: DataFrame) -> Shape:
+def shape_of(query: DataFrame) -> QueryShape:
     """Return how a query over the relation `source` can follow changes."""
     plan = analysed(query)
     if TIME.search(plan.toString()):
-        return Shape("full", "it asks for the time", timed=True)
+        return QueryShape("full", "it asks for the time", timed=True)
     if not plan.deterministic():
-        return Shape("full", "its values are random", timed=True)
+        return QueryShape("full", "its values are random", timed=True)
     above, node = _through(plan)
     below, leaf = _through(node.child()) if _name(node) == "Aggregate" else ([], node)
     if _name(leaf) != LEAF:
-        return Shape("full", f"it has a {_name(leaf)}")
+        return QueryShape("full", f"it has a {_name(leaf)}")
     if any(one.subqueries().nonEmpty() for one in (*above, node, *below)):
-        return Shape("full", "it has a subquery")
+        return QueryShape("full", "it has a subquery")
     if node is not leaf:
         return _grouped(plan, node, leaf, above)
     table = _shown(plan, leaf)
     why = f"rows of one table each, with `{table}`" if table else "no column of it says which table a row is from"
-    return Shape("rows" if table else "full", why, table=table)
+    return QueryShape("rows" if table else "full", why, table=table)
 
 
-def _grouped(plan: Any, node: Any, leaf: Any, above: list[Any]) -> Shape:
+def _grouped(plan: Any, node: Any, leaf: Any, above: list[Any]) -> QueryShape:
     """Return the shape of a query with groups."""
     table = _shown(plan, leaf)
     if any(_name(one) == "Filter" for one in above):  # groups of changed rows alone say nothing about it
-        return Shape("tables" if table else "full", "its groups are filtered", table=table)
+        return QueryShape("tables" if table else "full", "its groups are filtered", table=table)
     grouping, names = _list(node.groupingExpressions()), {one.exprId().id(): one.name() for one in _list(plan.output())}
     keys, merged, unmerged = dict[int, str](), dict[str, str](), list[str]()
     for expression in _list(node.aggregateExpressions()):
@@ -89,12 +89,12 @@ def _grouped(plan: Any, node: Any, leaf: Any, above: list[Any]) -> Shape:
             unmerged.append(column)
     unmerged += names.values()  # computed of a group's values
     if len(keys) < len(grouping):
-        return Shape("tables" if table else "full", "it groups by what is in no column of it", table=table)
+        return QueryShape("tables" if table else "full", "it groups by what is in no column of it", table=table)
     shown = tuple(keys.values())
     if not unmerged:
-        return Shape("merge", "its values can be merged", shown, merged, table)
+        return QueryShape("merge", "its values can be merged", shown, merged, table)
     why = f"{', '.join(unmerged)} cannot be merged"
-    return Shape("keys" if keys else "full", why, shown, table=table)
+    return QueryShape("keys" if keys else "full", why, shown, table=table)
 
 
 def used_columns(query: DataFrame) -> set[str]:
