@@ -28,6 +28,7 @@ from router.parts import (
     Preparation,
     Rule,
     Server,
+    ViewQuery,
 )
 from router.reader import read
 from router.sinks import (
@@ -83,6 +84,7 @@ __all__ = [
     "StartError",
     "TableError",
     "TableSink",
+    "ViewQuery",
     "check_property",
     "hookimpl",
     "keep_archives",

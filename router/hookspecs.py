@@ -1,4 +1,4 @@
-"""The hooks of the router: five, none of them firstresult.
+"""The hooks of the router: six, none of them firstresult.
 
 A plugin is a module (or package) with functions marked `@hookimpl`. It is found through the entry-point group
 `event_router`, or given as one file with `--plugin FILE`.
@@ -13,7 +13,7 @@ import pluggy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from router.parts import BatchReport, Decoder, Encoder, Rule
+    from router.parts import BatchReport, Decoder, Encoder, Rule, ViewQuery
     from router.sinks import Sink
 
 PROJECT = "event_router"
@@ -92,6 +92,22 @@ def router_encoders() -> Mapping[str, type[Encoder]]:  # type: ignore[empty-body
     >>> @hookimpl
     ... def router_encoders():
     ...     return {"to_csv": ToCsv}
+    """
+
+
+@hookspec
+def router_views() -> Mapping[str, type[ViewQuery]]:  # type: ignore[empty-body]
+    """Return queries of views by the name a configuration uses.
+
+    >>> from pyspark.sql import DataFrame, functions as F
+    >>> from router import ViewQuery, hookimpl
+    >>> class Sessions(ViewQuery):
+    ...     '''Count the events of each gamer.'''
+    ...     def rows(self, source, tables) -> DataFrame:
+    ...         return source.groupBy("table", "gamer_id").agg(F.count("*").alias("events"))
+    >>> @hookimpl
+    ... def router_views():
+    ...     return {"sessions": Sessions}
     """
 
 

@@ -54,8 +54,8 @@ class Part(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    kind: ClassVar[Literal["decoder", "rule", "sink", "encoder", ""]] = ""
-    """Which family a part belongs to; set by Decoder, Rule, Sink and Encoder only."""
+    kind: ClassVar[Literal["decoder", "rule", "sink", "encoder", "view", ""]] = ""
+    """Which family a part belongs to; set by Decoder, Rule, Sink, Encoder and ViewQuery only."""
     main_option: ClassVar[str | None] = None
     """The option that a bare string (or list) stands for, so that `sql: "a > 1"` can be written."""
     needs: ClassVar[tuple[str, ...]] = ()
@@ -231,6 +231,20 @@ class Rule(Part, ABC):
     def known_values(self) -> Mapping[str, frozenset[str]]:
         """Return the only texts that columns can have in rows that match, where the rule says so."""
         return {}
+
+
+class ViewQuery(Part, ABC):
+    """A query of a view in Python, in place of SQL."""
+
+    kind = "view"
+
+    @abstractmethod
+    def rows(self, source: DataFrame, tables: Mapping[str, DataFrame]) -> DataFrame:
+        """Return the view's rows, lazily: no action, each column with a name of its own.
+
+        `source` has the columns of all tables of the view, and `table`; `tables` are those that the view joins, by the
+        names it gives them. Runs on the driver, at every refresh.
+        """
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from pyspark import cloudpickle
 
 from router import hookspecs
 from router.errors import PluginError
-from router.parts import BatchReport, Decoder, Encoder, Part, Rule
+from router.parts import BatchReport, Decoder, Encoder, Part, Rule, ViewQuery
 from router.sinks import ApplyingSink, MergingSink, Sink, TableSink
 
 if TYPE_CHECKING:
@@ -45,7 +45,13 @@ Location = tuple["int | str", ...]
 
 TRUSTED = "router_"
 """Prefix of the error types made here: their texts hold no value of the configuration, only names and keys."""
-FAMILIES: Mapping[str, type[Part]] = {"decoder": Decoder, "rule": Rule, "sink": Sink, "encoder": Encoder}
+FAMILIES: Mapping[str, type[Part]] = {
+    "decoder": Decoder,
+    "rule": Rule,
+    "sink": Sink,
+    "encoder": Encoder,
+    "view": ViewQuery,
+}
 FILE_MODULE = "router_plugin_"
 """Prefix of the module names of plugin files: such modules travel to executors by value, not by import."""
 

@@ -36,7 +36,10 @@ COMMANDS = {
     "ledger": ("router.cli.tables:ledger", "Print the last batches and their balance."),
     "lineage": ("router.cli.graph:lineage", "Say what a table is made of, and who reads it."),
     "maintain": ("router.cli.tables:maintain", "Compact and clean tables."),
-    "plugins": ("router.cli.plugins:plugins", "List decoders, rules, sinks and encoders, or show the page of one."),
+    "plugins": (
+        "router.cli.plugins:plugins",
+        "List decoders, rules, sinks, encoders and views, or show the page of one.",
+    ),
     "quarantine": ("router.cli.quarantine:quarantine", "Show, release or discard rows whose table takes none."),
     "repair": ("router.cli.verify:repair", "Make a table whole again from bronze."),
     "replay": ("router.cli.replay:replay", "Send dead letters and parked rows again."),

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 
-@click.command(short_help="List decoders, rules, sinks and encoders, or show the page of one.")
+@click.command(short_help="List decoders, rules, sinks, encoders and views, or show the page of one.")
 @click.argument("name", required=False)
 @plugin_option
 def plugins(name: str | None, plugin_files: tuple[Path, ...]) -> None:
-    """List every decoder, rule, sink and encoder on offer with its provider, or show the manual page of NAME."""
+    """List every decoder, rule, sink, encoder and view on offer with its provider, or show the manual page of NAME."""
     registry = load_registry(plugin_files)
     if name is None:
         Console().print(_overview(registry))

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from router.addresses import normalized
-from router.parts import Decoder, Rule
+from router.parts import Decoder, Rule, ViewQuery
 from router.sinks import ApplyingSink, MergingSink, Sink, TableSink
 from router.table_names import BronzeTables, template_pattern, templates_meet
 from router.table_options import TableOptions
@@ -333,7 +333,10 @@ class View(Model):
         alias="from",
         description="the tables that `source` stands for in the SQL, with the column `table`: uno for silver.uno",
     )
-    sql: str = Field(description="a query of `source`, and of what `tables` names")
+    sql: str | None = Field(default=None, description="a query of `source`, and of what `tables` names")
+    query: ViewQuery | None = Field(
+        default=None, description="a query in Python, which a plugin offers, in place of `sql`"
+    )
     into: str = Field(
         description="the table of the rows, or one for each value of columns of theirs: gold.{table}_sessions",
         pattern=r"^[a-z][a-z0-9_]{0,63}\.([a-z0-9_]|\{[A-Za-z_][A-Za-z0-9_]*\})+$",
@@ -353,6 +356,12 @@ class View(Model):
     changes: bool = Field(
         default=False, description="new tables keep change data, for `source: {delta: {changes: true}}`"
     )
+
+    @model_validator(mode="after")
+    def _one_query(self) -> View:
+        if (self.sql is None) == (self.query is None):
+            raise ValueError("give one of sql and query")
+        return self
 
     @model_validator(mode="after")
     def _one_time(self) -> View:

@@ -316,6 +316,43 @@ def test_the_plan_says_which_way_and_why(make_query: MakeQuery, tmp_path: Path) 
     assert lake.refresher.plan(view(refresh="full")).way == "full"
 
 
+PLUGIN = '''
+from pyspark.sql import functions as F
+from router import ViewQuery, hookimpl
+
+
+class Totals(ViewQuery):
+    """Add up the amounts of each gamer."""
+
+    least: int = 1
+
+    def rows(self, source, tables):
+        return source.filter(F.col("id") >= self.least).groupBy("table", "gamer").agg(F.sum("amount").alias("total"))
+
+
+@hookimpl
+def router_views():
+    return {"totals": Totals}
+'''
+
+
+def test_a_view_in_python_follows_like_one_in_sql(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it what SQL cannot say well is a notebook again."""
+    plugin, file = tmp_path / "totals.py", tmp_path / "views.yaml"
+    plugin.write_text(PLUGIN)
+    file.write_text(FILE + "  - {name: a, from: silver.*, query: {totals: {least: 2}}, into: 'top.{table}'}")
+    (one,) = load(file, load_registry((plugin,))).config.views
+    lake = Lake(make_query, tmp_path)
+    lake.take(event("uno", 1), event("uno", 2), event("uno", 3))
+    assert lake.refresh(one).way == "full"
+    lake.take(event("uno", 4, 2, 0.5))
+    assert lake.refresh(one).way == "merge"
+    assert [(r["gamer"], r["total"]) for r in lake.query.rows("top.uno")] == [(1, 2.0), (2, 0.5)]
+    plugin.write_text(PLUGIN.replace("least:", "other:"))
+    with pytest.raises(ConfigError, match="least"):
+        load(file, load_registry((plugin,)))
+
+
 def test_a_schedule_refreshes_after_batches_and_goes_on_after_faults(make_query: MakeQuery, tmp_path: Path) -> None:
     """Without it one broken view keeps the others from their rows, or the stream from ending."""
     good = view(after="2 commits")

@@ -14,6 +14,7 @@ former rows of a table or the new ones. Tables whose rows came out the same get 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import logging
 import time
@@ -388,7 +389,8 @@ class _Work:
         try:
             used = used_columns(self._query(self.relations.empty(everything)))
         except ViewError:
-            used = {name for name in self.conflicts if name.lower() in self.view.sql.lower()}
+            text = self.view.sql or _source(self.view.query)
+            used = {name for name in self.conflicts if name.lower() in text.lower()}
         if wrong := [text for name, text in self.conflicts.items() if name in used]:
             what = f"its SQL uses a column that has different types: {'; '.join(wrong)}"
             raise ViewError(self.view.name, f"{what}; see `except`, or name the columns it needs")
@@ -437,10 +439,16 @@ class _Work:
         for name, table in self.view.tables.items():
             whole = self.relations.frame([TablePart(self.joined[table])], self.joined[table].columns, named=False)
             whole.createOrReplaceTempView(name)
+        if self.view.query is None:
+            try:
+                return self.session.sql(str(self.view.sql))
+            except (AnalysisException, ParseException) as error:
+                raise ViewError(self.view.name, f"its SQL: {first_line(error)}") from error
+        joined = {name: self.session.table(name) for name in self.view.tables}
         try:
-            return self.session.sql(self.view.sql)
-        except (AnalysisException, ParseException) as error:
-            raise ViewError(self.view.name, f"its SQL: {first_line(error)}") from error
+            return self.view.query.rows(self.session.table("source"), joined)
+        except Exception as error:  # whatever a plugin raises belongs to this view only
+            raise ViewError(self.view.name, f"its query {self.view.query.part_name}: {first_line(error)}") from error
 
 
 def _joined(rows: DataFrame, keys: DataFrame, names: Mapping[str, str], how: str) -> DataFrame:
@@ -622,8 +630,17 @@ def _touched(view: View, shape: QueryShape, changed: Iterable[str]) -> frozenset
 
 def _definition(view: View) -> str:
     """Return what tells whether a view is still the same: its query and where its rows go."""
-    about = json.dumps([view.sql, view.into, view.source.model_dump(), view.tables, 1], sort_keys=True)
+    query = f"{view.query!r} {_source(view.query)}" if view.query else view.sql
+    about = json.dumps([query, view.into, view.source.model_dump(), view.tables, 1], sort_keys=True)
     return hashlib.sha256(about.encode()).hexdigest()[:16]
+
+
+def _source(query: object) -> str:
+    """Return the code of a query's class; its name where the code is not to be had, as in a zip."""
+    try:
+        return inspect.getsource(type(query))
+    except (OSError, TypeError):
+        return type(query).__qualname__
 
 
 def _versions(found: Mapping[str, tuple[int, str]]) -> dict[str, str]:
