@@ -176,7 +176,13 @@ def test_a_file_that_cannot_be_read_is_named(drain: Drain, tmp_path: Path) -> No
     (tmp_path / "in/a.parquet").unlink()
     parquet.write_table(pa.table({"id": [1]}), tmp_path / "in/b.parquet")
     drain("parquet")
-    assert rows(tmp_path) == [{"id": 1}]
+    put(tmp_path, "c.parquet", "no parquet")  # Spark has noted the batch with it
+    with pytest.raises(StartError, match=r"c\.parquet cannot be read as parquet"):
+        drain("parquet")
+    (tmp_path / "in/c.parquet").unlink()
+    parquet.write_table(pa.table({"id": [2]}), tmp_path / "in/d.parquet")
+    drain("parquet")
+    assert rows(tmp_path) == [{"id": 1}, {"id": 2}]
 
 
 def test_a_backlog_is_taken_in_parts(drain: Drain, tmp_path: Path) -> None:
