@@ -67,6 +67,7 @@ def numbers(folder: Path, table: str) -> list[int]:
     return sorted(handle.to_pyarrow_table(columns=["n"]).column("n").to_pylist())
 
 
+@pytest.mark.slow
 def test_routes_come_and_go_and_the_history_says_when(start: Run, tmp_path: Path) -> None:
     """Without it nobody can say which rules a row of last week went through."""
     more = (
@@ -89,7 +90,10 @@ def test_routes_come_and_go_and_the_history_says_when(start: Run, tmp_path: Path
 
 def test_another_source_is_refused(start: Run, tmp_path: Path) -> None:
     """Without it Spark fails on an offset or a folder that it cannot read, and nobody knows why."""
-    start()
+    fingerprint = start()
+    ledger = Lake.at(str(tmp_path / "lake")).open("ops.ledger")
+    assert ledger is not None
+    assert {*ledger.to_pyarrow_table().column("configuration").to_pylist()} == {fingerprint}
     with pytest.raises(StartError, match="another `name`"):
         start((f"{tmp_path}/in", f"{tmp_path}/other"), folder="other")
     assert start((f"{tmp_path}/in", f"{tmp_path}/other"), ("name: games", "name: others"), folder="other")

@@ -15,8 +15,10 @@ from pyarrow import parquet
 
 from router import StartError
 from router.config.loader import load
-from router.config.models import Trigger
+from router.config.models import FilesSource, Trigger
 from router.delta.lake import Lake
+from router.engine.checkpoint_store import LearntSchemas
+from router.engine.file_rows import FileRows
 from router.engine.preflight.route_tests import load_tests, run_tests
 from router.engine.stream import RunOptions, run
 from router.errors import ConfigError
@@ -168,6 +170,15 @@ def test_files_that_were_read_are_deleted_or_archived(drain: Drain, tmp_path: Pa
     assert len(rows(tmp_path)) == 4
 
 
+def test_a_file_without_rows_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it a start fails, and nobody knows where."""
+    put(tmp_path, "a.parquet", "no parquet")
+    files = FilesSource(path=str(tmp_path / "in"), format="parquet")
+    with pytest.raises(StartError, match=r"a\.parquet cannot be read as parquet"):
+        FileRows(spark, files, LearntSchemas()).learn()
+
+
+@pytest.mark.slow
 def test_a_file_that_cannot_be_read_is_named(drain: Drain, tmp_path: Path) -> None:
     """Without it somebody looks for it among ten thousand."""
     put(tmp_path, "a.parquet", "no parquet")
