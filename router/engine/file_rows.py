@@ -233,8 +233,9 @@ class FileRows:
 
 
 def listing_options(files: FilesSource) -> dict[str, str]:
-    """Return the options that say which files there are."""
-    named = ("pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter")
+    """Return the options that say which files there are, and those of Spark's list of files that it has seen."""
+    named = {"pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter"}
+    named |= {"maxFileAge", "latestFirst", "maxCachedFiles", "fileNameOnly"}
     return {key: value for key, value in files.options.items() if key in named}
 
 

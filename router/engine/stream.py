@@ -33,7 +33,7 @@ from router.engine.start.checks import begin, executors_of, reach, refuse_specul
 from router.engine.start.killed_repairs import clear_killed_repairs
 from router.engine.start.lost_records import LostRecords
 from router.engine.start.run_lock import alone
-from router.engine.start.spark_checkpoint import CheckpointMending
+from router.engine.start.spark_checkpoint import CheckpointMending, refuse_left_topics
 from router.engine.views.schedule import ViewSchedule, in_order, refresher
 from router.errors import SessionLost, TableError, first_line
 from router.parts import BatchReport, Preparation
@@ -137,7 +137,9 @@ def _checked(loaded: Loaded, spark: SparkSession, at: tuple[TableCache, Lake], a
     CheckpointStore(checkpoint).begin()
     CheckpointMending(loaded.config, tables.lake, checkpoint, loaded.fingerprint).mend()
     clear_killed_repairs(tables.lake, checkpoint, loaded.config.name)
-    return begin(spark, tables, checkpoint, loaded.config, accept)
+    since = begin(spark, tables, checkpoint, loaded.config, accept)
+    refuse_left_topics(loaded.config, checkpoint)
+    return since
 
 
 def retrying(

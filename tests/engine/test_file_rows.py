@@ -15,8 +15,10 @@ from pyarrow import parquet
 
 from router import StartError
 from router.config.loader import load
-from router.config.models import Trigger
+from router.config.models import FilesSource, Trigger
 from router.delta.lake import Lake
+from router.engine.checkpoint_store import LearntSchemas
+from router.engine.file_rows import FileRows
 from router.engine.preflight.route_tests import load_tests, run_tests
 from router.engine.stream import RunOptions, run
 from router.errors import ConfigError
@@ -168,6 +170,15 @@ def test_files_that_were_read_are_deleted_or_archived(drain: Drain, tmp_path: Pa
     assert len(rows(tmp_path)) == 4
 
 
+def test_a_file_without_rows_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """Without it a start fails, and nobody knows where."""
+    put(tmp_path, "a.parquet", "no parquet")
+    files = FilesSource(path=str(tmp_path / "in"), format="parquet")
+    with pytest.raises(StartError, match=r"a\.parquet cannot be read as parquet"):
+        FileRows(spark, files, LearntSchemas()).learn()
+
+
+@pytest.mark.slow
 def test_a_file_that_cannot_be_read_is_named(drain: Drain, tmp_path: Path) -> None:
     """Without it somebody looks for it among ten thousand."""
     put(tmp_path, "a.parquet", "no parquet")
@@ -176,7 +187,13 @@ def test_a_file_that_cannot_be_read_is_named(drain: Drain, tmp_path: Path) -> No
     (tmp_path / "in/a.parquet").unlink()
     parquet.write_table(pa.table({"id": [1]}), tmp_path / "in/b.parquet")
     drain("parquet")
-    assert rows(tmp_path) == [{"id": 1}]
+    put(tmp_path, "c.parquet", "no parquet")  # Spark has noted the batch with it
+    with pytest.raises(StartError, match=r"c\.parquet cannot be read as parquet"):
+        drain("parquet")
+    (tmp_path / "in/c.parquet").unlink()
+    parquet.write_table(pa.table({"id": [2]}), tmp_path / "in/d.parquet")
+    drain("parquet")
+    assert rows(tmp_path) == [{"id": 1}, {"id": 2}]
 
 
 def test_a_backlog_is_taken_in_parts(drain: Drain, tmp_path: Path) -> None:

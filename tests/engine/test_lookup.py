@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,11 @@ from deltalake import write_deltalake
 from router import StartError
 from router.config.loader import load
 from router.config.models import Lookup, Route
+from router.delta.lake import Lake
 from router.engine.label.lookup import KeyIndex, chosen
 from router.engine.preflight.check import check_plan
 from router.engine.preflight.route_tests import load_tests, run_tests
+from router.engine.stream import run
 from router.errors import ConfigError
 from router.registry import load_registry
 from tests.engine.parts import Events, Fixed, Where
@@ -136,6 +139,38 @@ def test_a_database_that_is_away_at_the_start_is_waited_for(make_query: MakeQuer
     made = query(make_query, tmp_path, route(lookup=(looked_up(table=None, database=found),)))
     with pytest.raises(OSError, match="cannot be reached"):
         made.take(records(PLAYERS))
+
+
+def test_a_stream_waits_for_the_table_and_goes_on(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it a database that is restarted together with the router ends the run."""
+    file = tmp_path / "later/billing.db"
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.json").write_text('{"gamer": "ann", "n": 1}\n')
+    text = CONFIG.format(lake=tmp_path / "lake", table="silver.billing", on="event.gamer", columns="plan")
+    text = text.replace(f"{tmp_path}/lake/in", f"{tmp_path}/in") + "trigger: {once: true}\n"
+    database = f"database: {{url: 'sqlite:///{file}', query: 'SELECT gamer, plan FROM billing'}}"
+    loaded = load(tmp_path / "games.yaml", load_registry(), text=text.replace("table: silver.billing", database))
+
+    def appear() -> None:
+        while "cannot be reached" not in caplog.text:
+            time.sleep(0.05)
+        (tmp_path / "new").mkdir()
+        made = sqlite3.connect(tmp_path / "new/billing.db")
+        made.execute("CREATE TABLE billing AS SELECT 'ann' AS gamer, 'gold' AS plan")
+        made.commit()
+        made.close()
+        (tmp_path / "new").rename(file.parent)
+
+    thread = threading.Thread(target=appear)
+    thread.start()
+    (report,) = run(loaded, load_registry(), spark)
+    thread.join()
+    handle = Lake.at(str(tmp_path / "lake")).open("silver.played")
+    assert report.read == 1
+    assert handle is not None
+    assert handle.to_pyarrow_table().to_pylist() == [{"gamer": "ann", "n": 1, "plan": "gold"}]
 
 
 def test_several_rows_of_a_key_are_refused_unless_one_is_newest(make_query: MakeQuery, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -123,6 +124,25 @@ class SparkNotes:
         self.checkpoint.delete(f"{self.folder}/{_checksum(path)}")
         log.warning("deleted %s: the checksum was cut off, and what it is of is whole", self.place(_checksum(path)))
         return ""
+
+
+def refuse_left_topics(config: Config, checkpoint: Lake) -> None:
+    """Raise StartError where the checkpoint counts a topic that the configuration does not name any more.
+
+    Spark would note a batch without it before it fails, and read the topic from its start when it is named again.
+    """
+    kafka, notes = config.source.kafka, SparkNotes(checkpoint)
+    numbers = notes.numbers("offsets")
+    if kafka is None or not numbers:
+        return
+    topics = sorted(offsets_in(notes.text(f"offsets/{numbers[-1]}") or "{}"))
+    left = [t for t in topics if not (re.fullmatch(kafka.pattern, t) if kafka.pattern else t in kafka.topics)]
+    if left:
+        raise StartError(
+            f"{config.name}: {', '.join(left[:5])} is not among the topics any more, and the checkpoint goes on only "
+            "with the topics that it has. Put it back, with no route for it (match: {sql: \"topic <> 'NAME'\"}); or "
+            "give this configuration another name, and `start` offsets"
+        )
 
 
 def offsets_in(text: str) -> Offsets:
