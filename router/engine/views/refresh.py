@@ -243,6 +243,8 @@ class Refresher:
             for name in changed if shape.table else work.sources:
                 work.sources[name].pin()
             changed = self._changed(view, note, work)
+            if any(found is None for found in changed.values()):  # it was made again in this moment
+                return RefreshPlan("full", "a table was made again", shape, changed)
         return RefreshPlan(way, shape.why, shape, changed, _touched(view, shape, changed))
 
     def _changed(self, view: View, note: Note, work: _Work) -> dict[str, Changes | None]:
@@ -477,6 +479,7 @@ class _Commits:
         there = {**targets, **self.tables.opened(self.view, new)}
         for name in (name for name in new if name in there):
             if there[name].table.transaction_version(self._app_id(name)) is None:
+                self.tables.lake.delete(*(file.path for one in staged.values() for file in one.files))
                 what = f"{name} is there, and this view has not made it; drop it, or give `into` another name"
                 raise ViewError(self.view.name, what)
         with ThreadPoolExecutor(THREADS) as pool:
