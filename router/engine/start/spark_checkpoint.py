@@ -133,9 +133,10 @@ def refuse_left_topics(config: Config, checkpoint: Lake) -> None:
     """
     kafka, notes = config.source.kafka, SparkNotes(checkpoint)
     numbers = notes.numbers("offsets")
-    if kafka is None or not numbers:
+    text = notes.text(f"offsets/{numbers[-1]}") if numbers else None
+    if kafka is None or not text or text.endswith(NO_OFFSET):
         return
-    topics = sorted(offsets_in(notes.text(f"offsets/{numbers[-1]}") or "{}"))
+    topics = sorted(offsets_in(text))
     left = [t for t in topics if not (re.fullmatch(kafka.pattern, t) if kafka.pattern else t in kafka.topics)]
     if left:
         raise StartError(
