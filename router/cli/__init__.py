@@ -38,6 +38,7 @@ COMMANDS = {
     "maintain": ("router.cli.tables:maintain", "Compact and clean tables."),
     "plugins": ("router.cli.plugins:plugins", "List decoders, rules, sinks and encoders, or show the page of one."),
     "quarantine": ("router.cli.quarantine:quarantine", "Show, release or discard rows whose table takes none."),
+    "refresh": ("router.cli.verify:refresh", "Make tables anew from bronze, or the topic."),
     "repair": ("router.cli.verify:repair", "Make a table whole again from bronze."),
     "replay": ("router.cli.replay:replay", "Send dead letters and parked rows again."),
     "run": ("router.cli.run:run", "Run a configuration."),
