@@ -16,7 +16,7 @@ from pydantic import Field
 
 from router.errors import StartError
 from router.parts import Part
-from router.table_options import LOCATION, CatalogOptions, Location, TableOptions
+from router.table_options import LOCATION, RESET, CatalogOptions, Location, Reset, TableOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -142,6 +142,7 @@ class MergingSink(CatalogOptions, Sink, ABC):
         description="a record with a key and no value deletes its key; all sinks of the route, or none",
     )
     location: Location | None = Field(default=None, description=LOCATION)
+    reset: Reset = Field(default="allowed", description=RESET)
 
     @abstractmethod
     def table(self) -> str | Column:

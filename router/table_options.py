@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
@@ -80,6 +80,9 @@ Location = Annotated[TableLocation, BeforeValidator(location, json_schema_input_
 LOCATION = "a place outside of the lake's layout, with fields of the table's name: s3://lake-{topic}/events"
 
 
+Reset = Literal["allowed", "never"]
+RESET = "never: `router refresh` refuses to make the tables anew"
+
 Privilege = Annotated[str, StringConstraints(to_upper=True, pattern=r"^[A-Za-z]+( [A-Za-z]+){0,3}$")]
 
 
@@ -108,6 +111,7 @@ class TableOptions(CatalogOptions):
     )
     comment: str | None = Field(default=None, description="what a new table is about, for its readers")
     comments: dict[str, str] = Field(default_factory=dict, description="what new columns are about: {level: ...}")
+    reset: Reset = Field(default="allowed", description=RESET)
 
     @field_validator("partition_by", "cluster_by")
     @classmethod

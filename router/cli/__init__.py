@@ -41,6 +41,7 @@ COMMANDS = {
         "List decoders, rules, sinks, encoders and views, or show the page of one.",
     ),
     "quarantine": ("router.cli.quarantine:quarantine", "Show, release or discard rows whose table takes none."),
+    "refresh": ("router.cli.verify:refresh", "Make tables anew from bronze, or the topic."),
     "repair": ("router.cli.verify:repair", "Make a table whole again from bronze."),
     "replay": ("router.cli.replay:replay", "Send dead letters and parked rows again."),
     "run": ("router.cli.run:run", "Run a configuration."),

@@ -1,4 +1,7 @@
-"""`router verify`: hold tables against what the router wrote down about them; `router repair`: make one whole again."""
+"""Hold tables against what the router wrote down, make one whole again, or many as the configuration says today.
+
+`router verify`, `router repair`, `router refresh`.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from router.config.loader import Loaded
+    from router.config.models import Config
+    from router.delta.lake import Lake
+    from router.engine.spark.executors import Executors
+    from router.engine.tables.refresh import Refreshed
     from router.engine.tables.repair import Repair, Repaired
     from router.engine.tables.verify import TableAudit
     from router.registry import Registry
@@ -75,26 +82,78 @@ def repair(file: Path, table: str, accept: bool, master: str | None, plugin_file
     with stopped_by_signals(stop), Watcher(loaded.config.name):
         spark = session.build_session(loaded.config, master)
         try:
-            _show(_repair(loaded, registry, spark, table, stop, accept=accept).run())
+            config, lake, checkpoint, executors = _prepared(loaded, registry, spark, "repair")
+            made: type[Repair] = import_module("router.engine.tables.repair").Repair
+            _show(made(config, spark, lake, checkpoint, table, accept, stop, executors=executors).run())
         finally:
             session.stop_session(spark)
 
 
-def _repair(
-    loaded: Loaded, registry: Registry, spark: SparkSession, table: str, stop: threading.Event, *, accept: bool
-) -> Repair:
-    """Return the repair of a table, once the decoder has learnt what it needs."""
-    engine, source = import_module("router.engine.tables.repair"), import_module("router.engine.source")
-    stores, parts = import_module("router.engine.checkpoint_store"), import_module("router.parts")
+@click.command(short_help="Make tables anew from bronze, or the topic.")
+@config_argument
+@click.option("--tables", "patterns", multiple=True, required=True, metavar="PATTERN", help="Their names: silver.*")
+@click.option(
+    *("--from", "origin"),
+    type=click.Choice(["bronze", "earliest"]),
+    default="bronze",
+    show_default=True,
+    help="Take the records from bronze, or read the topic from its earliest record on.",
+)
+@click.option("--full", is_flag=True, help="Give each table the columns of today's configuration, and no others.")
+@click.option("--accept", is_flag=True, help="Bring back what others removed from them, and remove what they added.")
+@click.option("--master", help="Spark master of a local run; spark-submit brings its own.")
+@plugin_option
+def refresh(
+    file: Path,
+    patterns: tuple[str, ...],
+    origin: str,
+    full: bool,
+    accept: bool,
+    master: str | None,
+    plugin_files: tuple[Path, ...],
+) -> None:
+    """Make all tables whose names fit a PATTERN anew, as the configuration FILE routes their records today.
+
+    One commit replaces the content of each; the stream may run meanwhile. Refused before anything changes where others
+    have changed a table (unless --accept is given), where one says `reset: never`, and where bronze, or the topic, does
+    not reach back to the first record. Exit code 1: a table is as it was, and a line says why.
+    """
+    registry = load_registry(plugin_files)
+    loaded = load(file, registry)
+    session, engine = import_module("router.engine.spark.session"), import_module("router.engine.tables.refresh")
+    stop = threading.Event()
+    with stopped_by_signals(stop), Watcher(loaded.config.name):
+        spark = session.build_session(loaded.config, master)
+        try:
+            config, lake, checkpoint, executors = _prepared(loaded, registry, spark, "refresh")
+            work = config, spark, lake, checkpoint, patterns
+            given = {"full": full, "topic": origin == "earliest", "accept": accept}
+            found: Refreshed = engine.Refresh(*work, **given, stop=stop, executors=executors).run()
+        finally:
+            session.stop_session(spark)
+    for one in found.done:
+        _show(one)
+    if found.refused:
+        click.echo(f"{found.refused:,} rows have no place in a table")
+    for table, why in found.failed.items():
+        click.echo(printable(f"{table} is as it was: {why}"))
+    raise SystemExit(int(bool(found.failed)))
+
+
+def _prepared(
+    loaded: Loaded, registry: Registry, spark: SparkSession, command: str
+) -> tuple[Config, Lake, Lake, Executors]:
+    """Return the configuration once its decoder has learnt what it needs, the lake, the checkpoint, the executors."""
+    source, parts = import_module("router.engine.source"), import_module("router.parts")
+    stores = import_module("router.engine.checkpoint_store")
     config = loaded.config
     lake, checkpoint = stores.lake_and_checkpoint(config)
     learnt = stores.LearntSchemas(stores.CheckpointStore(checkpoint))
     about = loaded.path.parent, False, lambda rows: source.sample(spark, config, rows), learnt
     config = config.model_copy(update={"decode": config.decode.prepare(parts.Preparation(*about))})
-    executors = import_module("router.engine.start.checks").executors_of(spark, registry, config, lake, "repair")
+    executors = import_module("router.engine.start.checks").executors_of(spark, registry, config, lake, command)
     executors.look(spark)
-    made: Repair = engine.Repair(config, spark, lake, checkpoint, table, accept, stop, executors=executors)
-    return made
+    return config, lake, checkpoint, executors
 
 
 def _show(done: Repaired) -> None:

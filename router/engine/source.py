@@ -101,10 +101,6 @@ def sample(spark: SparkSession, config: Config, rows: int) -> DataFrame:
 
 
 def _kafka_sample(spark: SparkSession, kafka: KafkaSource, rows: int) -> DataFrame:
-    options = kafka_options(kafka)
-    streaming = ("maxOffsetsPerTrigger", "subscribe", "subscribePattern", "startingTimestamp")
-    for name in (*streaming, "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"):
-        options.pop(name, None)
     ends = kept(spark, kafka, completed(spark, kafka, {}))
     parts = [(topic, number, *ends_of) for topic, by in ends.items() for number, ends_of in by.items()]
     share = -(-rows // (2 * len(parts))) if parts else 0
@@ -119,10 +115,7 @@ def _kafka_sample(spark: SparkSession, kafka: KafkaSource, rows: int) -> DataFra
                 begins.setdefault(topic, {})[number] = begin
                 ends_at.setdefault(topic, {})[number] = end
         if begins:
-            reader = spark.read.format("kafka").options(**options)
-            reader = reader.option("assign", json.dumps({topic: [*numbers] for topic, numbers in begins.items()}))
-            reader = reader.options(startingOffsets=json.dumps(begins), endingOffsets=json.dumps(ends_at))
-            found = found.unionByName(_kafka_columns(reader.load()))
+            found = found.unionByName(between(spark, kafka, begins, ends_at))
     return found
 
 
@@ -144,6 +137,18 @@ def learn(spark: SparkSession, config: Config, memory: Memory) -> None:
     files = config.source.files
     if files and files.format != "lines":
         FileRows(spark, files, memory).learn()
+
+
+def between(spark: SparkSession, kafka: KafkaSource, begins: Offsets, ends: Offsets) -> DataFrame:
+    """Return the records of Kafka from some offsets on, up to those behind the last, as a static frame. Lazy."""
+    options = kafka_options(kafka)
+    streaming = ("maxOffsetsPerTrigger", "subscribe", "subscribePattern", "startingTimestamp")
+    for name in (*streaming, "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"):
+        options.pop(name, None)
+    reader = spark.read.format("kafka").options(**options)
+    reader = reader.option("assign", json.dumps({topic: [*numbers] for topic, numbers in begins.items()}))
+    reader = reader.options(startingOffsets=json.dumps(begins), endingOffsets=json.dumps(ends))
+    return _kafka_columns(reader.load())
 
 
 def numbered(raw: DataFrame) -> DataFrame:

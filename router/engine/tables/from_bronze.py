@@ -25,6 +25,7 @@ from router.engine.label.layout import RAW_COLUMNS, Demands
 from router.engine.label.planner import Planner
 from router.engine.land.job import LandingJob, UndecodedError
 from router.engine.preflight.explain import fixed_table
+from router.engine.source import Offsets, between, kept
 from router.engine.spark.executors import Executors
 from router.errors import StartError, TableError
 from router.parts import RAW_SCHEMA
@@ -81,6 +82,63 @@ class BronzeRecords(NamedTuple):
         ]
         none = spark.createDataFrame([], RAW_SCHEMA).withColumn("batch_id", F.lit(0).cast("long"))
         return reduce(DataFrame.unionByName, parts, none)
+
+
+class TopicRecords(NamedTuple):
+    """The records of Kafka up to a batch, each in the batch that the ledger says read it, and how many there are."""
+
+    config: Config
+    spans: tuple[tuple[int, str, int, int, int], ...]
+    rows: int
+
+    @classmethod
+    def until(cls, spark: SparkSession, lake: Lake, config: Config, run: str, last: int) -> TopicRecords:
+        """Return the records of all batches of a run up to the last. Raises StartError where Kafka has not all."""
+        kafka, table = config.source.kafka, lake.open(config.ledger)
+        if kafka is None or table is None:
+            raise StartError(f"{config.name} reads no topic, or nothing yet: there is no earliest record to begin with")
+        columns = ["query", "run", "batch_id", "topic", "partition", "from_offset", "to_offset", "read"]
+        booked = [
+            row
+            for row in table.to_pyarrow_dataset().to_table(columns=columns).to_pylist()
+            if row["query"] == config.name and row["batch_id"] is not None and row["topic"] is not None and row["read"]
+        ]
+        if {row["run"] for row in booked} - {run}:
+            raise StartError(f"{config.name} began anew once, and read some records twice: make it of bronze")
+        mine = [row for row in booked if row["batch_id"] <= last]
+        spans = tuple(tuple(row[name] for name in columns[2:7]) for row in mine)
+        found = cls(config, spans, sum(row["read"] for row in mine))
+        begins, _ = found._ends()
+        there = kept(spark, kafka, begins)
+        for topic, by in begins.items():
+            for partition, first in by.items():
+                have = there.get(topic, {}).get(partition)
+                if have is None or have[0] > first:
+                    what = "is gone" if have is None else f"begins with offset {have[0]:,} by now"
+                    raise StartError(f"{topic}/{partition} {what}, and the first record was at {first:,}: use bronze")
+        return found
+
+    def _ends(self) -> tuple[Offsets, Offsets]:
+        """Return the first offsets, and those behind the last ones."""
+        begins: Offsets = {}
+        ends: Offsets = {}
+        for _, topic, number, first, last in self.spans:
+            begin, end = begins.setdefault(topic, {}), ends.setdefault(topic, {})
+            begin[number], end[number] = min(begin.get(number, first), first), max(end.get(number, 0), last + 1)
+        return begins, ends
+
+    def frame(self, spark: SparkSession, lake: Lake) -> DataFrame:
+        """Return the records as they were received, with `batch_id`. Lazy."""
+        assert self.config.source.kafka
+        read = between(spark, self.config.source.kafka, *self._ends()).alias("read")
+        names = "batch_id long, of_topic string, of_partition int, first long, last long"
+        spans = F.broadcast(spark.createDataFrame([*self.spans], names))
+        within = F.col("offset").between(F.col("first"), F.col("last"))
+        same = (F.col("topic") == F.col("of_topic")) & (F.col("partition") == F.col("of_partition"))
+        return read.join(spans, same & within).select(*RAW_COLUMNS, "batch_id")
+
+
+Records = BronzeRecords | TopicRecords
 
 
 def _until(lake: Lake, table: str, app_id: str, last: int) -> DeltaTable | None:
@@ -153,7 +211,7 @@ class FromBronze:
             decision = self.evolution.decide(plan.layout, landed.files, demands, batch)
             if decision.refused:
                 self.landing.discard(landed)
-                raise TableError(min(self.only), "; ".join(decision.refused))
+                raise TableError(self._names, "; ".join(decision.refused))
             places = {f"{file.target}/{file.table}" for file in landed.files}
             before, demands = demands, replace(decision.demands, allowed={})  # a table that was there needs no place
             if not before.differ(demands, places):
@@ -161,25 +219,29 @@ class FromBronze:
                 refused = sum(keyed(counted, "rejected").values()) + sum(keyed(counted, "quarantined").values())
                 return LandedAgain(decision.commits, total(counted, "read"), refused)
             self.landing.discard(landed)
-        raise TableError(min(self.only), f"it changed {TRIES} times while rows were landed; who else writes it?")
+        raise TableError(self._names, f"it changed {TRIES} times while rows were landed; who else writes it?")
+
+    @property
+    def _names(self) -> str:
+        return min(self.only, default="new tables") if len(self.only) < 2 else f"{min(self.only)} and others"
 
     def _land(self, plan: Plan, demands: Demands, batch: int) -> tuple[Plan, Landed]:
         try:
             return self.landing.run_decoded(self.planner, plan, demands, batch)
         except UndecodedError as error:
-            raise TableError(min(self.only), f"{error}; nothing was committed") from error
+            raise TableError(self._names, f"{error}; nothing was committed") from error
 
     def _check(self, landed: Landed, expected: int) -> None:
         """Refuse what does not balance: records that were not read, rows that are in no file."""
         if landed.failed:
             self.landing.discard(landed)
-            raise TableError(min(self.only), next(iter(landed.failed.values())))
+            raise TableError(self._names, next(iter(landed.failed.values())))
         counted = partitions(landed.counts)
         files, rows = sum(file.rows for file in landed.files), sum(keyed(counted, "landed").values())
         if (read := total(counted, "read")) != expected or files != rows:
             self.landing.discard(landed)
             what = f"of {expected:,} records {read:,} were read, and {files:,} of {rows:,} rows are in files"
-            raise TableError(min(self.only), f"what was landed does not balance: {what}; nothing was committed")
+            raise TableError(self._names, f"what was landed does not balance: {what}; nothing was committed")
 
     def _config(self) -> Config:
         """Return the configuration with those routes only that may have rows for the tables."""
@@ -188,7 +250,7 @@ class FromBronze:
 
     def _brings(self, route: Route) -> bool:
         sinks = (sink for sink in route.sinks if isinstance(sink, (TableSink, MergingSink)))
-        return any(fixed_table(sink) in ("", *self.only) for sink in sinks)
+        return any((name := fixed_table(sink)) == "" or name in self.only for sink in sinks)
 
 
 @dataclass(frozen=True)

@@ -169,15 +169,17 @@ class MergedAgain:
         self.merged += found.counts.get("applied", 0) + found.counts.get("refused", 0)
         return found
 
-    def replace(self, handle: DeltaTable | None, ids: dict[str, int], notes: dict[str, str]) -> None:
+    def replace(
+        self, handle: DeltaTable | None, ids: dict[str, int], notes: dict[str, str], *, anew: bool = False
+    ) -> None:
         """Put the rows in place of the content of an open table, or make it of them, in one commit of delta-rs.
 
         The id that all merges of one table share lets none of them pass beside this commit. Raises DeltaError where
-        another writer was faster.
+        another writer was faster. The columns are those of the rows alone where they are made anew.
         """
         merged, guard = self.open(), 0 if handle is None else handle.version() + 1
         divided, schema = merged.metadata().partition_columns, merged.schema().to_json()
-        schema = schema if handle is None else wider_schema(handle.schema().to_json(), schema)
+        schema = schema if handle is None or anew else wider_schema(handle.schema().to_json(), schema)
         kinds = [column for column in delta_schema(to_arrow_schema(schema)) if column.name not in divided]
         files = copied_rows(self.lake, (self.name, merged), self.table, pa.schema(kinds))
         once = CommitProperties(

@@ -75,7 +75,7 @@ from router.engine.quarantine.table import Quarantined, quarantined
 from router.engine.spark.executors import Executors
 from router.engine.start.killed_repairs import lock_of, staged_as
 from router.engine.start.run_lock import alone, locked
-from router.engine.tables.from_bronze import BronzeRecords, FromBronze, GivenTables, LandedAgain
+from router.engine.tables.from_bronze import BronzeRecords, FromBronze, GivenTables, LandedAgain, Records, TopicRecords
 from router.engine.tables.merged_again import MergedAgain, batch_spans
 from router.engine.tables.verify import REPAIRED, WrittenDown, done_by, own, places, slashed
 from router.errors import RunningError, StartError, TableError, first_line
@@ -84,6 +84,7 @@ from router.table_options import TableOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -129,6 +130,7 @@ class Repair:
     """The repair of one table. The decoder must be prepared already.
 
     `accept` lets it go on where others have changed the table: what they removed comes back, what they added goes.
+    With `full` the columns of the table are those of the records, too. `topic` takes them from Kafka, not from bronze.
     """
 
     config: Config
@@ -139,6 +141,8 @@ class Repair:
     accept: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
     executors: Executors = field(default_factory=Executors)
+    full: bool = False
+    topic: bool = False
 
     def __post_init__(self) -> None:
         self.written = WrittenDown.read(self.config, self.lake, self.checkpoint)
@@ -146,29 +150,40 @@ class Repair:
         self.store = CheckpointStore(self.checkpoint, self.written.run)
         self.committers = Committers.of(self.config, self.spark, self.lake)
         self.seen = -1
+        self.handle: DeltaTable | None = None
+        self.old: list[str] = []
 
     def run(self) -> Repaired:
         """Make the table whole again. Raises StartError or TableError where it cannot be, before anything changes."""
-        refusal = f"another repair of {self.table} is at work"
-        with locked(self.checkpoint, lock_of(self.table), refusal):
-            self._refuse_other_kinds()
-            handle, damage = self._settled()
-            self.seen = handle.version() if handle is not None else -1
-            self._refuse_changes_of_others()
-            if handle is not None:
-                self._refuse_waiting_rows()
-            records = self._records()
-            old = self._old_files() if damage else []
-            if (merging := self._merging()) is not None:
-                return self._merged(*merging, handle, old)
-            landed = self._landed(records, handle)
-            try:
-                self._refuse_unknown_rows(handle, landed)
-                moved = self._move_aside(old) if damage else None
-                version, later = self._commit(landed)
-            except BaseException:
-                self._discard(landed)
-                raise
+        with self.lock():
+            self.look()
+            records = self.records()
+            return self.merged() if self.merging() is not None else self.replaced(self._landed(records))
+
+    def lock(self) -> AbstractContextManager[object]:
+        """Keep other repairs of the table away. Raises RunningError where one is at work."""
+        return locked(self.checkpoint, lock_of(self.table), f"another repair of {self.table} is at work")
+
+    def look(self) -> None:
+        """Open the table as it is. Raises StartError or TableError where it cannot be made anew."""
+        self._refuse_other_kinds()
+        self.handle, damaged = self._settled()
+        self.old = self._old_files() if damaged else []  # before anything is staged beside them
+        self.seen = self.handle.version() if self.handle is not None else -1
+        self._refuse_changes_of_others()
+        if self.handle is not None:
+            self._refuse_waiting_rows()
+            self._refuse_full()
+
+    def replaced(self, landed: LandedAgain) -> Repaired:
+        """Put staged rows in place of the content. Raises TableError, and then has deleted them."""
+        try:
+            self._refuse_unknown_rows(self.handle, landed)
+            moved = self._move_aside(self.old) if self.old else None
+            version, later = self._commit(landed)
+        except BaseException:
+            self._discard(landed)
+            raise
         log.info("%s: repaired, %d rows up to batch %d", self.table, landed.rows, self.written.last)
         return Repaired(self.table, version, landed.rows, later, landed.refused, self.written.last, moved)
 
@@ -199,7 +214,7 @@ class Repair:
     def _merges(self, key: str, sink: MergingSink) -> bool:
         return fixed_table(sink) == self.table or self.table in MergedTables(self.store, key).names
 
-    def _merging(self) -> tuple[str, KeyedTable] | None:
+    def merging(self) -> tuple[str, KeyedTable] | None:
         """Return the merging sink that writes the table: its key, and how the rows of a key become one."""
         for route, name, sink in self.config.all_sinks():
             if isinstance(sink, MergingSink) and self._merges(f"{route}/{name}", sink):
@@ -282,9 +297,11 @@ class Repair:
                 f"{rows:,} rows wait for it in the quarantine, and would be in it twice; see `router quarantine list`",
             )
 
-    def _records(self) -> BronzeRecords:
+    def records(self) -> Records:
         """Return the records of all batches up to N. Raises StartError where bronze does not have just these."""
-        records = BronzeRecords.until(self.lake, self.config, self.query, self.last)
+        records = self._records_until(self.last)
+        if isinstance(records, TopicRecords):
+            return records
         read = 0
         for (run, key), booked in self.written.ledger.items():
             if key == "/bronze":
@@ -299,12 +316,29 @@ class Repair:
             raise StartError(f"{what}: nobody knows which of them {self.table} is to have; verify these two first")
         return records
 
-    def _landed(self, records: BronzeRecords, handle: DeltaTable | None) -> LandedAgain:
-        only = frozenset({self.table})
+    def _records_until(self, last: int) -> Records:
+        if self.topic:
+            return TopicRecords.until(self.spark, self.lake, self.config, self.written.run, last)
+        return BronzeRecords.until(self.lake, self.config, self.query, last)
+
+    def _landed(self, records: Records) -> LandedAgain:
+        only, handle = frozenset({self.table}), None if self.full else self.handle
         given = GivenTables(lambda name: handle if name == self.table else None)
+        return self.landing(only, given).land(records.frame(self.spark, self.lake), records.rows, self.last)
+
+    def landing(self, only: frozenset[str], given: GivenTables) -> FromBronze:
+        """Return the landing of rows for some tables, where the committer of this one can reach them."""
         staging = f"_staged/{self.config.name}" if self.committers.only_spark else None
-        landing = FromBronze(self.config, self.spark, self.lake, self.query, only, given, staging, self.executors)
-        return landing.land(records.frame(self.spark, self.lake), records.rows, self.last)
+        return FromBronze(self.config, self.spark, self.lake, self.query, only, given, staging, self.executors)
+
+    def _refuse_full(self) -> None:
+        """Raise TableError where other columns would need what only Spark can do, or would leave a constraint alone."""
+        if not self.full or self.handle is None:
+            return
+        checks = [name for name in self.handle.metadata().configuration if name.startswith("delta.constraints.")]
+        if self.committers.only_spark or unsupported(self.handle) or unmergeable(self.handle) or checks:
+            why = "it has constraints on its columns" if checks else "Delta on Spark writes it"
+            raise TableError(self.table, f"{why}: refresh it without --full, or drop it first")
 
     def _refuse_unknown_rows(self, handle: DeltaTable | None, landed: LandedAgain) -> None:
         """Where a log does not reach back, rows that bronze does not give may be anybody's."""
@@ -379,8 +413,10 @@ class Repair:
                     self._create(landed, waited)
                 else:
                     self._refuse_changes_of_others()
-                    wide = self._grow(landed, handle)
+                    wide = None if self.full else self._grow(landed, handle)
                     later = [self._copied(commit) for commit in self._since(handle)]  # of just this version
+                    if self.full:
+                        wide = self._anew(landed, later, handle)
                     self._replace(landed, later, handle, wide)
             except (DeltaError, OSError) as error:
                 for path in (file.path for one in later for file in one.files):
@@ -443,6 +479,21 @@ class Repair:
             if change.widened:
                 widened.append(to_delta(pa.schema(list(change.widened))))
         return reduce(wider_schema, widened, handle.schema().to_json()) if widened else None
+
+    def _anew(self, landed: LandedAgain, later: list[LaterBatch], handle: DeltaTable) -> str:
+        """Return the schema that today's configuration gives the table, with the columns that later batches have."""
+        if not landed.commits:
+            return str(handle.schema().to_json())
+        asked = {self.committers.options.get(work.target, TableOptions()).partition_by for work in landed.commits}
+        divided = handle.metadata().partition_columns
+        if any([*names] != divided for names in asked):
+            what = f"it is divided by {divided}, and `partition_by` says otherwise"
+            raise TableError(self.table, f"{what}: drop it first")
+        schemas = [delta_schema(to_arrow_schema(work.columns)) for work in landed.commits]
+        found = pa.unify_schemas(schemas, promote_options="permissive")
+        former = delta_schema(to_arrow(handle))
+        names = {name for one in later for file in one.files for name in file.columns} - {*found.names}
+        return to_delta(pa.schema([*found, *(former.field(name) for name in former.names if name in names)]))
 
     def _replace(self, landed: LandedAgain, later: list[LaterBatch], handle: DeltaTable, wide: str | None) -> None:
         """Replace the content of a table; its types too, where they become wider: then no other commit may pass."""
@@ -611,21 +662,28 @@ class Repair:
         except Exception as error:  # whatever Spark raises
             raise TableError(self.table, f"the repair could not be committed: {first_line(error)}") from error
 
-    def _merged(self, key: str, keyed: KeyedTable, handle: DeltaTable | None, old: list[str]) -> Repaired:
+    def _refuse_remembered_deletions(self) -> None:
+        """Raise TableError where Spark would have to make a table in the folder of what is left of the former one."""
+        there = self.handle is not None or not self._only_spark_replaces(None)
+        if not there and deletions_table(self.lake, self.table) is not None:
+            what = "Delta on Spark makes no table in a folder that holds its remembered deletions; repair it with "
+            where = f"{self.lake.address(self.table)}/{DELETIONS}"
+            raise TableError(self.table, f"{what}`commit: auto`, or move {where} away first")
+
+    def merged(self) -> Repaired:
         """Make a table that keeps one row per key whole again: merged from nothing, then replaced in one commit.
 
         Where the stream has merged a later batch meanwhile, its records are taken from bronze, too.
         """
-        if handle is None and self._only_spark_replaces(None) and deletions_table(self.lake, self.table) is not None:
-            what = "Delta on Spark makes no table in a folder that holds its remembered deletions; repair it with "
-            where = f"{self.lake.address(self.table)}/{DELETIONS}"
-            raise TableError(self.table, f"{what}`commit: auto`, or move {where} away first")
-        found, until = self._nothing_merged(keyed, handle), self.last
-        damaged = bool(old) and handle is None
+        merging, handle = self.merging(), self.handle
+        assert merging is not None  # who calls it has asked
+        key, keyed = merging
+        self._refuse_remembered_deletions()
+        found, until = self._nothing_merged(keyed, None if self.full else handle), self.last
         try:
             self._merge_batches(found, -1, until)
             found.open()
-            moved = self._move_aside(old) if damaged else None
+            moved = self._move_aside(self.old) if self.old and handle is None else None
             for attempt in range(TRIES):
                 try:
                     handle = self._grown_for(found)
@@ -654,7 +712,7 @@ class Repair:
 
     def _merge_batches(self, found: MergedAgain, after: int, until: int) -> None:
         """Merge the records of some batches into what takes the place of the table's content."""
-        records = BronzeRecords.until(self.lake, self.config, self.query, until).frame(self.spark, self.lake)
+        records = self._records_until(until).frame(self.spark, self.lake)
         bronze = records.filter(F.col("batch_id") > after)
         spans, only = batch_spans(bronze), frozenset({self.table})
         folder, tables = f"_staged/{self.config.name}", GivenTables(lambda _: None)
@@ -671,6 +729,7 @@ class Repair:
         handle = self.lake.open(self.table)
         if handle is not None:
             self._refuse_changes_of_others()
+        if handle is not None and not self.full:
             change = compare(delta_schema(to_arrow(handle)), delta_schema(to_arrow(found.open())))
             if change.cast or change.conflicts:
                 raise TableError(self.table, "its columns have changed while it was repaired; repair it again")
@@ -690,7 +749,7 @@ class Repair:
             return
         found.remember_deletions(deletions)
         ids = {f"{self.query}/repair/{self.table}": now, self._app_id(key): until}
-        found.replace(handle, ids, self._notes({key: until}))
+        found.replace(handle, ids, self._notes({key: until}), anew=self.full)
         if handle is None and made_by_spark(found.keyed):
             finish(self.spark.newSession(), self.lake.spark_address(self.table), found.keyed)
 
