@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from router.engine.views.refresh import Refreshed, Refresher
+    from router.engine.views.refresh import RefreshedView, Refresher
     from tests.engine.conftest import MakeQuery
 
 SCHEMA = "game string, id long, gamer long, amount double"
@@ -72,7 +72,7 @@ class Lake:
         query = self.query
         return refresher(query.config, query.spark, query.lake, query.store)
 
-    def refresh(self, one: View, *, full: bool = False) -> Refreshed:
+    def refresh(self, one: View, *, full: bool = False) -> RefreshedView:
         return self.refresher.refresh(one, full=full)
 
     def silver(self) -> list[dict[str, Any]]:

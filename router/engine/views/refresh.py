@@ -125,7 +125,7 @@ def tables_by_view(config: Config) -> dict[str, tuple[tuple[str, int], ...]]:
     return {name: tuple((table, left.rows) for table, left in note.targets.items()) for name, note in notes.items()}
 
 
-class Refreshed(NamedTuple):
+class RefreshedView(NamedTuple):
     """What a refresh did: `way` is empty where nothing had changed. `commits` are the tables that got one."""
 
     view: str
@@ -166,7 +166,7 @@ class Refresher:
         """Return what is noted of a view."""
         return Note.of(self.store.load(note_path(view.name)))
 
-    def refresh(self, view: View, *, full: bool = False) -> Refreshed:
+    def refresh(self, view: View, *, full: bool = False) -> RefreshedView:
         """Bring a view to its sources' newest versions. Raises ViewError; its tables are then as they were, or anew."""
         began = time.monotonic()
         try:
@@ -184,19 +184,19 @@ class Refresher:
             return RefreshPlan("full", "`refresh: full`", shape)
         return RefreshPlan(shape.way, shape.why, shape)
 
-    def _refreshed(self, view: View, full: bool, began: float) -> Refreshed:
+    def _refreshed(self, view: View, full: bool, began: float) -> RefreshedView:
         sources, note = self.tables.sources(view), self.note(view)
         if not sources and not note.sources:
-            return Refreshed(view.name, "", "none of its tables is there yet")
+            return RefreshedView(view.name, "", "none of its tables is there yet")
         joined = self.tables.opened(view, view.tables.values())
         if missing := sorted(set(view.tables.values()) - joined.keys()):
-            return Refreshed(view.name, "", f"{', '.join(missing)} is not there yet")
+            return RefreshedView(view.name, "", f"{', '.join(missing)} is not there yet")
         targets = self.tables.opened(view, note.targets)
         seen = {name: (table.version, table.id) for name, table in {**joined, **sources}.items()}
         as_left = self._as_left(note, targets)
         trusted = note.definition == _definition(view) and as_left == note.targets.keys()
         if trusted and not full and not note.timed and seen == note.sources:
-            return Refreshed(view.name, "", "nothing has changed", tables=len(note.targets), rows=note.rows)
+            return RefreshedView(view.name, "", "nothing has changed", tables=len(note.targets), rows=note.rows)
         work = self._work(view, sources, joined)
         shape, output = work.shape()
         plan = RefreshPlan("full", shape.why, shape)
@@ -206,7 +206,7 @@ class Refresher:
             plan = self._plan(view, note, work, shape)
             if plan.way != "full" and not plan.changed:  # files were only joined
                 self._write(view, replace(note, sources=work.versions()))
-                return Refreshed(view.name, "", "nothing has changed", tables=len(note.targets), rows=note.rows)
+                return RefreshedView(view.name, "", "nothing has changed", tables=len(note.targets), rows=note.rows)
         return self._carried_out(view, work, plan, (note, targets, as_left, output), began)
 
     def _work(self, view: View, sources: dict[str, Snapshot], joined: dict[str, Snapshot] | None = None) -> _Work:
@@ -270,7 +270,7 @@ class Refresher:
         plan: RefreshPlan,
         known: tuple[Note, dict[str, Snapshot], set[str], str],
         began: float,
-    ) -> Refreshed:
+    ) -> RefreshedView:
         note, targets, as_left, output = known
         rows, touched = work.rows(plan, targets)
         number = note.number + 1
@@ -312,7 +312,8 @@ class Refresher:
         self._write(view, after)
         if unnamed:
             log.warning("view %s: %d rows name no table, and are nowhere", view.name, unnamed)
-        return Refreshed(view.name, plan.way, plan.why, tuple(sorted(made)), len(after.targets), after.rows, seconds)
+        about = tuple(sorted(made)), len(after.targets), after.rows, seconds
+        return RefreshedView(view.name, plan.way, plan.why, *about)
 
     def _staged(self, view: View, rows: DataFrame, number: int) -> dict[str, _Staged]:
         """Stage rows in one job, by table; under "" those that name none."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from router.config.models import Config
     from router.delta.lake import Lake
     from router.engine.checkpoint_store import CheckpointStore
-    from router.engine.views.refresh import Refreshed
+    from router.engine.views.refresh import RefreshedView
 
 log = logging.getLogger("router")
 POOL = "views"
@@ -141,7 +141,7 @@ class ViewSchedule:
             self.written |= set(done.commits)
 
 
-def tell(done: Refreshed) -> None:
+def tell(done: RefreshedView) -> None:
     """Log what a refresh did, where it did anything."""
     if done.way:
         what = f"{len(done.commits)} of {done.tables} tables ({done.way}: {done.why}), {done.rows:,} rows"
