@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LEDGER = "ops.ledger"
-NOT_KEPT = frozenset({"query", "run", "finished", "unknown", "unknown_fields", "violated"})
-"""Columns of the ledger that say who counted and when; and counts of fields that were left out without a count."""
+NOT_KEPT = frozenset({"query", "run", "finished", "unknown", "unknown_fields", "violated", "configuration"})
+"""Columns of the ledger that say who counted, when, and by which configuration; and counts of fields that were left out
+without a count."""
 NOT_COMPARED = frozenset({"delta.checkpointInterval", "router.table"})
 """Table properties that are a matter of who committed first: delta-rs sets the one, Delta on Spark the other."""
 

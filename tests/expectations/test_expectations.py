@@ -34,10 +34,13 @@ RENAMES = saved.Renames(
 )
 
 NEW_COLUMNS = {
-    "ops.ledger": ("lost bigint", "unknown bigint", "unknown_fields map<string,bigint>", "violated map<string,bigint>")
+    "ops.ledger": (
+        *("lost bigint", "unknown bigint", "unknown_fields map<string,bigint>", "violated map<string,bigint>"),
+        "configuration string",
+    )
 }
 """Columns that tables have got since, wherever the table is: records that Kafka deleted before they were read, those
-with fields that the schema lacks, and expectations that do not hold."""
+with fields that the schema lacks, expectations that do not hold, and the configuration of a batch."""
 
 CASES = [
     *[
