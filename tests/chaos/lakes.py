@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 
 Rows = Counter[str]
 """A table as a multiset: the rows as JSON without nulls, and how often each is there."""
-OF_A_RUN = ("run", "finished")
-"""Columns of the ledger that differ from run to run."""
+OF_A_RUN = ("run", "finished", "configuration")
+"""Columns of the ledger that differ from run to run: another folder makes another configuration."""
 
 
 def contents(lake: Path) -> dict[str, Rows]:

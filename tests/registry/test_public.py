@@ -10,7 +10,7 @@ import pytest
 import router
 from router import hookspecs
 
-HOOKS = ["router_decoders", "router_rules", "router_sinks", "router_encoders", "router_batch_finished"]
+HOOKS = ["router_decoders", "router_rules", "router_sinks", "router_encoders", "router_views", "router_batch_finished"]
 
 
 def test_public_names():
