@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "approve": ("router.cli.quarantine:approve", "Let tables gain the columns that rows wait for."),
+    "backfill": ("router.cli.backfill:backfill", "Take a range of records once more, into tables."),
     "bench": ("router.cli.bench:bench", "Measure a configuration against the partitions of its topic."),
     "check": ("router.cli.check:check", "Find every mistake in a configuration."),
     "doctor": ("router.cli.doctor:doctor", "Say what on this machine keeps a configuration from running."),

@@ -1,0 +1,360 @@
+"""Take a range of records once more, through today's configuration: `router backfill`, while the stream does not run.
+
+The records are one batch of `Batches`, of a run of its own, as dead letters that are sent again are (`replay`): its
+manifest, transaction ids and marks carry the backfill's name, and one that was killed goes on where it ended. They go
+to tables only, not to sinks that send, and not to bronze. A record that has a row in a table already gets none there
+where rows know their record (columns of topic, partition and offset); tables whose rows do not are refused where a
+batch, or a backfill, has brought some of the range before. Tables with one row per key need neither: a row that came
+later stays. Runs on the driver.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from router.delta.commit import to_arrow
+from router.delta.file_statistics import statistics
+from router.delta.log_tail import newest
+from router.delta.table_cache import SparkTable
+from router.engine import ledger
+from router.engine.batch import Batches, Steps
+from router.engine.checkpoint_store import CheckpointStore
+from router.engine.label.layout import RAW_COLUMNS
+from router.engine.outbox.apply import opened
+from router.engine.outbox.resend import new_name
+from router.engine.source import Offsets, between, completed, kept
+from router.engine.spark.executors import Executors
+from router.errors import StartError
+from router.parts import RAW_SCHEMA
+from router.sinks import MergingSink, TableSink
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import Column, SparkSession
+
+    from router.config.models import Config
+    from router.delta.commit import StagedFile, TableCommit
+    from router.delta.lake import Lake
+    from router.engine.checkpoint_store import Manifest
+    from router.engine.land.job import Landed
+
+NOTE = "replays/backfill.json"
+PLACES = (("_topic", "_partition", "_offset"), ("topic", "partition", "offset"))
+"""The columns by which rows may know their record."""
+LETTER = ("stage", "route", "sink")
+"""What tells dead letters of one record apart."""
+Codes = dict[tuple[Any, ...], Any]
+"""(topic, partition, and what else tells rows apart) -> sorted offsets."""
+
+
+@dataclass(frozen=True)
+class RecordRange:
+    """Records by time, in seconds since 1970, or by offset: from the first on, up to those before the last."""
+
+    since: float | None = None
+    until: float | None = None
+    begins: Offsets = field(default_factory=dict)
+    ends: Offsets = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, said: dict[str, Any]) -> RecordRange:
+        """Return a range from what `asdict` made of one, by way of JSON."""
+        offsets = {name: {t: {int(p): at for p, at in by.items()} for t, by in said[name].items()} for name in ENDS}
+        return cls(said["since"], said["until"], **offsets)
+
+    def holds(self) -> Column:
+        """Return a boolean column over raw records: the range has the record."""
+        found = F.lit(True)
+        if self.since is not None:
+            found &= F.col("timestamp").cast("double") >= self.since
+        if self.until is not None:
+            found &= F.col("timestamp").cast("double") < self.until
+        if self.begins or self.ends:
+            found &= reduce(lambda one, other: one | other, map(self._of_partition, sorted(self._partitions())))
+        return found
+
+    def _partitions(self) -> set[tuple[str, int]]:
+        return {(topic, number) for by in (self.begins, self.ends) for topic, of in by.items() for number in of}
+
+    def _of_partition(self, place: tuple[str, int]) -> Column:
+        topic, number = place
+        begin, end = self.begins.get(topic, {}).get(number, 0), self.ends.get(topic, {}).get(number)
+        found = (F.col("topic") == topic) & (F.col("partition") == number) & (F.col("offset") >= begin)
+        return found if end is None else found & (F.col("offset") < end)
+
+
+ENDS = ("begins", "ends")
+
+
+@dataclass(frozen=True)
+class Backfilling:
+    """A backfill that has begun: its range, and the versions of bronze that it reads; without any it reads Kafka."""
+
+    name: str
+    asked: RecordRange
+    versions: dict[str, int]
+
+    def dump(self) -> bytes:
+        """Return it as JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def of(cls, said: dict[str, Any]) -> Backfilling:
+        """Return one from what `dump` made of it."""
+        return cls(said["name"], RecordRange.of(said["asked"]), said["versions"])
+
+
+@dataclass(frozen=True)
+class Backfilled:
+    """What a backfill did: records read, and rows by the table or outbox that got them."""
+
+    name: str
+    read: int
+    rows: dict[str, int]
+
+
+@dataclass
+class BackfillBatches(Batches):
+    """The batch of a backfill."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.outboxes.resending = self.store.run
+
+    def _write_down(self, manifest: Manifest, landed: Landed, *, new: bool) -> Manifest:
+        try:
+            places = [self._places(work, manifest) for work in manifest.commits]
+        except StartError:
+            self.landing.discard(landed)
+            raise
+        works = [self._new_only(work, names) for work, names in zip(manifest.commits, places, strict=True)]
+        manifest = replace(manifest, commits=tuple(work for work in works if work.files))
+        return super()._write_down(manifest, landed, new=new)
+
+    def _places(self, work: TableCommit, manifest: Manifest) -> tuple[str, ...] | None:
+        """Return the columns by which a table's rows know their record; None where nothing can be there already.
+
+        Raises StartError where that cannot be told.
+        """
+        table = self.tables.readable([work.table])[work.table]
+        if table is None or work.table.startswith("outbox."):
+            return None
+        names = None if isinstance(table, SparkTable) else _places(to_arrow(table), work)
+        if names is None:
+            self._refuse_again(work, manifest)
+        return names
+
+    def _new_only(self, work: TableCommit, names: tuple[str, ...] | None) -> TableCommit:
+        """Return a commit without the rows that are there."""
+        if names is None:
+            return work
+        table = newest(self.tables.readable([work.table])[work.table])
+        more = LETTER if work.target == "/dead_letters" else ()
+        known = _codes(table.to_pyarrow_dataset().to_table(columns=[*names, *more]), names, more)
+        return replace(work, files=tuple(one for file in work.files if (one := self._rest(file, names, more, known))))
+
+    def _rest(self, file: StagedFile, names: tuple[str, ...], more: tuple[str, ...], known: Codes) -> StagedFile | None:
+        """Return a staged file without the rows that are known; None where no row is left."""
+        with self.lake.files.open_input_file(file.path) as source:
+            rows = pq.read_table(source)
+        there = _known(rows, names, more, known)
+        if not there.any():
+            return file
+        self.lake.delete(file.path)
+        rows = rows.filter(pa.array(~there))
+        if not len(rows):
+            return None
+        path, footers = f"{file.path.rpartition('/')[0]}/part-backfill-{uuid.uuid4()}.parquet", list[Any]()
+        with self.lake.files.open_output_stream(path) as stream:
+            pq.write_table(rows, stream, compression="zstd", metadata_collector=footers)
+            size = stream.tell()
+        self.lake.sync(path)
+        return replace(file, path=path, bytes=size, rows=len(rows), statistics=statistics(footers[0]))
+
+    def _refuse_again(self, work: TableCommit, manifest: Manifest) -> None:
+        """Raise StartError where rows of these records were brought to the target before."""
+        table = self.lake.open(self.config.ledger)
+        if table is None:
+            return
+        route, _, sink = work.target.partition("/")
+        columns = ["query", "run", "topic", "partition", "from_offset", "to_offset", "route", "sink", "landed"]
+        asked = (pc.field("query") == self.config.name) & (pc.field("route") == route) & (pc.field("sink") == sink)
+        booked = table.to_pyarrow_dataset().to_table(columns=columns, filter=asked).to_pylist()
+        mine = {(one.topic, one.partition): (one.first, one.last) for one in manifest.partitions}
+        for row in booked:
+            first, last = mine.get((row["topic"], row["partition"]), (0, -1))
+            if row["landed"] and row["from_offset"] <= last and row["to_offset"] >= first:
+                where = f"{row['topic']}/{row['partition']}, offsets {row['from_offset']} to {row['to_offset']}"
+                what = f"{work.table} has rows of {where} already, and none says which record it is of"
+                todo = (
+                    "take a range that it has not, let `select` keep topic, partition and offset, or see router refresh"
+                )
+                raise StartError(f"{what}: {todo}; nothing was committed")
+
+    def _write_ledger(self, manifest: Manifest, applied: dict[str, Any]) -> None:
+        """Write how many rows more each sink has, and of which records."""
+        base = {"query": self.config.name, "run": self.store.run, "batch_id": None}
+        spans = manifest.partitions or ()
+        found = []
+        for key in manifest.targets:
+            route, sink = key.split("/", 1)
+            rows = sum(work.rows for work in manifest.commits if work.target == key)
+            for at, span in enumerate(spans):  # how many of the rows each partition brought is not known any more
+                where = {"topic": span.topic, "partition": span.partition, "from_offset": span.first}
+                counts = {"matched": rows, "landed": rows} if at == 0 else {"matched": 0, "landed": 0}
+                found.append({**base, **where, "to_offset": span.last, "route": route, "sink": sink, **counts})
+        entry = ledger.LedgerEntry(self.config.ledger, f"{self.query}/ledger", manifest.batch)
+        ledger.append(self.committers, entry, found, tables=self.tables)
+
+    def _after(self, plan: Any, tables: set[str], steps: Steps) -> None:
+        """Leave releases, maintenance and the catalog to the stream."""
+
+
+def _places(there: pa.Schema, work: TableCommit) -> tuple[str, ...] | None:
+    """Return the columns of topic, partition and offset that a table and all its new files have; None for none."""
+    for names in PLACES:
+        if set(names) <= set(there.names) and all(set(names) <= set(file.columns) for file in work.files):
+            inside = all(not set(names) & file.partition.keys() for file in work.files)
+            return names if inside else None
+    return None
+
+
+def _groups(rows: pa.Table, names: tuple[str, ...], more: tuple[str, ...]) -> Any:
+    """Yield (key, row numbers) of rows of one topic and partition, and of what else tells rows apart."""
+    by = [*names[:2], *more]
+    numbered = rows.select(by).append_column("_row", pa.array(np.arange(len(rows))))
+    for group in numbered.group_by(by).aggregate([("_row", "list")]).to_pylist():
+        yield tuple(group[name] for name in by), np.asarray(group["_row_list"], np.int64)
+
+
+def _codes(rows: pa.Table, names: tuple[str, ...], more: tuple[str, ...]) -> Codes:
+    offsets = rows.column(names[2]).to_numpy()
+    return {key: np.unique(offsets[at]) for key, at in _groups(rows, names, more)}
+
+
+def _known(rows: pa.Table, names: tuple[str, ...], more: tuple[str, ...], known: Codes) -> Any:
+    """Return which rows are of records that are known."""
+    found, offsets = np.zeros(len(rows), bool), rows.column(names[2]).to_numpy()
+    for key, at in _groups(rows, names, more):
+        found[at] = np.isin(offsets[at], known.get(key, np.zeros(0, np.int64)))
+    return found
+
+
+@dataclass
+class Backfill:
+    """The backfills of a configuration. Its decoder must be prepared already; the stream must not run.
+
+    `folder` is the folder of the configuration, `fingerprint` names what stands in it.
+    """
+
+    config: Config
+    fingerprint: str
+    folder: Path
+    spark: SparkSession
+    lake: Lake
+    checkpoint: Lake
+    stop: threading.Event = field(default_factory=threading.Event)
+    executors: Executors = field(default_factory=Executors)
+
+    def cut_off(self) -> Backfilling | None:
+        """Return the backfill that was killed before its end; None where there is none."""
+        said = self._store().load(NOTE)
+        return None if said is None else Backfilling.of(said)
+
+    def begin(self, asked: RecordRange) -> Backfilling:
+        """Return a new backfill. Raises StartError where its records are not to be had."""
+        bronze, versions = self.config.bronze_tables(), dict[str, int]()
+        for table in self.lake.tables(bronze.layer) if bronze else ():
+            if bronze and table in bronze and (handle := self.lake.open(table)) is not None:
+                versions[table] = handle.version()
+        found = Backfilling(new_name(), asked, versions)
+        if not versions and self.config.source.kafka is None:
+            raise StartError(f"{self.config.name} has neither bronze nor a topic that records could come from")
+        return found
+
+    def run(self, begun: Backfilling) -> Backfilled:
+        """Take the records of the range. Can be repeated from any point. Raises StartError, TableError, BatchError."""
+        store = self._store()
+        config = self._tables_only()
+        config = opened(config, self.spark, self.folder)
+        about = config, self.fingerprint, self.spark, self.lake, CheckpointStore(self.checkpoint, begun.name)
+        batches = BackfillBatches(*about, stop=self.stop, executors=self.executors)
+        records = self._records(begun)
+        store.write(NOTE, begun.dump())
+        try:
+            batches.process(records, 0)
+        except StartError:  # before the manifest: nothing was committed
+            store.delete(NOTE)
+            raise
+        manifest = batches.store.manifest(0)
+        assert manifest is not None  # it was processed
+        rows: dict[str, int] = {}
+        for work in manifest.commits:
+            place = work.target if work.table.startswith("outbox.") else work.table
+            rows[place] = rows.get(place, 0) + work.rows
+        store.delete(NOTE)
+        for folder in ("manifests", "applied"):
+            for path in store.paths(f"{folder}/{begun.name}"):
+                store.delete(path)
+        return Backfilled(begun.name, sum(part.read for part in manifest.partitions), rows)
+
+    def _records(self, begun: Backfilling) -> DataFrame:
+        """Return the raw records of the range, each once."""
+        if begun.versions:
+            parts = (
+                self.spark.read.format("delta")
+                .option("versionAsOf", version)
+                .load(self.lake.spark_address(table))
+                .select(*RAW_COLUMNS)
+                for table, version in begun.versions.items()
+            )
+            found = reduce(DataFrame.unionByName, parts, self.spark.createDataFrame([], RAW_SCHEMA))
+        else:
+            found = self._from_topic(begun.asked)
+        return found.filter(begun.asked.holds()).dropDuplicates(["topic", "partition", "offset", "value", "key"])
+
+    def _from_topic(self, asked: RecordRange) -> DataFrame:
+        kafka = self.config.source.kafka
+        assert kafka is not None  # see `begin`
+        there = kept(self.spark, kafka, completed(self.spark, kafka, {}))
+        begins = {topic: {number: ends[0] for number, ends in by.items()} for topic, by in there.items()}
+        ends = {topic: {number: ends[1] for number, ends in by.items()} for topic, by in there.items()}
+        for topic, by in asked.begins.items():
+            for number, first in by.items():
+                have = begins.get(topic, {}).get(number)
+                if have is None or first < have:
+                    what = "is not there" if have is None else f"begins with offset {have:,} by now"
+                    raise StartError(f"{topic}/{number} {what}, and there is no bronze with offset {first:,}")
+        return between(self.spark, kafka, begins, ends)
+
+    def _tables_only(self) -> Config:
+        """Return the configuration with the sinks that write tables, and without bronze. Sinks keep their names."""
+        routes = []
+        for route in self.config.routes:
+            kept_sinks = []
+            for name, sink in route.named_sinks.items():
+                if isinstance(sink, (TableSink, MergingSink)):
+                    one = sink.model_copy()
+                    one._named = name
+                    kept_sinks.append(one)
+            if kept_sinks:
+                routes.append(route.model_copy(update={"sinks": tuple(kept_sinks)}))
+        if not routes:
+            raise StartError(f"no sink of {self.config.name} writes a table")
+        return self.config.model_copy(update={"bronze": None, "routes": tuple(routes), "unmatched": "drop"})
+
+    def _store(self) -> CheckpointStore:
+        return CheckpointStore(self.checkpoint)

@@ -1,0 +1,122 @@
+"""Backfills: a range of records goes once more through today's configuration, into tables, and nothing twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+import router.cli
+from router import StartError
+from router.config.models import Route
+from router.engine.tables.backfill import NOTE, Backfill, BackfillBatches, RecordRange
+from router_decoders import Json
+from router_rules import Sql
+from router_sinks import Delta, Tables, Upsert
+from tests.engine.query import BEGIN, Query, records
+
+if TYPE_CHECKING:
+    from tests.engine.conftest import MakeQuery
+
+WITH_PLACE = ("event.*", "topic", "partition", "offset")
+ALL = RecordRange()
+
+
+def route(name: str, table: str, *select: str, where: str = "true") -> Route:
+    return Route(name=name, match=Sql(where=where), select=select or ("event.*",), sinks=(Delta(table=table),))
+
+
+def written(make_query: MakeQuery, folder: Path, *routes: Route) -> Query:
+    """Return a query that has taken two batches of four records, one of each damaged."""
+    settings: dict[str, Any] = {"decode": Json(schema="game string, id long"), "bronze": {"table": "bronze.all"}}
+    query = make_query(folder, routes=routes, **settings)
+    for first in (0, 4):
+        events: list[Any] = [{"game": "uno", "id": first + n} for n in range(3)]
+        query.take(records([*events, b"{"], first=first))
+    return query
+
+
+def backfill(query: Query) -> Backfill:
+    return Backfill(query.config, "fingerprint", Path(query.folder), query.spark, query.lake, query.store.checkpoint)
+
+
+def run(query: Query, asked: RecordRange = ALL) -> dict[str, int]:
+    made = backfill(query)
+    return made.run(made.begin(asked)).rows
+
+
+def ids(query: Query, table: str) -> list[int]:
+    return sorted(row["id"] for row in query.rows(table))
+
+
+def test_a_route_that_is_new_gets_what_came_before(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it a new table begins with today, and a repeated backfill doubles it."""
+    old = route("old", "silver.old", *WITH_PLACE)
+    query = written(make_query, tmp_path, old)
+    new = (route("new", "silver.new", *WITH_PLACE), route("bare", "silver.bare"))
+    keyed = Route(name="keyed", match=Sql(where="true"), sinks=(Upsert(table="silver.latest", keys=("game",)),))
+    query = query.restarted(routes=(old, *new, keyed))
+    query.take(records([{"game": "uno", "id": 8}], first=8))
+    letters = len(query.rows("ops.dead"))
+
+    before = {"events": {0: 8}}
+    assert run(query, RecordRange(ends=before)) == {"silver.new": 6, "silver.bare": 6, "keyed/upsert": 6}
+    assert ids(query, "silver.new") == ids(query, "silver.bare") == [0, 1, 2, 4, 5, 6, 8]
+    assert ids(query, "silver.old") == [0, 1, 2, 4, 5, 6, 8]
+    assert query.rows("silver.latest", "id") == [{"id": 8}], "a later row stays"
+    assert len(query.rows("ops.dead")) == letters
+
+    with pytest.raises(StartError, match=r"silver\.bare has rows of events/0, offsets 0 to 7 already"):
+        run(query, RecordRange(ends=before))
+    assert ids(query, "silver.bare") == [0, 1, 2, 4, 5, 6, 8]
+    query = query.restarted(routes=(old, new[0]))
+    assert run(query) == {}
+    assert ids(query, "silver.new") == [0, 1, 2, 4, 5, 6, 8]
+    notes = [one for one in query.open("silver.new").history() if "replay-" in str(one)]
+    assert notes, "a commit says which backfill it is of"
+
+
+def test_a_range_is_by_time_or_by_offset(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it all of bronze is read for an hour of it."""
+    query = written(make_query, tmp_path, route("old", "silver.old", *WITH_PLACE))
+    query = query.restarted(routes=(route("new", "silver.new", *WITH_PLACE),))
+    assert run(query, RecordRange(begins={"events": {0: 1}}, ends={"events": {0: 5}})) == {"silver.new": 3}
+    assert ids(query, "silver.new") == [1, 2, 4]
+    begin = BEGIN.timestamp()
+    assert run(query, RecordRange(since=begin, until=begin + 1)) == {"silver.new": 1}  # the first of each batch
+    assert ids(query, "silver.new") == [0, 1, 2, 4]
+
+
+@pytest.mark.parametrize("step", ["_write_down", "_commit", "_write_ledger"])
+def test_a_backfill_that_was_killed_goes_on(
+    make_query: MakeQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Without it a kill leaves some tables with the range, and the next call refuses the others."""
+    query = written(make_query, tmp_path, route("old", "silver.old"))
+    sink = Tables(table="silver.{event.game}")
+    query = query.restarted(routes=(Route(name="new", match=Sql(where="true"), sinks=(sink,)),))
+    made = backfill(query)
+    begun = made.begin(ALL)
+    with monkeypatch.context() as patch:
+        patch.setattr(BackfillBatches, step, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            made.run(begun)
+    assert query.store.read(NOTE) is not None
+    again = backfill(query)
+    assert again.run(again.cut_off() or begun).rows == {"silver.uno": 6}  # type: ignore[arg-type]
+    assert again.cut_off() is None
+    assert ids(query, "silver.uno") == [0, 1, 2, 4, 5, 6]
+
+
+def test_what_is_no_range_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "games.yaml"
+    file.write_text("name: games")
+    for words, said in (
+        (("--from", "yesterday", "--to", "2025-01-31T12:00:00Z"), "'yesterday' is neither a time with a zone"),
+        (("--from", "2025-01-31T12:00:00Z", "--to", '{"a": {"0": 1}}'), "both times, or both offsets"),
+    ):
+        found = CliRunner().invoke(router.cli.commands, ["backfill", str(file), *words], prog_name="router")
+        assert found.exit_code == 2
+        assert said in " ".join(found.output.split()).replace("│ ", "")
