@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from router.config.models import Config, View
 
-COLUMNS = ("view", "reads", "into", "when", "tables", "rows", "last", "way", "why", "seconds")
+COLUMNS = ("view", "reads", "into", "when", "tables", "rows", "violated", "last", "way", "why", "seconds")
 
 
 @click.command(short_help="Show views, how they follow changes, or refresh them now.")
@@ -78,7 +78,8 @@ def _list(config: Config, chosen: list[View]) -> None:
     rows = list[tuple[str, ...]]()
     for view in chosen:
         note = module.Note.of(store.load(module.note_path(view.name)))
-        made = (str(len(note.targets)), f"{note.rows:,}") if note.number else ("", "")
+        violated = ", ".join(f"{name} {count:,}" for name, count in sorted(note.violated.items()))
+        made = (str(len(note.targets)), f"{note.rows:,}", violated) if note.number else ("", "", "")
         seconds = f"{note.seconds:.1f}" if note.number else ""
         rows.append((view.name, read_by(view), view.into, when(view), *made, note.at, note.way, note.why, seconds))
     show_table(f"views of {config.name}", COLUMNS, rows)

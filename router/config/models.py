@@ -323,6 +323,16 @@ def _view_source(value: object) -> object:
     return {"tables": value} if isinstance(value, (list, tuple)) else value
 
 
+class ViewExpectation(Model):
+    """What must hold for the rows of a view; null counts as a violation."""
+
+    name: Name
+    sql: str = Field(description="SQL over the view's columns")
+    otherwise: Literal["warn", "drop", "fail"] = Field(
+        default="warn", description="warn: the row stays; drop: it does not; fail: the refresh fails, no table changes"
+    )
+
+
 class View(Model):
     """Tables that are computed from other tables: SQL over one relation of all of them, again when these change."""
 
@@ -344,6 +354,7 @@ class View(Model):
     tables: dict[Name, TableName] = Field(
         default_factory=dict, description="tables that the SQL may join, by the names it has for them"
     )
+    expect: tuple[ViewExpectation, ...] = Field(default=(), description="what must hold for its rows")
     every: Interval | None = Field(default=None, description="refreshed at this interval; 60 s where nothing is given")
     after: Annotated[str, StringConstraints(pattern=r"^\s*[1-9][0-9]{0,8}\s+commits?\s*$")] | None = Field(
         default=None, description="refreshed after so many batches into its sources: 10 commits"

@@ -29,6 +29,7 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 from pyarrow import fs
 
 from router.delta.file_statistics import statistics
+from router.delta.lake import native_files
 from router.delta.log_tail import LogTail, newest
 from router.errors import TableError, first_line
 
@@ -307,7 +308,9 @@ class StagedParts:
         table = self.lake.open(self.table)
         if table is None:
             return None
-        return table.to_pyarrow_dataset().to_table(columns=list(columns), filter=pc.field(at) >= pa.scalar(since))
+        return table.to_pyarrow_dataset(filesystem=native_files(table)).to_table(
+            columns=list(columns), filter=pc.field(at) >= pa.scalar(since)
+        )
 
     def committed(self) -> bool:
         """Say whether the table has the parts of this batch."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from urllib.parse import unquote
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -203,6 +204,16 @@ class Lake:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
+
+
+def native_files(table: DeltaTable) -> fs.FileSystem | None:
+    """Return the files of a table on a disk as Arrow opens them itself, to read its rows; None for one elsewhere.
+
+    delta-rs's own are Python objects: a thread of Arrow that lets go of one while Python ends takes the process down,
+    after everything was said (`terminate called without an active exception`, exit code 134; seen in 3 of 100 calls).
+    """
+    scheme, _, place = table.table_uri.rpartition("://")
+    return fs.SubTreeFileSystem(unquote(place), fs.LocalFileSystem()) if scheme in ("", "file") else None
 
 
 def _complete(location: Location, root: str, options: dict[str, str]) -> Location:

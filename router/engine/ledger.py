@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from router.delta.commit import StagedFile, TableCommit, to_delta
 from router.delta.file_statistics import statistics
+from router.delta.lake import native_files
 from router.engine.balance import KEYED, keyed, total
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.parts import BatchReport
@@ -248,7 +249,7 @@ def sent(lake: Lake, config: Config, key: str) -> int:
         return 0
     blank = dict.fromkeys(Applied._fields)  # a ledger of an older version has fewer columns
     where = [("query", "=", config.name), ("route", "=", route), ("sink", "=", sink)]
-    rows = table.to_pyarrow_table(filters=where).to_pylist()
+    rows = table.to_pyarrow_table(filters=where, filesystem=native_files(table)).to_pylist()
     counts = (Applied(*({**blank, **row}[name] or 0 for name in Applied._fields)) for row in rows)
     return sum(count.done for count in counts)
 
@@ -263,7 +264,7 @@ def last(config: Config, batches: int) -> list[dict[str, Any]]:
     table = lake.open(config.ledger)
     if table is None:
         return []
-    found = table.to_pyarrow_dataset()
+    found = table.to_pyarrow_dataset(filesystem=native_files(table))
     mine = pc.field("query") == config.name
     wanted = _last_batches(_endings(found, mine, batches), batches)
     numbers = {batch for _, batch in wanted}
@@ -284,7 +285,9 @@ def totals(config: Config) -> dict[tuple[str | None, str | None], dict[str, int]
         return {}
     counts = [name for name in (*SOURCE, *SUMMED) if name in {field.name for field in table.schema().fields}]
     found: dict[tuple[str | None, str | None], dict[str, int]] = {}
-    reading = table.to_pyarrow_dataset().scanner(["route", "sink", *counts], ds.field("query") == config.name)
+    reading = table.to_pyarrow_dataset(filesystem=native_files(table)).scanner(
+        ["route", "sink", *counts], ds.field("query") == config.name
+    )
     for part in reading.to_batches():
         sums = pa.table(part).group_by(["route", "sink"]).aggregate([(name, "sum") for name in counts])
         for row in sums.to_pylist():

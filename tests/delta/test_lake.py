@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
+from pyarrow import fs
 
-from router.delta.lake import Lake
+from router.delta.lake import Lake, native_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,3 +99,15 @@ def test_a_lake_travels_to_executors_with_its_rights(tmp_path: Path) -> None:
 def test_secrets_are_not_shown(tmp_path: Path) -> None:
     """Without it the password of a lake stands in logs and error messages."""
     assert "hush" not in repr(Lake.at(str(tmp_path), {"secret": "hush"}))
+
+
+def test_rows_are_read_without_objects_of_python(tmp_path: Path) -> None:
+    """Without it one of thirty calls of `router ledger` ends with 134: Arrow closes files while Python ends."""
+    place = tmp_path / "a b%20c" / "silver" / "uno"
+    rows = {"n": [1, 2, 3], "game": ["uno", "a/b c%d", None]}
+    write_deltalake(place, pa.table(rows), partition_by=["game"])
+    table = DeltaTable(place)
+    files = native_files(table)
+    assert isinstance(files, fs.SubTreeFileSystem)
+    assert isinstance(files.base_fs, fs.LocalFileSystem)
+    assert table.to_pyarrow_table(filesystem=files).sort_by("n").to_pydict() == rows

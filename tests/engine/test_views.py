@@ -316,6 +316,29 @@ def test_the_plan_says_which_way_and_why(make_query: MakeQuery, tmp_path: Path) 
     assert lake.refresher.plan(view(refresh="full")).way == "full"
 
 
+def test_what_must_hold_of_rows_is_counted_dropped_or_stops_the_refresh(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it gold has rows that nobody trusts, and nobody knows how many."""
+    lake = Lake(make_query, tmp_path)
+    known = {"name": "known", "sql": "gamer IS NOT NULL", "otherwise": "drop"}
+    many = {"name": "many", "sql": "sessions > 1"}
+    one = view(expect=(known, many))
+    lake.take(event("uno", 1), event("uno", 2), event("uno", 3, None), event("chess", 4, 2))
+    lake.refresh(one)
+    note = lake.refresher.note(one)
+    assert {(r["table"], r["gamer"]) for r in lake.gold()} == {("uno", 1), ("chess", 2)}
+    assert note.violated == {"known": 1, "many": 2}
+    lake.take(event("uno", 5, None))
+    assert lake.refresh(one).way == "keys"
+    assert {(r["table"], r["gamer"]) for r in lake.gold()} == {("uno", 1), ("chess", 2)}
+    strict = view(expect=({**known, "otherwise": "fail"},))
+    versions, files = lake.versions(), set(tmp_path.glob("**/gold/*/*.parquet"))
+    with pytest.raises(ViewError, match="expectations do not hold: known on 1 rows; no table was changed"):
+        lake.refresh(strict)
+    assert (lake.versions(), set(tmp_path.glob("**/gold/*/*.parquet"))) == (versions, files)
+    with pytest.raises(ViewError, match=r"its expectation typo: .*nothing"):
+        lake.refresh(view(expect=({"name": "typo", "sql": "nothing > 1"},)))
+
+
 PLUGIN = '''
 from pyspark.sql import functions as F
 from router import ViewQuery, hookimpl

@@ -16,6 +16,7 @@ from router.delta.casting import cast_to
 from router.delta.commit import HOOKS, has_transaction
 from router.delta.keyed.row_order import HELD, SINCE, keys_and_order
 from router.delta.keyed.scd import HISTORY_COLUMNS, TIMESTAMP
+from router.delta.lake import native_files
 
 if TYPE_CHECKING:
     from router.delta.lake import Lake
@@ -106,7 +107,7 @@ def _scan(table: DeltaTable, rows: pa.Table, keyed: KeyedTable, names: list[str]
     Files are left out by the bounds of their keys. Rows are not left out by the reader: it cannot compare the texts of
     a file that a merge has written, which come as views.
     """
-    content = table.to_pyarrow_dataset()
+    content = table.to_pyarrow_dataset(filesystem=native_files(table))
     schema = content.schema
     keys = cast_to(rows, pa.schema([schema.field(key) for key in keyed.keys]))
     files = list(content.get_fragments(_bounds(keys)))

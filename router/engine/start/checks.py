@@ -14,6 +14,7 @@ from pyarrow import fs
 from router import storage
 from router.delta.commit import to_arrow
 from router.delta.history import commit_notes
+from router.delta.lake import native_files
 from router.delta.located_files import note_path
 from router.delta.table_cache import THREADS, TableCache
 from router.engine import source
@@ -116,7 +117,9 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
 def _traces(lake: Lake, ledger: DeltaTable | None, name: str) -> str:
     """Return where the lake holds records of a query, as text."""
     if ledger is not None:
-        found = ledger.to_pyarrow_table(columns=["query", "run"], filters=[("query", "=", name)])
+        found = ledger.to_pyarrow_table(
+            columns=["query", "run"], filters=[("query", "=", name)], filesystem=native_files(ledger)
+        )
         if runs := pc.unique(found.column("run")).to_pylist():
             return f"run {', '.join(sorted(runs))}"
     return ", ".join(sorted(_last_batches(lake, name)))
@@ -219,7 +222,7 @@ def resume(lake: Lake, ledger: str, name: str) -> Offsets:
     if table is None:
         raise StartError(f"{ledger} is not in {lake.root}: without a ledger there is nothing to go on from")
     columns = ["run", "batch_id", "topic", "partition", "to_offset"]
-    found = table.to_pyarrow_table(columns=columns, filters=[("query", "=", name)])
+    found = table.to_pyarrow_table(columns=columns, filters=[("query", "=", name)], filesystem=native_files(table))
     booked = found.group_by("run").aggregate([("batch_id", "max")]).to_pylist()
     _refuse_half_batch(lake, name, {row["run"]: row["batch_id_max"] for row in booked})
     known = found.filter(pc.is_valid(found.column("topic"))).group_by(["topic", "partition"])

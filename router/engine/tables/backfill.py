@@ -26,6 +26,7 @@ from pyspark.sql import functions as F
 
 from router.delta.commit import to_arrow
 from router.delta.file_statistics import statistics
+from router.delta.lake import native_files
 from router.delta.log_tail import newest
 from router.delta.table_cache import SparkTable
 from router.engine import ledger
@@ -163,7 +164,9 @@ class BackfillBatches(Batches):
             return work
         table = newest(self.tables.readable([work.table])[work.table])
         more = LETTER if work.target == "/dead_letters" else ()
-        known = _codes(table.to_pyarrow_dataset().to_table(columns=[*names, *more]), names, more)
+        known = _codes(
+            table.to_pyarrow_dataset(filesystem=native_files(table)).to_table(columns=[*names, *more]), names, more
+        )
         return replace(work, files=tuple(one for file in work.files if (one := self._rest(file, names, more, known))))
 
     def _rest(self, file: StagedFile, names: tuple[str, ...], more: tuple[str, ...], known: Codes) -> StagedFile | None:
@@ -192,7 +195,9 @@ class BackfillBatches(Batches):
         route, _, sink = work.target.partition("/")
         columns = ["query", "run", "topic", "partition", "from_offset", "to_offset", "route", "sink", "landed"]
         asked = (pc.field("query") == self.config.name) & (pc.field("route") == route) & (pc.field("sink") == sink)
-        booked = table.to_pyarrow_dataset().to_table(columns=columns, filter=asked).to_pylist()
+        booked = (
+            table.to_pyarrow_dataset(filesystem=native_files(table)).to_table(columns=columns, filter=asked).to_pylist()
+        )
         mine = {(one.topic, one.partition): (one.first, one.last) for one in manifest.partitions}
         for row in booked:
             first, last = mine.get((row["topic"], row["partition"]), (0, -1))

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from router.delta.lake import native_files
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.label.layout import UNMET
 
@@ -92,7 +93,7 @@ def _counted(lake: Lake, config: Config) -> pa.Table | None:
     for route, sink in one.items():
         of_one |= (pc.field("route") == route) & (pc.field("sink") == sink)
     mine = (pc.field("query") == config.name) & pc.field("matched").is_valid() & of_one
-    return table.to_pyarrow_dataset().to_table(columns=list(COLUMNS), filter=mine)
+    return table.to_pyarrow_dataset(filesystem=native_files(table)).to_table(columns=list(COLUMNS), filter=mine)
 
 
 def _samples(lake: Lake, config: Config, most: int) -> dict[tuple[str, str], list[dict[str, Any]]]:
@@ -104,7 +105,7 @@ def _samples(lake: Lake, config: Config, most: int) -> dict[tuple[str, str], lis
     names = {UNMET.format(one.name): one.name for route in config.routes for one in route.expect}
     refused = (pc.field("stage") == "expect") & pc.field("reason").isin([*names])
     columns = ["route", "reason", *SAMPLE]
-    for part in table.to_pyarrow_dataset().to_batches(columns=columns, filter=refused):
+    for part in table.to_pyarrow_dataset(filesystem=native_files(table)).to_batches(columns=columns, filter=refused):
         for row in part.to_pylist():
             rows = found[row.pop("route"), names[row.pop("reason")]]
             rows.append(row)

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from router.delta.history import log_commits, log_versions
+from router.delta.lake import native_files
 from router.engine.balance import keyed, partitions, total
 from router.engine.commit.schema_evolution import SchemaEvolution
 from router.engine.label.layout import RAW_COLUMNS, Demands
@@ -100,7 +101,7 @@ class TopicRecords(NamedTuple):
         columns = ["query", "run", "batch_id", "topic", "partition", "from_offset", "to_offset", "read"]
         booked = [
             row
-            for row in table.to_pyarrow_dataset().to_table(columns=columns).to_pylist()
+            for row in table.to_pyarrow_dataset(filesystem=native_files(table)).to_table(columns=columns).to_pylist()
             if row["query"] == config.name and row["batch_id"] is not None and row["topic"] is not None and row["read"]
         ]
         if {row["run"] for row in booked} - {run}:

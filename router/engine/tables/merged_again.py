@@ -22,6 +22,7 @@ from router.delta.commit import PROPERTIES, made_as, to_arrow, to_arrow_schema
 from router.delta.constraints import CHECK
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
 from router.delta.keyed.upsert import GUARD, SUPPORTED_PROPERTIES
+from router.delta.lake import native_files
 from router.delta.parquet_writer import Staging
 from router.delta.schema_diff import delta_schema
 from router.delta.widening import FILE_BYTES, HELD_BYTES, copied_rows, replaced_by, way, wider_schema
@@ -218,7 +219,7 @@ class MergedAgain:
             return
         write_deltalake(
             self.lake.address(f"{self.table}.{DELETIONS}"),
-            found.to_pyarrow_dataset().scanner().to_reader(),
+            found.to_pyarrow_dataset(filesystem=native_files(found)).scanner().to_reader(),
             mode="append",
             schema_mode="merge",
             storage_options=self.lake.delta_options(self.table),

@@ -31,6 +31,7 @@ from pyarrow import fs
 
 from router.delta.history import LogCommit, log_commits, log_damage, log_versions, rows_of
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
+from router.delta.lake import native_files
 from router.delta.table_cache import THREADS
 from router.engine.checkpoint_store import CheckpointStore, Manifest, lake_and_checkpoint
 from router.engine.label.layout import outbox_of, quarantine_of
@@ -142,7 +143,7 @@ def _ledger(table: DeltaTable, query: str) -> tuple[dict[tuple[str, str], BatchR
     columns = ["query", "run", "batch_id", "route", "sink", *counted]
     found: dict[tuple[str, str], BatchRows] = defaultdict(BatchRows)
     begun: dict[str, int] = {}
-    for part in table.to_pyarrow_dataset().scanner(columns=columns).to_batches():
+    for part in table.to_pyarrow_dataset(filesystem=native_files(table)).scanner(columns=columns).to_batches():
         sums = pa.table(part).group_by(columns[:5]).aggregate([(name, "sum") for name in counted])
         for row in sums.to_pylist():
             if row["query"] != query or row["batch_id"] is None:

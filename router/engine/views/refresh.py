@@ -19,6 +19,7 @@ import json
 import logging
 import time
 import uuid
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, Schema, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import create_table_with_add_actions
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
     from router.engine.views.sources import ViewTables
 
 log = logging.getLogger("router")
-TARGET, HASH = "_target", "_hash"
+TARGET, HASH, VIOLATED = "_target", "_hash", "_violated"
 REMOVED = {"merge": "keys", "keys": "keys", "rows": "tables", "tables": "tables", "full": "full"}
 """The way to follow rows that went, by the way to follow rows that came."""
 CHANGES = "delta.enableChangeDataFeed"
@@ -69,12 +71,16 @@ VERSIONS_SHOWN = 50
 
 
 class ViewTarget(NamedTuple):
-    """A table of a view as it was left: its version, its id, and what its rows were; -1: others have changed it."""
+    """A table of a view as it was left: its version, its id, and what its rows were; -1: others have changed it.
+
+    `violated`: expectation -> how many of the rows it does not hold for, those that were dropped included.
+    """
 
     version: int
     id: str
     hash: int | None
     rows: int
+    violated: dict[str, int] = {}  # noqa: RUF012 - a tuple's default, which nobody changes
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,14 @@ class Note:
     def rows(self) -> int:
         """Return the rows of all tables."""
         return sum(target.rows for target in self.targets.values())
+
+    @property
+    def violated(self) -> dict[str, int]:
+        """Return how many rows of all tables each expectation does not hold for."""
+        found = Counter[str]()
+        for target in self.targets.values():
+            found.update(target.violated)
+        return dict(+found)
 
 
 def note_path(view: str) -> str:
@@ -284,6 +298,7 @@ class Refresher:
             for name in concerned & as_left
             if output == note.output and _alike(note.targets[name], staged.get(name, _Staged()))
         }
+        self._refuse_violated(view, staged)
         for name in alike & staged.keys():
             self.tables.lake.delete(*(file.path for file in staged[name].files))
         unnamed = staged.pop("", _Staged()).rows
@@ -293,6 +308,7 @@ class Refresher:
         commits = _Commits(self.tables, self.spark, view, schema, number, notes)
         made = commits.make({name: staged.get(name, _Staged()) for name in due}, targets)
         left = {name: found for name, found in note.targets.items() if name not in made}
+        left |= {name: left[name]._replace(violated=dict(staged[name].violated)) for name in alike & staged.keys()}
         seconds = round(time.monotonic() - began, 3)
         at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         after = Note(
@@ -315,16 +331,29 @@ class Refresher:
         about = tuple(sorted(made)), len(after.targets), after.rows, seconds
         return RefreshedView(view.name, plan.way, plan.why, *about)
 
+    def _refuse_violated(self, view: View, staged: Mapping[str, _Staged]) -> None:
+        """Raise ViewError where an expectation that says `fail` does not hold; delete what was staged."""
+        violated = Counter[str]()
+        for one in staged.values():
+            violated.update(one.violated)
+        failing = [one.name for one in view.expect if one.otherwise == "fail" and violated[one.name]]
+        if failing:
+            self.tables.lake.delete(*(file.path for one in staged.values() for file in one.files))
+            counts = ", ".join(f"{name} on {violated[name]} rows" for name in failing)
+            raise ViewError(view.name, f"expectations do not hold: {counts}; no table was changed")
+
     def _staged(self, view: View, rows: DataFrame, number: int) -> dict[str, _Staged]:
         """Stage rows in one job, by table; under "" those that name none."""
         options = self.tables.config.landing
         token = uuid.uuid4().hex[:8]
         staging = Staging(self.tables.lake, options.file_bytes, options.buffer_bytes, self.folder, token=token)
         names = rows.columns
-        frame = rows.withColumns({TARGET: _target(view.into), HASH: _hash(rows)})
+        frame = rows.withColumns({TARGET: _target(view.into), HASH: _hash(rows), **_violations(view)})
         if "{" in view.into:
             frame = frame.repartition(self.spark.sparkContext.defaultParallelism, TARGET)
-        task = self.executors.guarded(_stage(staging, names, f"view/{view.name}", number), reports=True)
+        task = self.executors.guarded(
+            _stage(staging, names, f"view/{view.name}", number, _Checks.of(view)), reports=True
+        )
         reports = frame.mapInArrow(task, "report string").collect()
         found = dict[str, _Staged]()
         for report in self.executors.without_looks(json.loads(row["report"]) for row in reports):
@@ -333,6 +362,7 @@ class Refresher:
                 one.files.append(StagedFile.of(report))
             else:
                 one.rows += report["rows"]
+                one.violated.update(report["violated"])
                 one.hash = None if report["hash"] is None else ((one.hash or 0) + report["hash"]) % 2**64
         return found
 
@@ -345,6 +375,20 @@ class _Staged:
     files: list[StagedFile] = field(default_factory=list)
     rows: int = 0
     hash: int | None = 0
+    violated: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class _Checks:
+    """The expectations of a view in a task: by the column that says where each does not hold, and what drops rows."""
+
+    columns: dict[str, str]
+    drops: tuple[str, ...]
+
+    @classmethod
+    def of(cls, view: View) -> _Checks:
+        drops = tuple(f"{VIOLATED}{at}" for at, one in enumerate(view.expect) if one.otherwise == "drop")
+        return cls({f"{VIOLATED}{at}": one.name for at, one in enumerate(view.expect)}, drops)
 
 
 @dataclass
@@ -373,14 +417,30 @@ class _Work:
         if key not in self.shapes:
             self._refuse_conflicts()
             query = self._query(self.relations.empty(self.columns))
-            if any(one.name in (TARGET, HASH) for one in query.schema) or len(set(query.columns)) < len(query.columns):
+            if any(one.name.startswith((TARGET, HASH, VIOLATED)) for one in query.schema) or len(
+                set(query.columns)
+            ) < len(query.columns):
                 raise ViewError(self.view.name, "each of its columns needs a name of its own")
             for name, _ in pieces_of(self.view.into):
                 if name and name not in query.columns:
                     raise ViewError(self.view.name, f"`into` asks for {name}, which is no column of its SQL")
             text = to_delta(delta_schema(to_arrow_columns(query.schema)))
-            self.shapes[key] = shape_of(query), text
+            self._analyse_expectations(query)
+            self.shapes[key] = self._of_expectations(shape_of(query)), text
         return self.shapes[key]
+
+    def _analyse_expectations(self, query: DataFrame) -> None:
+        for at, one in enumerate(self.view.expect):
+            try:
+                query.select(_violations(self.view)[f"{VIOLATED}{at}"]).schema  # noqa: B018 - analyses it
+            except (AnalysisException, ParseException) as error:
+                raise ViewError(self.view.name, f"its expectation {one.name}: {first_line(error)}") from error
+
+    def _of_expectations(self, shape: QueryShape) -> QueryShape:
+        """Return the shape without merging where groups are dropped: what they were would be lost."""
+        if shape.way != "merge" or not any(one.otherwise == "drop" for one in self.view.expect):
+            return shape
+        return replace(shape, way="keys" if shape.keys else "full", why="an expectation drops groups")
 
     def _refuse_conflicts(self) -> None:
         """Raise ViewError where the query uses a column that has types in its tables which no type holds together."""
@@ -543,17 +603,20 @@ class _Commits:
             mine = next(n for n, one in found.items() if one.transactions.get(self._app_id(name)) == self.number)
             if any(one.changes for number, one in found.items() if number != mine):
                 mine = -1
-        return ViewTarget(mine, now.id, staged.hash, staged.rows)
+        return ViewTarget(mine, now.id, staged.hash, staged.rows, dict(staged.violated))
 
 
-def _stage(staging: Staging, columns: list[str], target: str, number: int) -> Any:
+def _stage(staging: Staging, columns: list[str], target: str, number: int, checks: _Checks) -> Any:
     """Return the function of one task, for mapInArrow: it stages rows by table, and reports files and rows."""
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         writer, counts = staging.writer(number, attempt()), dict[str, tuple[int, int | None]]()
+        violated = dict[str, Counter[str]]()
         try:
             for batch in gathered(batches, min(GATHERED, staging.buffer_bytes // 2)):
-                for name, rows, code in _by_table(batch, columns):
+                for name, part in _checked(batch, checks):
+                    violated.setdefault(name, Counter()).update(part)
+                for name, rows, code in _by_table(_kept(batch, checks), columns):
                     known = counts.get(name, (0, 0))
                     summed = None if code is None or known[1] is None else (known[1] + code) % 2**64
                     counts[name] = known[0] + rows.num_rows, summed
@@ -564,11 +627,33 @@ def _stage(staging: Staging, columns: list[str], target: str, number: int) -> An
         except BaseException:
             writer.abandon()
             raise
-        told = ({"table": name, "rows": rows, "hash": code} for name, (rows, code) in counts.items())
+        every = {name: counts.get(name, (0, 0)) for name in {*counts, *violated}}
+        told: Iterator[dict[str, Any]] = (
+            {"table": name, "rows": rows, "hash": code, "violated": violated.get(name, {})}
+            for name, (rows, code) in every.items()
+        )
         reports += map(json.dumps, told)
         yield pa.RecordBatch.from_arrays([pa.array(reports, pa.string())], names=["report"])
 
     return stage
+
+
+def _checked(batch: pa.RecordBatch, checks: _Checks) -> Iterator[tuple[str, dict[str, int]]]:
+    """Yield each table with how many of its rows each expectation does not hold for."""
+    for column, name in checks.columns.items():
+        for table, count in _counted(batch.filter(batch.column(column)).column(TARGET)):
+            yield folded(table) or "", {name: count}
+
+
+def _counted(names: pa.Array) -> Iterator[tuple[str | None, int]]:
+    return ((one["values"], one["counts"]) for one in pc.value_counts(names).to_pylist())
+
+
+def _kept(batch: pa.RecordBatch, checks: _Checks) -> pa.RecordBatch:
+    """Return the rows that no expectation drops."""
+    for column in checks.drops:
+        batch = batch.filter(pc.invert(batch.column(column)))
+    return batch
 
 
 def _by_table(batch: pa.RecordBatch, columns: list[str]) -> Iterator[tuple[str, pa.RecordBatch, int | None]]:
@@ -592,6 +677,14 @@ def _by_table(batch: pa.RecordBatch, columns: list[str]) -> Iterator[tuple[str, 
 def _target(into: str) -> Column:
     parts = (F.col(quoted(name)).cast("string") if name else F.lit(text) for name, text in pieces_of(into))
     return F.concat(*parts)
+
+
+def _violations(view: View) -> dict[str, Column]:
+    """Return a column for each expectation, true where it does not hold; what cannot be evaluated does not."""
+    return {
+        f"{VIOLATED}{at}": ~F.coalesce(F.expr(one.sql).cast("boolean"), F.lit(False))
+        for at, one in enumerate(view.expect)
+    }
 
 
 def _hash(rows: DataFrame) -> Column:
@@ -635,7 +728,8 @@ def _touched(view: View, shape: QueryShape, changed: Iterable[str]) -> frozenset
 def _definition(view: View) -> str:
     """Return what tells whether a view is still the same: its query and where its rows go."""
     query = f"{view.query!r} {_source(view.query)}" if view.query else view.sql
-    about = json.dumps([query, view.into, view.source.model_dump(), view.tables, 1], sort_keys=True)
+    expect = [one.model_dump() for one in view.expect]
+    about = json.dumps([query, view.into, view.source.model_dump(), view.tables, expect, 1], sort_keys=True)
     return hashlib.sha256(about.encode()).hexdigest()[:16]
 
 
