@@ -1,4 +1,4 @@
-"""What does a view of 200 tables cost, in full and after changes?"""
+"""What does a view of 200 tables cost, in full, after changes, and the tables beside it; and tables made anew?"""
 
 from __future__ import annotations
 
@@ -54,3 +54,59 @@ def _table(results: Results, scale: Scale) -> Table:
 
 
 VIEWS = Measurement("views", "Views of many tables", 67, _cells, _table, short=False)
+
+
+P50, P99 = 1.2, 2.0
+SPANS = ("alone", "beside views")
+
+
+def _beside_cells(scale: Scale) -> list[Cell]:
+    return [Cell("beside_views", "single", ROWS, TABLES, feed="")]
+
+
+def _beside_table(results: Results, scale: Scale) -> Table:
+    result = results.of(_beside_cells(scale)[0])
+    run = result.counted[-1] if result and not result.problem and result.counted else None
+    counts = run.counts if run else {}
+    rows = []
+    for name in ("p50", "p99", "max"):
+        alone, beside = (counts.get(f"{span}: {name}") for span in SPANS)
+        bar = {"p50": P50, "p99": P99}.get(name)
+        reached = met(ratio(beside, alone), bar, at_least=False) if bar else ""
+        rows.append((name, seconds(alone), seconds(beside), reached))
+    notes = (
+        f"From an event's writing to its topic to the commit that it is in: 200 events per second over {TABLES} tables "
+        f"with {ROWS:,} rows, 60 s without views and 60 s with one that is refreshed every 10 s. Bars: p50 at most "
+        f"{P50:g} times, p99 at most {P99:g} times that without.",
+    )
+    figures = {f"{span}: {name}": counts.get(f"{span}: {name}") for span in SPANS for name in ("p50", "p99", "max")}
+    return Table(("freshness of tables", *SPANS, "bar"), tuple(rows), figures, notes)
+
+
+BESIDE = Measurement("beside_views", "Tables beside their views", 68, _beside_cells, _beside_table, short=False)
+
+REFRESHED = 50
+
+
+def _refresh_cells(scale: Scale) -> list[Cell]:
+    return [Cell("refresh", "single", ROWS, REFRESHED, rows_per_batch=1_000_000)]
+
+
+def _refresh_table(results: Results, scale: Scale) -> Table:
+    result = results.of(_refresh_cells(scale)[0])
+    run = result.counted[-1] if result and not result.problem and result.counted else None
+    steps = run.steps if run else {}
+    bronze, topic = steps.get("bronze"), steps.get("topic")
+    rows = (
+        ("the topic drained, into bronze and tables", seconds(steps.get("drained")), ""),
+        ("tables made anew from the topic", seconds(topic), ""),
+        ("tables made anew from bronze", seconds(bronze), met(ratio(topic, bronze), 1.0, at_least=True)),
+    )
+    notes = (
+        f"{ROWS:,} events in {REFRESHED} tables, `router refresh --tables 'silver.*'`, without its start. Bar: from "
+        "bronze at least the throughput of reading Kafka anew.",
+    )
+    return Table(("work", "seconds", "bar"), rows, dict(steps), notes)
+
+
+REFRESH = Measurement("refresh", "Tables made anew", 69, _refresh_cells, _refresh_table, short=False)

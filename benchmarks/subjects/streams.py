@@ -2,7 +2,7 @@
 
 `evolution`: a new schema version: when the table has its column, and what the batch takes longer. `freshness`: the
 router with tables and a detached sink, while events come and the API changes: how old tables let events get, by the log
-of each table, where every commit has its time.
+of each table, where every commit has its time. `beside_views`: the same of tables whose views are refreshed meanwhile.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from benchmarks.feeds.wire_formats import Evolving, registry
 from benchmarks.runs import Run
@@ -56,7 +58,8 @@ def ages(tables: Iterable[Path], since: float, until: float) -> list[float]:
     for table in tables:
         for commit in sorted((table / "_delta_log").glob("*.json")):
             actions = map(json.loads, commit.read_text().splitlines())
-            added = [table / action["add"]["path"] for action in actions if "add" in action]
+            adds = [action["add"] for action in actions if "add" in action]
+            added = [table / add["path"] for add in adds if add["dataChange"]]  # compaction moves rows only
             written = [time for file in added for time in pq.read_table(file, columns=[WRITTEN]).column(0).to_pylist()]
             found += [commit.stat().st_mtime - time for time in written if since <= time < until]
     return found
@@ -199,6 +202,7 @@ SECONDS = 10
 FRESHNESS_PATIENCE = 60.0
 """Seconds that events may take to arrive, when the machine has other things to do."""
 TOPIC = "freshness"
+GAMERS = 100
 
 
 @dataclass
@@ -222,6 +226,7 @@ class Traffic:
         began = time.perf_counter()
         while not self.stop.wait(max(0.0, began + self.sent / PER_SECOND - time.perf_counter())):
             event = {"id": self.sent, "game": f"game_{self.sent % self.task.games}", WRITTEN: time.time()}
+            event["gamer_id"] = self.sent % GAMERS
             self.producer.produce(TOPIC, json.dumps(event).encode(), partition=self.sent % self.task.partitions)
             self.producer.poll(0)
             self.sent += 1
@@ -311,3 +316,87 @@ def _all_there(task: Task, run: Run) -> str:
 
 
 FRESHNESS = Subject("freshness", "router", _freshness_session, _freshness_run, _all_there)
+
+
+BESIDE_SECONDS = 60
+FIRST_SECONDS = 10
+"""How long a stream runs before it is looked at: its first batches are another question."""
+VIEW = {
+    "name": "sessions",
+    "from": {"route": "games"},
+    "into": "gold.{table}_sessions",
+    "every": "10 s",
+    "sql": f"SELECT table, gamer_id, count(*) AS session_count, min({WRITTEN}) AS first_ts, max({WRITTEN}) AS last_ts "
+    "FROM source GROUP BY table, gamer_id",
+}
+
+
+def _beside(task: Task, *, views: bool) -> dict[str, Any]:
+    """Return a configuration with a table per game and, `views`, one view of all of them."""
+    found = configuration(task, "http://127.0.0.1:9/events")
+    found["decode"]["json"]["schema"] += ", gamer_id INT"
+    del found["routes"][0]["sinks"][1]
+    return {**found, **({"views": [VIEW]} if views else {})}
+
+
+def _beside_session(task: Task) -> SparkSession:
+    return build_session(loaded(task, _beside(task, views=True)).config)
+
+
+def _beside_run(spark: SparkSession, task: Task) -> Run:
+    """Fill the tables, and run one router while events come: first alone, then beside its view."""
+    dice, each = np.random.default_rng(0), task.events // task.games
+    for game in range(task.games):
+        rows = {
+            "id": pa.array(range(each), pa.int64()),
+            "game": pa.array([f"game_{game}"] * each),
+            WRITTEN: dice.random(each),
+            "gamer_id": dice.integers(0, GAMERS, each).astype("int32"),
+        }
+        write_deltalake(task.lake / "silver" / f"game_{game}", pa.table(rows))
+    admin = AdminClient({"bootstrap.servers": task.servers})
+    admin.create_topics([NewTopic(TOPIC, task.partitions, 1)])[TOPIC].result()
+    began, counts, read = time.perf_counter(), dict[str, float](), 0
+    for name in ("alone", "beside views"):
+        found, taken = _beside_span(spark, task, views=name != "alone")
+        counts |= {f"{name}: {key}": figure for key, figure in found.items()}
+        read += taken
+    counts["refreshes"] = len(list((task.lake / "gold" / "game_0_sessions" / "_delta_log").glob("*.json")))
+    return Run(time.perf_counter() - began, read=read, counts={**counts, "sent": float(read)})
+
+
+def _beside_span(spark: SparkSession, task: Task, *, views: bool) -> tuple[dict[str, float], int]:
+    """Return the ages of events while a router runs, and how many it took."""
+    traffic, stop = Traffic(task, Producer({"bootstrap.servers": task.servers, "linger.ms": 5})), threading.Event()
+    options = RunOptions(Trigger(continuous=True), finished=traffic.finished, stop=stop)
+    work = (loaded(task, _beside(task, views=views)), load_registry(), spark, options)
+    router, sender = threading.Thread(target=run, args=work), threading.Thread(target=traffic.flow)
+    router.start()
+    sender.start()
+    try:
+        _wait(router, lambda: traffic.read > 0)
+        _wait(router, lambda: not views or len(list((task.lake / "gold").glob("*/_delta_log"))) == task.games)
+        time.sleep(FIRST_SECONDS)
+        since = time.time()
+        time.sleep(BESIDE_SECONDS)
+        until = time.time()
+        traffic.stop.set()
+        sender.join()
+        _wait(router, traffic.landed)
+    finally:
+        traffic.stop.set()
+        stop.set()
+        router.join()
+    tables = [log.parent for log in sorted((task.lake / "silver").glob("*/_delta_log"))]
+    return figures(ages(tables, since, until)), traffic.read
+
+
+def _beside_there(task: Task, run: Run) -> str:
+    """Say what is wrong where every event must be in a table, those of the beginning too."""
+    landed = sum(count_rows(log.parent) for log in (task.lake / "silver").glob("*/_delta_log"))
+    sent = task.events // task.games * task.games + int(run.counts["sent"])
+    late = "" if run.counts["refreshes"] > BESIDE_SECONDS // 10 // 2 else f"{run.counts['refreshes']} refreshes only"
+    return compare({"events": sent}, {"events": landed}) or late
+
+
+BESIDE_VIEWS = Subject("beside_views", "router, beside its views", _beside_session, _beside_run, _beside_there)

@@ -332,11 +332,12 @@ class Repair:
         return FromBronze(self.config, self.spark, self.lake, self.query, only, given, staging, self.executors)
 
     def _refuse_full(self) -> None:
-        """Raise TableError where other columns would need what only Spark can do, or would leave a constraint alone."""
+        """Raise TableError where other columns would leave a constraint alone, or be what the merge cannot bring."""
         if not self.full or self.handle is None:
             return
         checks = [name for name in self.handle.metadata().configuration if name.startswith("delta.constraints.")]
-        if self.committers.only_spark or unsupported(self.handle) or unmergeable(self.handle) or checks:
+        by_spark = self.committers.only_spark or bool(unmergeable(self.handle))
+        if checks or unsupported(self.handle) - {"partitioning"} or (by_spark and self.merging() is not None):
             why = "it has constraints on its columns" if checks else "Delta on Spark writes it"
             raise TableError(self.table, f"{why}: refresh it without --full, or drop it first")
 
@@ -436,9 +437,18 @@ class Repair:
             return True
         if handle is None:
             return False
+        if self.full and landed.commits and [*self._asked_division(landed)] != handle.metadata().partition_columns:
+            return True
         if any(work.widened and way(handle, self.table, work.widening) != "rewrite" for work in landed.commits):
             return True
         return bool(unsupported(handle)) or any(only_spark_appends(handle, work) for work in landed.commits)
+
+    def _asked_division(self, landed: LandedAgain) -> tuple[str, ...]:
+        """Return the columns by which today's sinks divide the table. Raises TableError where they do not agree."""
+        asked = {self.committers.options.get(work.target, TableOptions()).partition_by for work in landed.commits}
+        if len(asked) > 1:
+            raise TableError(self.table, "its sinks divide it in different ways (`partition_by`); let them agree")
+        return asked.pop()
 
     def _create(self, landed: LandedAgain, waited: list[Quarantined]) -> None:
         if not landed.commits:
@@ -446,8 +456,7 @@ class Repair:
         schemas = [to_arrow_schema(work.columns) for work in landed.commits]
         options = self.committers.options.get(landed.commits[0].target, TableOptions())
         known = {name: value for name, value in options.properties.items() if name.startswith(SUPPORTED_PROPERTIES)}
-        if any(file.partition.keys() != {*options.partition_by} for work in landed.commits for file in work.files):
-            raise TableError(self.table, "its sinks divide it in different ways (`partition_by`); let them agree")
+        self._asked_division(landed)
         self.lake.note_location(self.table)
         create_table_with_add_actions(
             self.lake.address(self.table),
@@ -484,11 +493,6 @@ class Repair:
         """Return the schema that today's configuration gives the table, with the columns that later batches have."""
         if not landed.commits:
             return str(handle.schema().to_json())
-        asked = {self.committers.options.get(work.target, TableOptions()).partition_by for work in landed.commits}
-        divided = handle.metadata().partition_columns
-        if any([*names] != divided for names in asked):
-            what = f"it is divided by {divided}, and `partition_by` says otherwise"
-            raise TableError(self.table, f"{what}: drop it first")
         schemas = [delta_schema(to_arrow_schema(work.columns)) for work in landed.commits]
         found = pa.unify_schemas(schemas, promote_options="permissive")
         former = delta_schema(to_arrow(handle))
@@ -628,29 +632,31 @@ class Repair:
         if len(behind) > 1:
             raise TableError(self.table, f"Delta on Spark notes one sink at a time, and {', '.join(behind)} write it")
         session = self.spark.newSession()
-        rows, wide = self._rows_of(session, landed, handle)
-        writer = rows.write.format("delta").option("overwriteSchema" if wide else "mergeSchema", "true")
-        if wide and handle is not None:
-            writer = writer.partitionBy(*handle.metadata().partition_columns)
+        rows, anew = self._rows_of(session, landed, handle)
+        writer = rows.write.format("delta").option("overwriteSchema" if anew else "mergeSchema", "true")
+        if anew and handle is not None:
+            divided = self._asked_division(landed) if self.full else handle.metadata().partition_columns
+            writer = writer.partitionBy(*divided)
         self._overwrite(writer, behind[0] if behind else None, self.last, ends)
         self._discard(landed)
         done = self.lake.open(self.table)
         return done.version() if done is not None else 0
 
     def _rows_of(self, session: SparkSession, landed: LandedAgain, handle: DeltaTable | None) -> tuple[DataFrame, bool]:
-        """Return the rows of the staged files, and whether they have wider types than the table, which follows them."""
-        rows, wide = None, None if handle is None else handle.schema().to_json()
+        """Return the rows of the staged files, and whether the table gets other columns, or wider types, with them."""
+        anew = self.full and handle is not None
+        rows, wide = None, None if handle is None or anew else handle.schema().to_json()
         for work in landed.commits:
             if work.widened and wide is not None and way(handle, self.table, work.widening) == "rewrite":
                 wide = wider_schema(wide, work.widened, new_fields=False)
-            elif work.widened:
+            elif work.widened and not anew:
                 widen(session, self.lake.spark_address(self.table), work.widened)
             part = staged_rows(session, self.lake, work)
             rows = part if rows is None else rows.unionByName(part, allowMissingColumns=True)
         if rows is None:
             raise TableError(self.table, "bronze has no row for it")
         if handle is None or wide is None or wide == handle.schema().to_json():
-            return rows, False
+            return rows, anew
         return _in_schema(rows, wide), True
 
     def _overwrite(self, writer: DataFrameWriter, key: str | None, last: int, ends: dict[str, int]) -> None:

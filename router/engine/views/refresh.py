@@ -46,7 +46,7 @@ from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.commit.committers import staged_rows
 from router.engine.land.task import GATHERED, gathered
 from router.engine.spark.executors import Executors
-from router.engine.views.relation import TABLE, Relations, TablePart
+from router.engine.views.relation import TABLE, Relations, TablePart, are_few
 from router.engine.views.shape import QueryShape, Way, shape_of, used_columns
 from router.engine.views.sources import Changes, Snapshot, changes, replaced_by, together
 from router.errors import TableError, ViewError, first_line
@@ -175,6 +175,7 @@ class Refresher:
     executors: Executors = field(default_factory=Executors)
     folder: str | None = None
     shapes: dict[str, tuple[QueryShape, str]] = field(default_factory=dict)
+    sessions: dict[str, SparkSession] = field(default_factory=dict)
 
     def note(self, view: View) -> Note:
         """Return what is noted of a view."""
@@ -224,7 +225,9 @@ class Refresher:
         return self._carried_out(view, work, plan, (note, targets, as_left, output), began)
 
     def _work(self, view: View, sources: dict[str, Snapshot], joined: dict[str, Snapshot] | None = None) -> _Work:
-        session = self.spark.newSession()
+        if view.name not in self.sessions:  # of its own: nobody else sees the names of its tables
+            self.sessions[view.name] = self.spark.newSession()
+        session = self.sessions[view.name]
         relations = Relations(session, self.tables.lake)
         return _Work(view, session, relations, sources, joined or {}, self.shapes)
 
@@ -288,7 +291,7 @@ class Refresher:
         note, targets, as_left, output = known
         rows, touched = work.rows(plan, targets)
         number = note.number + 1
-        staged = self._staged(view, rows, number)
+        staged = self._staged(view, rows, number, spread=not work.few)
         concerned = (set(note.targets) if touched is None else set(touched) & set(note.targets)) | staged.keys()
         if "{" not in view.into:
             concerned.add(view.into.lower())
@@ -342,14 +345,14 @@ class Refresher:
             counts = ", ".join(f"{name} on {violated[name]} rows" for name in failing)
             raise ViewError(view.name, f"expectations do not hold: {counts}; no table was changed")
 
-    def _staged(self, view: View, rows: DataFrame, number: int) -> dict[str, _Staged]:
-        """Stage rows in one job, by table; under "" those that name none."""
+    def _staged(self, view: View, rows: DataFrame, number: int, *, spread: bool) -> dict[str, _Staged]:
+        """Stage rows in one job, by table; under "" those that name none. `spread`: over tasks."""
         options = self.tables.config.landing
         token = uuid.uuid4().hex[:8]
         staging = Staging(self.tables.lake, options.file_bytes, options.buffer_bytes, self.folder, token=token)
         names = rows.columns
         frame = rows.withColumns({TARGET: _target(view.into), HASH: _hash(rows), **_violations(view)})
-        if "{" in view.into:
+        if spread and "{" in view.into:
             frame = frame.repartition(self.spark.sparkContext.defaultParallelism, TARGET)
         task = self.executors.guarded(
             _stage(staging, names, f"view/{view.name}", number, _Checks.of(view)), reports=True
@@ -393,7 +396,7 @@ class _Checks:
 
 @dataclass
 class _Work:
-    """The frames of one refresh."""
+    """The frames of one refresh. `few`: of so few rows that one task takes them all."""
 
     view: View
     session: SparkSession
@@ -401,6 +404,7 @@ class _Work:
     sources: dict[str, Snapshot]
     joined: dict[str, Snapshot]
     shapes: dict[str, tuple[QueryShape, str]]
+    few: bool = False
 
     def __post_init__(self) -> None:
         found = together(self.sources.values())
@@ -474,10 +478,11 @@ class _Work:
             short = [name.partition(".")[2] for name in plan.changed]
             new = self._over({name: self.sources[name] for name in changed})
             return old.filter(~F.col(quoted(shape.table)).isin(short)).unionByName(new), touched
+        self.few = plan.way in ("rows", "merge") and are_few([*kept, *added])
         if plan.way == "rows":
-            return old.unionByName(self._frame(added)), touched
+            return self._one_task(old.unionByName(self._frame(added))), touched
         if plan.way == "merge":
-            both = old.unionByName(self._frame(added)).groupBy(*map(quoted, shape.keys))
+            both = self._one_task(old.unionByName(self._frame(added))).groupBy(*map(quoted, shape.keys))
             made = {name: getattr(F, how)(quoted(name)) for name, how in shape.merged.items()}
             kinds = {one.name: one.dataType for one in sample.schema}
             merged = both.agg(*(column.cast(kinds[name]).alias(name) for name, column in made.items()))
@@ -494,7 +499,11 @@ class _Work:
         return self._frame([TablePart(table) for table in tables.values()])
 
     def _frame(self, parts: Iterable[TablePart]) -> DataFrame:
-        return self._query(self.relations.frame(parts, self.columns))
+        return self._query(self._one_task(self.relations.frame(parts, self.columns)))
+
+    def _one_task(self, rows: DataFrame) -> DataFrame:
+        """Return rows in one task where they are few: what groups them then needs no exchange."""
+        return rows.coalesce(1) if self.few else rows
 
     def _query(self, relation: DataFrame) -> DataFrame:
         """Return the query over a relation. Raises ViewError."""

@@ -38,11 +38,22 @@ LISTED = {
 LISTED_THERE = {"spark.sql.sources.parallelPartitionDiscovery.parallelism": "32"}
 
 
+FEW_FILES, FEW_ROWS = 16, 100_000
+"""What one task reads and groups sooner than Spark has exchanged rows between some."""
+
+
 class TablePart(NamedTuple):
     """What is read of one table: these files, or all of it."""
 
     table: Snapshot
     files: tuple[File, ...] | None = None
+
+
+def are_few(parts: Iterable[TablePart]) -> bool:
+    """Say whether the rows of parts are few, for one task."""
+    files = [file for part in parts for file in (part.files if part.files is not None else (None,))]
+    rows = [FEW_ROWS + 1 if file is None or file.rows is None else file.rows for file in files]
+    return len(files) <= FEW_FILES and sum(rows) <= FEW_ROWS
 
 
 @dataclass(frozen=True)

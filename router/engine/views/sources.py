@@ -36,9 +36,10 @@ READ_BY_NAME = {"timestampNtz", "typeWidening", "typeWidening-preview", "v2Check
 
 
 class File(NamedTuple):
-    """A data file: its path as the table's log has it, encoded as in a URL."""
+    """A data file: its path as the table's log has it, encoded as in a URL, and its rows where a commit says them."""
 
     path: str
+    rows: int | None = None
 
     @property
     def name(self) -> str:
@@ -123,7 +124,7 @@ def changes(lake: Lake, table: Snapshot, since: int) -> Changes | None:
     """
     if not table.plain or since > table.version:
         return None
-    came, gone = set[str](), set[str]()
+    came, gone, rows = set[str](), set[str](), dict[str, int | None]()
     try:
         for commit in log_commits(lake, table.name, range(since + 1, table.version + 1)):
             if commit.schema_changed and commit.removed:  # rewritten with other types
@@ -132,9 +133,10 @@ def changes(lake: Lake, table: Snapshot, since: int) -> Changes | None:
                 (came.discard if file.path in came else gone.add)(file.path)
             for file in (one for one in commit.added if one.changes):
                 (gone.discard if file.path in gone else came.add)(file.path)
+                rows[file.path] = file.rows
     except TableError:
         return None  # expired; a log that is damaged cannot be opened
-    found = Changes(tuple(map(File, sorted(came))), tuple(map(File, sorted(gone))))
+    found = Changes(tuple(File(path, rows[path]) for path in sorted(came)), tuple(map(File, sorted(gone))))
     every = (*found.added, *found.removed)
     return found if all(file.simple for file in every) and _there(lake, table.name, every) else None
 
@@ -149,7 +151,7 @@ def replaced_by(lake: Lake, table: Snapshot) -> tuple[File, ...] | None:
     (commit,) = log_commits(lake, table.name, [table.version])
     whole = commit.operation == "WRITE" and commit.notes.get("operationParameters", {}).get("mode") == "Overwrite"
     whole = whole or table.version == 0
-    return tuple(File(file.path) for file in commit.added) if whole else None
+    return tuple(File(file.path, file.rows) for file in commit.added) if whole else None
 
 
 def _there(lake: Lake, table: str, files: Iterable[File]) -> bool:
