@@ -92,7 +92,11 @@ def test_a_refreshed_lake_equals_one_built_anew(
         other.take(batch(number))
 
     assert (done.failed, done.refused) == ({}, 0)
-    names = {"gold.all", *(["silver.ids"] if keyed else []), *(f"silver.{game}{end}" for game in GAMES for end in ("", "_x"))}
+    names = {
+        "gold.all",
+        *(["silver.ids"] if keyed else []),
+        *(f"silver.{game}{end}" for game in GAMES for end in ("", "_x")),
+    }
     assert {one.table for one in done.done} == names
     for either in (query, other):
         either.take(batch(3))  # and what comes after the swap fits
