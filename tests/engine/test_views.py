@@ -41,6 +41,10 @@ SESSIONS = (
 )
 
 
+MEANS = (
+    "SELECT table, avg(amount) AS mean, count(amount) AS amounts, hll_sketch_agg(id) AS ids, bool_and(id > 3) AS late "
+    "FROM source GROUP BY table"
+)
 MEDIANS = "SELECT table, gamer, percentile_approx(id, 0.5) AS median FROM source GROUP BY table, gamer"
 
 
@@ -117,6 +121,25 @@ def told(rows: list[dict[str, Any]]) -> Counter[Any]:
     )
 
 
+def means_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the view of means by table, computed by hand."""
+    found = {}
+    for table in {row["table"] for row in rows}:
+        ids = {row["id"] for row in rows if row["table"] == table}
+        amounts = [row["amount"] for row in rows if row["table"] == table and row["amount"] is not None]
+        mean = pytest.approx(sum(amounts) / len(amounts), rel=1e-9) if amounts else None
+        found[table] = (mean, len(amounts), len(ids), all(number > 3 for number in ids))
+    return found
+
+
+def means(lake: Lake) -> dict[str, Any]:
+    """Return the view of means by table, its sketches as their estimates: exact for a few values."""
+    spark, address = lake.query.spark, lake.query.lake.spark_address("gold.means")
+    rows = spark.read.format("delta").load(address)
+    chosen = rows.selectExpr("table", "mean", "amounts", "hll_sketch_estimate(ids)", "late").collect()
+    return {table: (mean, amounts, ids, late) for table, mean, amounts, ids, late in chosen}
+
+
 def test_many_tables_become_many_tables_and_follow_them(make_query: MakeQuery, tmp_path: Path) -> None:
     """Without it gold is a query for each game, written by hand."""
     lake, one = Lake(make_query, tmp_path, view()), view()
@@ -145,6 +168,7 @@ def test_an_incremental_view_is_the_full_one(make_query: MakeQuery, tmp_path: Pa
         view(MEDIANS, "gold.medians", name="medians"),
         view("SELECT table, id, amount FROM source WHERE amount > 1", "platinum.{table}_rows", name="rows"),
         view("SELECT count(*) AS n, sum(id) AS ids FROM source", "gold.all", name="total"),
+        view(MEANS, "gold.means", name="means"),
     ]  # fmt: skip
     lake = Lake(make_query, tmp_path, *views, keyed=bool(seed % 2))
     lake.take(event("uno", 100))  # the columns that the views ask for
@@ -175,6 +199,7 @@ def test_an_incremental_view_is_the_full_one(make_query: MakeQuery, tmp_path: Pa
         assert total == {"n": len(rows), "ids": sum(r["id"] for r in rows) if rows else None}, (step, happens)
         groups = {(r["table"], r["gamer"]) for r in rows}
         assert {(r["table"], r["gamer"]) for r in lake.query.rows("gold.medians")} == groups, (step, happens)
+        assert means(lake) == means_of(rows), (step, happens)
 
 
 def test_only_what_changed_is_read(make_query: MakeQuery, tmp_path: Path) -> None:
@@ -298,7 +323,9 @@ def test_the_plan_says_which_way_and_why(make_query: MakeQuery, tmp_path: Path) 
     lake.take(event("uno", 1))
     ways = {
         SESSIONS: ("merge", "can be merged"),
-        "SELECT table, avg(amount) AS a FROM source GROUP BY table": ("keys", "a cannot be merged"),
+        "SELECT table, avg(amount) AS a FROM source GROUP BY table": ("keys", "beside `count` of the same"),
+        "SELECT table, avg(amount) AS a, count(id) AS n FROM source GROUP BY table": ("keys", "a cannot be merged"),
+        MEANS: ("merge", "can be merged"),
         "SELECT count(DISTINCT gamer) AS n, table FROM source GROUP BY table": ("keys", "n cannot be merged"),
         "SELECT count(*) AS n, gamer FROM source GROUP BY gamer, table": ("full", "groups by what is in no column"),
         "SELECT table, count(*) AS n FROM source GROUP BY table HAVING count(*) > 1": ("tables", "filtered"),

@@ -483,9 +483,8 @@ class _Work:
             return self._one_task(old.unionByName(self._frame(added))), touched
         if plan.way == "merge":
             both = self._one_task(old.unionByName(self._frame(added))).groupBy(*map(quoted, shape.keys))
-            made = {name: getattr(F, how)(quoted(name)) for name, how in shape.merged.items()}
             kinds = {one.name: one.dataType for one in sample.schema}
-            merged = both.agg(*(column.cast(kinds[name]).alias(name) for name, column in made.items()))
+            merged = both.agg(*(F.expr(how).cast(kinds[name]).alias(name) for name, how in shape.merged.items()))
             return merged.select(*map(quoted, sample.columns)), touched
         removed = [TablePart(self.sources[name], found.removed) for name, found in changed.items() if found]
         aside = {name: f"_key{at}" for at, name in enumerate(shape.keys)}

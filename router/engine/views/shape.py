@@ -2,7 +2,7 @@
 
 | way | query | when rows came | when rows went |
 |---|---|---|---|
-| merge | groups, of count, sum, min and max | the query over new files is merged into the table | as `keys` |
+| merge | groups, of what merges (`MERGED`) | the query over new files is merged into the table | as `keys` |
 | keys | groups, of anything else too | groups of changed rows are computed anew | the same |
 | rows | rows with the column `table` | the query over new files is added | as `tables` |
 | tables | groups by `table`, not all of the keys shown | tables that changed are computed anew | the same |
@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from router.columns import quoted
 from router.engine.views.relation import TABLE
 from router.spark_internals import analysed
 
@@ -24,8 +25,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Way = Literal["merge", "keys", "rows", "tables", "full"]
-MERGED = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
-"""What merges the values of an aggregate."""
+MERGED = {
+    **{"count": "sum", "sum": "sum", "min": "min", "max": "max"},
+    **{name: name for name in ("bool_and", "bool_or", "bit_and", "bit_or", "bit_xor")},
+    **{"hll_sketch_agg": "hll_union_agg", "bitmap_construct_agg": "bitmap_or_agg"},
+}
+"""What merges the values of an aggregate. An average is merged beside the count of the same values."""
 ROW_WISE = {"Project", "Filter", "SubqueryAlias"}
 LEAF = "View"
 """What stands for `source` in a plan: what is below it is not the query's."""
@@ -36,8 +41,8 @@ TIME = re.compile(r"\b(current_\w+|now|localtimestamp|curdate)\(", re.IGNORECASE
 class QueryShape:
     """How a view follows changes, and why not in a better way.
 
-    `keys` are the columns that say which group a row is, `merged` says what merges each other column; `table` is the
-    column that has the source table of a row, nothing where none has it. `timed`: the result changes with time alone.
+    `keys` are the columns that say which group a row is, `merged` has the SQL that merges each other column; `table` is
+    the column that has the source table of a row, nothing where none has it. `timed`: the result changes with time alone.
     """
 
     way: Way
@@ -75,6 +80,7 @@ def _grouped(plan: Any, node: Any, leaf: Any, above: list[Any]) -> QueryShape:
         return QueryShape("tables" if table else "full", "its groups are filtered", table=table)
     grouping, names = _list(node.groupingExpressions()), {one.exprId().id(): one.name() for one in _list(plan.output())}
     keys, merged, unmerged = dict[int, str](), dict[str, str](), list[str]()
+    counts, averages = dict[str, Any](), dict[str, Any]()
     for expression in _list(node.aggregateExpressions()):
         column = names.pop(expression.exprId().id(), None)
         inner = expression.child() if _name(expression) == "Alias" else expression
@@ -84,9 +90,18 @@ def _grouped(plan: Any, node: Any, leaf: Any, above: list[Any]) -> QueryShape:
         if at is not None:
             keys[at] = column
         elif (kind := _aggregate(inner)) in MERGED:
-            merged[column] = MERGED[kind]
+            merged[column] = f"{MERGED[kind]}({quoted(column)})"
+            counts |= {column: inner} if kind == "count" else {}
+        elif kind == "avg" and inner.dataType().typeName() == "double":  # one of decimals is rounded
+            averages[column] = inner
         else:
             unmerged.append(column)
+    for column, average in averages.items():
+        count = next((quoted(name) for name, one in counts.items() if _of_the_same(one, average)), None)
+        if count is None:
+            unmerged.append(column)
+        else:
+            merged[column] = f"try_divide(sum({quoted(column)} * {count}), sum({count}))"
     unmerged += names.values()  # computed of a group's values
     if len(keys) < len(grouping):
         return QueryShape("tables" if table else "full", "it groups by what is in no column of it", table=table)
@@ -94,6 +109,8 @@ def _grouped(plan: Any, node: Any, leaf: Any, above: list[Any]) -> QueryShape:
     if not unmerged:
         return QueryShape("merge", "its values can be merged", shown, merged, table)
     why = f"{', '.join(unmerged)} cannot be merged"
+    if averages.keys() & {*unmerged}:
+        why += "; an average can beside `count` of the same"
     return QueryShape("keys" if keys else "full", why, shown, table=table)
 
 
@@ -130,6 +147,13 @@ def _aggregate(expression: Any) -> str:
     if _name(expression) != "AggregateExpression" or expression.isDistinct():
         return ""
     return str(expression.aggregateFunction().prettyName())
+
+
+def _of_the_same(one: Any, other: Any) -> bool:
+    """Say whether two aggregates are of the same values of the same rows."""
+    mine, its = (_list(each.aggregateFunction().children()) for each in (one, other))
+    same = len(mine) == len(its) == 1 and mine[0].semanticEquals(its[0])
+    return same and str(one.filter().toString()) == str(other.filter().toString())
 
 
 def _name(node: Any) -> str:
