@@ -193,7 +193,7 @@ def _readers(config: Config, names: str, counts: GraphCounts, route: str = "") -
 def _reads(view: View, names: str, route: str) -> bool:
     if view.source.route:
         return view.source.route == route
-    if any(templates_meet(names, table) for table in view.tables.values()):
+    if any(templates_meet(names, table) for table in view.joined):
         return True
     left_out = "{" not in names and any(fnmatchcase(names, glob) for glob in view.source.without)
     return not left_out and any(templates_meet(names, as_template(glob)) for glob in view.source.tables)

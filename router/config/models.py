@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -228,6 +228,33 @@ def _expectation(value: object) -> object:
 NamedExpectation = Annotated[Expectation, BeforeValidator(_expectation, json_schema_input_type=Name | Expectation)]
 
 
+class Let(Model):
+    """A query with a name, for views and lookups: a temporary view, which has no table of its own."""
+
+    name: Name
+    tables: dict[Name, TableName] = Field(
+        default_factory=dict, description="tables that it reads, by the names that they have in its SQL"
+    )
+    let: tuple[NamedLet, ...] = Field(default=(), description="others that it reads: names of those before it")
+    sql: str = Field(description="a query of what `tables` and `let` name")
+
+    @property
+    def joined(self) -> frozenset[str]:
+        """Return the tables that it reads, also by way of others."""
+        return frozenset(self.tables.values()).union(*(other.joined for other in self.let))
+
+
+def _let(value: object) -> object:
+    """Refuse a name that is still one: `Config` puts what it stands for in its place."""
+    if isinstance(value, str):
+        raise ValueError(f"no query of `let` is called {value}, or none before this one")
+    return value
+
+
+NamedLet = Annotated[Let, BeforeValidator(_let, json_schema_input_type=Name | Let)]
+Let.model_rebuild()
+
+
 class LookupDatabase(Model):
     """A query of a database that SQLAlchemy has a dialect for."""
 
@@ -246,7 +273,8 @@ class Lookup(Model):
     table: str | None = Field(
         default=None, description="a Delta table: layer.table of the lake, or the address of one elsewhere"
     )
-    database: LookupDatabase | None = Field(default=None, description="a query in place of a table")
+    let: NamedLet | None = Field(default=None, description="a query of `let` in place of a table")
+    database: LookupDatabase | None = Field(default=None, description="a query of a database in place of a table")
     rows: tuple[dict[str, str | int | float | bool | None], ...] | None = Field(
         default=None, description="the rows themselves, in place of a table"
     )
@@ -258,9 +286,9 @@ class Lookup(Model):
 
     @model_validator(mode="after")
     def _one_table(self) -> Lookup:
-        given = [name for name in ("table", "database", "rows") if getattr(self, name) is not None]
+        given = [name for name in ("table", "let", "database", "rows") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"has {' and '.join(given) or 'no table'}; give one of table, database, rows")
+            raise ValueError(f"has {' and '.join(given) or 'no table'}; give one of table, let, database, rows")
         if self.table is not None and "/" not in self.table and not re.match(TABLE_PATTERN, self.table):
             raise ValueError("`table` is layer.table of the lake, or the address of a folder, which has a slash")
         if both := sorted({*self.columns} & {*self.on}):
@@ -354,6 +382,7 @@ class View(Model):
     tables: dict[Name, TableName] = Field(
         default_factory=dict, description="tables that the SQL may join, by the names it has for them"
     )
+    let: tuple[NamedLet, ...] = Field(default=(), description="queries of `let` that the SQL may join, by their names")
     expect: tuple[ViewExpectation, ...] = Field(default=(), description="what must hold for its rows")
     every: Interval | None = Field(default=None, description="refreshed at this interval; 60 s where nothing is given")
     after: Annotated[str, StringConstraints(pattern=r"^\s*[1-9][0-9]{0,8}\s+commits?\s*$")] | None = Field(
@@ -381,6 +410,11 @@ class View(Model):
         return self
 
     @property
+    def joined(self) -> frozenset[str]:
+        """Return the tables that it reads beside those of `source`."""
+        return frozenset(self.tables.values()).union(*(one.joined for one in self.let))
+
+    @property
     def commits(self) -> int | None:
         """Return after how many batches it is refreshed; None where time, or somebody, decides."""
         return int(self.after.split()[0]) if self.after else None
@@ -395,7 +429,7 @@ def reads(view: View, other: View) -> bool:
     """Say whether a view reads tables that another one makes, as far as their names tell."""
     if view.source.view:
         return view.source.view == other.name
-    if any(template_pattern(other.into).fullmatch(name) for name in view.tables.values()):
+    if any(template_pattern(other.into).fullmatch(name) for name in view.joined):
         return True
     return any(templates_meet(as_template(glob), other.into) for glob in view.source.tables) and view is not other
 
@@ -465,23 +499,34 @@ class QuarantineOptions(Model):
     )
 
 
-def _shared_expectations(given: object) -> dict[str, Expectation]:
-    """Return expectations by name. One that is at fault is reported where it stands, and not again in every route."""
-    found: dict[str, Expectation] = {}
+Shared = TypeVar("Shared", Expectation, Let)
+
+
+def shared(kind: type[Shared], given: object) -> dict[str, Shared]:
+    """Return what stands in a list by name. One that is at fault is reported where it stands, and nowhere else."""
+    found: dict[str, Shared] = {}
     for one in given if isinstance(given, (list, tuple)) else ():
         try:
-            made = Expectation.model_validate(one)
+            made = kind.model_validate(with_named(one, "let", found))
             found[made.name] = made
         except ValidationError:
             if isinstance(one, Mapping) and isinstance(name := one.get("name"), str):
-                found[name] = Expectation.model_construct(name=name, sql="true")
+                found[name] = kind.model_construct(name=name, sql="true")
     return found
 
 
-def _with_expectations(route: object, shared: Mapping[str, Expectation]) -> object:
-    if not isinstance(route, Mapping) or not isinstance(expect := route.get("expect"), (list, tuple)):
-        return route
-    return {**route, "expect": [shared.get(one, one) if isinstance(one, str) else one for one in expect]}
+def with_named(given: object, key: str, found: Mapping[str, Any]) -> object:
+    """Return a mapping with what is shared in the place of its name, or of names in a list."""
+    if not isinstance(given, Mapping) or key not in given:
+        return given
+    names = given[key]
+    if isinstance(names, (list, tuple)):
+        return {**given, key: [found.get(one, one) if isinstance(one, str) else one for one in names]}
+    return {**given, key: found.get(names, names) if isinstance(names, str) else names}
+
+
+def _with_each(given: object, key: str, found: Mapping[str, Any]) -> object:
+    return [with_named(one, key, found) for one in given] if isinstance(given, (list, tuple)) else given
 
 
 class Config(Model):
@@ -498,6 +543,9 @@ class Config(Model):
     )
     expectations: tuple[Expectation, ...] = Field(
         default=(), description="expectations that several routes have: each names them in its `expect`"
+    )
+    let: tuple[NamedLet, ...] = Field(
+        default=(), description="queries with a name, which views and lookups read: temporary views"
     )
     routes: tuple[Route, ...] = ()
     views: tuple[View, ...] = Field(default=(), description="tables that are computed from other tables")
@@ -535,11 +583,24 @@ class Config(Model):
     @model_validator(mode="before")
     @classmethod
     def _with_shared(cls, given: object) -> object:
-        """Put expectations in the place of their names in routes."""
-        if not isinstance(given, Mapping) or not isinstance(routes := given.get("routes"), (list, tuple)):
+        """Put expectations and queries in the place of their names in routes, lookups and views."""
+        if not isinstance(given, Mapping):
             return given
-        shared = _shared_expectations(given.get("expectations"))
-        return {**given, "routes": [_with_expectations(route, shared) for route in routes]}
+        expectations, lets = shared(Expectation, given.get("expectations")), shared(Let, given.get("let"))
+        made = dict(given)
+        if isinstance(routes := given.get("routes"), (list, tuple)):
+            routes = [with_named(route, "expect", expectations) for route in routes]
+            made["routes"] = [
+                {**route, "lookup": _with_each(route["lookup"], "let", lets)}
+                if isinstance(route, Mapping) and "lookup" in route
+                else route
+                for route in routes
+            ]
+        if "views" in given:
+            made["views"] = _with_each(given["views"], "let", lets)
+        if isinstance(own := given.get("let"), (list, tuple)):  # each knows those before it
+            made["let"] = [with_named(one, "let", shared(Let, own[:place])) for place, one in enumerate(own)]
+        return made
 
     @field_validator("decode", mode="before")
     @classmethod

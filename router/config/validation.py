@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import ValidationError
 
 from router.addresses import SCHEMES, is_local, normalized
-from router.config.models import Bronze, Config, Source, View, names_of, reads
+from router.config.models import Bronze, Config, Let, Source, View, names_of, reads, shared, with_named
 from router.config.yaml_tree import Items, Keys, Node, Scalar, plain_data
 from router.locations import Location
 from router.parts import Part, Rule
@@ -60,6 +60,7 @@ def cross_checks(root: Node, registry: Registry) -> Iterator[Finding]:
     yield from _fixed_tables(root, registry)
     yield from _shared_tables(root, registry)
     yield from _locations(root, registry)
+    yield from _unique_names(root, ("let",), "query")
     yield from _unique_names(root, ("views",), "view")
     yield from _views(root, registry)
 
@@ -194,12 +195,13 @@ def _routes(root: Node) -> Iterator[Finding]:
 
 
 def _unique_names(root: Node, loc: Loc, noun: str) -> Iterator[Finding]:
-    first: dict[str, Scalar] = {}
+    first: dict[str, tuple[int, Scalar]] = {}
     for index, item in enumerate(_items(root, loc)):
         name = item if isinstance(item, Scalar) else _at(item, ("name",))
         if not isinstance(name, Scalar) or not name.text:
             continue
-        if (other := first.setdefault(underscored(name.text), name)) is not name:
+        at, other = first.setdefault(underscored(name.text), (index, name))
+        if at != index:  # an alias is the same node
             same = "the same name" if other.text == name.text else "a name that makes the same tables (- becomes _)"
             yield Finding(
                 (*loc, index, *(("name",) if name is not item else ())),
@@ -304,10 +306,10 @@ def _shared_tables(root: Node, registry: Registry) -> Iterator[Finding]:
 def _views(root: Node, registry: Registry) -> Iterator[Finding]:
     """Refuse views of what is not there, views that write what others write, and circles."""
     routes = [name.text for item in _items(root, ("routes",)) if isinstance(name := _at(item, ("name",)), Scalar)]
-    views = dict[str, View]()
+    views, lets = dict[str, View](), shared(Let, [plain_data(item) for item in _items(root, ("let",))])
     for index, item in enumerate(_items(root, ("views",))):
         with suppress(ValidationError):
-            view = View.model_validate(plain_data(item))
+            view = View.model_validate(with_named(plain_data(item), "let", lets))
             views[view.name] = view
             if view.source.route and view.source.route not in routes:
                 hint = suggestion(view.source.route, routes, "the routes")

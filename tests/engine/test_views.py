@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+import yaml
 from click.testing import CliRunner
 from deltalake import write_deltalake
 
@@ -315,6 +316,55 @@ def test_joins_chains_and_rows_that_name_no_table(make_query: MakeQuery, tmp_pat
     lake.refresh(top)
     note = Note.of(lake.query.store.load(note_path("top")))
     assert (note.unnamed, [*note.targets]) == (2, [])
+
+
+PAYING = {"name": "paying", "tables": {"who": "crm.players"}, "sql": "SELECT id, tier FROM who WHERE tier IS NOT NULL"}
+LET = (PAYING, {"name": "tiers", "let": ["paying"], "sql": "SELECT tier, count(*) AS payers FROM paying GROUP BY tier"})
+
+
+def test_views_and_lookups_share_a_query_with_a_name(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it what several views ask for stands in each of them, or in a table that nobody needs."""
+    one = {
+        **{"name": "a", "from": "silver.*", "let": ["paying"], "into": "gold.{table}_paid"},
+        "sql": "SELECT s.table, p.tier, count(*) AS n FROM source s JOIN paying p ON p.id = s.gamer GROUP BY ALL",
+    }
+    two = {"name": "b", "from": "silver.*", "let": ["tiers"], "into": "gold.tiers", "sql": "SELECT * FROM tiers"}
+    route: dict[str, Any] = {"name": "r", "match": {"sql": "true"}, "sinks": [{"tables": "silver.{event.game}"}]}
+    route |= {"lookup": [{"name": "payer", "let": "paying", "on": {"id": "event.gamer"}, "every": "1 ms"}]}
+    file = tmp_path / "let.yaml"
+    given = {"let": [*LET], "routes": [route], "views": [one, two], "name": "games", "lake": "./lake"}
+    given |= {"source": {"files": {"path": "./in"}}, "decode": {"json": {"schema": SCHEMA}}, "dead_letters": "ops.dead"}
+    file.write_text(yaml.safe_dump(given | {"routes": [{**route, "select": ["event.*", "payer.tier"]}]}))
+    config = load(file, load_registry(())).config
+    a, b = config.views
+    write_deltalake(tmp_path / "lake/crm/players", pa.table({"id": [1, 2, 3], "tier": ["gold", None, "gold"]}))
+    lake = Lake(make_query, tmp_path)
+    lake.query = make_query(tmp_path, decode=Json(schema=SCHEMA), routes=config.routes, views=config.views)
+    lake.take(event("uno", 1, 1), event("uno", 2, 2), event("go", 3, 9))
+    assert [(row["id"], row.get("tier")) for row in lake.query.rows("silver.uno")] == [(1, "gold"), (2, None)]
+    refresher = lake.refresher  # one that goes on, with its session
+    assert [(refresher.refresh(each).way, each.joined) for each in (a, b)] == [("full", {"crm.players"})] * 2
+    assert lake.query.rows("gold.uno_paid") == [{"table": "uno", "tier": "gold", "n": 1}]
+    assert lake.query.rows("gold.tiers") == [{"tier": "gold", "payers": 2}]
+    assert refresher.plan(b).why == "it reads tiers in place of `source`"
+
+    write_deltalake(tmp_path / "lake/crm/players", pa.table({"id": [2], "tier": ["free"]}), mode="append")
+    lake.take(event("uno", 4, 2))
+    assert {row["id"]: row["tier"] for row in lake.query.rows("silver.uno")}[4] == "free"
+    assert [refresher.refresh(each).way for each in (a, b)] == ["full", "full"]
+    assert {row["tier"]: row["payers"] for row in lake.query.rows("gold.tiers")} == {"gold": 2, "free": 1}
+
+    for key, wrong, said in (
+        ("views", [{**one, "let": ["payin"]}], "no query of `let` is called payin, or none before this one"),
+        ("let", [LET[1], PAYING], "no query of `let` is called paying, or none before this one"),
+        ("let", [PAYING, PAYING, LET[1]], "the query at line .* has the same name"),
+    ):
+        file.write_text(yaml.safe_dump({**given, key: wrong}))
+        with pytest.raises(ConfigError, match=said):
+            load(file, load_registry(()))
+    bad = View.model_validate({**one, "let": [{**PAYING, "sql": "SELECT nothing FROM who"}]})
+    with pytest.raises(ViewError, match="nothing"):
+        lake.refresh(bad)
 
 
 def test_the_plan_says_which_way_and_why(make_query: MakeQuery, tmp_path: Path) -> None:

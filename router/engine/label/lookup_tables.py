@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException
@@ -22,6 +22,7 @@ from pyspark.sql.types import StructField
 from router.config.models import interval
 from router.delta.lake import Lake
 from router.engine.label.expressions import Node, Untranslatable, translate
+from router.engine.label.let import define
 from router.engine.label.lookup import LookupTable, chosen
 from router.engine.label.tree import arrow_type as arrow_type_of
 from router.errors import LookupTableError, first_line
@@ -226,36 +227,75 @@ class Lookups:
             return "", lambda: pa.Table.from_pylist(rows, _columns_of(rows))
         if lookup.database:
             return "", lambda: _from_database(lookup)
-        return self._delta(lookup)
+        return self._let(lookup) if lookup.let else self._delta(lookup)
 
     def _delta(self, lookup: Lookup) -> tuple[str, Callable[[], pa.Table]]:
-        assert self.spark
         assert lookup.table
-        spark, outside = self.spark, "/" in lookup.table
-        address = lookup.table if outside else self.lake.spark_address(lookup.table)
+        outside = "/" in lookup.table
+        pinned = self._pinned(lookup, lookup.table, lookup.table if outside else self.lake.spark_address(lookup.table))
+
+        def read() -> pa.Table:
+            assert lookup.table
+            assert self.spark
+            frame = pinned.rows(self.spark)
+            if lookup.columns:
+                frame = frame.select(*(name for name in _asked(lookup) if name in frame.columns))
+            return _collected(lookup, lookup.table, frame)
+
+        return pinned.version, read
+
+    def _let(self, lookup: Lookup) -> tuple[str, Callable[[], pa.Table]]:
+        """Return the versions of the tables that a query of `let` reads, and a function that runs it."""
+        let = lookup.let
+        assert let
+        tables = {name: self._pinned(lookup, name, self.lake.spark_address(name)) for name in sorted(let.joined)}
+
+        def read() -> pa.Table:
+            assert self.spark
+            session = self.spark.newSession()
+            try:
+                define(session, let, lambda table: tables[table].rows(session))
+                frame = session.table(let.name)
+                frame = frame.select(*_asked(lookup)) if lookup.columns else frame
+            except (AnalysisException, ParseException) as error:
+                raise LookupTableError(lookup.name, f"the query {let.name}: {first_line(error)}", "let") from error
+            return _collected(lookup, let.name, frame)
+
+        return ",".join(one.version for one in tables.values()), read
+
+    def _pinned(self, lookup: Lookup, table: str, address: str) -> _Pinned:
+        """Return the newest version of a Delta table."""
+        assert self.spark
         try:
-            snapshot = delta_snapshot(spark, address)
+            snapshot = delta_snapshot(self.spark, address)
             if snapshot is None:
-                raise LookupTableError(lookup.name, f"there is no table {lookup.table}; make it first", "table")
-            found = f"{snapshot.metadata().id()}@{snapshot.version()}"
+                key = "let" if lookup.let else "table"
+                raise LookupTableError(lookup.name, f"there is no table {table}; make it first", key)
+            return _Pinned(address, snapshot.version(), f"{snapshot.metadata().id()}@{snapshot.version()}")
         except LookupTableError:
             raise
         except Exception as error:  # of the JVM: a log that cannot be read now
-            what = f"lookup {lookup.name}: {lookup.table} cannot be read: {first_line(error)}"
+            what = f"lookup {lookup.name}: {table} cannot be read: {first_line(error)}"
             raise ConnectionError(what) from error
 
-        def read() -> pa.Table:
-            frame = spark.read.format("delta").option("versionAsOf", snapshot.version()).load(address)
-            if lookup.columns:
-                frame = frame.select(*(name for name in _asked(lookup) if name in frame.columns))
-            kinds = pa.schema([(f.name, arrow_type(f.dataType)) for f in frame.schema])
-            try:
-                return frame.limit(lookup.at_most + 1).toArrow().cast(kinds)
-            except Exception as error:
-                what = f"lookup {lookup.name}: {lookup.table} cannot be read: {first_line(error)}"
-                raise ConnectionError(what) from error
 
-        return found, read
+class _Pinned(NamedTuple):
+    """A version of a Delta table."""
+
+    address: str
+    number: int
+    version: str
+
+    def rows(self, session: SparkSession) -> DataFrame:
+        return session.read.format("delta").option("versionAsOf", self.number).load(self.address)
+
+
+def _collected(lookup: Lookup, table: str, frame: DataFrame) -> pa.Table:
+    kinds = pa.schema([(f.name, arrow_type(f.dataType)) for f in frame.schema])
+    try:
+        return frame.limit(lookup.at_most + 1).toArrow().cast(kinds)
+    except Exception as error:
+        raise ConnectionError(f"lookup {lookup.name}: {table} cannot be read: {first_line(error)}") from error
 
 
 def _asked(lookup: Lookup) -> list[str]:

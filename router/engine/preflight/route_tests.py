@@ -235,7 +235,7 @@ def run_tests(loaded: Loaded, tests: RouteTests, spark: SparkSession) -> Iterato
 
 def _with_rows(route: Route, given: Mapping[str, Sequence[Mapping[str, Any]]]) -> Route:
     """Return a route whose lookups have the rows of the tests in place of their tables, where the tests give them."""
-    none = {"table": None, "database": None}
+    none = {"table": None, "let": None, "database": None}
     found = (
         one.model_copy(update={**none, "rows": tuple(map(dict, given[one.name]))}) if one.name in given else one
         for one in route.lookup

@@ -44,6 +44,7 @@ from router.delta.schema_diff import delta_schema
 from router.delta.table_cache import THREADS, SparkTable
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.commit.committers import staged_rows
+from router.engine.label.let import define
 from router.engine.land.task import GATHERED, gathered
 from router.engine.spark.executors import Executors
 from router.engine.views.relation import TABLE, Relations, TablePart, are_few
@@ -203,8 +204,8 @@ class Refresher:
         sources, note = self.tables.sources(view), self.note(view)
         if not sources and not note.sources:
             return RefreshedView(view.name, "", "none of its tables is there yet")
-        joined = self.tables.opened(view, view.tables.values())
-        if missing := sorted(set(view.tables.values()) - joined.keys()):
+        joined = self.tables.opened(view, view.joined)
+        if missing := sorted(view.joined - joined.keys()):
             return RefreshedView(view.name, "", f"{', '.join(missing)} is not there yet")
         targets = self.tables.opened(view, note.targets)
         seen = {name: (table.version, table.id) for name, table in {**joined, **sources}.items()}
@@ -277,7 +278,7 @@ class Refresher:
 
         with ThreadPoolExecutor(THREADS) as pool:
             found = dict(zip(work.sources, pool.map(of, work.sources.values()), strict=True))
-        gone = note.sources.keys() - work.sources.keys() - {*view.tables.values()}
+        gone = note.sources.keys() - work.sources.keys() - view.joined
         return {name: one for name, one in found.items() if one is None or one} | dict.fromkeys(gone)
 
     def _carried_out(
@@ -504,18 +505,25 @@ class _Work:
         """Return rows in one task where they are few: what groups them then needs no exchange."""
         return rows.coalesce(1) if self.few else rows
 
+    def _whole(self, table: str) -> DataFrame:
+        return self.relations.frame([TablePart(self.joined[table])], self.joined[table].columns, named=False)
+
     def _query(self, relation: DataFrame) -> DataFrame:
         """Return the query over a relation. Raises ViewError."""
         relation.createOrReplaceTempView("source")
+        try:
+            for let in self.view.let:
+                define(self.session, let, self._whole)
+        except (AnalysisException, ParseException) as error:
+            raise ViewError(self.view.name, first_line(error)) from error
         for name, table in self.view.tables.items():
-            whole = self.relations.frame([TablePart(self.joined[table])], self.joined[table].columns, named=False)
-            whole.createOrReplaceTempView(name)
+            self._whole(table).createOrReplaceTempView(name)
         if self.view.query is None:
             try:
                 return self.session.sql(str(self.view.sql))
             except (AnalysisException, ParseException) as error:
                 raise ViewError(self.view.name, f"its SQL: {first_line(error)}") from error
-        joined = {name: self.session.table(name) for name in self.view.tables}
+        joined = {name: self.session.table(name) for name in (*self.view.tables, *(one.name for one in self.view.let))}
         try:
             return self.view.query.rows(self.session.table("source"), joined)
         except Exception as error:  # whatever a plugin raises belongs to this view only
@@ -737,7 +745,8 @@ def _definition(view: View) -> str:
     """Return what tells whether a view is still the same: its query and where its rows go."""
     query = f"{view.query!r} {_source(view.query)}" if view.query else view.sql
     expect = [one.model_dump() for one in view.expect]
-    about = json.dumps([query, view.into, view.source.model_dump(), view.tables, expect, 1], sort_keys=True)
+    joined = [view.tables, *([one.model_dump() for one in view.let])]
+    about = json.dumps([query, view.into, view.source.model_dump(), *joined, expect, 1], sort_keys=True)
     return hashlib.sha256(about.encode()).hexdigest()[:16]
 
 

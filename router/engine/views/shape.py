@@ -32,8 +32,8 @@ MERGED = {
 }
 """What merges the values of an aggregate. An average is merged beside the count of the same values."""
 ROW_WISE = {"Project", "Filter", "SubqueryAlias"}
-LEAF = "View"
-"""What stands for `source` in a plan: what is below it is not the query's."""
+LEAF, SOURCE = "View", "source"
+"""What stands for `source`, and for other relations, in a plan: what is below it is not the query's."""
 TIME = re.compile(r"\b(current_\w+|now|localtimestamp|curdate)\(", re.IGNORECASE)
 
 
@@ -41,8 +41,8 @@ TIME = re.compile(r"\b(current_\w+|now|localtimestamp|curdate)\(", re.IGNORECASE
 class QueryShape:
     """How a view follows changes, and why not in a better way.
 
-    `keys` are the columns that say which group a row is, `merged` has the SQL that merges each other column; `table` is
-    the column that has the source table of a row, nothing where none has it. `timed`: the result changes with time alone.
+    `keys` are the columns that say which group a row is, `merged` has the SQL that merges each other column, `table` is
+    that with the source table of a row, nothing where none has it. `timed`: the result changes with time alone.
     """
 
     way: Way
@@ -62,8 +62,9 @@ def shape_of(query: DataFrame) -> QueryShape:
         return QueryShape("full", "its values are random", timed=True)
     above, node = _through(plan)
     below, leaf = _through(node.child()) if _name(node) == "Aggregate" else ([], node)
-    if _name(leaf) != LEAF:
-        return QueryShape("full", f"it has a {_name(leaf)}")
+    read = leaf.desc().identifier().table() if _name(leaf) == LEAF else ""
+    if read != SOURCE:
+        return QueryShape("full", f"it reads {read} in place of `source`" if read else f"it has a {_name(leaf)}")
     if any(one.subqueries().nonEmpty() for one in (*above, node, *below)):
         return QueryShape("full", "it has a subquery")
     if node is not leaf:
@@ -79,39 +80,39 @@ def _grouped(plan: Any, node: Any, leaf: Any, above: list[Any]) -> QueryShape:
     if any(_name(one) == "Filter" for one in above):  # groups of changed rows alone say nothing about it
         return QueryShape("tables" if table else "full", "its groups are filtered", table=table)
     grouping, names = _list(node.groupingExpressions()), {one.exprId().id(): one.name() for one in _list(plan.output())}
-    keys, merged, unmerged = dict[int, str](), dict[str, str](), list[str]()
-    counts, averages = dict[str, Any](), dict[str, Any]()
+    keys, values = dict[int, str](), dict[str, Any]()
     for expression in _list(node.aggregateExpressions()):
         column = names.pop(expression.exprId().id(), None)
         inner = expression.child() if _name(expression) == "Alias" else expression
         at = next((i for i, key in enumerate(grouping) if key.semanticEquals(inner)), None)
-        if column is None:
-            continue
-        if at is not None:
+        if column is not None and at is not None:
             keys[at] = column
-        elif (kind := _aggregate(inner)) in MERGED:
-            merged[column] = f"{MERGED[kind]}({quoted(column)})"
-            counts |= {column: inner} if kind == "count" else {}
-        elif kind == "avg" and inner.dataType().typeName() == "double":  # one of decimals is rounded
-            averages[column] = inner
-        else:
-            unmerged.append(column)
-    for column, average in averages.items():
-        count = next((quoted(name) for name, one in counts.items() if _of_the_same(one, average)), None)
-        if count is None:
-            unmerged.append(column)
-        else:
-            merged[column] = f"try_divide(sum({quoted(column)} * {count}), sum({count}))"
-    unmerged += names.values()  # computed of a group's values
+        elif column is not None:
+            values[column] = inner
     if len(keys) < len(grouping):
         return QueryShape("tables" if table else "full", "it groups by what is in no column of it", table=table)
-    shown = tuple(keys.values())
+    merged, shown = _merged(values), tuple(keys.values())
+    unmerged = [name for name in (*values, *names.values()) if name not in merged]  # some computed of a group's values
     if not unmerged:
         return QueryShape("merge", "its values can be merged", shown, merged, table)
     why = f"{', '.join(unmerged)} cannot be merged"
-    if averages.keys() & {*unmerged}:
+    if any(_aggregate(values.get(name)) == "avg" for name in unmerged):
         why += "; an average can beside `count` of the same"
     return QueryShape("keys" if keys else "full", why, shown, table=table)
+
+
+def _merged(values: dict[str, Any]) -> dict[str, str]:
+    """Return the SQL that merges each of the aggregates that can be merged."""
+    kinds = {column: _aggregate(one) for column, one in values.items()}
+    found = {column: f"{MERGED[kind]}({quoted(column)})" for column, kind in kinds.items() if kind in MERGED}
+    counts = {column: one for column, one in values.items() if kinds[column] == "count"}
+    for column, one in values.items():
+        # an average of decimals is rounded, so that it cannot be merged
+        if kinds[column] == "avg" and one.dataType().typeName() == "double":
+            count = next((quoted(name) for name, other in counts.items() if _of_the_same(one, other)), None)
+            if count:
+                found[column] = f"try_divide(sum({quoted(column)} * {count}), sum({count}))"
+    return found
 
 
 def used_columns(query: DataFrame) -> set[str]:
@@ -144,7 +145,7 @@ def _shown(plan: Any, leaf: Any) -> str:
 
 def _aggregate(expression: Any) -> str:
     """Return the name of an aggregate function that stands alone; nothing where it does not."""
-    if _name(expression) != "AggregateExpression" or expression.isDistinct():
+    if expression is None or _name(expression) != "AggregateExpression" or expression.isDistinct():
         return ""
     return str(expression.aggregateFunction().prettyName())
 

@@ -1,0 +1,28 @@
+"""Queries with a name (`let`), as temporary views of a session."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from router.config.models import Let
+
+
+def define(session: SparkSession, let: Let, rows_of: Callable[[str], DataFrame]) -> None:
+    """Make a temporary view of a query, and of those that it reads. `rows_of` returns the rows of a table.
+
+    Raises AnalysisException or ParseException where Spark does not take the SQL. The names of its tables are gone then:
+    they are no names of others.
+    """
+    for other in let.let:
+        define(session, other, rows_of)
+    for name, table in let.tables.items():
+        rows_of(table).createOrReplaceTempView(name)
+    made = session.sql(let.sql)
+    for name in let.tables:
+        session.catalog.dropTempView(name)
+    made.createOrReplaceTempView(let.name)
