@@ -244,7 +244,7 @@ def _plain(value: Any) -> str:
 def _counts(config: Config) -> GraphCounts:
     sums = import_module("router.engine.ledger").totals(config)
     tables = import_module("router.engine.preflight.explain").tables_by_sink(config)
-    views = import_module("router.engine.views.refresh").tables_by_view(config) if config.views else {}
+    views = import_module("router.engine.views.note").tables_by_view(config) if config.views else {}
     return GraphCounts(sums, tables, views=views)
 
 

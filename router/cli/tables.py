@@ -81,7 +81,7 @@ def tables(file: Path, plugin_files: tuple[Path, ...]) -> None:
     show_table(f"tables of {config.name}", STATE_COLUMNS, [_state(one) for one in found])
 
 
-EXPECTATION_COLUMNS = ("route", "expectation", "otherwise", "events", "violated", "share", "trend", "last")
+EXPECTATION_COLUMNS = ("of", "expectation", "otherwise", "events", "violated", "share", "trend", "last")
 BARS = " ▁▂▃▄▅▆▇█"
 
 
@@ -92,21 +92,20 @@ BARS = " ▁▂▃▄▅▆▇█"
 def expectations(file: Path, samples: int, plugin_files: tuple[Path, ...]) -> None:
     """Show how often each expectation of the configuration FILE was asked and did not hold, by its ledger.
 
-    The trend are the shares of violations in eight parts of equal length of the ledger's time; the highest bar is the
+    Those of views are about the rows that their tables have now, and the trend are the last eight refreshes. For routes
+    the trend are the shares of violations in eight parts of equal length of the ledger's time; the highest bar is the
     largest of them. `--samples` lists the newest records that became dead letters: where they are in the source, not
     what they hold. Needs no Spark.
     """
     config = load(file, load_registry(plugin_files)).config
     counted = import_module("router.engine.tables.expectation_counts").expectation_counts(config, samples)
     if not counted:
-        click.echo(f"no route of {config.name} has an expectation")
+        click.echo(f"no route and no view of {config.name} has an expectation")
         return
     show_table(f"expectations of {config.name}", EXPECTATION_COLUMNS, [_expectation(one) for one in counted])
     rows = [_sample(one, row) for one in counted for row in one.samples]
     if rows:
-        show_table(
-            f"newest records in {config.dead_letters}", ("route", "expectation", "source", "offset", "time"), rows
-        )
+        show_table(f"newest records in {config.dead_letters}", ("of", "expectation", "source", "offset", "time"), rows)
 
 
 def _expectation(one: Any) -> tuple[str, ...]:
@@ -116,12 +115,12 @@ def _expectation(one: Any) -> tuple[str, ...]:
     share = f"{one.violated / one.events:.2%}" if one.events else ""
     last = f"{one.last:%Y-%m-%d %H:%M:%S}" if one.last else ""
     asked = one.expectation
-    return one.route, asked.name, asked.otherwise, _number(one.events), _number(one.violated), share, bars, last
+    return one.of, asked.name, asked.otherwise, _number(one.events), _number(one.violated), share, bars, last
 
 
 def _sample(one: Any, row: dict[str, Any]) -> tuple[str, ...]:
     source, time = f"{row['topic']}/{row['partition']}", f"{row['timestamp']:%Y-%m-%d %H:%M:%S}"
-    return one.route, one.expectation.name, source, str(row["offset"]), time
+    return one.of, one.expectation.name, source, str(row["offset"]), time
 
 
 def _state(one: Any) -> tuple[str, ...]:

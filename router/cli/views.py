@@ -73,7 +73,7 @@ def views(
 
 
 def _list(config: Config, chosen: list[View]) -> None:
-    module, stores = import_module("router.engine.views.refresh"), import_module("router.engine.checkpoint_store")
+    module, stores = import_module("router.engine.views.note"), import_module("router.engine.checkpoint_store")
     store = stores.CheckpointStore(stores.lake_and_checkpoint(config)[1])
     rows = list[tuple[str, ...]]()
     for view in chosen:

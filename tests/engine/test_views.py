@@ -18,7 +18,8 @@ from router.config.loader import load
 from router.config.models import Route, Trigger, View
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.stream import RunOptions, run
-from router.engine.views.refresh import Note, note_path
+from router.engine.tables.expectation_counts import expectation_counts
+from router.engine.views.note import Note, note_path
 from router.engine.views.schedule import ViewSchedule, in_order, refresher
 from router.errors import ViewError
 from router.registry import load_registry
@@ -403,7 +404,10 @@ def test_what_must_hold_of_rows_is_counted_dropped_or_stops_the_refresh(make_que
     lake.refresh(one)
     note = lake.refresher.note(one)
     assert {(r["table"], r["gamer"]) for r in lake.gold()} == {("uno", 1), ("chess", 2)}
-    assert note.violated == {"known": 1, "many": 2}
+    assert (note.violated, note.judged) == ({"known": 1, "many": 2}, 3)
+    config = lake.query.config.model_copy(update={"views": (one,)})
+    counted = [(c.of, c.expectation.name, c.events, c.violated, c.trend[-1]) for c in expectation_counts(config)]
+    assert counted == [("view sessions", "known", 3, 1, (3, 1)), ("view sessions", "many", 3, 2, (3, 2))]
     lake.take(event("uno", 5, None))
     assert lake.refresh(one).way == "keys"
     assert {(r["table"], r["gamer"]) for r in lake.gold()} == {("uno", 1), ("chess", 2)}

@@ -1,9 +1,10 @@
-"""How often expectations do not hold, by ledger and dead letters: `router expectations`. Without Spark."""
+"""How often expectations do not hold, by ledger, dead letters and notes of views: `router expectations`. No Spark."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,16 +12,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from router.delta.lake import native_files
-from router.engine.checkpoint_store import lake_and_checkpoint
+from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import UNMET
+from router.engine.views.note import REFRESHES, Note, note_path
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from collections.abc import Iterator
 
-    from router.config.models import Config, Expectation
+    from router.config.models import Config, Expectation, ViewExpectation
     from router.delta.lake import Lake
 
-PERIODS = 8
+PERIODS = REFRESHES
 """The parts of equal length that the time of a ledger is divided into, for a trend."""
 COLUMNS = ("route", "sink", "matched", "violated", "finished")
 SAMPLE = ("topic", "partition", "offset", "timestamp")
@@ -31,11 +33,12 @@ class ExpectationCounts:
     """One expectation of a route: the events that it was asked of, and those on which it does not hold.
 
     `trend` are the same two numbers of each period, the oldest first. `samples` are the places of the newest records
-    that it made dead letters, without their content; the other kinds of expectations keep none.
+    that it made dead letters, without their content; the other kinds of expectations keep none. Of a view it is about
+    the rows of its tables as they are, and each period is a refresh; `of` is `view NAME` then.
     """
 
-    route: str
-    expectation: Expectation
+    of: str
+    expectation: Expectation | ViewExpectation
     events: int = 0
     violated: int = 0
     last: datetime | None = None
@@ -51,7 +54,7 @@ class ExpectationCounts:
 
 def expectation_counts(config: Config, samples: int = 0) -> list[ExpectationCounts]:
     """Return the counts of every expectation, in the order of the configuration."""
-    lake, _ = lake_and_checkpoint(config)
+    lake, checkpoint = lake_and_checkpoint(config)
     found = {
         (route.name, one.name): ExpectationCounts(route.name, one) for route in config.routes for one in route.expect
     }
@@ -61,7 +64,18 @@ def expectation_counts(config: Config, samples: int = 0) -> list[ExpectationCoun
     for place, rows in _samples(lake, config, samples).items() if samples else ():
         if place in found:
             found[place].samples = rows
-    return [*found.values()]
+    return [*found.values(), *_of_views(config, CheckpointStore(checkpoint))]
+
+
+def _of_views(config: Config, store: CheckpointStore) -> Iterator[ExpectationCounts]:
+    for view in config.views:
+        note = Note.of(store.load(note_path(view.name)) if view.expect else None)
+        for one in view.expect:
+            trend = [(rows, violated.get(one.name, 0)) for rows, violated in note.trend]
+            trend = [*[(0, 0)] * (PERIODS - len(trend)), *trend]
+            last = datetime.fromisoformat(note.at) if note.violated.get(one.name) else None
+            counts = note.judged, note.violated.get(one.name, 0), last, trend
+            yield ExpectationCounts(f"view {view.name}", one, *counts)
 
 
 def _periods(finished: pa.ChunkedArray) -> Any:

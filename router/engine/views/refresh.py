@@ -42,11 +42,11 @@ from router.delta.history import log_commits
 from router.delta.parquet_writer import Staging, attempt
 from router.delta.schema_diff import delta_schema
 from router.delta.table_cache import THREADS, SparkTable
-from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.commit.committers import staged_rows
 from router.engine.label.let import define
 from router.engine.land.task import GATHERED, gathered
 from router.engine.spark.executors import Executors
+from router.engine.views.note import Note, ViewTarget, note_path
 from router.engine.views.relation import TABLE, Relations, TablePart, are_few
 from router.engine.views.shape import QueryShape, Way, shape_of, used_columns
 from router.engine.views.sources import Changes, Snapshot, changes, replaced_by, together
@@ -59,7 +59,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, SparkSession
 
-    from router.config.models import Config, View
+    from router.config.models import View
+    from router.engine.checkpoint_store import CheckpointStore
     from router.engine.views.sources import ViewTables
 
 log = logging.getLogger("router")
@@ -69,75 +70,6 @@ REMOVED = {"merge": "keys", "keys": "keys", "rows": "tables", "tables": "tables"
 CHANGES = "delta.enableChangeDataFeed"
 VERSIONS_SHOWN = 50
 """Tables whose versions stand in each commit; those of more stand in the note only."""
-
-
-class ViewTarget(NamedTuple):
-    """A table of a view as it was left: its version, its id, and what its rows were; -1: others have changed it.
-
-    `violated`: expectation -> how many of the rows it does not hold for, those that were dropped included.
-    """
-
-    version: int
-    id: str
-    hash: int | None
-    rows: int
-    violated: dict[str, int] = {}  # noqa: RUF012 - a tuple's default, which nobody changes
-
-
-@dataclass(frozen=True)
-class Note:
-    """What a view was made of, and what was made: versions of its sources with their ids, and its tables."""
-
-    number: int = 0
-    definition: str = ""
-    output: str = ""
-    sources: dict[str, tuple[int, str]] = field(default_factory=dict)
-    targets: dict[str, ViewTarget] = field(default_factory=dict)
-    timed: bool = False
-    at: str = ""
-    way: str = ""
-    why: str = ""
-    seconds: float = 0.0
-    commits: int = 0
-    unnamed: int = 0
-
-    @classmethod
-    def of(cls, found: Mapping[str, Any] | None) -> Note:
-        """Return a note from what `dump` made of one; an empty one where there is none."""
-        if found is None:
-            return cls()
-        sources = {name: tuple(pair) for name, pair in found["sources"].items()}
-        targets = {name: ViewTarget(*entry) for name, entry in found["targets"].items()}
-        return cls(**{**found, "sources": sources, "targets": targets})
-
-    def dump(self) -> bytes:
-        """Return the note as JSON."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
-
-    @property
-    def rows(self) -> int:
-        """Return the rows of all tables."""
-        return sum(target.rows for target in self.targets.values())
-
-    @property
-    def violated(self) -> dict[str, int]:
-        """Return how many rows of all tables each expectation does not hold for."""
-        found = Counter[str]()
-        for target in self.targets.values():
-            found.update(target.violated)
-        return dict(+found)
-
-
-def note_path(view: str) -> str:
-    """Return where the note about a view is in a checkpoint's store."""
-    return f"views/{view}.json"
-
-
-def tables_by_view(config: Config) -> dict[str, tuple[tuple[str, int], ...]]:
-    """Return the tables that each view has made, with their rows."""
-    store = CheckpointStore(lake_and_checkpoint(config)[1])
-    notes = {view.name: Note.of(store.load(note_path(view.name))) for view in config.views}
-    return {name: tuple((table, left.rows) for table, left in note.targets.items()) for name, note in notes.items()}
 
 
 class RefreshedView(NamedTuple):
@@ -312,7 +244,7 @@ class Refresher:
         commits = _Commits(self.tables, self.spark, view, schema, number, notes)
         made = commits.make({name: staged.get(name, _Staged()) for name in due}, targets)
         left = {name: found for name, found in note.targets.items() if name not in made}
-        left |= {name: left[name]._replace(violated=dict(staged[name].violated)) for name in alike & staged.keys()}
+        left |= {name: left[name]._replace(**staged[name].checked) for name in alike & staged.keys()}
         seconds = round(time.monotonic() - began, 3)
         at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         after = Note(
@@ -328,7 +260,9 @@ class Refresher:
             seconds=seconds,
             commits=len(made),
             unnamed=unnamed,
+            trend=note.trend,
         )
+        after = after.counted() if view.expect else after
         self._write(view, after)
         if unnamed:
             log.warning("view %s: %d rows name no table, and are nowhere", view.name, unnamed)
@@ -367,6 +301,7 @@ class Refresher:
             else:
                 one.rows += report["rows"]
                 one.violated.update(report["violated"])
+                one.dropped += report["dropped"]
                 one.hash = None if report["hash"] is None else ((one.hash or 0) + report["hash"]) % 2**64
         return found
 
@@ -380,6 +315,12 @@ class _Staged:
     rows: int = 0
     hash: int | None = 0
     violated: Counter[str] = field(default_factory=Counter)
+    dropped: int = 0
+
+    @property
+    def checked(self) -> dict[str, Any]:
+        """Return what expectations said, as a note has it."""
+        return {"violated": dict(self.violated), "dropped": self.dropped}
 
 
 @dataclass(frozen=True)
@@ -619,7 +560,7 @@ class _Commits:
             mine = next(n for n, one in found.items() if one.transactions.get(self._app_id(name)) == self.number)
             if any(one.changes for number, one in found.items() if number != mine):
                 mine = -1
-        return ViewTarget(mine, now.id, staged.hash, staged.rows, dict(staged.violated))
+        return ViewTarget(mine, now.id, staged.hash, staged.rows, **staged.checked)
 
 
 def _stage(staging: Staging, columns: list[str], target: str, number: int, checks: _Checks) -> Any:
@@ -627,12 +568,14 @@ def _stage(staging: Staging, columns: list[str], target: str, number: int, check
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         writer, counts = staging.writer(number, attempt()), dict[str, tuple[int, int | None]]()
-        violated = dict[str, Counter[str]]()
+        violated, dropped = dict[str, Counter[str]](), Counter[str]()
         try:
             for batch in gathered(batches, min(GATHERED, staging.buffer_bytes // 2)):
                 for name, part in _checked(batch, checks):
                     violated.setdefault(name, Counter()).update(part)
-                for name, rows, code in _by_table(_kept(batch, checks), columns):
+                kept, gone = _kept(batch, checks)
+                dropped.update({folded(table) or "": count for table, count in _counted(gone.column(TARGET))})
+                for name, rows, code in _by_table(kept, columns):
                     known = counts.get(name, (0, 0))
                     summed = None if code is None or known[1] is None else (known[1] + code) % 2**64
                     counts[name] = known[0] + rows.num_rows, summed
@@ -643,9 +586,9 @@ def _stage(staging: Staging, columns: list[str], target: str, number: int, check
         except BaseException:
             writer.abandon()
             raise
-        every = {name: counts.get(name, (0, 0)) for name in {*counts, *violated}}
+        every = {name: counts.get(name, (0, 0)) for name in {*counts, *violated, *dropped}}
         told: Iterator[dict[str, Any]] = (
-            {"table": name, "rows": rows, "hash": code, "violated": violated.get(name, {})}
+            {"table": name, "rows": rows, "hash": code, "violated": violated.get(name, {}), "dropped": dropped[name]}
             for name, (rows, code) in every.items()
         )
         reports += map(json.dumps, told)
@@ -665,11 +608,12 @@ def _counted(names: pa.Array) -> Iterator[tuple[str | None, int]]:
     return ((one["values"], one["counts"]) for one in pc.value_counts(names).to_pylist())
 
 
-def _kept(batch: pa.RecordBatch, checks: _Checks) -> pa.RecordBatch:
-    """Return the rows that no expectation drops."""
+def _kept(batch: pa.RecordBatch, checks: _Checks) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """Return the rows that no expectation drops, and the others."""
+    drops = pa.repeat(pa.scalar(False), batch.num_rows)
     for column in checks.drops:
-        batch = batch.filter(pc.invert(batch.column(column)))
-    return batch
+        drops = pc.or_(drops, batch.column(column))
+    return batch.filter(pc.invert(drops)), batch.filter(drops)
 
 
 def _by_table(batch: pa.RecordBatch, columns: list[str]) -> Iterator[tuple[str, pa.RecordBatch, int | None]]:
