@@ -60,7 +60,8 @@ def approve(waiting: _Waiting, show: bool) -> None:
 
 @click.group(short_help="Show, release or discard rows whose table does not take them.")
 def quarantine() -> None:
-    """Show, release or discard rows that wait: their table cannot be written, or may not take them yet.
+    """Show, release or discard rows that wait: their table cannot be written or may not take them, or an expectation
+    with `otherwise: quarantine` does not hold for them.
 
     A running stream carries it out after its current batch, or within seconds while it has none; a stopped one when it
     starts. Needs no Spark.
@@ -77,13 +78,14 @@ def show(waiting: _Waiting) -> None:
 @quarantine.command()
 @waiting_rows
 def release(waiting: _Waiting) -> None:
-    """Give rows to their tables: now instead of at the next try, and with the columns that they need."""
+    """Give rows to their tables: now instead of at the next try, with the columns that they need, and though an
+    expectation does not hold for them."""
     if not waiting.shown(waiting.rows):
         return
-    for one in (one for one in waiting.rows if one.cause is not None):
+    for one in (one for one in waiting.rows if one.kind == "unblock"):
         waiting.module.try_now(waiting.store, one)
         click.echo(f"tried next: {one.place.table}, {one.rows:,} rows of {one.place.route}")
-    waiting.approve([one for one in waiting.rows if one.cause is None])
+    waiting.approve([one for one in waiting.rows if one.kind != "unblock"])
 
 
 @quarantine.command()
@@ -126,7 +128,7 @@ class _Waiting:
     def shown(self, found: list[Quarantined]) -> bool:
         """Print rows; say whether there are any."""
         if found:
-            _show(found, {(pending.place, pending.blocked) for pending in self.module.pending_releases(self.store)})
+            _show(found, {(pending.place, pending.kind) for pending in self.module.pending_releases(self.store)})
         else:
             click.echo(f"no rows of {self.about.format(' wait')}")
         return bool(found)
@@ -158,7 +160,7 @@ def _show(found: list[Quarantined], approved: set[Any]) -> None:
     for one in found:
         place, since = one.place, one.since
         versions = escape(printable(", ".join(one.versions)))
-        state = "\n(approved)" if (place, one.cause is not None) in approved else ""
+        state = "\n(approved)" if (place, one.kind) in approved else ""
         oldest = f"{since:%Y-%m-%d %H:%M:%S}" if since else ""
         cells = (place.table, place.route, place.sink, f"{one.rows:,}", oldest, versions, _why(one) + state)
         table.add_row(*cells)

@@ -212,9 +212,9 @@ class Expectation(Model):
 
     name: Name
     sql: str
-    otherwise: Literal["dead_letter", "warn", "drop", "fail"] = Field(
+    otherwise: Literal["dead_letter", "quarantine", "warn", "drop", "fail"] = Field(
         default="dead_letter",
-        description="warn: the row lands; drop: it does not; fail: the stream stops, nothing lands",
+        description="quarantine: the row waits; warn: it lands; drop: it does not; fail: the stream stops",
     )
 
 

@@ -307,7 +307,7 @@ class Batches:
             self.catalog.register(tables)
         written = self.views.batch(tables) if self.views else set[str]()  # by refreshes, beside the batches
         self.maintenance.after_batch({*tables, *written, self.config.ledger}, self.tables.files)
-        asked = any(target.evolution == "quarantine" for target in plan.layout.targets)
+        asked = any(target.evolution == "quarantine" or target.held for target in plan.layout.targets)
         if (asked or self.demands.blocked) and (due := self.release.due()):
             with steps.step("release"):
                 self.release.carry_out(due)

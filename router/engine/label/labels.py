@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from router.engine.label.route import MergeBy, RouteExpressions
 
 DEAD_LETTER = pa.struct(list(DEAD_SCHEMA)[:4])
+ACTIONS = ("dead_letter", "drop", "quarantine", "warn", "fail")
+"""What becomes of rows that violate an expectation."""
 Mask = Any
 """A boolean array without nulls."""
 
@@ -123,7 +125,7 @@ class _Labels:
         labels, columns = route.labels, self.columns
         columns[labels.matched] = matched
         bound = pc.and_not(matched, tombstone) if route.tombstones else matched  # a tombstone violates nothing
-        violated: dict[str, list[tuple[str, Mask]]] = {"dead_letter": [], "drop": [], "warn": [], "fail": []}
+        violated: dict[str, list[tuple[str, Mask]]] = {name: [] for name in ACTIONS}
         for name, otherwise, node in route.checks:
             violated[otherwise].append((name, pc.and_not(bound, self._holds(bound, node))))
         refused = self._none()
@@ -136,6 +138,7 @@ class _Labels:
         columns[labels.dropped] = dropped = pc.and_not(dropped, refused)
         columns |= {labels.violated[name]: mask for found in violated.values() for name, mask in found}
         lands = pc.and_not(pc.and_not(matched, refused), dropped)
+        self._hold(labels, violated["quarantine"])
         broken = self._broken(route, lands)
         columns[labels.refused] = pc.or_(refused, broken)
         lands = pc.and_not(lands, broken)
@@ -145,6 +148,13 @@ class _Labels:
                 self._name(route, target, named, lands)
             if target.merge_by:
                 self._merge_by(target, route.merges[target.merge_by], lands)
+
+    def _hold(self, labels: RouteLabels, violated: list[tuple[str, Mask]]) -> None:
+        """Name the first expectation because of which a row waits."""
+        held = pa.nulls(self.rows, pa.string())
+        for name, mask in reversed(violated):
+            held = pc.if_else(mask, name, held)
+        self.columns |= {target.held: held for target in labels.targets if target.held}
 
     def _broken(self, route: RouteExpressions, lands: Mask) -> Mask:
         """Make the route's rows; return those of which the projection cannot be evaluated."""

@@ -48,7 +48,8 @@ COORDINATES = {
 
 QUARANTINE_COLUMNS = {"_table": pa.string(), "_query": pa.string(), "_batch_id": pa.int64(), "_cause": pa.string()}
 """Columns that a quarantine has besides: the table that its rows are for, the query and the batch that read them, and
-why that table could not be written (null: it could, but may not take these rows until somebody approves them)."""
+why they wait: their table could not be written, or an expectation (`HELD`) does not hold (null: their table may not
+take them until somebody approves them)."""
 SCHEMA_COLUMNS = {"_message": "message", "_schema_id": "schema_id", "_schema_version": "schema_version"}
 """Columns that a quarantine has of the records' schema, where the decoder adds it."""
 
@@ -71,7 +72,9 @@ DEAD_SCHEMA = pa.schema(
 """A dead letter: why, and the whole record as received."""
 
 UNMET = "expectation {} does not hold"
-"""The reason of a dead letter that an expectation has made, with its name."""
+"""The reason of a dead letter that an expectation has made, or why it lets a row wait, with its name."""
+HELD = UNMET.partition("{")[0]
+"""What the cause of a row begins with that waits because of an expectation."""
 Stage = Literal["decode", "match", "expect", "select", "name", "schema", "apply"]
 """Where a record was refused."""
 
@@ -82,10 +85,12 @@ class Target:
 
     `destination` is a boolean column where `table` is fixed, else a string column with the table's name (null: not
     there). `rows` is the struct column with the table's columns; `schema` its plain Arrow schema. `bad_name` is the
-    boolean column of rows whose name was refused. With `outbox` the table keeps rows for a sink that applies or merges
-    them; that of a merging sink has the columns of the struct `merge_by`, too. `seen`: columns without a value are left
-    out. `zero_is_absent`: zero and what is empty may stand for a value that is absent. `quarantine` is the target of
-    rows that their table cannot take, or may not take yet; its key is this one's with `/quarantine`.
+    boolean column of rows whose name was refused. With `outbox` the table keeps rows for a sink that applies or
+    merges them; that of a merging sink has the columns of the struct `merge_by`, too. `seen`: columns without a
+    value are left out. `held` is the string column with the expectation because of which a row waits, null for
+    others; None where no expectation of the route lets rows wait. `zero_is_absent`: zero and what is empty may
+    stand for a value that is absent. `quarantine` is the target of rows that their table cannot take, or may not
+    take yet; its key is this one's with `/quarantine`.
     """
 
     route: str
@@ -97,6 +102,7 @@ class Target:
     bad_name: str | None = None
     at_most: int = 1
     seen: bool = False
+    held: str | None = None
     outbox: bool = False
     merge_by: str | None = None
     evolution: Evolution = "evolve"
@@ -186,7 +192,8 @@ class Layout:
         for route in self.routes:
             names += [route.matched, route.refused, route.dropped, *route.violated.values()]
             for target in route.targets:
-                names += [target.destination, target.rows, *filter(None, (target.bad_name, target.merge_by))]
+                more = target.bad_name, target.merge_by, target.held
+                names += [target.destination, target.rows, *filter(None, more)]
         return list(dict.fromkeys(names))
 
 

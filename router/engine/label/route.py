@@ -300,7 +300,11 @@ class RoutePlanner:
 
     def _target(self, frame: DataFrame, kind: StructType, j: int, blank: Target, config: Config) -> Target:
         sink = self.route.sinks[j]
+        holding = [one.name for one in self.route.expect if one.otherwise == "quarantine"]
         if not isinstance(sink, TableSink):
+            if holding:
+                what = f"expectation {holding[0]}: rows wait for tables only that are appended to"
+                raise StartError(f"route {blank.route}, sink {blank.sink}: {what}; write `otherwise: dead_letter`")
             columns = {new: _kind_of(frame, old) for new, old in COORDINATES.items()}
             if isinstance(sink, MergingSink):
                 more = self._merge_by(frame, kind, sink, blank)
@@ -312,6 +316,7 @@ class RoutePlanner:
         check_options(sink, f"route {blank.route}, sink {blank.sink}", kind)
         blank = replace(blank, seen=sink.columns == "seen", evolution=sink.evolution, widening=sink.widening)
         blank = replace(blank, zero_is_absent=config.decode.zero_is_absent)
+        blank = replace(blank, held=f"_held{self.index}" if holding else None)
         blank = replace(blank, quarantine=_quarantine(frame, blank, config), partition_by=sink.partition_by)
         if isinstance(named, str):
             return replace(blank, table=named)
@@ -336,15 +341,15 @@ def _column(name: str) -> Node:
 def _quarantine(frame: DataFrame, blank: Target, config: Config) -> Target | None:
     """Return the table where rows wait until theirs can take them. It has the columns that have a value.
 
-    None for a route with a column of a name that the quarantine needs, unless the sink asks for one: the stream waits
-    while a table of it cannot be written.
+    None for a route with a column of a name that the quarantine needs, unless the sink or an expectation asks for one:
+    the stream waits while a table of it cannot be written.
     """
-    asked = blank.evolution == "quarantine"
+    asked = blank.evolution == "quarantine" or blank.held is not None
     known = {new: old for new, old in SCHEMA_COLUMNS.items() if asked and old in frame.columns} | COORDINATES
     columns = {**QUARANTINE_COLUMNS, **{new: _kind_of(frame, old) for new, old in known.items()}}
     if not asked and {*columns} & {name.lower() for name in blank.schema.names}:
         return None
-    found = replace(blank, seen=True, suffix="/quarantine", evolution="evolve", outbox=True)
+    found = replace(blank, seen=True, suffix="/quarantine", evolution="evolve", outbox=True, held=None)
     return replace(_kept(found, columns), table=quarantine_of(config.name, blank.route, blank.sink))
 
 

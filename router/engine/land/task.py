@@ -31,6 +31,7 @@ from router.engine.label.layout import (
     RAW_COLUMNS,
     SCHEMA_COLUMNS,
     TABLE,
+    UNMET,
     Demands,
     RouteLabels,
     Target,
@@ -319,7 +320,10 @@ class _Task:
             if target.bad_name:
                 rows.add("rejected", target.key, rows.mask(target.bad_name))
             for table, at, part in groups(rows, target):
-                self._land(rows, target, table, self._for_only(rows, target, at), part=part)
+                chosen, left = self._for_only(rows, target, at), part
+                if target.held and rows.batch.column(target.held).null_count < rows.batch.num_rows:
+                    chosen, left = self._free(rows, target, table, (part, at))
+                self._land(rows, target, table, chosen, part=left)
 
     def _land(
         self,
@@ -367,6 +371,21 @@ class _Task:
         kinds, names = {f.name: f.type for f in target.schema} | frozen | casts, set(part.schema.names)
         schema = pa.schema([(name, kind) for name, kind in kinds.items() if name in names])
         self.writer.hold(target.key, table, _cast(part, schema), seen=target.seen, by=target.partition_by)
+
+    def _free(
+        self, rows: Rows, target: Target, table: str, have: tuple[pa.RecordBatch | None, Numbers | None]
+    ) -> tuple[Numbers, pa.RecordBatch | None]:
+        """Land the rows that an expectation lets wait in the quarantine; return the others."""
+        part, at = have
+        index, allowed = rows.where(at), self.work.demands.allowed.get(target.key)
+        if allowed is not None and table not in allowed:
+            return index, part  # refused as a whole
+        held = rows.batch.column(str(target.held)).take(pa.array(index))
+        for name in pc.unique(held.drop_null()).to_pylist():
+            mine = pc.fill_null(pc.equal(held, name), False).to_numpy(zero_copy_only=False)
+            self._to_quarantine(rows, target, index[mine], table, UNMET.format(name))
+        free = held.is_null()
+        return index[free.to_numpy(zero_copy_only=False)], part if part is None else part.filter(free)
 
     def _to_quarantine(
         self, rows: Rows, target: Target, at: Numbers | None, table: str, cause: str | None = None

@@ -35,7 +35,7 @@ from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.commit.lost_tables import CommittedBatches, accept_lost
 from router.engine.commit.violations import VIOLATES, judged
-from router.engine.label.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, quarantine_of
+from router.engine.label.layout import BRONZE_SCHEMA, COORDINATES, DEAD_SCHEMA, HELD, quarantine_of
 from router.engine.quarantine.table import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
     from router.engine.commit.committers import Committers
     from router.engine.commit.violations import Conditions
-    from router.engine.quarantine.table import Place
+    from router.engine.quarantine.table import Kind, Place
 
 log = logging.getLogger("router")
 Kinds = dict[str, "pa.DataType | None"]
@@ -166,7 +166,7 @@ class Release:
         handle = self.lake.open(quarantine)
         waiting = quarantined_in(self.lake, handle, (place.route, place.sink, quarantine)) if handle else ()
         for one in waiting:
-            if one.place == place and one.cause is not None:
+            if one.place == place and one.kind == "unblock":
                 return one.upto, to_delta(one.columns)
         return {}, to_delta(pa.schema([]))
 
@@ -220,7 +220,7 @@ class Release:
     def _book(self, pending: PendingRelease, query: str, last: int, counts: dict[str, int]) -> None:
         place, (name, _, run) = pending.place, query.rpartition(":")
         row = {"query": name, "run": run, "batch_id": last, "route": place.route, "sink": place.sink, **counts}
-        kind = "discard" if pending.discard else "unblock" if pending.blocked else "release"
+        kind = "discard" if pending.discard else pending.kind
         entry = ledger.LedgerEntry(self.config.ledger, f"{query}/ledger/{kind}/{place}", last)
         ledger.append(self.committers, entry, [row])
 
@@ -253,18 +253,18 @@ class _ReleasedRows:
 
     @classmethod
     def read(cls, of: Release, pending: PendingRelease, query: str) -> _ReleasedRows:
-        place, blocked = pending.place, pending.blocked
+        place, kind = pending.place, pending.kind
         quarantine = quarantine_of(of.config.name, place.route, place.sink)
         handle = None if pending.discard else TableCache(of.lake).open([place.table])[place.table]
         rows = of.lake.open(quarantine)
         assert rows is not None  # rows of it were approved
-        after = released(handle, place, query, blocked=blocked)
+        after = released(handle, place, query, kind)
         have = delta_schema(to_arrow(handle)) if handle else None
         frame = of.spark.read.format("delta").load(of.lake.spark_address(quarantine))
         cause = frame["_cause"] if "_cause" in frame.columns else F.lit(None)
         frame = frame.withColumn("_cause", cause)
-        mine = _mine(place, query, blocked=blocked)
-        if handle and blocked and (direct := handle.transaction_version(f"{query}/{place}")) is not None:
+        mine = _mine(place, query, kind)
+        if handle and kind == "unblock" and (direct := handle.transaction_version(f"{query}/{place}")) is not None:
             mine &= F.col("_batch_id") > direct  # the table was damaged after a commit that nobody could read any more
         came = [column for column in delta_schema(to_arrow(rows)) if column.name not in OWN]
         table, lossy = _may_have(of.config, pending, handle)
@@ -324,7 +324,7 @@ class _ReleasedRows:
     def refuse(self, last: int) -> None:
         """Append the rows that violate what their table demands to the dead letters, once."""
         rows = self.judged(self.waiting.filter(F.col("_batch_id") <= last)).filter(F.col(VIOLATES).isNotNull())
-        place, kind = self.pending.place, "unblock" if self.pending.blocked else "release"
+        place, kind = self.pending.place, self.pending.kind
         why = F.concat(F.lit(f"table {place.table}: "), F.col(VIOLATES), F.lit(" does not hold"))
         self._append_dead_letters(rows, why, f"{self.query}/refuse/{kind}/{place}", last)
 
@@ -332,7 +332,7 @@ class _ReleasedRows:
         """Stage the rows of batches up to the last that may land, and commit them once."""
         if self.after >= last:
             return
-        place, lake, blocked = self.pending.place, self.of.lake, self.pending.blocked
+        place, lake = self.pending.place, self.of.lake
         columns = self.types
         options = self.of.config.landing
         staging = Staging(lake, options.file_bytes, options.buffer_bytes)
@@ -347,7 +347,7 @@ class _ReleasedRows:
         work = TableCommit(
             target=f"{place.route}/{place.sink}",
             table=place.table,
-            app_id=place.app_id(self.query, blocked=blocked),
+            app_id=place.app_id(self.query, self.pending.kind),
             version=last,
             files=files,
             columns=to_delta(written),
@@ -385,7 +385,8 @@ class _ReleasedRows:
             rows = rows.withColumn(name, F.lit(None))
         old = {new: F.col(name) for name, new in COORDINATES.items()}
         row = F.to_json(F.struct(*map(quoted, self.kinds))).cast("binary") if self.kinds else F.lit(None)
-        about = {"stage": F.lit("schema"), "reason": why, "route": F.lit(place.route), "sink": F.lit(place.sink)}
+        stage = "expect" if self.pending.kind == "held" and self.pending.discard else "schema"
+        about = {"stage": F.lit(stage), "reason": why, "route": F.lit(place.route), "sink": F.lit(place.sink)}
         letters = {**about, **old, "batch_id": F.col("_batch_id"), "value": row}
         found = rows.select(*(column.alias(name) for name, column in letters.items()))
         if (bronze := config.bronze_tables()) and (tables := [t for t in lake.tables(bronze.layer) if t in bronze]):
@@ -400,8 +401,7 @@ class _ReleasedRows:
 
     def delete(self, last: int) -> None:
         """Delete the rows of batches up to the last from the quarantine."""
-        place, blocked = self.pending.place, self.pending.blocked
-        mine = _mine(place, self.query, blocked=blocked, there="_cause" in self._kept)
+        mine = _mine(self.pending.place, self.query, self.pending.kind, there="_cause" in self._kept)
         table = SparkDeltaTable.forPath(self.of.spark, self.of.lake.spark_address(self.quarantine))
         table.delete(mine & (F.col("_batch_id") <= last))
 
@@ -410,12 +410,13 @@ class _ReleasedRows:
         return self.of.spark.read.format("delta").load(self.of.lake.spark_address(self.quarantine)).columns
 
 
-def _mine(place: Place, query: str, *, blocked: bool, there: bool = True) -> Column:
+def _mine(place: Place, query: str, kind: Kind, *, there: bool = True) -> Column:
     """Return the condition of the rows of one query for one table, in a quarantine that has `_cause` or not."""
     mine = (F.col("_table") == place.table) & (F.col("_query") == query)
     if not there:
         return mine
-    return mine & (F.col("_cause").isNotNull() if blocked else F.col("_cause").isNull())
+    cause, held = F.col("_cause"), F.coalesce(F.col("_cause").startswith(HELD), F.lit(False))
+    return mine & {"release": cause.isNull(), "unblock": cause.isNotNull() & ~held, "held": held}[kind]
 
 
 def _as_received(found: DataFrame, bronze: DataFrame) -> DataFrame:

@@ -4,11 +4,13 @@
 |---|---|---|
 | their table may not take them yet (`evolution: quarantine`) | null | after `router approve`; others land past them |
 | their table cannot be written: damaged, lost rights, an unknown feature, ... | says why | by themselves, in order |
+| they violate an expectation (`otherwise: quarantine`) | names it (`HELD`) | after `router quarantine release` |
 
 Either way a release is one commit: the table has a transaction id `QUERY/release/ROUTE/SINK/TABLE` (`unblock` for the
-second kind), whose version is the last batch whose rows were released. What is to be done stands in the checkpoint's
-store: an approval, or a note for each blocked table, while there is one. A blocked table gets rows by its release
-only, so that those of later batches wait behind those of earlier ones; `release` carries both out between two batches.
+second kind, `held` for the third), whose version is the last batch whose rows were released. What is to be done stands
+in the checkpoint's store: an approval, or a note for each blocked table, while there is one. A blocked table gets rows
+by its release only, so that those of later batches wait behind those of earlier ones; `release` carries both out
+between two batches.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import json
 import logging
 import time
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,7 +34,7 @@ from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import TableCache
 from router.engine.commit.committers import staged_rows
 from router.engine.commit.violations import SORTED_OUT, Conditions
-from router.engine.label.layout import COORDINATES, QUARANTINE_COLUMNS, SCHEMA_COLUMNS, quarantine_of
+from router.engine.label.layout import COORDINATES, HELD, QUARANTINE_COLUMNS, SCHEMA_COLUMNS, quarantine_of
 from router.errors import TableError
 from router.sinks import TableSink
 from router.spark_internals import to_spark_columns
@@ -56,6 +58,15 @@ FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 """Seconds between two tries to release the rows of a blocked table: twice as many after each."""
 
 
+Kind = Literal["release", "unblock", "held"]
+"""Why rows wait: for an approval, for a table that cannot be written, or because of an expectation."""
+
+
+def kind_of(cause: str | None) -> Kind:
+    """Return why rows with a cause wait."""
+    return "release" if cause is None else "held" if cause.startswith(HELD) else "unblock"
+
+
 @dataclass(frozen=True)
 class Place:
     """The table of a sink that quarantined rows are for."""
@@ -71,9 +82,9 @@ class Place:
         route, _, sink = key.partition("/")
         return cls(route, sink, table)
 
-    def app_id(self, query: str, *, blocked: bool = False) -> str:
+    def app_id(self, query: str, kind: Kind = "release") -> str:
         """Return the transaction id of releases into the table; its version is a batch of the query."""
-        return f"{query}/{'unblock' if blocked else 'release'}/{self.route}/{self.sink}/{self.table}"
+        return f"{query}/{kind}/{self.route}/{self.sink}/{self.table}"
 
     def __str__(self) -> str:
         return f"{self.route}/{self.sink}/{self.table}"
@@ -83,7 +94,7 @@ class Place:
 class Quarantined:
     """The quarantined rows of a table, and how they would change it.
 
-    `cause` says why the table could not be written, null where its rows wait for an approval. `upto`: query (with its
+    `cause` says why they wait, null where it is for an approval. `upto`: query (with its
     run) -> the last batch with a quarantined row; `columns`: the schema of what the rows hold; `versions`: message and
     number of the schemas that wrote them, where known; `since`: the time of the oldest record, where known.
     """
@@ -97,6 +108,11 @@ class Quarantined:
     versions: tuple[str, ...]
     since: datetime | None
     change: SchemaDiff
+
+    @property
+    def kind(self) -> Kind:
+        """Return why they wait."""
+        return kind_of(self.cause)
 
 
 @dataclass(frozen=True)
@@ -124,10 +140,16 @@ class PendingRelease:
     demanded: dict[str, Conditions] = field(default_factory=dict)
     discard: bool = False
     blocked: bool = False
+    held: bool = False
     cause: str = ""
     due: float = 0.0
     tries: int = 0
     forced: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """Return why the rows wait."""
+        return "held" if self.held else "unblock" if self.blocked else "release"
 
     @property
     def path(self) -> str:
@@ -140,7 +162,8 @@ class PendingRelease:
 def approve(store: CheckpointStore, found: Quarantined, *, discard: bool = False) -> None:
     """Write an approval; the running or the next stream carries it out."""
     about = found.place, found.upto, to_delta(found.columns), time.time_ns()
-    write(store, PendingRelease(*about, discard=discard, blocked=found.cause is not None))
+    blocked, held = found.kind == "unblock", found.kind == "held"
+    write(store, PendingRelease(*about, discard=discard, blocked=blocked, held=held))
 
 
 def try_now(store: CheckpointStore, found: Quarantined) -> None:
@@ -242,7 +265,7 @@ def _causes(lake: Lake, quarantine: str) -> dict[str, str]:
         if handle is None or "_cause" not in schema.names:
             return {}
         rows = _files(lake, handle, quarantine, schema)
-        blocked = rows.scanner(["_table", "_cause"], filter=pc.field("_cause").is_valid()).to_table()
+        blocked = rows.scanner(["_table", "_cause"], filter=_of_kind("unblock")).to_table()
     except (DeltaError, OSError):  # the first batch that needs it says what is wrong
         return {}
     found = blocked.group_by("_table").aggregate([("_cause", "max")]).to_pylist()
@@ -264,7 +287,7 @@ def quarantined(config: Config, lake: Lake) -> list[Quarantined]:
 
 
 def quarantined_in(lake: Lake, handle: DeltaTable, where: tuple[str, str, str]) -> Iterator[Quarantined]:
-    """Yield the rows of one sink's quarantine by table, those of blocked ones apart from others."""
+    """Yield the rows of one sink's quarantine by table, apart by why they wait."""
     route, sink, quarantine = where
     if not handle.file_uris():
         return
@@ -272,32 +295,35 @@ def quarantined_in(lake: Lake, handle: DeltaTable, where: tuple[str, str, str]) 
     schema = schema if "_cause" in schema.names else schema.append(pa.field("_cause", pa.string()))
     rows = _files(lake, handle, quarantine, schema)
     there = dataset.Scanner.from_dataset(rows, columns=list(QUARANTINE_COLUMNS)).to_table()
-    there = there.append_column("blocked", pc.is_valid(there.column("_cause")))
-    last = there.group_by(["_table", "blocked", "_query"]).aggregate([("_batch_id", "max"), ("_cause", "max")])
-    by: dict[tuple[str, bool], dict[str, int]] = {}
-    causes = {(row["_table"], row["blocked"]): row["_cause_max"] for row in last.to_pylist()}
-    for row in last.to_pylist():
-        by.setdefault((row["_table"], row["blocked"]), {})[row["_query"]] = row["_batch_id_max"]
+    causes = dict[tuple[str, Kind], str | None]()
+    by: dict[tuple[str, Kind], dict[str, int]] = {}
+    for row in there.group_by(["_table", "_cause", "_query"]).aggregate([("_batch_id", "max")]).to_pylist():
+        key = row["_table"], kind_of(row["_cause"])
+        upto, cause = by.setdefault(key, {}), row["_cause"]
+        upto[row["_query"]] = max(row["_batch_id_max"], upto.get(row["_query"], -1))
+        causes[key] = max(cause, causes.get(key) or "") if cause else None
     targets = TableCache(lake).readable({table for table, _ in by})
-    for (table, blocked), upto in sorted(by.items()):
+    for (table, kind), upto in sorted(by.items()):
         place = Place(route, sink, table)
         target = targets[table]
         target = None if isinstance(target, TableError) else target
-        done = {query: released(target, place, query, blocked=blocked) for query in upto}
+        done = {query: released(target, place, query, kind) for query in upto}
         if left := {query: last for query, last in upto.items() if done[query] < last}:
-            mine = (pc.field("_table") == table) & pc.field("_cause").is_valid() if blocked else _unblocked(table)
+            mine = (pc.field("_table") == table) & _of_kind(kind)
             parts = rows.scanner(filter=mine & _after(left, done)).to_batches()
-            yield _described((place, quarantine, causes[table, blocked]), schema, left, parts, target)
+            yield _described((place, quarantine, causes[table, kind]), schema, left, parts, target)
 
 
-def released(table: DeltaTable | None, place: Place, query: str, *, blocked: bool = False) -> int:
+def released(table: DeltaTable | None, place: Place, query: str, kind: Kind = "release") -> int:
     """Return the last batch whose quarantined rows were released into the table, -1 for none."""
-    version = table.transaction_version(place.app_id(query, blocked=blocked)) if table else None
+    version = table.transaction_version(place.app_id(query, kind)) if table else None
     return -1 if version is None else version
 
 
-def _unblocked(table: str) -> pc.Expression:
-    return (pc.field("_table") == table) & pc.field("_cause").is_null()
+def _of_kind(kind: Kind) -> pc.Expression:
+    cause = pc.field("_cause")
+    held = pc.starts_with(cause, HELD)
+    return {"release": cause.is_null(), "unblock": cause.is_valid() & ~held, "held": cause.is_valid() & held}[kind]
 
 
 def _after(upto: dict[str, int], done: dict[str, int]) -> pc.Expression:

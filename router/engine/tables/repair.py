@@ -97,7 +97,7 @@ log = logging.getLogger("router")
 TRIES = 20
 WAIT_SECONDS = 120
 """How long a batch is waited for that is under way while its table is gone."""
-OTHER_IDS = ("release/", "unblock/", "repair")
+OTHER_IDS = ("release/", "unblock/", "held/", "repair")
 """What the transaction ids of a table begin with, behind the query, that are not those of its batches."""
 REPLACED = "_replaced"
 """The folder of the lake for what was replaced: no layer, since its name begins with `_`."""
@@ -171,8 +171,8 @@ class Repair:
         self.old = self._old_files() if damaged else []  # before anything is staged beside them
         self.seen = self.handle.version() if self.handle is not None else -1
         self._refuse_changes_of_others()
+        self._refuse_waiting_rows()
         if self.handle is not None:
-            self._refuse_waiting_rows()
             self._refuse_full()
 
     def replaced(self, landed: LandedAgain) -> Repaired:
@@ -267,7 +267,7 @@ class Repair:
                 read.append(commit.version)
                 if REPAIRED in commit.notes:
                     others = []
-                elif commit.changes and not own(self.config.name, commit):
+                elif commit.changes and (not own(self.config.name, commit) or _let_in(commit)):
                     others.append(commit)
         except TableError:
             pass  # what is behind a damaged commit is not known
@@ -291,7 +291,11 @@ class Repair:
         return False
 
     def _refuse_waiting_rows(self) -> None:
-        if rows := sum(found.rows for found in self._waited()):
+        waiting = self._waited()
+        if rows := sum(found.rows for found in waiting if found.kind == "held"):
+            what = f"{rows:,} rows wait because of an expectation, which may hold for them by now"
+            raise TableError(self.table, f"{what}; `router quarantine release` or `discard` them first")
+        if rows := sum(found.rows for found in waiting if self.handle is not None):
             raise TableError(
                 self.table,
                 f"{rows:,} rows wait for it in the quarantine, and would be in it twice; see `router quarantine list`",
@@ -571,7 +575,7 @@ class Repair:
     def _releases(self, waited: list[Quarantined]) -> dict[str, int]:
         """Return the ids of releases that say which quarantined rows are in the table now: those of bronze."""
         return {
-            found.place.app_id(query, blocked=found.cause is not None): self._until(query, batch)
+            found.place.app_id(query, found.kind): self._until(query, batch)
             for found in waited
             for query, batch in found.upto.items()
         }
@@ -798,3 +802,8 @@ def _in_schema(rows: DataFrame, schema: str) -> DataFrame:
         for kind in kinds
     ]
     return rows.select(*known, *(quoted(name) for name in rows.columns if name not in kinds.names))
+
+
+def _let_in(commit: LogCommit) -> bool:
+    """Say whether a commit brought rows that a person has released though an expectation does not hold for them."""
+    return any("/held/" in name for name in commit.transactions)

@@ -56,7 +56,7 @@ OWN_LAYERS = ("outbox.", "quarantine.")
 RELEASED = "/released"
 COUNTED = {"read": "/bronze", "landed": "", "released": RELEASED}
 """Columns of the ledger that count rows of tables, and what they add to the key of a sink."""
-RELEASES = ("release/", "unblock/")
+RELEASES = ("release/", "unblock/", "held/")
 """What is before the key of a sink in the transaction ids of rows that left the quarantine."""
 REPAIRED = "router.repaired"
 """The note of a commit that made a table anew from bronze: target key -> the last batch that the commit has."""
