@@ -291,7 +291,7 @@ class BatchReport:
     """The report of one finished batch, for observers.
 
     Counts are rows; `seconds` has the wall time of each step; `tables` the number of tables that got rows. `unknown`
-    events have fields that the schema lacks.
+    events have fields that the schema lacks. `violated`: expectation of bronze -> records for which it does not hold.
     """
 
     query: str
@@ -306,3 +306,4 @@ class BatchReport:
     seconds: dict[str, float] = field(default_factory=dict)
     routes: dict[str, dict[str, int]] = field(default_factory=dict)
     unknown: int = 0
+    violated: dict[str, int] = field(default_factory=dict)

@@ -100,7 +100,7 @@ def expectations(file: Path, samples: int, plugin_files: tuple[Path, ...]) -> No
     config = load(file, load_registry(plugin_files)).config
     counted = import_module("router.engine.tables.expectation_counts").expectation_counts(config, samples)
     if not counted:
-        click.echo(f"no route and no view of {config.name} has an expectation")
+        click.echo(f"nothing of {config.name} has an expectation")
         return
     show_table(f"expectations of {config.name}", EXPECTATION_COLUMNS, [_expectation(one) for one in counted])
     rows = [_sample(one, row) for one in counted for row in one.samples]

@@ -175,10 +175,21 @@ class DeltaSource(Model):
 BRONZE_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp_type", "headers", "batch_id")
 
 
+class BronzeExpectation(Model):
+    """What must hold for records; null counts as a violation. Bronze keeps those that violate it, too."""
+
+    name: Name
+    sql: str = Field(description="SQL over the record (`key`, `value`, `topic`, ...) and what decoding adds (`event`)")
+    otherwise: Literal["warn", "fail"] = Field(
+        default="warn", description="warn: it is counted; fail: the stream stops"
+    )
+
+
 class Bronze(Model, TableOptions):
     """The table of every record as received, or one for each topic."""
 
     table: BronzeName = Field(description="layer.table; bronze.{topic}: one for each topic")
+    expect: tuple[BronzeExpectation, ...] = Field(default=(), description="what must hold for records")
 
     @model_validator(mode="after")
     def _columns_of_bronze(self) -> Bronze:
@@ -551,6 +562,9 @@ class Config(Model):
     views: tuple[View, ...] = Field(default=(), description="tables that are computed from other tables")
     dead_letters: TableName
     unmatched: Literal["dead_letters", "drop"] = "dead_letters"
+    drop: Literal["nulls"] | None = Field(
+        default=None, description="nulls: a record without a value that no sink takes vanishes; the ledger counts it"
+    )
     ledger: TableName = "ops.ledger"
     commit: Literal["auto", "spark"] = Field(
         default="auto",

@@ -2,7 +2,7 @@
 
 Per source partition: read = decoded + failed + bare; decoded = matched somewhere + unmatched. Per route and sink:
 matched = landed + refused + dropped + quarantined. Per table: the rows its sink counted = the rows in the footers of
-its files. Bronze holds what was read; dead letters hold what was failed, unmatched and refused.
+its files. Bronze holds what was read, less what it drops; dead letters hold what was failed, unmatched and refused.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from router.engine.label.layout import Layout
 
 log = logging.getLogger("router")
+BRONZE = "/bronze"
+"""The key of bronze, where others are of a route and its sink."""
 SUMS = ("read", "failed", "bare", "unmatched", "unknown")
 KEYED = ("matched", "refused", "dropped", "violated", "landed", "rejected", "frozen", "quarantined")
 NAMED = 50
@@ -28,7 +30,7 @@ NAMED = 50
 @dataclass(frozen=True)
 class Partition:
     """The counts of one source partition of a batch. Keyed ones are by route, `route/expectation` or `route/sink`,
-    those of quarantined rows by `route/sink/table`.
+    those of quarantined rows by `route/sink/table`; in place of a route stands `BRONZE` for what it drops or violates.
 
     `unknown` events have fields that the decoder's schema lacks; `unknown_fields` has as many of these as `NAMED`.
     """
@@ -129,7 +131,7 @@ def imbalances(
     landed, rejected, refused = (keyed(counted, kind) for kind in ("landed", "rejected", "refused"))
     expected = {target.key: landed[target.key] for target in layout.all_targets}
     if layout.bronze:
-        expected["/bronze"] = total(counted, "read")
+        expected[BRONZE] = total(counted, "read") - keyed(counted, "dropped")[BRONZE]
     dead = total(counted, "failed") + sum(rejected.values()) + sum(refused.values())
     expected["/dead_letters"] = dead + (total(counted, "unmatched") if unmatched_are_dead else 0)
     for key in sorted(expected.keys() | in_files.keys()):

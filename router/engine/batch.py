@@ -29,7 +29,7 @@ from router.delta.commit import is_committed
 from router.delta.maintenance_process import MaintenanceProcess
 from router.delta.table_cache import SparkTables, TableCache
 from router.engine import ledger
-from router.engine.balance import UnknownFieldReport, imbalances, keyed, partitions
+from router.engine.balance import BRONZE, UnknownFieldReport, imbalances, keyed, partitions
 from router.engine.checkpoint_store import CheckpointStore, Manifest, frozen_as_text
 from router.engine.commit.committers import Catalog, Committers
 from router.engine.commit.schema_evolution import SchemaEvolution
@@ -229,8 +229,10 @@ class Batches:
     def _stop_on(self, layout: Layout, landed: Landed, counted: tuple[Partition, ...], batch: int) -> None:
         """Raise BatchError before anything is committed: the batch does not balance, or an expectation says `fail`."""
         violated = keyed(counted, "violated")
-        failing = (f"{route.name}/{name}" for route in layout.routes for name in route.failing)
-        if named := ", ".join(f"{key} on {violated[key]} rows" for key in sorted(failing) if violated[key]):
+        failing = [f"{route.name}/{name}" for route in layout.routes for name in route.failing]
+        failing += [f"{BRONZE}/{name}" for name in layout.bronze_failing]
+        found = [f"{key.removeprefix('/')} on {violated[key]} rows" for key in sorted(failing) if violated[key]]
+        if named := ", ".join(found):
             self._stop(landed, batch, f"expectations do not hold: {named}")
         if wrong := imbalances(layout, counted, landed.files, self.config.unmatched == "dead_letters"):
             self._stop(landed, batch, f"the batch does not balance: {'; '.join(wrong)}")

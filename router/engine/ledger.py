@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from router.delta.commit import StagedFile, TableCommit, to_delta
 from router.delta.file_statistics import statistics
 from router.delta.lake import native_files
-from router.engine.balance import KEYED, keyed, total
+from router.engine.balance import BRONZE, KEYED, keyed, total
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.parts import BatchReport
 from router.sinks import Applied
@@ -72,14 +72,15 @@ SCHEMA = pa.schema(
 )
 """Rows without a route count the source: read = decoded + failed + bare; `lost` ones were deleted in Kafka before they
 were read, and stand in a batch of their own, in which nothing was read; `unknown` events have fields that the schema
-lacks, of which `unknown_fields` has as many as NAMED, each with its events. Rows with a route and sink count what
-matched: matched = landed + refused + dropped + quarantined; for a sink with an outbox landed = applied + dead +
-parked + backlog. `backlog` rows stay in the outbox, less those of earlier batches that were applied now: their table
-cannot be written, or a detached sink has yet to send them (its batches stand here with its own run). `frozen` rows
-landed without the columns that their table lacks; `released` ones left the quarantine, up to the batch of the row
-here; `parked` ones the sink keeps to send them later. `in_doubt` counts applied rows that may have been sent twice,
-because of a crash. `violated` has the expectations that did not hold, each with its events: of the route, so that all
-sinks of it have the same. `configuration` is the fingerprint of that under which the batch was decided.
+lacks, of which `unknown_fields` has as many as NAMED, each with its events; `dropped` ones have no value and are
+nowhere, `violated` has its expectations. Rows with a route and sink count what matched: matched = landed + refused +
+dropped + quarantined; for a sink with an outbox landed = applied + dead + parked + backlog. `backlog` rows stay in the
+outbox, less those of earlier batches that were applied now: their table cannot be written, or a detached sink has yet
+to send them (its batches stand here with its own run). `frozen` rows landed without the columns that their table
+lacks; `released` ones left the quarantine, up to the batch of the row here; `parked` ones the sink keeps to send them
+later. `in_doubt` counts applied rows that may have been sent twice, because of a crash. `violated` has the
+expectations that did not hold, each with its events: of the route, so that all sinks of it have the same.
+`configuration` is the fingerprint of that under which the batch was decided.
 
 A replay has a row without a batch, of what it changed: more rows are `applied`, and as many fewer are `parked` or
 `dead`. So the sums over all rows are the state of today, and the rows of batches that of their time.
@@ -124,7 +125,8 @@ def rows(
         }
         source = {name: getattr(part, name) for name in READ}
         beyond = {"unknown": part.unknown, "unknown_fields": sorted(part.unknown_fields.items()) or None}
-        found.append({**where, **source, **beyond})
+        raw = {"dropped": part.dropped.get(BRONZE), "violated": _of_route(part.violated, BRONZE)}
+        found.append({**where, **source, **beyond, **raw})
         for key in targets:
             route, sink = key.split("/", 1)
             quarantine = f"{key}/quarantine"
@@ -210,6 +212,7 @@ def report(
         seconds={name: round(took, 4) for name, took in seconds.items()},
         routes=routes,
         unknown=total(counted, "unknown"),
+        violated={name: by["violated"][f"{BRONZE}/{name}"] for name in layout.bronze_violated},
     )
 
 

@@ -26,7 +26,7 @@ ledger: ops.dead_letters
 
 
 def test_ten_mistakes_are_all_reported_exactly(faults):
-    known = "bronze, checkpoint, commit, dead_letters, debug, decode, expectations, lake, landing, ledger, let"
+    known = "bronze, checkpoint, commit, dead_letters, debug, decode, drop, expectations, lake, landing, ledger, let"
     known += (
         ", maintenance, name, outbox_retention, quarantine, register, routes, source, spark, storage_options, trigger"
     )

@@ -80,13 +80,17 @@ def test_the_sink_of_the_page_on_formats_loads() -> None:
 
 def test_the_tables_of_the_page_on_configuration_are_made_so() -> None:
     """A user who copies it must not meet an error."""
-    (text,) = [text for text in fences(ROOT / "docs" / "configuration.md", "yaml") if text.startswith("bronze:")]
+    expects, text = [
+        text for text in fences(ROOT / "docs" / "configuration.md", "yaml") if text.startswith("bronze:")
+    ]
     readme = fences(ROOT / "README.md", "yaml")[0]
     rest = (
         readme[: readme.index("bronze:")]
         + readme[readme.index("\n", readme.index("bronze:")) + 1 : readme.index("routes:")]
     )
     dead = "dead_letters: ops.dead_letters\n"
+    loaded = load(ROOT / "routes" / "readme.yaml", load_registry(), environ={}, text=rest + expects + dead)
+    assert [one.otherwise for one in loaded.config.bronze.expect] == ["warn", "warn", "fail"]
 
     loaded = load(ROOT / "routes" / "readme.yaml", load_registry(), environ={}, text=rest + text + dead)
 

@@ -43,7 +43,11 @@ def query(make_query: MakeQuery, folder: Path, *expect: dict[str, str], **settin
     sink = Tables(table="silver.{event.game}")
     route = Route(name="r", match=Sql(where="true"), expect=given, sinks=(sink,))  # type: ignore[arg-type]
     given_to = {"decode": Events(ddl="game string, n int"), "bronze": "bronze.all"}
-    made = make_query(folder, routes=(route,), **given_to, **settings)
+    return prepared(make_query(folder, routes=(route,), **given_to, **settings))
+
+
+def prepared(made: Query) -> Query:
+    """Return a query as one that a stream runs: it can be repaired."""
     made.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
     return made
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from router.decoding import ArrowDecoding
-    from router.engine.label.route import MergeBy, RouteExpressions
+    from router.engine.label.route import Check, MergeBy, RouteExpressions
 
 DEAD_LETTER = pa.struct(list(DEAD_SCHEMA)[:4])
 ACTIONS = ("dead_letter", "drop", "quarantine", "warn", "fail")
@@ -52,6 +52,7 @@ class Labelling:
     routes: tuple[RouteExpressions, ...]
     own_tables: frozenset[str]
     unmatched_are_dead: bool
+    bronze_checks: tuple[Check, ...] = ()
 
 
 def decoded(records: pa.RecordBatch, decoding: Decoding) -> pa.RecordBatch:
@@ -111,11 +112,16 @@ class _Labels:
             unmatched = pc.and_not(unmatched, mask)
             taken = pc.or_(taken, pc.and_(mask, tombstone)) if route.tombstones else taken
         failed = pc.and_not(failed, taken)
+        if layout.drops_nulls:
+            failed = pc.and_not(failed, columns["value"].is_null())
         columns["_failed"], columns["_unmatched"] = failed, unmatched
         columns["_bare"] = pc.and_not(pc.invert(pc.or_(living, failed)), taken)
         self._add_dead(failed, "decode", columns["_error"], None, None)
         if self.labelling.unmatched_are_dead:
             self._add_dead(unmatched, "match", "no route matches", None, None)
+        everything = pc.invert(self._none())
+        for check in self.labelling.bronze_checks:
+            columns[layout.bronze_violated[check.name]] = pc.invert(self._holds(everything, check.node))
         for route, mask in zip(routes, matched, strict=True):
             self._route(route, mask, tombstone)
         columns["_dead"] = self._dead()

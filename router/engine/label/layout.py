@@ -158,7 +158,8 @@ class Layout:
 
     They are: RAW_COLUMNS; `_failed`, `_bare`, `_unmatched` (boolean); `_dead` (list of stage, reason, route, sink;
     null when none); `_wanted` (string) and `_unknown` (list of strings) where the decoder adds them; `about`, its
-    columns about schemas, for a quarantine; and those that the routes name.
+    columns about schemas, for a quarantine; and those that the routes name. Expectations of bronze have columns as
+    those of routes do. With `drops_nulls` bare records without a value are in no table.
     """
 
     bronze: BronzeTables | None
@@ -167,6 +168,9 @@ class Layout:
     wanted: bool = False
     bronze_by: tuple[str, ...] = ()
     unknown: bool = False
+    bronze_violated: dict[str, str] = field(default_factory=dict)
+    bronze_failing: tuple[str, ...] = ()
+    drops_nulls: bool = False
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -188,7 +192,7 @@ class Layout:
         """Return the columns of a labelled batch that landing needs, each once."""
         added = {"_wanted": self.wanted, "_unknown": self.unknown}
         names = [*RAW_COLUMNS, "_failed", "_bare", "_unmatched", "_dead", *(name for name in added if added[name])]
-        names += self.about
+        names += [*self.about, *self.bronze_violated.values()]
         for route in self.routes:
             names += [route.matched, route.refused, route.dropped, *route.violated.values()]
             for target in route.targets:

@@ -13,21 +13,23 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructField, StructType
 
-from router.engine.label.expressions import Untranslatable
+from router.engine.label.expressions import Untranslatable, translate
 from router.engine.label.labels import Decoding, Labelling, decoding_task
 from router.engine.label.layout import RAW_COLUMNS, Layout
 from router.engine.label.lookup_tables import Lookups
-from router.engine.label.route import SPREAD_BY, RoutePlanner
+from router.engine.label.route import SPREAD_BY, Check, RoutePlanner
 from router.engine.label.tombstones import TOMBSTONE, taken, tombstones
+from router.errors import StartError, first_line
 from router.parts import RAW_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from router.config.models import Config
+    from router.config.models import BronzeExpectation, Config
     from router.decoding import ArrowDecoding
     from router.engine.label.expressions import Node
     from router.engine.label.route import RouteExpressions
@@ -182,9 +184,21 @@ class Planner:
         labels = tuple(route.labels(frame, config) for route in self.routes)
         bronze_by = config.bronze.partition_by if config.bronze else ()
         added = frame.columns
-        layout = Layout(self.bronze, config.dead_letters, labels, "_wanted" in added, bronze_by, "_unknown" in added)
+        expect = config.bronze.expect if config.bronze else ()
+        layout = Layout(
+            self.bronze,
+            config.dead_letters,
+            labels,
+            "_wanted" in added,
+            bronze_by,
+            "_unknown" in added,
+            {one.name: f"_violated_{one.name}" for one in expect},
+            tuple(one.name for one in expect if one.otherwise == "fail"),
+            config.drop == "nulls",
+        )
         expressions, levels, left = self._expressions(frame, layout, tombstones=dead is not None)
-        labelling = Labelling(decoding, layout, expressions, self.own, config.unmatched == "dead_letters")
+        checks = tuple(Check(one.name, one.otherwise, _of_bronze(frame, one)) for one in expect)
+        labelling = Labelling(decoding, layout, expressions, self.own, config.unmatched == "dead_letters", checks)
         spread_by = next(filter(None, (route.spread_by(frame) for route in self.routes)), ())
         return Stages(decoder, arrow, decoding, labelling, kinds, levels, spread_by, left, on)
 
@@ -207,6 +221,17 @@ class Planner:
                 for level, more in zip(levels, columns, strict=True):
                     level.update(more)
         return tuple(found), tuple(level for level in levels if level), left
+
+
+def _of_bronze(frame: DataFrame, expectation: BronzeExpectation) -> Node:
+    """Return an expectation of bronze as tasks evaluate it. Raises StartError where it is not for them, or no SQL."""
+    try:
+        return translate(frame, [F.expr(expectation.sql).cast("boolean")])[0]
+    except Untranslatable as why:
+        what = f"tasks cannot evaluate {why}; make it of fields, casts and plain functions, or put it on a route"
+    except (AnalysisException, ParseException) as error:
+        what = first_line(error)
+    raise StartError(f"bronze, expectation {expectation.name}: {what}")
 
 
 def stages_in_words(stages: Stages) -> str:

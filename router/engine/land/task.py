@@ -20,7 +20,7 @@ from router.delta.casting import cast_down, cast_to, has_value
 from router.delta.parquet_writer import attempt
 from router.delta.schema_diff import too_wide
 from router.delta.widening import KEEPS
-from router.engine.balance import add_named
+from router.engine.balance import BRONZE, add_named
 from router.engine.label.expressions import evaluate
 from router.engine.label.labels import Labelling, labelled
 from router.engine.label.layout import (
@@ -291,10 +291,19 @@ class _Task:
             rows.add_unknown(rows.batch.column("_unknown"))
         if layout.wanted:
             rows.want(pc.unique(rows.batch.column("_wanted").drop_null()).to_pylist())
+        dropped = rows.all[:0]
+        if layout.drops_nulls:
+            nulls = rows.batch.column("value").is_null().to_numpy(zero_copy_only=False)
+            dropped = rows.mask("_bare")
+            dropped = dropped[nulls[dropped]]
+            rows.add("dropped", BRONZE, dropped)
         if layout.bronze:
-            for table, at in rows.by_topic(layout.bronze.of):
+            for name, column in layout.bronze_violated.items():
+                rows.add("violated", f"{BRONZE}/{name}", rows.mask(column))
+            for table, every in rows.by_topic(layout.bronze.of):
+                at = np.setdiff1d(rows.where(every), dropped) if len(dropped) else every
                 records = _numbered(rows.raw(at), self.work.batch, BRONZE_SCHEMA)
-                self.writer.hold("/bronze", table, records, by=layout.bronze_by)
+                self.writer.hold(BRONZE, table, records, by=layout.bronze_by)
         dead = rows.batch.column("_dead")
         if dead.null_count < len(dead):
             parents = pc.list_parent_indices(dead)

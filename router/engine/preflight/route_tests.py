@@ -361,6 +361,7 @@ def _violation_faults(expected: Mapping[str, int], report: BatchReport) -> Itera
         for name, count in counts.items()
         if name.startswith(VIOLATED)
     }
+    found |= {f"bronze/{name}": count for name, count in report.violated.items()}
     for key in sorted({*found, *expected}):
         if key not in found:
             yield f"{key}: there is no such expectation"

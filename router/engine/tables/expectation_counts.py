@@ -19,18 +19,18 @@ from router.engine.views.note import REFRESHES, Note, note_path
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from router.config.models import Config, Expectation, ViewExpectation
+    from router.config.models import BronzeExpectation, Config, Expectation, ViewExpectation
     from router.delta.lake import Lake
 
 PERIODS = REFRESHES
 """The parts of equal length that the time of a ledger is divided into, for a trend."""
-COLUMNS = ("route", "sink", "matched", "violated", "finished")
+COLUMNS = ("route", "sink", "read", "matched", "violated", "finished")
 SAMPLE = ("topic", "partition", "offset", "timestamp")
 
 
 @dataclass
 class ExpectationCounts:
-    """One expectation of a route: the events that it was asked of, and those on which it does not hold.
+    """One expectation of a route, or of bronze: the events that it was asked of, and those on which it does not hold.
 
     `trend` are the same two numbers of each period, the oldest first. `samples` are the places of the newest records
     that it made dead letters, without their content; the other kinds of expectations keep none. Of a view it is about
@@ -38,7 +38,7 @@ class ExpectationCounts:
     """
 
     of: str
-    expectation: Expectation | ViewExpectation
+    expectation: Expectation | BronzeExpectation | ViewExpectation
     events: int = 0
     violated: int = 0
     last: datetime | None = None
@@ -55,7 +55,11 @@ class ExpectationCounts:
 def expectation_counts(config: Config, samples: int = 0) -> list[ExpectationCounts]:
     """Return the counts of every expectation, in the order of the configuration."""
     lake, checkpoint = lake_and_checkpoint(config)
-    found = {
+    of_bronze = config.bronze.expect if config.bronze else ()
+    found: dict[tuple[str | None, str], ExpectationCounts] = {
+        (None, one.name): ExpectationCounts("bronze", one) for one in of_bronze
+    }
+    found |= {
         (route.name, one.name): ExpectationCounts(route.name, one) for route in config.routes for one in route.expect
     }
     counted = _counted(lake, config) if found else None
@@ -85,11 +89,11 @@ def _periods(finished: pa.ChunkedArray) -> Any:
     return np.minimum((times - times.min()) * PERIODS // length, PERIODS - 1)
 
 
-def _add_up(found: dict[tuple[str, str], ExpectationCounts], counted: pa.Table) -> None:
-    events = counted.group_by(["route", "period"]).aggregate([("matched", "sum")]).to_pylist()
+def _add_up(found: dict[tuple[str | None, str], ExpectationCounts], counted: pa.Table) -> None:
+    events = counted.group_by(["route", "period"]).aggregate([("matched", "sum"), ("read", "sum")]).to_pylist()
     for (route, _), counts in found.items():
         for row in (row for row in events if row["route"] == route):
-            counts.add(row["period"], events=row["matched_sum"])
+            counts.add(row["period"], events=row["read_sum" if route is None else "matched_sum"])
     for row in counted.filter(pc.field("violated").is_valid()).to_pylist():
         for name, violated in row["violated"]:
             if of := found.get((row["route"], name)):
@@ -98,15 +102,15 @@ def _add_up(found: dict[tuple[str, str], ExpectationCounts], counted: pa.Table) 
 
 
 def _counted(lake: Lake, config: Config) -> pa.Table | None:
-    """Return the ledger's rows of routes with expectations, those of one sink: all sinks of a route have the same."""
+    """Return the ledger's rows of the source, and of routes with expectations: of one sink, all have the same."""
     table = lake.open(config.ledger)
     if table is None or "violated" not in {column.name for column in table.schema().fields}:
         return None
     one = {route.name: next(iter(route.named_sinks)) for route in config.routes if route.expect}
-    of_one = pc.scalar(False)
+    of_one = pc.field("route").is_null() & pc.field("read").is_valid()
     for route, sink in one.items():
-        of_one |= (pc.field("route") == route) & (pc.field("sink") == sink)
-    mine = (pc.field("query") == config.name) & pc.field("matched").is_valid() & of_one
+        of_one |= (pc.field("route") == route) & (pc.field("sink") == sink) & pc.field("matched").is_valid()
+    mine = (pc.field("query") == config.name) & of_one
     return table.to_pyarrow_dataset(filesystem=native_files(table)).to_table(columns=list(COLUMNS), filter=mine)
 
 

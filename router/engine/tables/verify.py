@@ -55,7 +55,7 @@ OWN_LAYERS = ("outbox.", "quarantine.")
 """Layers in which the router, and who discards rows, delete as they like."""
 RELEASED = "/released"
 COUNTED = {"read": "/bronze", "landed": "", "released": RELEASED}
-"""Columns of the ledger that count rows of tables, and what they add to the key of a sink."""
+"""Columns of the ledger that count rows of tables, and what they add to the key of a sink; bronze lacks `dropped`."""
 RELEASES = ("release/", "unblock/", "held/")
 """What is before the key of a sink in the transaction ids of rows that left the quarantine."""
 REPAIRED = "router.repaired"
@@ -140,17 +140,19 @@ def _ledger(table: DeltaTable, query: str) -> tuple[dict[tuple[str, str], BatchR
     """Return the rows of a ledger by run and target key, and the first batch that it has of each run."""
     there = {column.name for column in table.schema().fields}
     counted = [name for name in COUNTED if name in there]
-    columns = ["query", "run", "batch_id", "route", "sink", *counted]
+    more = [*counted, *({"dropped"} & there)]
+    columns = ["query", "run", "batch_id", "route", "sink", *more]
     found: dict[tuple[str, str], BatchRows] = defaultdict(BatchRows)
     begun: dict[str, int] = {}
     for part in table.to_pyarrow_dataset(filesystem=native_files(table)).scanner(columns=columns).to_batches():
-        sums = pa.table(part).group_by(columns[:5]).aggregate([(name, "sum") for name in counted])
+        sums = pa.table(part).group_by(columns[:5]).aggregate([(name, "sum") for name in more])
         for row in sums.to_pylist():
             if row["query"] != query or row["batch_id"] is None:
                 continue
             begun[row["run"]] = min(row["batch_id"], begun.get(row["run"], row["batch_id"]))
             for name in counted:
-                if rows := row[f"{name}_sum"]:
+                gone = row.get("dropped_sum") if name == "read" and row["route"] is None else 0
+                if rows := (row[f"{name}_sum"] or 0) - (gone or 0):
                     place = "" if row["route"] is None else f"{row['route']}/{row['sink']}"
                     found[row["run"], place + COUNTED[name]].add(row["batch_id"], rows)
     return dict(found), begun
