@@ -80,9 +80,7 @@ def test_the_sink_of_the_page_on_formats_loads() -> None:
 
 def test_the_tables_of_the_page_on_configuration_are_made_so() -> None:
     """A user who copies it must not meet an error."""
-    expects, text = [
-        text for text in fences(ROOT / "docs" / "configuration.md", "yaml") if text.startswith("bronze:")
-    ]
+    expects, text = [text for text in fences(ROOT / "docs" / "configuration.md", "yaml") if text.startswith("bronze:")]
     readme = fences(ROOT / "README.md", "yaml")[0]
     rest = (
         readme[: readme.index("bronze:")]
