@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 Rows = Counter[str]
 """A table as a multiset: the rows as JSON without nulls, and how often each is there."""
-OF_A_RUN = ("run", "finished", "configuration")
+OF_A_RUN = ("run", "_query", "finished", "configuration")
 """Columns of the ledger that differ from run to run: another folder makes another configuration."""
 
 

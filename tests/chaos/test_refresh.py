@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from router.config.loader import load
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.tables.refresh import Refresh
+from router.engine.tables.verify import verified
 from router.errors import StartError
 from tests.chaos import lakes
 from tests.chaos.conftest import GAMES, WINS, configuration
+from tests.chaos.processes import until
 from tests.chaos.test_lost_records import delete_before
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+slow = pytest.mark.slow
 
 LAST = {
     "name": "last",
@@ -21,6 +26,7 @@ LAST = {
 }
 
 
+@slow
 def test_tables_are_made_anew_of_the_topic(drain, new_topic, spark, registry, tmp_path):
     """Without it a lake that keeps no bronze can be brought up to a changed configuration by nobody."""
     topic = new_topic()
@@ -50,3 +56,29 @@ def test_tables_are_made_anew_of_the_topic(drain, new_topic, spark, registry, tm
     delete_before(topic, (3, 0, 0))
     with pytest.raises(StartError, match="begins with offset 3"):
         refreshed()
+
+
+@slow
+def test_tables_are_made_anew_beside_a_stream_of_another_process(router_run, new_topic, spark, registry, tmp_path):
+    """Without it a refresh takes what the stream lands meanwhile, or lands it twice."""
+    topic, rounds = new_topic(), 6
+    config = configuration(tmp_path, topic, rows=200, routes=[GAMES, WINS])
+    loaded = load(config, registry).config
+    lake, checkpoint = lake_and_checkpoint(loaded)
+    sent = topic.simulate(300)
+    router = router_run(config)
+    until(lambda: lakes.read(tmp_path / "lake", "ops.ledger"), "the first batch")
+    done = 0
+    for number in range(rounds):
+        sent += topic.simulate(300, seed=number + 1)  # the stream is at work while the tables are made anew
+        made = Refresh(loaded, spark.newSession(), lake, checkpoint, ("silver.*",)).run()
+        assert made.failed == {}
+        done += len(made.done)
+    until(lambda: len(lakes.read(tmp_path / "lake", "bronze.events")) == 300 * (rounds + 1), "every record")
+    until(lambda: sum(r["read"] or 0 for r in lakes.read(tmp_path / "lake", "ops.ledger")) == 300 * (rounds + 1), "end")
+    router.send(signal.SIGTERM)
+    assert router.ended() == 0, router.said
+    assert done >= rounds * len(sent)
+    found = lakes.contents(tmp_path / "lake")
+    assert {game: found[f"silver.{game}"].total() for game in sent} == sent
+    assert [problem for audit in verified(loaded) for problem in audit.problems] == []
