@@ -19,6 +19,7 @@ from router.config.models import Route, Trigger, View
 from router.engine.checkpoint_store import lake_and_checkpoint
 from router.engine.stream import RunOptions, run
 from router.engine.tables.expectation_counts import expectation_counts
+from router.engine.views import relation
 from router.engine.views.note import Note, note_path
 from router.engine.views.schedule import ViewSchedule, in_order, refresher
 from router.errors import ViewError
@@ -162,7 +163,9 @@ def test_many_tables_become_many_tables_and_follow_them(make_query: MakeQuery, t
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0), *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 8))])
-def test_an_incremental_view_is_the_full_one(make_query: MakeQuery, tmp_path: Path, seed: int) -> None:
+def test_an_incremental_view_is_the_full_one(
+    make_query: MakeQuery, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without it gold drifts from silver after updates, deletes, compactions and refreshes that were cut off."""
     dice = random.Random(seed)
     views = [
@@ -175,6 +178,7 @@ def test_an_incremental_view_is_the_full_one(make_query: MakeQuery, tmp_path: Pa
     lake = Lake(make_query, tmp_path, *views, keyed=bool(seed % 2))
     lake.take(event("uno", 100))  # the columns that the views ask for
     for step in range(6):
+        monkeypatch.setattr(relation, "FEW_FILES", 16 * (step % 2))  # every other time Arrow reads the files
         games = dice.sample(["uno", "chess", "go"], dice.randint(1, 3))
         ids = range(step * 5, step * 5 + 5) if not seed % 2 else [dice.randint(0, 9) for _ in range(4)]
         gamers, amounts = [1, 2, None], [0.5, 2.0, None]
@@ -216,8 +220,12 @@ def test_only_what_changed_is_read(make_query: MakeQuery, tmp_path: Path) -> Non
     assert {(r["table"], r["sessions"]) for r in lake.gold()} == {("uno", 2), ("chess", 1)}
 
 
-def test_columns_are_brought_together_or_named(make_query: MakeQuery, tmp_path: Path) -> None:
+@pytest.mark.parametrize("few", [16, 0])
+def test_columns_are_brought_together_or_named(
+    make_query: MakeQuery, tmp_path: Path, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without it a view of unlike tables fails with a message of Spark's, or leaves a table out."""
+    monkeypatch.setattr(relation, "FEW_FILES", few)  # of more files Arrow reads them
     lake = Lake(make_query, tmp_path)
     place = lake.query.lake.address
     write_deltalake(place("silver.a"), pa.table({"n": pa.array([1], pa.int32()), "x": ["text"]}))
@@ -229,6 +237,11 @@ def test_columns_are_brought_together_or_named(make_query: MakeQuery, tmp_path: 
         ("b", 2**40, "b"),
         ("c", 3, None),
     }
+    write_deltalake(place("silver.a"), pa.table({"n": pa.array([4, None], pa.int32()), "x": ["t", "u"]}), mode="append")
+    write_deltalake(place("silver.b"), pa.table({"n": [2**41], "x": [2.5], "only": ["new"]}), mode="append")
+    assert lake.refresh(view("SELECT table, n, only FROM source", "gold.all")).way == "rows"
+    wanted = {("c", 3, None), ("a", 1, None), ("a", 4, None), ("a", None, None), ("b", 2**40, "b"), ("b", 2**41, "new")}
+    assert {(r["table"], r["n"], r["only"]) for r in lake.gold()} == wanted
 
     for sql in ("SELECT table, x FROM source", "SELECT * FROM source", "SELECT max(x) FROM source"):
         with pytest.raises(ViewError, match=r"x is string in silver.a, and double in silver.b"):

@@ -161,7 +161,7 @@ class Refresher:
         if view.name not in self.sessions:  # of its own: nobody else sees the names of its tables
             self.sessions[view.name] = self.spark.newSession()
         session = self.sessions[view.name]
-        relations = Relations(session, self.tables.lake)
+        relations = Relations(session, self.tables.lake, self.executors)
         return _Work(view, session, relations, sources, joined or {}, self.shapes)
 
     def _as_left(self, note: Note, targets: Mapping[str, Snapshot]) -> set[str]:

@@ -1,6 +1,8 @@
 """Many tables as one frame: one read of the Parquet files of all of them, so that Spark plans and reads one table.
 
 A load for each of 200 tables takes Spark longer than reading them. Which table a row is from is the folder of its file.
+Many small files, as a stream leaves them between two refreshes, are read by tasks with Arrow: Spark's reader takes
+milliseconds for each, most of it the processor's.
 Tables whose files do not say all about their rows (deletion vectors, mapped columns, partitions, types that Parquet's
 reader does not widen, places and names that a read by paths does not take) are loaded one by one.
 """
@@ -8,20 +10,23 @@ reader does not widen, places and names that a read by paths does not take) are 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from router.columns import quoted
+from router.delta.casting import cast_to
 from router.delta.table_cache import THREADS
+from router.engine.spark.executors import Executors
 from router.spark_internals import to_spark_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -40,6 +45,9 @@ LISTED_THERE = {"spark.sql.sources.parallelPartitionDiscovery.parallelism": "32"
 
 FEW_FILES, FEW_ROWS = 16, 100_000
 """What one task reads and groups sooner than Spark has exchanged rows between some."""
+SMALL_ROWS, FILES_PER_TASK = 1_000_000, 64
+"""The rows of files that tasks read with Arrow, together at most; how many files make a task worth while."""
+GATHERED_ROWS = 64_000
 
 
 class TablePart(NamedTuple):
@@ -47,6 +55,27 @@ class TablePart(NamedTuple):
 
     table: Snapshot
     files: tuple[File, ...] | None = None
+
+
+class _Small(NamedTuple):
+    """A data file of a table, by its name."""
+
+    table: str
+    file: File
+
+    @property
+    def rows(self) -> int:
+        """Return its rows; more than may be where nothing says them."""
+        return SMALL_ROWS + 1 if self.file.rows is None else self.file.rows
+
+    @property
+    def short(self) -> str:
+        return self.table.partition(".")[2]
+
+    @property
+    def path(self) -> str:
+        """Return where it is in the lake."""
+        return f"{self.table.replace('.', '/')}/{self.file.name}"
 
 
 def are_few(parts: Iterable[TablePart]) -> bool:
@@ -62,6 +91,7 @@ class Relations:
 
     session: SparkSession
     lake: Lake
+    executors: Executors = field(default_factory=Executors)
 
     def __post_init__(self) -> None:
         for name, value in (LISTED if self.lake.local else LISTED_THERE).items():
@@ -69,15 +99,18 @@ class Relations:
 
     def frame(self, parts: Iterable[TablePart], columns: pa.Schema, *, named: bool = True) -> DataFrame:
         """Return the rows of parts of tables with these columns and, `named`, `table`. Lazy, at pinned versions."""
-        paths, frames = list[str](), list[DataFrame]()
+        found, frames = list[_Small](), list[DataFrame]()
         with ThreadPoolExecutor(THREADS) as pool:
-            listed = list(pool.map(lambda part: (part.table, self._paths(part.table, part.files, columns)), parts))
-        for table, found in listed:
-            if found is None:
+            listed = list(pool.map(lambda part: (part.table, self._files(part.table, part.files, columns)), parts))
+        for table, files in listed:
+            if files is None:
                 frames.append(self._loaded(table, columns, named=named))
             else:
-                paths += found
-        if paths:
+                found += (_Small(table.name, file) for file in files)
+        if len(found) > FEW_FILES and sum(one.rows for one in found) <= SMALL_ROWS:
+            frames.append(self._by_arrow(found, columns, named=named))
+        elif found:
+            paths = [f"{self.lake.spark_address(one.table)}/{one.file.name}" for one in found]
             read = self.session.read.schema(to_spark_columns(columns, ntz=True)).option("recursiveFileLookup", "true")
             folder = F.substring_index(F.substring_index("_metadata.file_path", "/", -2), "/", 1)
             frames.append(read.parquet(*paths).select("*", *([folder.alias(TABLE)] if named else ())))
@@ -88,13 +121,20 @@ class Relations:
         kinds = to_spark_columns(columns, ntz=True)
         return self.session.createDataFrame([], kinds.add(TABLE, "string") if named else kinds)
 
-    def _paths(self, table: Snapshot, files: tuple[File, ...] | None, columns: pa.Schema) -> list[str] | None:
-        """Return the addresses of files; None where the table has to be loaded as one of Delta."""
+    def _by_arrow(self, files: list[_Small], columns: pa.Schema, *, named: bool) -> DataFrame:
+        tasks = min(self.session.sparkContext.defaultParallelism, -(-len(files) // FILES_PER_TASK))
+        kinds = to_spark_columns(columns, ntz=True)
+        task = _reading(self.lake, tuple((one.path, one.short) for one in files), tasks, columns, named)
+        numbers = self.session.range(0, tasks, 1, tasks)
+        return numbers.mapInArrow(self.executors.guarded(task), kinds.add(TABLE, "string") if named else kinds)
+
+    def _files(self, table: Snapshot, files: tuple[File, ...] | None, columns: pa.Schema) -> list[File] | None:
+        """Return the files to be read; None where the table has to be loaded as one of Delta."""
         place = self.lake.spark_address(table.name)
         if not table.plain or not place.endswith(f"/{table.short}") or not _widens(table.columns, columns):
             return None
         found = table.files() if files is None else files
-        return [f"{place}/{file.name}" for file in found] if all(file.simple for file in found) else None
+        return [*found] if all(file.simple for file in found) else None
 
     def _loaded(self, table: Snapshot, columns: pa.Schema, *, named: bool) -> DataFrame:
         reader = self.session.read.format("delta").option("versionAsOf", table.version)
@@ -105,6 +145,34 @@ class Relations:
             column = F.col(quoted(kind.name)) if kind.name.lower() in have else F.lit(None)
             chosen.append(column.cast(kind.dataType).alias(kind.name))
         return frame.select(*chosen, *([F.lit(table.short).alias(TABLE)] if named else ()))
+
+
+def _reading(
+    lake: Lake, files: tuple[tuple[str, str], ...], tasks: int, columns: pa.Schema, named: bool
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function of a task, for mapInArrow: it reads its share of files, each with the name of its table."""
+
+    def read(file: tuple[str, str]) -> pa.Table:
+        with lake.files.open_input_file(file[0]) as source:
+            rows = pq.ParquetFile(source, coerce_int96_timestamp_unit="us").read(use_threads=False)
+        names = {column.name.lower(): column.name for column in columns}
+        rows = cast_to(rows.rename_columns([names.get(name.lower(), name) for name in rows.column_names]), columns)
+        return rows.append_column(TABLE, pa.repeat(file[1], len(rows))) if named else rows
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
+        mine = [file for number in numbers for file in files[number::tasks]]
+        held, size = list[pa.Table](), 0
+        with ThreadPoolExecutor(1 if lake.local else THREADS) as pool:
+            for rows in pool.map(read, mine):
+                held, size = [*held, rows], size + len(rows)
+                if size >= GATHERED_ROWS:
+                    yield from pa.concat_tables(held).combine_chunks().to_batches()
+                    held, size = [], 0
+        if held:
+            yield from pa.concat_tables(held).combine_chunks().to_batches()
+
+    return task
 
 
 def _widens(have: pa.Schema, want: pa.Schema) -> bool:
