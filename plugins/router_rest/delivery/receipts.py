@@ -58,17 +58,21 @@ SCHEMA = pa.schema(
         ("at", pa.timestamp("us", "UTC")),
         ("in_doubt", pa.bool_()),
         ("replay", pa.string()),
+        ("limit_name", pa.string()),
+        ("limit_key", pa.string()),
     ]
 )
 """`status`: delivered, dead (never to be sent again by itself) or parked. `latency_ms`: of the last attempt.
 `call_id` is the call in which the row was sent; for a parked row the one in which it would have been sent, and perhaps
 was, where that is in doubt. `in_doubt`: the row may have arrived in an earlier attempt as well. `replay` names the
-replay in which the row was sent again; it has no `batch_id` then.
+replay in which the row was sent again; it has no `batch_id` then. `limit_name` is the limit that the call
+counted under, `limit_key` the key in it, where each has its own.
 """
 DDL = (
     "query string, route string, sink string, batch_id bigint, topic string, partition int, offset bigint, "
     "status string, http_status int, attempts int, latency_ms double, response string, response_sha256 string, "
-    "call_id string, idempotency_key string, reason string, at timestamp, in_doubt boolean, replay string"
+    "call_id string, idempotency_key string, reason string, at timestamp, in_doubt boolean, replay string, "
+    "limit_name string, limit_key string"
 )
 """The same for Spark."""
 PLACES = ("topic", "partition", "offset")
@@ -86,6 +90,8 @@ class Owner:
     sink: str
     batch: int | None
     replay: str | None = None
+    limit: str | None = None
+    """The name of the limit that its calls count under."""
 
     @property
     def name(self) -> str:
@@ -131,9 +137,10 @@ def receipts(owner: Owner, settled: Sequence[Settled]) -> pa.Table:
         "idempotency_key": [one.key for one in settled],
         "reason": [one.reason and one.reason[:LONGEST_REASON] for one in settled],
         "at": [int(one.at * 1_000_000) for one in settled],
+        "limit_key": [one.call.limit or None for one in settled],
     }
     same = {"query": owner.query, "route": owner.route, "sink": owner.sink, "batch_id": owner.batch}
-    same |= {"replay": owner.replay}
+    same |= {"replay": owner.replay, "limit_name": owner.limit}
     columns = {
         **{name: pa.repeat(pa.scalar(value, SCHEMA.field(name).type), rows) for name, value in same.items()},
         **{name: pa.array(values, SCHEMA.field(name).type).take(of_call) for name, values in by_call.items()},

@@ -15,13 +15,13 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from router_rest.rate_limit.coordinator import Coordinator
 from router_rest.rate_limit.protocol import SecureChannel, ServerAddress, TaskReport, nonce
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from router_rest.rate_limit.protocol import Outlook, Pace
 
@@ -122,7 +122,7 @@ class LeaseServer:
         return ServerAddress(self._host, self._port, limit, self._secret)
 
     def first_of(self, sink: str, limit: str) -> bool:
-        """Say whether a sink has not been counted under a limit yet; it is from now on."""
+        """Say whether calls of a sink, or whatever has this name, are not counted under a limit yet; they are now."""
         with self._lock:
             known = (sink, limit) in self._counted
             self._counted.add((sink, limit))
@@ -153,10 +153,17 @@ class LeaseServer:
         """Note that calls are set aside: in an outage that happens once, and not again before a success."""
         self._set_aside[limit] = self.totals(limit)["ok"]
 
-    def spent(self, limit: str, ago: float, *, calls: int, rows: int = 0) -> None:
-        """Count calls that were sent `ago` seconds ago, before this driver was started."""
-        windows = self._limits[limit].coordinator.windows.of("", 0.0)
-        self._ask(lambda: windows.spent(time.monotonic() - ago, calls, rows))
+    def count_earlier(self, limit: str, calls: Iterable[EarlierCall]) -> None:
+        """Count calls that were sent before this driver was started."""
+        windows = self._limits[limit].coordinator.windows
+        in_order = sorted(calls, reverse=True)
+
+        def spend() -> None:
+            now = time.monotonic()
+            for ago, key, many, rows in in_order:
+                windows.of(key, now).spent(now - ago, many, rows)
+
+        self._ask(spend)
 
     def _ask(self, question: Callable[[], Any]) -> Any:
         """Call a function on the server's thread, which alone may use the coordinators; return its result."""
@@ -278,6 +285,15 @@ def lease_server(host: str = "127.0.0.1", bind: str = "") -> LeaseServer:
         if server is None or not server.running:
             server = _servers[host, bind] = LeaseServer(host, bind=bind or None).start()
         return server
+
+
+class EarlierCall(NamedTuple):
+    """A call that was sent, how many seconds ago, under which key; with how many attempts, and rows in all of them."""
+
+    ago: float
+    key: str
+    attempts: int
+    rows: int
 
 
 @dataclass(frozen=True)
