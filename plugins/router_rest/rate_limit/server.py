@@ -394,11 +394,6 @@ class LimitSessions:
         for session in list(self._sessions.values()):
             session.say({})
 
-    def close(self) -> None:
-        """End all connections."""
-        for session in list(self._sessions.values()):
-            session.end()
-
     @property
     def sinks(self) -> frozenset[str]:
         """Return the sinks whose tasks are connected."""
