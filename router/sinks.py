@@ -194,7 +194,10 @@ class Parts(Protocol):
         """Say whether the table has the parts of this batch; it takes no more after that. Runs on the driver."""
 
     def recent(self, columns: Sequence[str], at: str, since: datetime) -> pa.Table | None:
-        """Return rows of the table whose time `at` is not before `since`; None: there is none. Runs on the driver."""
+        """Return rows of the table whose time `at` is not before `since`; None: there is none. Runs on the driver.
+
+        Columns that a table of an older version does not have are left out, as in `read`.
+        """
 
 
 @dataclass(frozen=True)

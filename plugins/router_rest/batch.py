@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from math import ceil
@@ -36,7 +36,7 @@ from router_rest.delivery.response_status import BulkResults
 from router_rest.delivery.worker import TaskJob
 from router_rest.http_client.response import Response, ResponseHeaders
 from router_rest.rate_limit.protocol import Pace
-from router_rest.rate_limit.server import lease_server
+from router_rest.rate_limit.server import EarlierCall, lease_server
 from router_rest.rate_limit.sliding_window import RateLimit
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ ASKED_AHEAD = 0.05
 """Seconds for which tokens of one key are asked for at a time."""
 REBUILT = 60.0
 """Seconds of the shortest limit that is rebuilt from receipts at the start."""
-CALL_COLUMNS = ("query", "route", "sink", "call_id", "attempts", "at")
+CALL_COLUMNS = ("query", "call_id", "attempts", "at", "limit_name", "limit_key")
 EXCERPT, ANSWER, BULK = 1 << 16, 1 << 20, 1 << 24
 """Bytes of an answer that are read: for its receipt, to be landed or asked by rules, to be read by row."""
 QUIETEST = 10
@@ -150,7 +150,7 @@ def posting(sink: OpenSink, events: DataFrame, batch: Batch, plan: PartitionPlan
     options, leases = sink.options, lease_server(*hosts(events.sparkSession))
     with admitted(sink, leases, batch) as address:
         job = TaskJob(
-            owner=owner_of(batch),
+            owner=replace(owner_of(batch), limit=options.limit),
             parts=batch.parts(options.receipts),
             encoding=sink.encoding(events),
             form=form_of(options),
@@ -206,8 +206,7 @@ def admitted(sink: OpenSink, leases: LeaseServer, batch: Batch) -> Iterator[Serv
             credentials=opened.current,
             stop=batch.stop.is_set,
         )
-        if leases.first_of(batch.key, options.limit):
-            count_earlier_calls(options, leases, batch)
+        count_earlier_calls(options, leases, batch)
     except ValueError as error:
         raise StartError(f"{error}; sinks that share a limit say the same of it, and of max_in_flight") from None
     try:
@@ -217,22 +216,28 @@ def admitted(sink: OpenSink, leases: LeaseServer, batch: Batch) -> Iterator[Serv
 
 
 def count_earlier_calls(options: RestOptions, leases: LeaseServer, batch: Batch) -> None:
-    """Count what a sink has sent before this driver was started, by its receipts, for limits of a minute and more."""
+    """Count what went out before this driver was started, by receipts, for limits of a minute and more.
+
+    Those in the table are counted for all sinks under the limit at once: another of them may have no rows now.
+    """
     longest = max((one.seconds for one in options.pace() if one.seconds >= REBUILT), default=0.0)
-    if not longest or options.limit_by is not None:  # receipts do not know keys
+    if not longest or not leases.first_of(batch.key, options.limit):
         return
-    now = datetime.now(timezone.utc)
-    parts, since = batch.parts(options.receipts), now - timedelta(seconds=longest)
-    before = parts.recent(CALL_COLUMNS, "at", since)
-    of_batch = [rows for _, rows in parts.read(CALL_COLUMNS) if rows.num_rows and not parts.committed()]
-    for rows in (*of_batch, *([] if before is None else [before])):
-        mine = pc.and_(pc.equal(rows["query"], batch.query), pc.equal(rows["route"], batch.route))
-        mine = rows.filter(pc.and_(mine, pc.equal(rows["sink"], batch.sink)))
-        calls = mine.filter(pc.is_valid(mine["call_id"])).group_by("call_id")
-        for call in calls.aggregate([("at", "max"), ("attempts", "max"), ("at", "count")]).to_pylist():
-            ago = (now - call["at_max"]).total_seconds()
-            attempts = call["attempts_max"] or 0
-            leases.spent(options.limit, ago, calls=attempts, rows=attempts * call["at_count"])
+    now, parts = datetime.now(timezone.utc), batch.parts(options.receipts)
+    found = [rows for _, rows in parts.read(CALL_COLUMNS) if rows.num_rows and not parts.committed()]
+    if leases.first_of(f"{batch.query}: {options.receipts}", options.limit):
+        before = parts.recent(CALL_COLUMNS, "at", now - timedelta(seconds=longest))
+        found += [] if before is None else [before]
+    calls = []
+    for rows in found:
+        if "limit_name" not in rows.schema.names:  # of an older version
+            continue
+        mine = pc.and_(pc.equal(rows["query"], batch.query), pc.equal(rows["limit_name"], options.limit))
+        sent = rows.filter(pc.and_(mine, pc.is_valid(rows["call_id"]))).group_by(["call_id", "limit_key"])
+        for one in sent.aggregate([("at", "max"), ("attempts", "max"), ("at", "count")]).to_pylist():
+            attempts, ago = one["attempts_max"] or 0, (now - one["at_max"]).total_seconds()
+            calls.append(EarlierCall(ago, one["limit_key"] or "", attempts, attempts * one["at_count"]))
+    leases.count_earlier(options.limit, calls)
 
 
 def hosts(spark: SparkSession) -> tuple[str, str]:

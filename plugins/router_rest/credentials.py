@@ -76,11 +76,6 @@ class Credentials:
         self._fixed = {"headers": self._headers, "proxies": self._proxies, **_fixed(auth, self._headers)}
         self._fixed["secrets"] = self._secrets
 
-    @property
-    def renewable(self) -> bool:
-        """Say whether refused credentials can be replaced by new ones."""
-        return self._tokens is not None
-
     def current(self, refused: str = "") -> dict[str, Any]:
         """Return what `apply` takes, as JSON has it; `refused` is the `version` of one that was answered with 401.
 

@@ -57,7 +57,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     # https://spec.graphql.org/October2021/#sec-Response-Format (errors, message, extensions)
     # https://www.apollographql.com/docs/apollo-server/data/errors (codes; also in the package @apollo/server 5.4.0)
-    # https://shopify.dev/docs/api/usage/limits (THROTTLED): not read; answers that its users have published were
+    # https://shopify.dev/docs/apps/build/apis/graphql-admin/rate-limits (by cost of a query, per app and store): read
+    # in part; that a 200 says THROTTLED was read in answers that its users have published
     "graphql": {
         "answers": [
             {
@@ -83,7 +84,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         ],
     },
     # https://help.splunk.com/en/splunk-enterprise/get-data-in/collect-http-event-data/troubleshoot-http-event-collector
-    # (codes): read was the table in Splunk's library cloudfwd, to 14, and in those of others, to 16
+    # (codes): its table was not read; read were those of Splunk's library cloudfwd, to 14, and of the app SplunkAdmins,
+    # to 22. What else there is has a status that says it. Events before one that is refused are kept: moby/moby#35862
     # https://docs.splunk.com/Documentation/SplunkCloud/latest/Service/SplunkCloudservice (1 MB of content): not read
     "splunk_hec": {
         "rows_per_call": 500,
@@ -91,7 +93,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "body": {"form": "ndjson", "content_type": "application/json"},
         "answers": [
             {"when": "body.code = 9", "then": "pause", "reason": "{body.text}"},
-            {"when": "body.code IN (1, 2, 3, 4, 10, 11, 14, 16)", "then": "fail", "reason": "{body.text}"},
+            {"when": "body.code IN (1, 2, 3, 4, 10, 11, 14, 16, 21, 22)", "then": "fail", "reason": "{body.text}"},
             {"when": "body.code IN (5, 6, 7, 12, 13, 15)", "then": "split", "reason": "{body.text}"},
         ],
     },
@@ -116,7 +118,8 @@ SIGNATURES: dict[str, dict[str, Any]] = {
         "value": "sha256={signature}",
         "timestamp_header": None,
     },
-    # https://docs.stripe.com/webhooks#verify-manually: not read; a test verifies it with Stripe's library 16.1.0
+    # https://docs.stripe.com/webhooks#verify-manually: not read; the code of Stripe's library for Ruby was
+    # (Webhook::Signature.compute_signature), and a test verifies it with that for Python, 16.1.0
     "stripe": {"header": "Stripe-Signature", "value": "t={timestamp},v1={signature}", "timestamp_header": None},
     # https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md, "Signature scheme"
     "standard_webhooks": {

@@ -287,10 +287,11 @@ class StagedParts:
         self.lake.write(f"{self._folder}/{time.time_ns()}-{uuid.uuid4()}.parquet", buffer.getvalue())
 
     def read(self, columns: Sequence[str] | None = None) -> Iterator[tuple[dict[str, str], pa.Table]]:
-        """Yield the notes and rows of each part."""
+        """Yield the notes and rows of each part, without columns that one of an older version does not have."""
         for path in self._paths():
-            with self.lake.files.open_input_file(path) as source:
-                rows = pq.read_table(source, columns=None if columns is None else list(columns))
+            with self.lake.files.open_input_file(path) as source, pq.ParquetFile(source) as file:
+                there = set(file.schema_arrow.names)
+                rows = file.read(None if columns is None else [name for name in columns if name in there])
             yield json.loads((rows.schema.metadata or {}).get(NOTES, b"{}")), rows
 
     def commit(self, schema: pa.Schema) -> None:
@@ -304,13 +305,16 @@ class StagedParts:
         commit(self.lake, replace(work, added=to_delta(pa.schema(new)) if new else None), self.notes, handle)
 
     def recent(self, columns: Sequence[str], at: str, since: datetime) -> pa.Table | None:
-        """Return rows of the table, of all batches, whose time `at` is not before `since`; None: there is no table."""
+        """Return rows of the table, of all batches, whose time `at` is not before `since`; None: there is no table.
+
+        Columns that a table of an older version does not have are left out.
+        """
         table = self.lake.open(self.table)
         if table is None:
             return None
-        return table.to_pyarrow_dataset(filesystem=native_files(table)).to_table(
-            columns=list(columns), filter=pc.field(at) >= pa.scalar(since)
-        )
+        rows = table.to_pyarrow_dataset(filesystem=native_files(table))
+        there = [name for name in columns if name in rows.schema.names]
+        return rows.to_table(columns=there, filter=pc.field(at) >= pa.scalar(since))
 
     def committed(self) -> bool:
         """Say whether the table has the parts of this batch."""

@@ -6,6 +6,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,16 @@ class Talk:
         seen = Seen(self.number, line, headers, body)
         self.server.seen.append(seen)
         return seen
+
+    def peek(self) -> bytes:
+        """Return the next request, which has come as a whole and stays unread; empty when the client hangs up."""
+        while (block := self.socket.recv(1 << 16, socket.MSG_PEEK)) and not self.server.ended.is_set():
+            head, _, body = block.partition(b"\r\n\r\n")
+            length = next((line.partition(b":")[2] for line in head.split(b"\r\n") if b"ength:" in line), None)
+            if length is not None and len(body) >= int(length):
+                return block
+            time.sleep(0.001)
+        return b""
 
     def answer(self, body: bytes = b"ok", status: str = "200 OK", *headers: str) -> None:
         lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers]

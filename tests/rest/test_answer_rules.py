@@ -92,6 +92,18 @@ def test_all_rows_of_a_call_are_dead_or_it_is_split() -> None:
     assert settled(halved, NOT_OK, rows=4)[1] == 7
 
 
+def test_rows_of_a_call_that_a_rule_divides_are_in_doubt() -> None:
+    """Without it rows that an API has kept, before it refused a later one, are there twice and nobody knows."""
+    halved = {"rows_per_call": 2, "answers": [rule("split", "status = 400")]}
+    refused, taken = answer(400), answer(200)
+
+    assert settled(halved, refused, taken, taken, rows=2)[0] == [
+        (10, "delivered", None, True),
+        (11, "delivered", None, True),
+    ]
+    assert settled(halved, refused)[0][0][3] is False
+
+
 def test_the_first_rule_that_holds_decides_and_then_the_status() -> None:
     """Without it the order of rules says nothing, or one rule takes the place of the whole table."""
     rules = [rule("park", "status = 418"), rule("dead"), rule("deliver", "true AND status < 300")]

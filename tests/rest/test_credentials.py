@@ -9,6 +9,7 @@ import hmac
 import json
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -24,7 +25,9 @@ from requests.auth import AuthBase
 from router import StartError
 from router_http.options import Secret
 from router_rest.auth import Auth
+from router_rest.batch import form_of
 from router_rest.credentials import Credentials, TaskLogin, apply
+from router_rest.delivery.call import RequestBuilder
 from router_sinks import Rest
 from tests.schemas.faulty import FaultyRegistry
 
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from tests.schemas.faulty import Seen
 
 HUSH = "hush-hush"
+PRODUCT = f"spark-event-router/{version('spark-event-router')}"
 NOON = 1_767_268_800.25
 
 
@@ -98,7 +102,6 @@ def test_a_login_arrives_with_the_headers_of_every_call(
 
     assert (arrived.headers[header], arrived.headers["X-Tenant"]) == (value, "games")
     assert held.current("1") == held.current()
-    assert not held.renewable
 
 
 @pytest.mark.parametrize(
@@ -119,6 +122,19 @@ def test_without_a_login_nothing_is_added(faulty: FaultyRegistry) -> None:
     assert arrived.path == "/wins/a%20b?x=1"
 
 
+@pytest.mark.parametrize(("headers", "agent"), [({}, PRODUCT), ({"user-agent": "us/1"}, "us/1")])
+def test_calls_say_what_sends_them(faulty: FaultyRegistry, headers: dict[str, str], agent: str) -> None:
+    """Without it an API that turns away clients without a name refuses everything, or nobody can tell it another."""
+    sink = Rest.model_validate({"url": f"{faulty.url}/wins", "headers": headers})
+    request = RequestBuilder(form_of(sink)).request("", b"{}", "key")
+    with requests.Session() as session:
+        login = apply(Credentials(None, sink.fixed_headers).current())
+        session.send(login(request)).close()
+
+    arrived = {name.lower(): value for name, value in faulty.seen[-1].headers.items()}
+    assert (arrived["user-agent"], arrived["accept"]) == (agent, "application/json, */*;q=0.5")
+
+
 def test_a_token_is_fetched_once_and_renewed_before_it_expires(faulty: FaultyRegistry) -> None:
     """A token that expires under way costs a round of 401s at every expiry."""
     faulty.granted = [{"access_token": f"token-{number}", "expires_in": 100} for number in range(1, 4)]
@@ -133,7 +149,6 @@ def test_a_token_is_fetched_once_and_renewed_before_it_expires(faulty: FaultyReg
     assert [version for version, _ in seen] == ["1", "1", "2", "2", "3"]
     assert [login for _, login in seen] == [f"Bearer token-{version}" for version, _ in seen]
     assert faulty.paths.count("/token") == 3
-    assert held.renewable
 
 
 def test_many_tasks_that_meet_a_401_fetch_one_token(faulty: FaultyRegistry) -> None:
@@ -359,7 +374,7 @@ def pem(key: Any) -> str:
     return str(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode())
 
 
-def form_of(faulty: FaultyRegistry) -> dict[str, str]:
+def posted(faulty: FaultyRegistry) -> dict[str, str]:
     return dict(parse_qsl(faulty.seen[-1].body.decode()))
 
 
@@ -368,7 +383,7 @@ def asked(faulty: FaultyRegistry, **options: Any) -> tuple[dict[str, str], str]:
     faulty.granted = [{"access_token": "token"}]
     given = {name: value for name, value in {**oauth(faulty), **options}.items() if value is not None}
     credentials(oauth=given).current()
-    return form_of(faulty), faulty.seen[-1].headers.get("Authorization", "")
+    return posted(faulty), faulty.seen[-1].headers.get("Authorization", "")
 
 
 def test_a_token_is_asked_for_as_its_server_wants_it(faulty: FaultyRegistry) -> None:
@@ -389,11 +404,11 @@ def test_a_refresh_token_is_replaced_by_the_one_that_comes_with_a_token(faulty: 
     held = credentials(oauth={**oauth(faulty), "refresh_token": "first"})
 
     version = held.current()["version"]
-    first = form_of(faulty)
+    first = posted(faulty)
     held.current(version)
 
     assert (first["grant_type"], first["refresh_token"]) == ("refresh_token", "first")
-    assert form_of(faulty)["refresh_token"] == "second"
+    assert posted(faulty)["refresh_token"] == "second"
 
 
 @pytest.mark.parametrize("kind", ["RS256", "ES256"])

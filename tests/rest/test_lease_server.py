@@ -17,7 +17,7 @@ import pytest
 from router_rest.rate_limit import server as module
 from router_rest.rate_limit.client import Gone, LeaseClient, Leave
 from router_rest.rate_limit.protocol import Pace, SecureChannel, ServerAddress
-from router_rest.rate_limit.server import LeaseServer, lease_server
+from router_rest.rate_limit.server import EarlierCall, LeaseServer, lease_server
 from router_rest.rate_limit.sliding_window import RateLimit
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ def test_a_limit_is_stated_once(server: LeaseServer) -> None:
 def test_a_limit_that_is_stated_anew_knows_what_went_out(server: LeaseServer) -> None:
     hour = RateLimit(5, None, 3600.0)
     server.admit("sink", "api", Pace((hour,)))
-    server.spent("api", 10.0, calls=5)
+    server.count_earlier("api", [EarlierCall(10.0, "", 5, 5)])
     assert server.outlook("api").again > 3000
 
     server.admit("sink", "api", Pace((hour, RateLimit(1, None, 1.0))))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from router import Batch
@@ -13,14 +16,24 @@ from router_rest.batch import OpenSink, admitted
 from router_rest.credentials import Credentials
 from router_rest.delivery.batcher import Call
 from router_rest.delivery.receipts import SCHEMA, Owner, Settled, receipts
+from router_rest.rate_limit.protocol import Pace
 from router_rest.rate_limit.server import LeaseServer
+from router_rest.rate_limit.sliding_window import RateLimit
 from router_rest.sink import Rest
+from tests.rest.tasks import OWNER, Tasks, hurry
+from tests.rest.test_key_limits import of_accounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from router.delta.lake import Lake
+    from router_demo.api import Api
+
+API = "https://api.test:443"
+"""The default name of the limit of `again`."""
+WINS = Owner("games", "wins", "rest", 6, limit=API)
+HOUR = [{"calls": 50, "per": "hour"}]
 
 
 @pytest.fixture
@@ -31,11 +44,11 @@ def leases() -> Iterator[LeaseServer]:
     server.stop()
 
 
-def sent(owner: Owner, ago: float, *, first: int, calls: int, rows: int = 1, attempts: int = 1) -> Any:
+def sent(owner: Owner, ago: float, *, first: int, calls: int, rows: int = 1, attempts: int = 1, key: str = "") -> Any:
     """Return the receipts of calls that went out some seconds ago."""
     made = [
         Settled(
-            Call("events", 0, [*range(at, at + rows)], [b"{}"] * rows, attempts=attempts),
+            Call("events", 0, [*range(at, at + rows)], [b"{}"] * rows, attempts=attempts, limit=key),
             "delivered",
             time.time() - ago,
             200,
@@ -65,19 +78,72 @@ def test_three_starts_within_an_hour_share_one_limit_of_an_hour(
     """Without it every start may send as much as an hour allows."""
     committed = where == "in the table"
     parts = StagedParts(lake, "ops.receipts", "games:run/wins/rest", 6 if committed else 7)
-    parts.write(sent(Owner("games", "wins", "rest", 6), 600, first=0, calls=26))
-    parts.write(sent(Owner("games", "wins", "rest", 6), 300, first=100, calls=8, rows=3, attempts=3))
+    parts.write(sent(WINS, 600, first=0, calls=26))
+    parts.write(sent(WINS, 300, first=100, calls=8, rows=3, attempts=3))
     if committed:
         parts.commit(SCHEMA)
 
     assert 2000 < again(leases, lake, tmp_path, limits=[{"calls": 50, "per": "hour"}]) < 3600
 
 
-def test_what_others_sent_and_what_is_long_ago_does_not_count(leases: LeaseServer, lake: Lake, tmp_path: Path) -> None:
-    parts = StagedParts(lake, "ops.receipts", "games:run/wins/rest", 6)
-    parts.write(sent(Owner("games", "losses", "rest", 6), 600, first=0, calls=50))
-    parts.write(sent(Owner("games", "wins", "rest", 6), 4000, first=0, calls=50))
-    parts.write(sent(Owner("games", "wins", "rest", 6), 60, first=0, calls=49))
+def test_a_limit_knows_after_a_start_what_its_other_sinks_have_sent(
+    leases: LeaseServer, lake: Lake, tmp_path: Path
+) -> None:
+    """Without it two sinks that share an hour have two of them when one is idle after a start."""
+    parts = StagedParts(lake, "ops.receipts", "games:run/losses/rest", 6)
+    parts.write(sent(replace(WINS, route="losses"), 600, first=0, calls=50))
     parts.commit(SCHEMA)
 
-    assert again(leases, lake, tmp_path, limits=[{"calls": 50, "per": "hour"}]) <= 0
+    assert again(leases, lake, tmp_path, limits=HOUR) > 2000
+
+
+def test_what_others_sent_and_what_is_long_ago_does_not_count(leases: LeaseServer, lake: Lake, tmp_path: Path) -> None:
+    parts = StagedParts(lake, "ops.receipts", "games:run/wins/rest", 6)
+    parts.write(sent(replace(WINS, query="others"), 600, first=0, calls=50))
+    parts.write(sent(replace(WINS, limit="another API"), 600, first=0, calls=50))
+    parts.write(sent(WINS, 4000, first=0, calls=50))
+    parts.write(sent(WINS, 60, first=0, calls=49))
+    parts.commit(SCHEMA)
+
+    assert again(leases, lake, tmp_path, limits=HOUR) <= 0
+
+
+def test_receipts_of_an_older_version_are_no_obstacle(leases: LeaseServer, lake: Lake, tmp_path: Path) -> None:
+    """Without it a sink does not start after an upgrade."""
+    older = pa.schema([column for column in SCHEMA if not column.name.startswith("limit")])
+    for batch in (6, 7):
+        parts = StagedParts(lake, "ops.receipts", "games:run/wins/rest", batch)
+        parts.write(sent(WINS, 600, first=0, calls=50).select(older.names))
+        if batch == 6:
+            parts.commit(older)
+
+    assert again(leases, lake, tmp_path, limits=HOUR) <= 0
+
+
+def test_three_starts_within_an_hour_share_the_hour_of_each_account(
+    api: Api, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it every start may send each account as much as its hour allows."""
+    hurry(monkeypatch)
+    api.reset()
+    accounts = ["hot", "cold", None, "hot", "hot"]
+    for start in range(3):
+        leases, number = LeaseServer().start(), min(start, 1)  # the second one was cut off
+        parts = StagedParts(lake, "ops.receipts", "games:run/wins/rest", number)
+        batch = Batch("games", number, "wins", "rest", keeps=lambda _, parts=parts: parts)
+        limits = {"limits": [{"calls": 4, "per": "hour"}], "limit_by": "event.account"}
+        options = Rest.model_validate({"url": f"{api.url}/events", **limits})
+        pace = Pace((RateLimit(4, None, 3600.0),), options.max_in_flight, keyed=True)
+        sink: Any = OpenSink(options, tmp_path, None, None, lambda: Credentials(None))  # type: ignore[arg-type]
+        try:
+            with admitted(sink, leases, batch):
+                sending, owner = Tasks(api, parts, leases), replace(OWNER, limit=options.limit)
+                job = sending.job(pace=pace, limit=options.limit, of_key=1, owner=owner)
+                sending.run(job, of_accounts(accounts, first=5 * start))
+        finally:
+            leases.stop()
+        if start == 0:
+            parts.commit(SCHEMA)
+
+    arrived = Counter(accounts[at % 5] for at in api.rows("offset"))
+    assert arrived == {"hot": 4, "cold": 3, None: 3}

@@ -154,13 +154,12 @@ def test_graphql(sending: Tasks, server: Scripted) -> None:
 
 
 def test_splunk(sending: Tasks, server: Scripted) -> None:
-    """An event that Splunk does not take is a dead letter, and those of its call are there once."""
+    """An event that Splunk does not take is a dead letter; those before it, which it keeps, come again and in doubt."""
     held: list[str] = []
     busy = [True]
 
     def hec(seen: Seen) -> Answer:
-        if seen.headers.get("authorization") != "Splunk token":
-            return said({"text": "Invalid token", "code": 4}, "403 Forbidden")
+        assert seen.headers["authorization"] == "Splunk token"
         if busy and busy.pop():
             return said({"text": "Server is busy", "code": 9}, "503 Service Unavailable")
         assert seen.headers["content-type"] == "application/json"
@@ -168,6 +167,7 @@ def test_splunk(sending: Tasks, server: Scripted) -> None:
         for at, one in enumerate(events):
             if "event" not in one:
                 wrong = {"text": "Event field is required", "code": 12, "invalid-event-number": at}
+                held.extend(one["event"] for one in events[:at])
                 return said(wrong, "400 Bad Request")
         held.extend(one["event"] for one in events)
         return said({"text": "Success", "code": 0})
@@ -178,12 +178,15 @@ def test_splunk(sending: Tasks, server: Scripted) -> None:
 
     assert (sent.counts["delivered"], list(reasons(sent))) == (3, [2])
     assert "Event field is required" in reasons(sent)[2]
-    assert sorted(held) == ["a", "b", "d"]
+    assert sorted(held) == ["a", "a", "b", "b", "d"]
+    twice = {value["event"] for value in values[:2]}
+    assert twice <= {values[row["offset"]].get("event") for row in sending.receipts() if row["in_doubt"]}
     other = {"api_key": {"header": "Authorization", "value": "Splunk other"}}
-    assert (
-        "Invalid token"
-        in run(sending, server, [*values, {"event": "e"}], hec, preset="splunk_hec", auth=other).texts["wrong"]
-    )
+    for code in (4, 21):
+        refusal = said({"text": "Invalid token", "code": code}, "403 Forbidden" if code == 4 else "400 Bad Request")
+        more = [*values, {"event": "e"}]
+        told = run(sending, server, more, lambda _, no=refusal: no, preset="splunk_hec", auth=other)
+        assert told.texts["wrong"] == "Invalid token"
 
 
 def test_standard_webhooks(sending: Tasks, server: Scripted) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -10,10 +12,12 @@ import pytest
 
 from router.delta.commit import StagedParts
 from router_rest.delivery.batcher import Call
-from router_rest.delivery.receipts import KnownReceipts, ReceiptWriter, Settled
+from router_rest.delivery.receipts import CallLog, KnownReceipts, ReceiptWriter, Settled
 from tests.rest.tasks import OWNER
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from router.delta.lake import Lake
 
 
@@ -43,3 +47,74 @@ def test_a_part_that_waits_for_the_disk_is_written_when_the_task_ends(parts: Sta
     asyncio.run(story())
 
     assert not KnownReceipts.of(parts).open(("events", 0), [7]).any()
+
+
+PLACE = ("events", 0)
+KILLED = """
+import asyncio, os, signal, sys
+from router.delta.commit import StagedParts
+from router.delta.lake import Lake
+from router_rest.delivery.batcher import Call
+from router_rest.delivery.receipts import ReceiptWriter, Settled
+from tests.rest.tasks import OWNER
+
+async def story():
+    journal = ReceiptWriter(StagedParts(Lake.at(sys.argv[1]), "ops.receipts", "games:run/wins/rest", 0), OWNER)
+    await journal.reserve([("events", 0, 0, 99)])
+    calls = [Call("events", 0, [at, at + 2], [b"{}"] * 2) for at in (10, 20, 30)]
+    for call in calls:
+        journal.begin(call)
+    journal.settle(Settled(calls[1], "delivered", 0.0))
+    await journal.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(story())
+"""
+
+
+def test_of_an_attempt_that_was_killed_only_calls_that_had_begun_are_in_doubt(
+    parts: StagedParts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without it all that was reserved, a second of calls, is said to have perhaps arrived twice."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    killed = subprocess.run([sys.executable, "-c", KILLED, parts.lake.root], check=False)
+    assert killed.returncode == -9
+
+    assert KnownReceipts.of(parts).in_doubt(PLACE, range(100)) == {10, 12, 30, 32}
+    (log,) = tmp_path.glob("event-router-*")
+    log.write_bytes(log.read_bytes()[:-2])
+    assert KnownReceipts.of(parts).in_doubt(PLACE, range(100)) == {*range(100)}, "what is broken off says nothing"
+    log.unlink()
+    assert KnownReceipts.of(parts).in_doubt(PLACE, range(100)) == {*range(100)}, "another machine has another log"
+
+
+def test_an_attempt_that_may_still_send_puts_all_that_it_reserved_in_doubt(parts: StagedParts) -> None:
+    """Without it a worker that lives on beside its successor sends rows, and nobody marks them."""
+    journal = ReceiptWriter(parts, OWNER)
+    asyncio.run(journal.reserve([(*PLACE, 5, 9)]))
+    journal.begin(Call(*PLACE, [5], [b"{}"]))
+    attempt = journal.attempt
+
+    assert CallLog.read(attempt) is None
+    assert KnownReceipts.of(parts).in_doubt(PLACE, range(20)) == {*range(5, 10)}
+    asyncio.run(journal.end([]))
+    assert not KnownReceipts.of(parts).in_doubt(PLACE, range(20))
+
+
+def test_a_full_disk_is_no_obstacle(parts: StagedParts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a note about calls keeps them from going out, or a log with gaps is believed."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    journal = ReceiptWriter(parts, OWNER)
+    asyncio.run(journal.reserve([(*PLACE, 0, 3)]))
+    with monkeypatch.context() as patch:
+        patch.setattr(CallLog, "begin", full)
+        journal.begin(Call(*PLACE, [0], [b"{}"]))
+    asyncio.run(journal.reserve([(*PLACE, 4, 7)]))
+    journal.begin(Call(*PLACE, [4], [b"{}"]))
+    journal.close()
+
+    assert KnownReceipts.of(parts).in_doubt(PLACE, range(20)) == {*range(8)}

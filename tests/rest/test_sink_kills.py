@@ -69,8 +69,11 @@ def test_a_worker_that_is_killed_loses_nothing(sending: TaskWorker, honoured: bo
     assert (applied.applied, applied.refused, applied.parked) == (sending.rows, None, 0)
     assert 0 < applied.in_doubt < sending.rows
     _settled_once(sending, applied.in_doubt)
+    twice = sum(sending.arrived().values()) - sending.rows
     if honoured:
-        assert set(sending.arrived().values()) == {1}
+        assert twice == 0
+    else:  # the worker's calls in flight may have arrived or not, and all of its others are known
+        assert applied.in_doubt <= twice + IN_FLIGHT // OPTIONS["tasks"] * rows_per_call
 
 
 def test_a_driver_that_serves_no_leases_any_more_sends_nothing(sending: TaskWorker) -> None:

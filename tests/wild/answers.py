@@ -11,6 +11,8 @@ import time
 import zlib
 from typing import TYPE_CHECKING
 
+from tests.rest.scripted import Seen
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -242,7 +244,27 @@ SPOKEN: dict[str, Act] = {
     "GraphQL `errors` without a rule": says_json(b'{"data": null, "errors": [{"message": "no"}]}'),
 }
 SPOKEN |= {name: act for name, (_, act) in PRESETS.items()}
-ANSWERS: dict[str, Act] = FRAMED | BROKEN | STATUSES | SPOKEN
+
+
+def before_the_body(line: str, *, close: bool) -> Act:
+    """Answer while the body is unread; read it then, or close, which the client sees as a reset."""
+
+    def act(talk: Talk) -> bool:
+        talk.answer(b"{}", line)
+        if close:
+            talk.server.seen.append(Seen(talk.number, "", {}, talk.peek()))
+        return not close and talk.request() is not None
+
+    return act
+
+
+EARLY: dict[str, Act] = {
+    "200 before the body is read": before_the_body("200 OK", close=False),
+    "200 before the body is read, then closed": before_the_body("200 OK", close=True),
+    "413 before the body is read, then closed": before_the_body("413 Content Too Large", close=True),
+}
+"""These get the connection with the request unread."""
+ANSWERS: dict[str, Act] = FRAMED | BROKEN | EARLY | STATUSES | SPOKEN
 QUICK = (
     "chunks and a trailer",
     "two different lengths",
@@ -250,6 +272,7 @@ QUICK = (
     "409",
     "500",
     "gzip that is none",
+    "413 before the body is read, then closed",
     "an error of the server, `preset: slack`",
 )
 """Those that the normal suite plays."""

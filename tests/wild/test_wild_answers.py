@@ -26,7 +26,7 @@ from router_rest.delivery.batcher import CallSize
 from router_sinks import Rest
 from tests.rest.scripted import Scripted
 from tests.rest.tasks import CLIENT, OWNER, quicken, rows, tasks, whole
-from tests.wild.answers import ANSWERS, PRESETS, QUICK
+from tests.wild.answers import ANSWERS, EARLY, PRESETS, QUICK
 from tests.wild.ways import QUICK_WAYS, WAYS, Way
 
 if TYPE_CHECKING:
@@ -68,8 +68,11 @@ def acts(name: str) -> Callable[[Talk], None]:
     """Answer calls with the odd row in this way, and all others well."""
 
     def act(talk: Talk) -> None:
-        while (seen := talk.request()) is not None:
-            if ODD not in seen.body:
+        while ahead := talk.peek():
+            odd = ODD in ahead
+            if name not in EARLY or not odd:
+                talk.request()
+            if not odd:
                 talk.answer()
             elif not ANSWERS[name](talk):
                 return

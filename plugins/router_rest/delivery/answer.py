@@ -149,7 +149,8 @@ class Classifier:
         """Do with the whole call as a rule says."""
         attempt.action, attempt.results, attempt.throttled = said.action, None, said.then == "pause"
         attempt.why = said.reason or f"the API answers {attempt.status}{excerpt(attempt.body)}"
-        if said.action in UNDONE and 200 <= (attempt.status or 0) < 300:  # it may have done something all the same
+        several = said.action is Action.SPLIT and len(call) > 1  # an API may keep the rows before the one it refuses
+        if several or (said.action in UNDONE and 200 <= (attempt.status or 0) < 300):
             call.doubtful = frozenset(call.offsets)
 
     def _left(self, headers: Mapping[str, str]) -> tuple[float, float] | None:

@@ -8,17 +8,27 @@ A part may have notes about the attempt that wrote it:
 | `reserved` | ranges of rows whose calls may go out from now on |
 | `ended` | the attempt came to its end: of its ranges only the rows in `doubtful` may have arrived without a receipt |
 | `doubtful` | offsets of rows that were sent, and nobody knows what became of them |
+
+A note is a file of the lake, so rows are reserved for a second and more at a time. Which of them were sent is in
+the `CallLog` of the attempt, which only its own machine has.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import json
+import os
+import tempfile
 import time
 import uuid
+from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
@@ -26,7 +36,7 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from router import Parts
     from router_rest.delivery.batcher import Call
@@ -58,17 +68,21 @@ SCHEMA = pa.schema(
         ("at", pa.timestamp("us", "UTC")),
         ("in_doubt", pa.bool_()),
         ("replay", pa.string()),
+        ("limit_name", pa.string()),
+        ("limit_key", pa.string()),
     ]
 )
 """`status`: delivered, dead (never to be sent again by itself) or parked. `latency_ms`: of the last attempt.
 `call_id` is the call in which the row was sent; for a parked row the one in which it would have been sent, and perhaps
 was, where that is in doubt. `in_doubt`: the row may have arrived in an earlier attempt as well. `replay` names the
-replay in which the row was sent again; it has no `batch_id` then.
+replay in which the row was sent again; it has no `batch_id` then. `limit_name` is the limit that the call
+counted under, `limit_key` the key in it, where each has its own.
 """
 DDL = (
     "query string, route string, sink string, batch_id bigint, topic string, partition int, offset bigint, "
     "status string, http_status int, attempts int, latency_ms double, response string, response_sha256 string, "
-    "call_id string, idempotency_key string, reason string, at timestamp, in_doubt boolean, replay string"
+    "call_id string, idempotency_key string, reason string, at timestamp, in_doubt boolean, replay string, "
+    "limit_name string, limit_key string"
 )
 """The same for Spark."""
 PLACES = ("topic", "partition", "offset")
@@ -86,6 +100,8 @@ class Owner:
     sink: str
     batch: int | None
     replay: str | None = None
+    limit: str | None = None
+    """The name of the limit that its calls count under."""
 
     @property
     def name(self) -> str:
@@ -131,9 +147,10 @@ def receipts(owner: Owner, settled: Sequence[Settled]) -> pa.Table:
         "idempotency_key": [one.key for one in settled],
         "reason": [one.reason and one.reason[:LONGEST_REASON] for one in settled],
         "at": [int(one.at * 1_000_000) for one in settled],
+        "limit_key": [one.call.limit or None for one in settled],
     }
     same = {"query": owner.query, "route": owner.route, "sink": owner.sink, "batch_id": owner.batch}
-    same |= {"replay": owner.replay}
+    same |= {"replay": owner.replay, "limit_name": owner.limit}
     columns = {
         **{name: pa.repeat(pa.scalar(value, SCHEMA.field(name).type), rows) for name, value in same.items()},
         **{name: pa.array(values, SCHEMA.field(name).type).take(of_call) for name, values in by_call.items()},
@@ -147,7 +164,7 @@ def receipts(owner: Owner, settled: Sequence[Settled]) -> pa.Table:
 class KnownReceipts:
     """The rows of a batch that have a receipt, and the others that may have arrived. Runs anywhere.
 
-    Both by topic and partition; `doubtful` as ranges.
+    Both by topic and partition; `doubtful` as ranges, in order and apart.
     """
 
     done: Mapping[Place, np.ndarray[Any, np.dtype[np.int64]]] = field(default_factory=dict)
@@ -166,10 +183,12 @@ class KnownReceipts:
             if "ended" in notes:
                 ended.add(notes["attempt"])
                 _spread(ranges_in(notes.get("doubtful")), doubtful)
+        known = {place: np.unique(np.concatenate(offsets)) for place, offsets in done.items()}
         for attempt, ranges in reserved.items():
-            if attempt not in ended:
-                _spread(ranges, doubtful)
-        return cls({place: np.unique(np.concatenate(offsets)) for place, offsets in done.items()}, doubtful)
+            if ranges and attempt not in ended:
+                begun = CallLog.read(attempt)
+                _spread(ranges if begun is None else _without(known, begun), doubtful)
+        return cls(known, {place: _merged(ranges) for place, ranges in doubtful.items()})
 
     def open(self, place: Place, offsets: Any) -> Any:
         """Return, for each offset of a source partition, whether the row has no receipt."""
@@ -191,7 +210,8 @@ class KnownReceipts:
         ranges = self.doubtful.get(place)
         if not ranges:
             return frozenset()
-        return frozenset(at for at in offsets if any(first <= at <= last for first, last in ranges))
+        found = ((at, bisect_right(ranges, (at, inf)) - 1) for at in offsets)
+        return frozenset(at for at, which in found if which >= 0 and at <= ranges[which][1])
 
 
 def note_of(ranges: Iterable[Range]) -> str:
@@ -220,12 +240,73 @@ def _spread(ranges: Iterable[Range], into: dict[Place, list[tuple[int, int]]]) -
         into.setdefault((topic, partition), []).append((first, last))
 
 
+def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ranges in order, those that touch as one."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(last, found[-1][1])
+        else:
+            found.append((first, last))
+    return found
+
+
+def _without(done: Mapping[Place, Any], ranges: Iterable[Range]) -> Iterator[Range]:
+    """Yield ranges without the rows that have a receipt."""
+    spread: dict[Place, list[tuple[int, int]]] = {}
+    _spread(ranges, spread)
+    for place, here in spread.items():
+        offsets = np.concatenate([np.arange(first, last + 1) for first, last in here])
+        yield from ranges_of(place, np.setdiff1d(offsets, done.get(place, offsets[:0])).tolist())
+
+
 def _collect(rows: pa.Table, done: dict[Place, list[Any]]) -> None:
     """Add the offsets of a part to those of their source partitions."""
     if not rows.num_rows:
         return
     for place in rows.group_by(["topic", "partition"]).aggregate([("offset", "list")]).to_pylist():
         done.setdefault((place["topic"], place["partition"]), []).append(np.array(place["offset_list"], np.int64))
+
+
+class CallLog:
+    """The calls that an attempt has begun: a file that outlives the process that writes it, and not the machine.
+
+    It is there until the attempt ends, and locked for as long as more may be written. The name has the machine's start
+    in it, for what was not on disk before that is lost.
+    """
+
+    def __init__(self, attempt: str) -> None:
+        self._path = self._of(attempt)
+        self._file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def begin(self, call: Call) -> None:
+        """Note a call that is about to be sent."""
+        ranges = ranges_of((call.topic, call.partition), call.offsets)
+        os.write(self._file, note_of(ranges).encode() + b"\n")
+
+    def close(self, *, keep: bool) -> None:
+        """Write nothing more; without `keep` the file is removed."""
+        try:
+            if not keep:
+                self._path.unlink()
+        finally:
+            os.close(self._file)
+
+    @classmethod
+    def read(cls, attempt: str) -> list[Range] | None:
+        """Return the rows of the calls that an attempt has begun; None: it is not known, or not yet all of them."""
+        try:
+            with cls._of(attempt).open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return [one for line in file for one in ranges_in(line.decode())]
+        except (OSError, ValueError):  # of another machine; still written to; broken off
+            return None
+
+    @staticmethod
+    def _of(attempt: str) -> Path:
+        start = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path(tempfile.gettempdir()) / f"event-router-{start}-{attempt}"
 
 
 EVERY = 1.0
@@ -251,6 +332,8 @@ class ReceiptWriter:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "journal"))
     _last: float = field(default_factory=time.monotonic)
+    _opened: bool = False
+    _log: CallLog | None = None
 
     def settle(self, settled: Settled) -> None:
         """Note a receipt; it is written with the next part."""
@@ -259,8 +342,26 @@ class ReceiptWriter:
 
     async def reserve(self, ranges: Iterable[Range]) -> None:
         """Write down that calls of these rows may be sent; they may be once this returns."""
+        if not self._opened:
+            self._opened = True
+            with suppress(OSError):  # without it all that is reserved is in doubt after a crash
+                self._log = CallLog(self.attempt)
         self._reserved.extend(ranges)
         await self.flush()
+
+    def begin(self, call: Call) -> None:
+        """Note that a call is sent now."""
+        try:
+            if self._log is not None:
+                self._log.begin(call)
+        except OSError:  # the disk is full
+            self.close(keep=False)
+
+    def close(self, *, keep: bool = True) -> None:
+        """Note no more calls; without `keep` nobody needs to know which were begun."""
+        log, self._log = self._log, None
+        if log is not None:
+            log.close(keep=keep)
 
     async def keep(self) -> None:
         """Write a part every second while there is something to write; ends by being cancelled."""
@@ -285,6 +386,7 @@ class ReceiptWriter:
             settled, self._settled = self._settled, []
             await self._write(settled, {"attempt": self.attempt, "ended": "yes", "doubtful": note_of(ranges)})
         self._thread.shutdown()
+        self.close(keep=False)
 
     async def _write(self, settled: list[Settled], notes: dict[str, str]) -> None:
         """Write a part; when cancelled meanwhile, wait until it is written, or its receipts would be lost."""

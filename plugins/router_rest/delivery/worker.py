@@ -389,7 +389,7 @@ class TaskWorker:
                 login,
                 self.job.owner.name.encode(),
                 self._settle,
-                admitted=self._queue.admitted,
+                admitted=self._admitted,
             )
             await self._deliver(batches)
         except (LeaseEnded, LookupError) as error:  # before anything was sent
@@ -399,6 +399,7 @@ class TaskWorker:
             for one in (client, lease):
                 if one is not None:
                     await one.close()
+            self._receipts.close()
         self._report_counts()
 
     async def _deliver(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
@@ -438,6 +439,11 @@ class TaskWorker:
                 await self._receipts.flush()
             if self._delivery.ending.is_set():
                 self._end(ENDED, "")
+
+    def _admitted(self, call: Call) -> None:
+        """Note that a call goes out now: it has a token."""
+        self._receipts.begin(call)
+        self._queue.admitted(call)
 
     def _settle(self, settled: Settled) -> None:
         """Take rows that are done with. Those that are dead get their receipts when the whole batch may have them."""

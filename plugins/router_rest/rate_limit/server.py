@@ -15,13 +15,13 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from router_rest.rate_limit.coordinator import Coordinator
 from router_rest.rate_limit.protocol import SecureChannel, ServerAddress, TaskReport, nonce
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from router_rest.rate_limit.protocol import Outlook, Pace
 
@@ -122,7 +122,7 @@ class LeaseServer:
         return ServerAddress(self._host, self._port, limit, self._secret)
 
     def first_of(self, sink: str, limit: str) -> bool:
-        """Say whether a sink has not been counted under a limit yet; it is from now on."""
+        """Say whether calls of a sink, or whatever has this name, are not counted under a limit yet; they are now."""
         with self._lock:
             known = (sink, limit) in self._counted
             self._counted.add((sink, limit))
@@ -153,10 +153,17 @@ class LeaseServer:
         """Note that calls are set aside: in an outage that happens once, and not again before a success."""
         self._set_aside[limit] = self.totals(limit)["ok"]
 
-    def spent(self, limit: str, ago: float, *, calls: int, rows: int = 0) -> None:
-        """Count calls that were sent `ago` seconds ago, before this driver was started."""
-        windows = self._limits[limit].coordinator.windows.of("", 0.0)
-        self._ask(lambda: windows.spent(time.monotonic() - ago, calls, rows))
+    def count_earlier(self, limit: str, calls: Iterable[EarlierCall]) -> None:
+        """Count calls that were sent before this driver was started."""
+        windows = self._limits[limit].coordinator.windows
+        in_order = sorted(calls, reverse=True)
+
+        def spend() -> None:
+            now = time.monotonic()
+            for ago, key, many, rows in in_order:
+                windows.of(key, now).spent(now - ago, many, rows)
+
+        self._ask(spend)
 
     def _ask(self, question: Callable[[], Any]) -> Any:
         """Call a function on the server's thread, which alone may use the coordinators; return its result."""
@@ -280,6 +287,15 @@ def lease_server(host: str = "127.0.0.1", bind: str = "") -> LeaseServer:
         return server
 
 
+class EarlierCall(NamedTuple):
+    """A call that was sent, how many seconds ago, under which key; with how many attempts, and rows in all of them."""
+
+    ago: float
+    key: str
+    attempts: int
+    rows: int
+
+
 @dataclass(frozen=True)
 class AdmittedSink:
     """A sink whose tasks are admitted."""
@@ -377,11 +393,6 @@ class LimitSessions:
         """Send all tasks a sign of life."""
         for session in list(self._sessions.values()):
             session.say({})
-
-    def close(self) -> None:
-        """End all connections."""
-        for session in list(self._sessions.values()):
-            session.end()
 
     @property
     def sinks(self) -> frozenset[str]:
