@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -197,3 +199,19 @@ def test_a_cluster_without_a_context_is_refused_in_the_same_words(monkeypatch: p
 
     with pytest.raises(StartError, match="dedicated access mode"):
         build_session(Config.model_construct(name="games", spark={}), "local[1]")
+
+
+def test_a_setting_of_sql_that_spark_refuses_is_one_sentence(tmp_path: Path) -> None:
+    """Without it a typing error under `spark:` is a hundred lines of Python and Java."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "games.yaml").write_text(
+        "name: games\nlake: ./lake\nsource: {files: {path: ./in}}\ndecode: {json: {schema: 'a int'}}\n"
+        "routes: []\ndead_letters: ops.dead\nspark: {spark.sql.shuffle.partitions: many}\n"
+    )
+    command = [sys.executable, "-m", "router", "run", "--once", "games.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(
+        "router: Spark does not start: spark.sql.shuffle.partitions should be int, but was many; look at"
+    )

@@ -133,6 +133,7 @@ def _session_of(builder: SparkSession.Builder, name: str) -> SparkSession:
         SparkContext.getOrCreate(_conf(builder))
         starting.join()  # only now may this thread load classes of SQL: two that load them wait for each other
         session = builder.getOrCreate()
+        session.conf.get("spark.sql.session.timeZone")  # here and not in a batch Spark refuses settings of SQL
     except Exception as error:
         if any(sign in str(error) for sign in NO_CONTEXT):
             raise StartError(NO_CONNECT.format("this cluster gives no SparkContext")) from error
@@ -143,10 +144,18 @@ def _session_of(builder: SparkSession.Builder, name: str) -> SparkSession:
             raise
         starting.join()
         todo = "look at what stands under `spark:`, and at the memory and Java of this machine: router doctor FILE"
-        raise MachineError(f"Spark does not start: {first_line(error)}", todo) from error
+        raise MachineError(f"Spark does not start: {_root(error)}", todo) from error
     if interrupt is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, interrupt)  # Spark's own handler would cancel the jobs of the current batch
     return session
+
+
+def _root(error: Exception) -> str:
+    """Return what the JVM said first: others only repeat that something could not be made."""
+    thrown, said = getattr(error, "_origin", None), first_line(error)
+    while thrown is not None and (cause := thrown.getCause()) is not None:
+        thrown, said = cause, str(cause.getMessage() or cause)
+    return said.splitlines()[0]
 
 
 def pools(config: Config) -> dict[str, str]:
