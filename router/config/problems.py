@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from router.registry import Entries, Location
 
 
+_ELSEWHERE: dict[Location, str] = {
+    ("sources",): "several topics are one source, `source: {kafka: {topics: [...]}}`, with a decoder each in "
+    "`decode: {by_topic: {topics: {...}}}`",
+}
+"""Where to write what people look for under another key."""
 _EXPECTED = {
     "string_type": "text",
     "bytes_type": "text",
@@ -111,7 +116,7 @@ def _fault(line: ErrorDetails, place: LocatedNode, document: Document, entries: 
         meaning = description(entries, loc)
         return _Fault(line, place, f"`{loc[-1]}` is missing", f"add `{loc[-1]}`" + (f": {meaning}" if meaning else ""))
     if kind == "extra_forbidden":
-        hint = suggestion(str(loc[-1]), known_keys(entries, loc[:-1]), "known keys")
+        hint = _ELSEWHERE.get(loc) or suggestion(str(loc[-1]), known_keys(entries, loc[:-1]), "known keys")
         return _Fault(line, place, "unknown key", hint, at_key=True)
     if kind.startswith(TRUSTED) and {"what", "hint", "at"} <= context.keys():
         return _Fault(line, place, context["what"], context["hint"], at_key=context["at"] == "key")

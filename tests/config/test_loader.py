@@ -262,6 +262,13 @@ def test_fault_of_an_option_has_the_name_that_is_written(faults, good):
     assert unknown.hint.startswith("did you mean `table`?")
 
 
+def test_several_sources_are_shown_the_way_to_write_them(faults, good):
+    """Without it whoever has topics of several formats finds no way to read them in one configuration."""
+    (unknown,) = faults(f"{good}sources: []\n")
+    assert (unknown.path, unknown.what) == ("sources", "unknown key")
+    assert "decode: {by_topic: " in unknown.hint
+
+
 @pytest.mark.parametrize(
     ("written", "value", "expected"),
     [
