@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.chaos.lakes import Rows
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 FILES, ROWS, BEGIN = 7, 40, 1_790_000_000
 POINTS = ("plan", "landing", "manifest", "commits", "ledger")
@@ -84,9 +84,7 @@ def undisturbed(drain, tmp_path_factory) -> dict[str, Rows]:
     return found
 
 
-@pytest.mark.parametrize(
-    "point", [pytest.param(point, marks=() if point == "commits" else pytest.mark.slow) for point in POINTS]
-)
+@pytest.mark.parametrize("point", POINTS)
 def test_a_killed_router_takes_each_row_of_a_file_once(undisturbed, start, drain, registry, tmp_path, point):
     config, hold = _configuration(tmp_path), tmp_path / "hold"
     killed = start(config, "--kill", point, "--batch", "1", "--hold", str(hold))

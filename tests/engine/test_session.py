@@ -206,7 +206,7 @@ def test_a_setting_of_sql_that_spark_refuses_is_one_sentence(tmp_path: Path) -> 
     (tmp_path / "in").mkdir()
     (tmp_path / "games.yaml").write_text(
         "name: games\nlake: ./lake\nsource: {files: {path: ./in}}\ndecode: {json: {schema: 'a int'}}\n"
-        "routes: []\ndead_letters: ops.dead\nspark: {spark.sql.shuffle.partitions: many}\n"
+        "bronze: bronze.all\ndead_letters: ops.dead\nspark: {spark.sql.shuffle.partitions: many}\n"
     )
     command = [sys.executable, "-m", "router", "run", "--once", "games.yaml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

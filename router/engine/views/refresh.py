@@ -34,7 +34,7 @@ from deltalake.transaction import create_table_with_add_actions
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import MapType
+from pyspark.sql.types import MapType, StructType
 
 from router.columns import quoted
 from router.delta.commit import HOOKS, PROPERTIES, StagedFile, TableCommit, add_action, made_as, to_delta
@@ -72,6 +72,14 @@ VERSIONS_SHOWN = 50
 """Tables whose versions stand in each commit; those of more stand in the note only."""
 
 
+class Shaped(NamedTuple):
+    """What a view's query is over the columns of its sources: its shape, and its columns, also as text."""
+
+    shape: QueryShape
+    columns: str
+    schema: StructType
+
+
 class RefreshedView(NamedTuple):
     """What a refresh did: `way` is empty where nothing had changed. `commits` are the tables that got one."""
 
@@ -107,7 +115,7 @@ class Refresher:
     store: CheckpointStore
     executors: Executors = field(default_factory=Executors)
     folder: str | None = None
-    shapes: dict[str, tuple[QueryShape, str]] = field(default_factory=dict)
+    shapes: dict[str, Shaped] = field(default_factory=dict)
     sessions: dict[str, SparkSession] = field(default_factory=dict)
 
     def note(self, view: View) -> Note:
@@ -127,7 +135,7 @@ class Refresher:
         sources = self.tables.sources(view)
         if not sources:
             return RefreshPlan("full", "none of its tables is there yet", QueryShape("full", ""))
-        shape, _ = self._work(view, sources).shape()
+        shape = self._work(view, sources).shape().shape
         if view.refresh == "full":
             return RefreshPlan("full", "`refresh: full`", shape)
         return RefreshPlan(shape.way, shape.why, shape)
@@ -146,7 +154,7 @@ class Refresher:
         if trusted and not full and not note.timed and seen == note.sources:
             return RefreshedView(view.name, "", "nothing has changed", tables=len(note.targets), rows=note.rows)
         work = self._work(view, sources, joined)
-        shape, output = work.shape()
+        shape, output, _ = work.shape()
         plan = RefreshPlan("full", shape.why, shape)
         if full or not trusted or view.refresh == "full" or output != note.output:
             plan = RefreshPlan("full", _why_full(view, note, full=full, trusted=trusted), shape)
@@ -345,7 +353,7 @@ class _Work:
     relations: Relations
     sources: dict[str, Snapshot]
     joined: dict[str, Snapshot]
-    shapes: dict[str, tuple[QueryShape, str]]
+    shapes: dict[str, Shaped]
     few: bool = False
 
     def __post_init__(self) -> None:
@@ -357,7 +365,7 @@ class _Work:
         """Return the versions that the view is made of, with the ids of the tables."""
         return {name: (table.version, table.id) for name, table in {**self.joined, **self.sources}.items()}
 
-    def shape(self) -> tuple[QueryShape, str]:
+    def shape(self) -> Shaped:
         """Return the shape of the query, and its columns as text. Raises ViewError."""
         key = f"{_definition(self.view)} {self.columns} {self.conflicts}"
         if key not in self.shapes:
@@ -372,7 +380,7 @@ class _Work:
                     raise ViewError(self.view.name, f"`into` asks for {name}, which is no column of its SQL")
             text = to_delta(delta_schema(to_arrow_columns(query.schema)))
             self._analyse_expectations(query)
-            self.shapes[key] = self._of_expectations(shape_of(query)), text
+            self.shapes[key] = Shaped(self._of_expectations(shape_of(query)), text, query.schema)
         return self.shapes[key]
 
     def _analyse_expectations(self, query: DataFrame) -> None:
@@ -409,8 +417,8 @@ class _Work:
         shape, touched = plan.shape, plan.touched
         if plan.way == "full":
             return self._over(self.sources), None
-        sample = self._query(self.relations.empty(self.columns))
-        output = delta_schema(to_arrow_columns(sample.schema))
+        schema = self.shape().schema
+        output = delta_schema(to_arrow_columns(schema))
         left = [table for name, table in targets.items() if touched is None or name in touched]
         kept = [TablePart(table, replaced_by(self.relations.lake, table)) for table in left]
         old = self.relations.frame(kept, output, named=False)
@@ -425,9 +433,9 @@ class _Work:
             return self._one_task(old.unionByName(self._frame(added))), touched
         if plan.way == "merge":
             both = self._one_task(old.unionByName(self._frame(added))).groupBy(*map(quoted, shape.keys))
-            kinds = {one.name: one.dataType for one in sample.schema}
+            kinds = {one.name: one.dataType for one in schema}
             merged = both.agg(*(F.expr(how).cast(kinds[name]).alias(name) for name, how in shape.merged.items()))
-            return merged.select(*map(quoted, sample.columns)), touched
+            return merged.select(*map(quoted, schema.names)), touched
         removed = [TablePart(self.sources[name], found.removed) for name, found in changed.items() if found]
         aside = {name: f"_key{at}" for at, name in enumerate(shape.keys)}
         touching = self._frame([*added, *removed]).select(*(F.col(quoted(n)).alias(k) for n, k in aside.items()))
