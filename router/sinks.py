@@ -89,9 +89,11 @@ class KeyedTable:
     """A table that holds one row per key, or one of several such tables.
 
     `keys` are columns of the route. `newest` is the number of columns that say which row of a key is the newest: those
-    of `MergingSink.newest`, the engine counts them; with none it is the record's offset. Ties go to the larger
-    partition, then offset, topic. A row that is not newer than what the table holds changes nothing; a null is older
-    than any value.
+    of `MergingSink.newest`, the engine counts them; with none it is the order of the records. Of two records of one
+    partition the one with the larger offset is the newer one. Of records of different partitions it is the one that
+    arrived in a later batch or, in one batch, that has the later time, topic, partition. That also decides between rows
+    that are equally new. A row that is not newer than what the table holds changes nothing; a null is older than any
+    value.
 
     `when_matched` `ignore` keeps the row that is there; `columns` are the only ones that change in it. A deleted row
     disappears, and its key is remembered for `deletions_kept`, so that an older row that comes later does not bring it

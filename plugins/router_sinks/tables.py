@@ -97,13 +97,15 @@ class Upsert(MergingSink):
     """Keep one row per key with its newest state, in one Delta table or in one per value.
 
     `upsert: {table: silver.profiles, keys: [event.gamer_id]}` has the last profile of every gamer. Of the rows of a key
-    the one with the largest offset wins, or the largest of the fields of `newest_by`; of two that are equally new the
-    one with the larger partition, then offset. A row that comes late never overwrites a newer one, also not in a later
-    batch, and does not bring a deleted key back within `deletions_kept`. A table keeps where its rows' records were in
-    `_topic`, `_partition` and `_offset`, and what `newest_by` said in `_newest_1` onwards: leave these columns alone.
+    the one that was written last wins, or the one with the largest of the fields of `newest_by`. Within a partition
+    that is the larger offset; of records of different partitions the one that arrived in a later batch, or, in one
+    batch, the one with the later time. Files are ordered by batch, modification time and path. A row that comes late
+    never overwrites a newer one, also not in a later batch, and does not bring a deleted key back within
+    `deletions_kept`. A table keeps when its rows' records arrived and where they were in `_arrival`, `_timestamp`,
+    `_topic`, `_partition` and `_offset`, and the values of `newest_by` in `_newest_1` onwards: leave these alone.
 
-    A row without a value in a key, and one that the table refuses, is a dead letter. A key's records belong into one
-    partition of one topic: offsets of different partitions say nothing about which record is newer.
+    A row without a value in a key, and one that the table refuses, is a dead letter. Let a key's records come in one
+    partition of one topic: the order of records of different partitions is that of their arrival.
 
     Delivery: exactly once, for hundreds of tables at the price of about one job.
     """

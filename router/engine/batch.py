@@ -39,9 +39,11 @@ from router.engine.land.job import Landed, LandingJob, UndecodedError
 from router.engine.maintenance import TableMaintenance
 from router.engine.outbox.apply import Outboxes
 from router.engine.outbox.detached import detached_outboxes
+from router.engine.position import RecordNumbers, with_arrival
 from router.engine.quarantine.release import Release
 from router.engine.quarantine.table import Quarantine
 from router.engine.spark.executors import Executors
+from router.engine.start.run_order import ordinal_of
 from router.errors import BatchError, RunningError, TableError
 
 if TYPE_CHECKING:
@@ -105,6 +107,8 @@ class Batches:
             self.lake, lambda: self.spark, plans, detached_outboxes(config), beside=True, process=MaintenanceProcess()
         )
         self.catalog = Catalog(self.spark, self.lake)
+        self.ordinal = ordinal_of(self.store, self.lake, config.ledger, config.name)
+        self.numbers = RecordNumbers(self.lake, config.ledger, config.name, self.store.run)
         self.unknown = UnknownFieldReport()
 
     def process(self, raw: DataFrame, batch: int) -> BatchReport:
@@ -113,7 +117,8 @@ class Batches:
         with steps.step("plan"):
             known = self.store.manifest(batch)
             manifest = self._cut_off(known) if known else None
-            plan = self._plan(raw, replay=manifest is not None)  # 1 read, 2 decode, 3 label
+            records = with_arrival(raw, self.ordinal, batch)
+            plan = self._plan(records, replay=manifest is not None)  # 1 read, 2 decode, 3 label
         replay, tables = manifest is not None, None
         if manifest is None:
             manifest, tables, plan = self._decide(plan, steps, new=known is None)  # 4 land, 5 decide

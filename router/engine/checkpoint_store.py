@@ -13,6 +13,7 @@
 | `replays` | dead_letters.json | a replay of dead letters that has begun and not ended |
 | `views` | NAME.json | which versions of its sources a view was made of, and how its tables were left |
 | `schemas` | the decoder's names | what a decoder has learnt |
+| | runs.json | in which order the runs of the query began |
 | | source | the source that the checkpoint counts |
 | | format | the version of all this |
 
@@ -47,7 +48,7 @@ REPLAY = "replay-"
 """What the names of replays begin with: they stand where a run's id does."""
 KEPT = 100
 """Manifests that are kept for operators to read; the router needs the last one only."""
-FORMAT = b"2"
+FORMAT = b"3"
 MERGED = "merged"
 """The key in a mark under which tables stand; those of sinks have a slash."""
 WAYS = {
@@ -63,6 +64,7 @@ WAYS = {
     "blocked": "It says that quarantined rows wait for a table. Restore it from a copy; without it rows of later "
     "batches land before them",
     "views": "It says what a view was made of. Delete it, and the next refresh computes all of the view anew",
+    "runs.json": "It says in which order runs began. Restore it from a copy; or delete it, and the ledger says so",
     "replays": "It says which replay was cut off. Restore it from a copy; or delete it, and begin another",
 }
 """What a file of each folder says, and what a person can do where it is damaged."""

@@ -37,6 +37,8 @@ LEARNT = "rows"
 RESCUED = "_rescued"
 BROKEN = "_line"
 """The column, and the key in `_rescued`, of a line that is no row."""
+FILE_COLUMNS = {"_path": "file_path", "_changed": "file_modification_time", "_block": "file_block_start"}
+"""What is read of a row's file beside the row, by the names of Spark's `_metadata`."""
 FIRST = 20
 """Files that the columns are learnt from before the first batch."""
 THREADS = 8
@@ -87,7 +89,8 @@ class FileRows:
             self._learnt(self._parts(found))
 
     def records(self, listed: DataFrame) -> DataFrame:
-        """Return the rows of files as raw records. Needs the columns `path` and `modificationTime`.
+        """Return the rows of files as raw records. Needs the columns `path` and `modificationTime`; adds `block`, the
+        place in the file where the part begins that a task reads.
 
         Learns new columns first. Raises StartError with the file that cannot be read.
         """
@@ -95,7 +98,7 @@ class FileRows:
         parts = self._parts(sorted(found)) if found else []
         known = self._learnt(parts)
         rows = [self._rows(part, known) for part in parts]
-        empty = "value binary, topic string, timestamp timestamp"
+        empty = "value binary, topic string, timestamp timestamp, block bigint"
         return reduce(DataFrame.unionByName, rows) if rows else self.spark.createDataFrame([], empty)
 
     # the files of a batch, by what columns they have
@@ -103,7 +106,7 @@ class FileRows:
     def _parts(self, paths: list[str]) -> list[DataFrame]:
         """Return frames over files that have the same columns; those of text formats have texts only, or guessed types.
 
-        Each has the columns `_path` and `_changed` besides.
+        Each has the columns of FILE_COLUMNS besides.
         """
         try:
             return [self._of_file(frame) for frame in getattr(self, f"_{self.files.format}")(paths)]
@@ -124,8 +127,7 @@ class FileRows:
 
     @staticmethod
     def _of_file(frame: DataFrame) -> DataFrame:
-        about = {"_path": "file_path", "_changed": "file_modification_time"}
-        return frame.select("*", *(F.col(f"_metadata.{name}").alias(new) for new, name in about.items()))
+        return frame.select("*", *(F.col(f"_metadata.{name}").alias(new) for new, name in FILE_COLUMNS.items()))
 
     def _reader(self, **options: str) -> Any:
         listing = listing_options(self.files)  # the files are chosen already
@@ -189,7 +191,7 @@ class FileRows:
         known = {field.name.lower(): field for field in [*before, *(hint for hint in hints if hint.name not in names)]}
         known.pop(RESCUED, None)
         for part in parts:
-            fields = [field for field in part.schema if field.name not in (BROKEN, "_path", "_changed")]
+            fields = [field for field in part.schema if field.name not in (BROKEN, *FILE_COLUMNS)]
             if self.files.format == "csv":
                 fields = _guessed(part, [field for field in fields if _name(field.name).lower() not in known])
             for field in fields:
@@ -212,7 +214,7 @@ class FileRows:
         values: dict[str, Column] = {}
         rescued: dict[str, Column] = {}
         for field in part.schema:
-            if field.name in ("_path", "_changed"):
+            if field.name in FILE_COLUMNS:
                 continue
             column = F.col(f"`{field.name.replace('`', '``')}`")
             had = kinds.get(_name(field.name).lower())
@@ -228,7 +230,7 @@ class FileRows:
             values[RESCUED] = F.when(F.size(found) > 0, found)
         row = F.struct(*(value.alias(name) for name, value in values.items()))
         text = F.to_json(row, TIMES) if values else F.lit("{}")
-        about = (F.col("_path").alias("topic"), F.col("_changed").alias("timestamp"))
+        about = (F.col("_path").alias("topic"), F.col("_changed").alias("timestamp"), F.col("_block").alias("block"))
         return part.select(text.cast("binary").alias("value"), *about)
 
 

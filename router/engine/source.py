@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
 
 from router import spark_internals
+from router.delta.history import log_commits, log_versions
 from router.delta.lake import Lake
 from router.engine.file_rows import FileRows, listing_options
+from router.engine.position import BLOCK, CHANGE, FILE, MODIFIED, PLACE_COLUMNS, VERSION
 from router.errors import StartError
 from router.parts import RAW_SCHEMA
 
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from router.config.models import Config, DeltaSource, FilesSource, FormatSource, KafkaSource
+    from router.engine.position import RecordNumbers
     from router.parts import Memory
 
 Offsets = dict[str, dict[int, int]]
@@ -46,7 +52,8 @@ EARLIEST = -2
 def stream(spark: SparkSession, config: Config, resume: Offsets | None = None) -> DataFrame:
     """Return the source as a streaming frame with the columns of `RAW_SCHEMA`; of files with rows, with their paths.
 
-    `records` makes raw records of a batch of it. `resume` overrides where a new checkpoint of a Kafka source begins.
+    A source without offsets has columns of PLACE_COLUMNS besides. `records` makes raw records of a batch of it.
+    `resume` overrides where a new checkpoint of a Kafka source begins.
     """
     source = config.source
     if source.kafka:
@@ -93,10 +100,10 @@ def sample(spark: SparkSession, config: Config, rows: int) -> DataFrame:
         raise StartError("rows of files have columns of their own; write decode: {rows: {}}")
     if source.files:
         lines = spark.read.format("text").options(**_file_options(source.files)).load(source.files.path)
-        return numbered(_file_columns(lines)).limit(rows)
+        return _sampled(_file_columns(lines), rows)
     if source.delta:
         frame = spark.read.format("delta").load(_delta_address(config, source.delta))
-        return numbered(_delta_columns(frame, source.delta)).limit(rows)
+        return _sampled(_delta_columns(frame, source.delta), rows)
     raise StartError("a sample can be taken from kafka, files and delta only; give the decoder a schema")
 
 
@@ -119,17 +126,44 @@ def _kafka_sample(spark: SparkSession, kafka: KafkaSource, rows: int) -> DataFra
     return found
 
 
-def records(batch: DataFrame, config: Config, memory: Memory) -> DataFrame:
+def records(frame: DataFrame, config: Config, memory: Memory, batch: int, numbers: RecordNumbers) -> DataFrame:
     """Return the raw records of a batch of `stream`, with offsets. Raises StartError for a file that nobody can read.
 
-    `memory` has what is known of the columns of files.
+    `memory` has what is known of the columns of files; `numbers` are for records without offsets.
     """
     files = config.source.files
     if files and files.format != "lines":
-        rows = FileRows(batch.sparkSession, files, memory).records(batch)
+        rows = FileRows(frame.sparkSession, files, memory).records(frame)
         known = {name: F.col(name) for name in ("value", "topic", "timestamp")}
-        batch = rows.select(_raw({**known, "partition": F.lit(0)}))
-    return batch if config.source.kafka else numbered(batch)
+        places = {MODIFIED: F.col("timestamp"), FILE: F.col("topic"), BLOCK: F.col("block")}
+        frame = rows.select(*_raw({**known, "partition": F.lit(0)}), *_named(places))
+    if FILE not in frame.columns:
+        return frame
+    delta = config.source.delta
+    versions = partial(_commit_versions, config, delta) if delta and not delta.changes else None
+    return numbers.numbered(frame, batch, versions)
+
+
+def _commit_versions(config: Config, source: DeltaSource, files: set[str]) -> dict[str, int]:
+    """Return the commits that added files of a table, as far back as its log says so. Reads the newest commits first.
+
+    Spark names a file by its address, with escapes; the log by its path below the table, with escapes of its own.
+    """
+    lake = _source_lake(config, source)
+    root = lake.spark_address(source.table).rstrip("/").partition("://")[2] or lake.spark_address(source.table)
+    by_path: dict[str, str] = {}
+    for file in files:
+        by_path[unquote(file).partition(root.rstrip("/") + "/")[2]] = file
+    versions: dict[str, int] = {}
+    for version in reversed(log_versions(lake, source.table)):
+        if len(versions) == len(files):
+            break
+        (commit,) = log_commits(lake, source.table, [version])
+        for added in commit.added:
+            file_of_batch = by_path.get(unquote(added.path))
+            if file_of_batch is not None:
+                versions[file_of_batch] = min(version, versions.get(file_of_batch, version))
+    return versions
 
 
 def learn(spark: SparkSession, config: Config, memory: Memory) -> None:
@@ -151,12 +185,10 @@ def between(spark: SparkSession, kafka: KafkaSource, begins: Offsets, ends: Offs
     return _kafka_columns(reader.load())
 
 
-def numbered(raw: DataFrame) -> DataFrame:
-    """Return the records of one batch with offsets where the source has none: they order a batch, no more.
-
-    Spark cannot number the records of a stream, only those of a batch.
-    """
-    return raw.withColumn("offset", F.coalesce("offset", F.monotonically_increasing_id()))
+def _sampled(raw: DataFrame, rows: int) -> DataFrame:
+    """Return some records of a source without offsets; theirs tell them apart, no more."""
+    records = raw.drop(*PLACE_COLUMNS).limit(rows)
+    return records.withColumn("offset", F.coalesce("offset", F.monotonically_increasing_id()))
 
 
 def kafka_options(kafka: KafkaSource, resume: Offsets | None = None) -> dict[str, str]:
@@ -260,29 +292,49 @@ def _file_columns(frame: DataFrame) -> DataFrame:
         "partition": F.lit(0),
         "timestamp": F.col("_metadata.file_modification_time"),
     }
-    return frame.select(_raw(known))
+    return frame.select(*_raw(known), *_named(_file_places()))
+
+
+def _file_places() -> dict[str, Column]:
+    """Return what orders the records of files that Spark reads as a source."""
+    return {
+        MODIFIED: F.col("_metadata.file_modification_time"),
+        FILE: F.col("_metadata.file_path"),
+        BLOCK: F.col("_metadata.file_block_start"),
+    }
+
+
+def _named(columns: dict[str, Column]) -> list[Column]:
+    return [column.alias(name) for name, column in columns.items()]
 
 
 def _delta_address(config: Config, source: DeltaSource) -> str:
     """Return where Spark finds the table. Raises StartError where there is none."""
-    lake = Lake.at(source.lake or config.lake, config.storage(), () if source.lake else config.locations())
+    lake = _source_lake(config, source)
     if lake.open(source.table) is None:
         raise StartError(f"there is no table {source.table} in {lake.root} yet; start what makes it first")
     return lake.spark_address(source.table)
 
 
+def _source_lake(config: Config, source: DeltaSource) -> Lake:
+    return Lake.at(source.lake or config.lake, config.storage(), () if source.lake else config.locations())
+
+
 def _delta_columns(frame: DataFrame, source: DeltaSource) -> DataFrame:
-    """Take the table as topic. Offsets order changes: those of one commit after the one before, what goes first."""
+    """Take the table as topic. Of the changes of one commit those come first that delete a row."""
     if {"key", "value", "topic", "partition", "offset"} <= {*frame.columns} and not source.changes:
         return frame.select(_raw({name: F.col(name) for name in _kinds() if name in frame.columns}))
     known = {"topic": F.lit(source.table), "partition": F.lit(0)}
+    # Spark gives a Delta stream no `_metadata`; these two functions work in any scan of files.
+    places = {FILE: F.input_file_name(), BLOCK: F.input_file_block_start()}
     if "_change_type" in frame.columns:
         frame = frame.filter("_change_type != 'update_preimage'")
-        comes = F.when(F.col("_change_type") == "delete", 0).otherwise(1)
-        known |= {"timestamp": F.col("_commit_timestamp"), "offset": F.col("_commit_version") * 2 + comes}
+        places[VERSION] = F.col("_commit_version")
+        places[CHANGE] = F.when(F.col("_change_type") == "delete", 0).otherwise(1)
+        known["timestamp"] = F.col("_commit_timestamp")
         frame = frame.withColumn("_commit_timestamp", F.col("_commit_timestamp").cast("string"))
     known["value"] = F.to_json(F.struct("*")).cast("binary")
-    return frame.select(_raw(known))
+    return frame.select(*_raw(known), *_named(places))
 
 
 def _any_columns(frame: DataFrame, source: FormatSource) -> DataFrame:
@@ -296,7 +348,14 @@ def _any_columns(frame: DataFrame, source: FormatSource) -> DataFrame:
     known["value"] = known["value"].cast("binary")
     for name, otherwise in (("topic", source.name), ("partition", 0)):  # every record counts for one source partition
         known[name] = F.coalesce(known.get(name, F.lit(None)).cast(_kinds()[name]), F.lit(otherwise))
-    return frame.select(_raw(known))
+    places = {FILE: F.lit(None).cast("string")}
+    with suppress(AnalysisException):  # a format that reads no files has no such column
+        frame.select(*_file_places().values()).schema  # noqa: B018 - analyses the frame
+        places = _file_places()
+        known.setdefault("timestamp", places[MODIFIED])
+    if "offset" in known:
+        return frame.select(_raw(known))
+    return frame.select(*_raw(known), *_named(places))
 
 
 def _raw(known: dict[str, Column]) -> list[Column]:

@@ -344,7 +344,8 @@ class _StreamRun:
             if not free or self.options.stop.is_set():
                 raise _Stop
             self.batches = self.batches or self._start(raw)
-            records = source.records(raw, self.config, LearntSchemas(CheckpointStore(self.checkpoint)))
+            memory = LearntSchemas(CheckpointStore(self.checkpoint))
+            records = source.records(raw, self.config, memory, batch, self.batches.numbers)
             with self.releasing:
                 report = self.batches.process(records, batch)
             self.pauses.succeeded()

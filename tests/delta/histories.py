@@ -122,7 +122,9 @@ class Histories(RuleBasedStateMachine):
         for key, partition, newest, deletes, number in drafts:
             values = {"level": number, "name": None if number == 3 else f"n{number}", "bonus": number / 2}
             given = tuple((name, value) for name, value in values.items() if name in self.columns)
-            found.append(Record(key, len(self.sent) + len(found), partition, newest, deletes, number, given))
+            # A partition that came later has small offsets: they say nothing about records of the other one.
+            offset = 100 * (1 - partition) + sum(record.partition == partition for record in [*self.sent, *found])
+            found.append(Record(key, offset, partition, newest, deletes, number, given, arrival=len(self.batches)))
         return found
 
     def _take(self, records: list[Record]) -> None:

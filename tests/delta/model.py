@@ -27,12 +27,28 @@ class Record:
     deletes: bool = False
     second: int = 0
     values: tuple[tuple[str, Any], ...] = ()
+    arrival: int = 0
 
-    def order(self, keyed: KeyedTable) -> tuple[Any, ...]:
-        """Return what orders records: nulls are the oldest."""
-        if not keyed.newest:
-            return (self.offset, self.partition)
-        return (self.newest is not None, self.newest or 0, self.partition, self.offset)
+    def newness(self, keyed: KeyedTable) -> tuple[Any, ...]:
+        """Return what the sink orders by: nulls are the oldest."""
+        return (self.newest is not None, self.newest or 0) if keyed.newest else ()
+
+    def order(self, keyed: KeyedTable, others: Sequence[Record]) -> tuple[Any, ...]:
+        """Return what orders records of a batch. An offset is never older than a smaller one of its partition."""
+        before = [
+            (other.arrival, other.second)
+            for other in (self, *others)
+            if (other.key, other.partition) == (self.key, self.partition) and other.offset <= self.offset
+        ]
+        return (*self.newness(keyed), max(before), self.partition, self.offset)
+
+    def is_newer(self, other: Record, keyed: KeyedTable, others: Sequence[Record]) -> bool:
+        """Say whether a record is newer than one that a table holds of its key."""
+        if self.newness(keyed) != other.newness(keyed):
+            return self.newness(keyed) > other.newness(keyed)
+        if self.partition == other.partition:
+            return self.offset > other.offset
+        return self.order(keyed, others) > other.order(keyed, others)
 
     @property
     def time(self) -> datetime:
@@ -47,6 +63,7 @@ def lane(records: Sequence[Record], keyed: KeyedTable, columns: dict[str, pa.Dat
         "_partition": pa.array([record.partition for record in records], pa.int32()),
         "_offset": pa.array([record.offset for record in records], pa.int64()),
         "_timestamp": pa.array([record.time for record in records], pa.timestamp("us", "UTC")),
+        "_arrival": pa.array([record.arrival for record in records], pa.int64()),
         "_key": pa.array([b"key"] * len(records), pa.binary()),
         "_deleted": pa.array([record.deletes for record in records], pa.bool_()),
         **({"_newest_1": pa.array([record.newest for record in records], pa.int32())} if keyed.newest else {}),
@@ -78,8 +95,10 @@ class Model:
 
     def take(self, records: Sequence[Record]) -> None:
         """Apply a batch."""
-        for record in sorted(records, key=lambda record: record.order(self.keyed)):
-            if None not in record.key and not self._late(record):
+        held = [row.record for row in self.rows.values()] + [*self.deleted.values()]
+        others = [*records, *held]
+        for record in sorted(records, key=lambda record: record.order(self.keyed, others)):
+            if None not in record.key and not self._late(record, others):
                 self._apply(record)
 
     def shown(self) -> list[dict[str, Any]]:
@@ -87,10 +106,10 @@ class Model:
         found = [self._shown(key, row) for key, row in self.rows.items()]
         return sorted([*found, *(self._shown(key, row) for key, row in self.past)], key=repr)
 
-    def _late(self, record: Record) -> bool:
+    def _late(self, record: Record, others: Sequence[Record]) -> bool:
         held = [row.record for row in [self.rows.get(record.key)] if row]
         held += [self.deleted[record.key]] if record.key in self.deleted else []
-        return any(record.order(self.keyed) <= other.order(self.keyed) for other in held)
+        return not all(record.is_newer(other, self.keyed, others) for other in held)
 
     def _apply(self, record: Record) -> None:
         row = self.rows.get(record.key)
@@ -125,6 +144,7 @@ class Model:
     def _shown(self, key: tuple[Any, ...], row: Row) -> dict[str, Any]:
         found = {**dict(zip(self.keyed.keys, key, strict=True)), **row.values}
         found |= {"_offset": row.record.offset, "_partition": row.record.partition, "_topic": "events"}
+        found |= {"_arrival": row.record.arrival, "_timestamp": row.record.time}
         if self.keyed.newest:
             found["_newest_1"] = row.record.newest
         if self.keyed.soft_delete:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from router import BatchReport
     from router.engine.batch import Watch
 
-RAW = BRONZE_SCHEMA.remove(BRONZE_SCHEMA.get_field_index("batch_id"))
+RAW = pa.schema([field for field in BRONZE_SCHEMA if field.name not in ("arrival", "batch_id")])
 SOURCE = Source(format=FormatSource(name="rate"))
 RUN = "run-1"
 BEGIN = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=timezone.utc)

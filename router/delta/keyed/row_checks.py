@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from router.delta.casting import Mask, does_not_fit, type_within, would_lose
-from router.delta.keyed.row_order import DELETED, OUTBOX_ONLY, REFUSED, order_names
+from router.delta.keyed.row_order import ARRIVAL, DELETED, OUTBOX_ONLY, REFUSED, order_names
 from router.delta.keyed.scd import HISTORY_COLUMNS, time_name
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema, delta_type, too_wide
 from router.delta.widening import KEEPS
@@ -146,7 +146,10 @@ def _refuse_nulls(checked: Refusals, have: pa.Schema, keyed: KeyedTable) -> None
 
 
 def refuse_lost_keys(have: pa.Schema, table: str, keyed: KeyedTable) -> None:
-    """Refuse a table whose rows cannot be told apart any more: somebody has changed it."""
+    """Refuse a table whose rows cannot be told apart, or not be ordered. Raises TableError."""
+    if "_offset" in have.names and ARRIVAL not in have.names:
+        what = f"an older version of the router ordered its rows by their offsets alone (it has no {ARRIVAL})"
+        raise TableError(table, f"{what}; `router refresh --full --tables {table}` rebuilds it")
     if lost := [key for key in keyed.keys if key not in have.names]:
         raise TableError(table, f"it has no column {lost[0]}, which is a key of the sink; give it back its column")
 

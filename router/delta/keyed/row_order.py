@@ -16,8 +16,20 @@ if TYPE_CHECKING:
     from router.sinks import KeyedTable
 
 
-POSITION = {"_partition": pa.int32(), "_offset": pa.int64(), "_topic": pa.string()}
-"""Where a record was: with these no two records are equally new."""
+ARRIVAL = "_arrival"
+"""The column with the run and the batch that a record arrived in: see `router.engine.position`."""
+POSITION = {
+    ARRIVAL: pa.int64(),
+    "_timestamp": pa.timestamp("us", "UTC"),
+    "_topic": pa.string(),
+    "_partition": pa.int32(),
+    "_offset": pa.int64(),
+}
+"""When a record arrived and where it was, the most important first: with these no two records are equally new.
+
+Within one partition of a topic the offset alone decides: it is the order in which the records were written. Offsets of
+different partitions say nothing about each other, so there the others decide, in this order.
+"""
 Codes = npt.NDArray[np.int64]
 
 
@@ -28,7 +40,7 @@ def newest_names(count: int) -> tuple[str, ...]:
 
 def order_names(keyed: KeyedTable) -> tuple[str, ...]:
     """Return the columns that order rows, the most important one first. A table keeps those of each row's record."""
-    return (*newest_names(keyed.newest), *POSITION) if keyed.newest else ("_offset", "_partition", "_topic")
+    return (*newest_names(keyed.newest), *POSITION)
 
 
 def keys_and_order(rows: pa.Table, keyed: KeyedTable) -> pa.Table:
@@ -95,7 +107,7 @@ SINCE = "_since"
 """A column of a state: since when a row has been the current one, or its key deleted, with a history."""
 REFUSED = "_refused"
 """A column that rows may have: why they cannot go into the table, where that was found out before."""
-OUTBOX_ONLY = ("_timestamp", "_key", "_table", DELETED, REFUSED)
+OUTBOX_ONLY = ("_key", "_table", DELETED, REFUSED)
 """Columns of rows that no table keeps."""
 NEVER = np.iinfo(np.int64).min
 
@@ -134,21 +146,101 @@ def newer_rows(rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> NewerRows:
     """
     count = len(rows)
     key = codes([_joined(rows, state, name) for name in keyed.keys])
-    rank = ranks([_joined(rows, state, name) for name in order_names(keyed)])
+    order = _RecordOrder.of(rows, state, keyed, key)
     keys = int(key.max()) + 1 if len(key) else 0
-    held = np.full(keys, -1, np.int64)
-    np.maximum.at(held, key[count:], rank[count:])
-    at = np.flatnonzero(rank[:count] > held[key[:count]])
-    at = at[np.lexsort((rank[at], key[at]))]
-    again = np.zeros(len(at), dtype=bool)
-    again[1:] = (np.diff(key[at]) == 0) & (np.diff(rank[at]) == 0)
-    at = at[~again]
-    starts = np.flatnonzero(np.diff(key[at], prepend=-1) != 0)
-    chosen = rows.take(pa.array(at))
-    of = key[at[starts]]
-    there, live = (_any(key[count:], _mask(state, name), keys)[of] for name in HELD)
-    since = _since(key[count:], state, keys)[of]
-    return NewerRows(chosen, starts, _mask(chosen, DELETED), there, live, since, count - len(at))
+
+    # Of the rows that came several times, as after a new start from the topic's beginning, the first arrival counts.
+    newer = np.flatnonzero(order.newer_than_held(count) & ~order.repeated()[:count])
+    newer = newer[np.lexsort((order.rank[newer], key[newer]))]
+    starts = np.flatnonzero(np.diff(key[newer], prepend=-1) != 0)
+    chosen = rows.take(pa.array(newer))
+    run_keys = key[newer[starts]]
+    there, live = (_any(key[count:], _mask(state, name), keys)[run_keys] for name in HELD)
+    since = _since(key[count:], state, keys)[run_keys]
+    return NewerRows(chosen, starts, _mask(chosen, DELETED), there, live, since, count - len(newer))
+
+
+@dataclass(frozen=True)
+class _RecordOrder:
+    """The order of the records of a batch and of those that a table holds, the batch's first.
+
+    `newest` ranks what the sink orders by; all records have the same rank where it orders by nothing else than the
+    record. `source` numbers the partitions of topics. `across` ranks records of different partitions by arrival and
+    time, `rank` puts all records of the batch into one order.
+    """
+
+    key: Codes
+    newest: Codes
+    source: Codes
+    offset: Codes
+    across: Codes
+    rank: Codes
+
+    @classmethod
+    def of(cls, rows: pa.Table, state: pa.Table, keyed: KeyedTable, key: Codes) -> _RecordOrder:
+        """Return the order of rows and of a state."""
+        joined = {name: _joined(rows, state, name) for name in order_names(keyed)}
+        newest = np.zeros(len(key), np.int64)
+        if keyed.newest:
+            newest = ranks([joined[name] for name in newest_names(keyed.newest)])
+        source = ranks([joined["_topic"], joined["_partition"]])
+        offset = _numbers(joined["_offset"])
+        arrived = ranks([joined[ARRIVAL], joined["_timestamp"]])
+        across = _rising_with_offset(arrived, key, source, offset)
+        order = np.lexsort((offset, source, across, newest))
+        rank = np.empty(len(key), np.int64)
+        rank[order] = np.arange(len(key))
+        return cls(key, newest, source, offset, across, rank)
+
+    def repeated(self) -> Codes:
+        """Return which records came before: a record of the same key, partition and offset arrived earlier."""
+        order = np.lexsort((self.across, self.offset, self.source, self.newest, self.key))
+        same = np.ones(max(0, len(order) - 1), dtype=bool)
+        for numbers in (self.key, self.newest, self.source, self.offset):
+            same &= np.diff(numbers[order]) == 0
+        repeated = np.zeros(len(order), dtype=bool)
+        repeated[order[1:]] = same
+        return repeated
+
+    def newer_than_held(self, count: int) -> Mask:
+        """Return which of the first `count` records are newer than all records after them of the same key."""
+        newer = np.ones(count, dtype=bool)
+        held = count + np.argsort(self.key[count:], kind="stable")
+        begins = np.searchsorted(self.key[held], self.key[:count], side="left")
+        ends = np.searchsorted(self.key[held], self.key[:count], side="right")
+        # A key has one or two records in a table (a row, a deletion), so this loop is short. It is as long as the
+        # longest history where a batch is merged again.
+        for nth in range(int((ends - begins).max(initial=0))):
+            compared = np.flatnonzero(newer & (begins + nth < ends))
+            newer[compared] = self._is_newer(compared, held[begins[compared] + nth])
+        return newer
+
+    def _is_newer(self, records: Codes, others: Codes) -> Mask:
+        """Return whether each record is newer than the other record at the same place."""
+        across = np.where(
+            self.across[records] == self.across[others],
+            self.source[records] > self.source[others],
+            self.across[records] > self.across[others],
+        )
+        same_source = self.source[records] == self.source[others]
+        by_record = np.where(same_source, self.offset[records] > self.offset[others], across)
+        same_newest = self.newest[records] == self.newest[others]
+        return np.where(same_newest, by_record, self.newest[records] > self.newest[others])
+
+
+def _rising_with_offset(arrived: Codes, key: Codes, source: Codes, offset: Codes) -> Codes:
+    """Return the rank of each record's arrival and time, or that of an earlier record of its key and partition.
+
+    Clocks of producers differ: without it a later offset of one partition could count as older than an earlier one
+    by way of a record of another partition, and no order would hold for all three.
+    """
+    order = np.lexsort((offset, source, key))
+    changes = (np.diff(key[order], prepend=-1) != 0) | (np.diff(source[order], prepend=-1) != 0)
+    group = np.cumsum(changes)
+    span = int(arrived.max(initial=0)) + 1
+    rising = np.empty(len(arrived), np.int64)
+    rising[order] = np.maximum.accumulate(group * span + arrived[order]) - group * span
+    return rising
 
 
 def _joined(rows: pa.Table, state: pa.Table, name: str) -> pa.ChunkedArray:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from router.decoding import decode_batch
 from router.engine.label.expressions import Node, evaluate
-from router.engine.label.layout import COORDINATES, DEAD_SCHEMA, UNMET, Layout, RouteLabels, Target
+from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES, UNMET, Layout, RouteLabels, Target
 from router.engine.label.lookup import LookupTable, joined
 from router.engine.label.tombstones import TOMBSTONE, Tombstones, as_events
 from router.table_names import folded, refused
@@ -189,7 +189,7 @@ class _Labels:
         """Make the struct of what an outbox has besides; where rows name their tables, `destination` has the names."""
         tables = pa.array([by.table] * self.rows, pa.string()) if by.table else self.columns[target.destination]
         self.columns[target.destination] = pc.and_(lands, tables.is_valid())
-        kinds = list(target.schema)[len(COORDINATES) :][: 2 + len(by.newest)]
+        kinds = list(target.schema)[len(MERGED_COORDINATES) :][: 2 + len(by.newest)]
         newest = [evaluate(node, self.columns, self.rows)[0] for node in by.newest]
         deleted = self._holds(lands, by.deletes)
         if by.tombstones:

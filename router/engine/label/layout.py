@@ -25,9 +25,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from router.delta.keyed.row_order import DELETED, newest_names
+from router.delta.keyed.row_order import ARRIVAL, DELETED, newest_names
 from router.delta.keyed.scd import HISTORY_COLUMNS
 from router.errors import StartError
+from router.parts import RAW_SCHEMA
 from router.table_names import underscored
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from router.table_names import BronzeTables
     from router.table_options import TableOptions
 
-RAW_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp_type", "headers")
+RAW_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp_type", "headers", "arrival")
+RECORD_SCHEMA = f"{RAW_SCHEMA}, arrival bigint"
+"""The columns of a raw record, with what `router.engine.position` adds."""
 COORDINATES = {
     "_topic": "topic",
     "_partition": "partition",
@@ -45,6 +48,8 @@ COORDINATES = {
     "_key": "key",
 }
 """Columns that an outbox or a quarantine has beside its route's: where each event came from."""
+MERGED_COORDINATES = {**COORDINATES, ARRIVAL: "arrival"}
+"""The same for the outbox of a merging sink, which orders rows by them."""
 
 QUARANTINE_COLUMNS = {"_table": pa.string(), "_query": pa.string(), "_batch_id": pa.int64(), "_cause": pa.string()}
 """Columns that a quarantine has besides: the table that its rows are for, the query and the batch that read them, and
@@ -63,6 +68,7 @@ BRONZE_SCHEMA = pa.schema(
         ("timestamp", pa.timestamp("us", "UTC")),
         ("timestamp_type", pa.int32()),
         ("headers", pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))),
+        ("arrival", pa.int64()),
         ("batch_id", pa.int64()),
     ]
 )

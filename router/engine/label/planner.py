@@ -19,12 +19,11 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 
 from router.engine.label.expressions import Untranslatable, translate
 from router.engine.label.labels import Decoding, Labelling, decoding_task
-from router.engine.label.layout import RAW_COLUMNS, Layout
+from router.engine.label.layout import RAW_COLUMNS, RECORD_SCHEMA, Layout
 from router.engine.label.lookup_tables import Lookups
 from router.engine.label.route import SPREAD_BY, Check, RoutePlanner
 from router.engine.label.tombstones import TOMBSTONE, taken, tombstones
 from router.errors import StartError, first_line
-from router.parts import RAW_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -139,7 +138,7 @@ class Planner:
             self.lookups.refresh()
 
     def plan(self, raw: DataFrame) -> Plan:
-        """Return the plan of one batch. Needs the columns of `RAW_SCHEMA`. Lazy."""
+        """Return the plan of one batch. Needs the columns of `RECORD_SCHEMA`. Lazy."""
         with self.preparing:
             stages = self._prepared(raw.sparkSession)
         self._tell(stages)
@@ -166,7 +165,7 @@ class Planner:
     def _stages(self, spark: SparkSession) -> Stages:
         config, decoder = self.config, self.decoder
         arrow = decoder.decoding()
-        records = spark.createDataFrame([], RAW_SCHEMA)
+        records = spark.createDataFrame([], RECORD_SCHEMA)
         before = arrow.before(records) if arrow and arrow.before else records
         adds = arrow.adds if arrow else decoder.decode(records).schema
         kinds = StructType([*records.schema, *(field for field in adds if field.name not in RAW_COLUMNS)])

@@ -30,6 +30,7 @@ from router.delta.schema_diff import delta_schema
 from router.engine.label.expressions import Node, Untranslatable, translate
 from router.engine.label.layout import (
     COORDINATES,
+    MERGED_COORDINATES,
     QUARANTINE_COLUMNS,
     SCHEMA_COLUMNS,
     RouteLabels,
@@ -305,7 +306,8 @@ class RoutePlanner:
             if holding:
                 what = f"expectation {holding[0]}: rows wait for tables only that are appended to"
                 raise StartError(f"route {blank.route}, sink {blank.sink}: {what}; write `otherwise: dead_letter`")
-            columns = {new: _kind_of(frame, old) for new, old in COORDINATES.items()}
+            places = MERGED_COORDINATES if isinstance(sink, MergingSink) else COORDINATES
+            columns = {new: _kind_of(frame, old) for new, old in places.items()}
             if isinstance(sink, MergingSink):
                 more = self._merge_by(frame, kind, sink, blank)
                 blank = replace(blank, merge_by=f"_merge{self.index}_{j}", at_most=sink.at_most)

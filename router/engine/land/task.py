@@ -25,8 +25,8 @@ from router.engine.label.expressions import evaluate
 from router.engine.label.labels import Labelling, labelled
 from router.engine.label.layout import (
     BRONZE_SCHEMA,
-    COORDINATES,
     DEAD_SCHEMA,
+    MERGED_COORDINATES,
     QUARANTINE_COLUMNS,
     RAW_COLUMNS,
     SCHEMA_COLUMNS,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from router.delta.parquet_writer import Staging
 
-SOURCES = COORDINATES | SCHEMA_COLUMNS
+SOURCES = MERGED_COORDINATES | SCHEMA_COLUMNS
 WANTED = 10_000
 """How many different schemas a task asks for at once, at most; it asks for more when the batch is landed again."""
 GATHERED = 32 << 20

@@ -29,7 +29,7 @@ from router.delta.parquet_writer import attempt
 from router.delta.schema_diff import delta_schema
 from router.delta.table_cache import THREADS
 from router.delta.widening import rewrite
-from router.engine.label.layout import COORDINATES, DEAD_SCHEMA, TABLE
+from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES, TABLE
 from router.errors import TableError, first_line
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def as_dead_letters(refused: pa.Table, route: str, sink: str, batch: int) -> pa.
     hidden = {*OUTBOX_ONLY, *POSITION, REASON}
     names = [name for name in refused.column_names if name not in hidden and not name.startswith("_newest_")]
     count = len(refused)
-    given = {old: refused.column(new) for new, old in COORDINATES.items()}
+    given = {old: refused.column(new) for new, old in MERGED_COORDINATES.items()}
     given |= {name: pa.array([text] * count, pa.string()) for name, text in (("route", route), ("sink", sink))}
     given["stage"] = pa.array(["apply"] * count, pa.string())
     given["reason"] = refused.column(REASON)

@@ -15,13 +15,12 @@ from router.columns import quoted, row
 from router.delta.commit import StagedParts
 from router.engine import ledger
 from router.engine.commit.committers import Committers, staged_rows
-from router.engine.label.layout import COORDINATES, outbox_of
+from router.engine.label.layout import COORDINATES, RECORD_SCHEMA, outbox_of
 from router.engine.label.planner import Planner
 from router.engine.merge.coordinator import MergeCoordinator, OutboxRows
 from router.engine.outbox.retention import OutboxRetention
 from router.engine.spark.executors import Executors, refusal
 from router.errors import RouterError, SinkError, StartError, TableError, first_line
-from router.parts import RAW_SCHEMA
 from router.sinks import Applied, ApplyingSink, Batch, MergingSink, Opening
 from router.spark_internals import to_spark_columns
 
@@ -266,7 +265,7 @@ def opened(config: Config, spark: SparkSession, folder: Path, *, trial: bool = F
         return config
     decoder = config.decode.refresh(frozenset())
     config = config.model_copy(update={"decode": decoder})
-    layout = Planner(config, decoder, quiet=True).plan(spark.createDataFrame([], RAW_SCHEMA)).layout
+    layout = Planner(config, decoder, quiet=True).plan(spark.createDataFrame([], RECORD_SCHEMA)).layout
 
     def openings(route: Route) -> dict[str, Opening]:
         return {sink: Opening(folder, frame, trial) for sink, frame in _frames(layout, route, spark)}

@@ -32,13 +32,13 @@ from router.delta.table_cache import SparkTable
 from router.engine import ledger
 from router.engine.batch import Batches, Steps
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.label.layout import RAW_COLUMNS
+from router.engine.label.layout import RAW_COLUMNS, RECORD_SCHEMA
 from router.engine.outbox.apply import opened
 from router.engine.outbox.resend import new_name
+from router.engine.position import ARRIVAL, stored_records, with_arrival
 from router.engine.source import Offsets, between, completed, kept
 from router.engine.spark.executors import Executors
 from router.errors import StartError
-from router.parts import RAW_SCHEMA
 from router.sinks import MergingSink, TableSink
 
 if TYPE_CHECKING:
@@ -228,6 +228,13 @@ class BackfillBatches(Batches):
         """Leave releases, maintenance and the catalog to the stream."""
 
 
+def _once(records: DataFrame) -> DataFrame:
+    """Return each record once, with its first arrival: a new checkpoint may have read the topic from its beginning."""
+    same_record = ("topic", "partition", "offset", "value", "key")
+    first = F.min_by(F.struct(*RAW_COLUMNS), F.coalesce(ARRIVAL, F.lit(-1))).alias("first")
+    return records.groupBy(*same_record).agg(first).select("first.*")
+
+
 def _places(there: pa.Schema, work: TableCommit) -> tuple[str, ...] | None:
     """Return the columns of topic, partition and offset that a table and all its new files have; None for none."""
     for names in PLACES:
@@ -319,17 +326,14 @@ class Backfill:
     def _records(self, begun: Backfilling) -> DataFrame:
         """Return the raw records of the range, each once."""
         if begun.versions:
-            parts = (
-                self.spark.read.format("delta")
-                .option("versionAsOf", version)
-                .load(self.lake.spark_address(table))
-                .select(*RAW_COLUMNS)
-                for table, version in begun.versions.items()
-            )
-            found = reduce(DataFrame.unionByName, parts, self.spark.createDataFrame([], RAW_SCHEMA))
+            parts = []
+            for table, version in begun.versions.items():
+                reader = self.spark.read.format("delta").option("versionAsOf", version)
+                parts.append(stored_records(reader.load(self.lake.spark_address(table))))
+            found = reduce(DataFrame.unionByName, parts, self.spark.createDataFrame([], RECORD_SCHEMA))
         else:
-            found = self._from_topic(begun.asked)
-        return found.filter(begun.asked.holds()).dropDuplicates(["topic", "partition", "offset", "value", "key"])
+            found = with_arrival(self._from_topic(begun.asked), -1, 0)
+        return _once(found.filter(begun.asked.holds()))
 
     def _from_topic(self, asked: RecordRange) -> DataFrame:
         kafka = self.config.source.kafka

@@ -22,14 +22,14 @@ from router.delta.history import log_commits, log_versions
 from router.delta.lake import native_files
 from router.engine.balance import keyed, partitions, total
 from router.engine.commit.schema_evolution import SchemaEvolution
-from router.engine.label.layout import RAW_COLUMNS, Demands
+from router.engine.label.layout import RAW_COLUMNS, RECORD_SCHEMA, Demands
 from router.engine.label.planner import Planner
 from router.engine.land.job import LandingJob, UndecodedError
+from router.engine.position import ARRIVAL, stored_records
 from router.engine.preflight.explain import fixed_table
 from router.engine.source import Offsets, between, kept
 from router.engine.spark.executors import Executors
 from router.errors import StartError, TableError
-from router.parts import RAW_SCHEMA
 from router.sinks import MergingSink, TableSink
 
 if TYPE_CHECKING:
@@ -74,14 +74,11 @@ class BronzeRecords(NamedTuple):
 
     def frame(self, spark: SparkSession, lake: Lake) -> DataFrame:
         """Return the records as they were received, with `batch_id`. Lazy."""
-        parts = [
-            spark.read.format("delta")
-            .option("versionAsOf", version)
-            .load(lake.spark_address(table))
-            .select(*RAW_COLUMNS, "batch_id")
-            for table, version in self.versions.items()
-        ]
-        none = spark.createDataFrame([], RAW_SCHEMA).withColumn("batch_id", F.lit(0).cast("long"))
+        parts = []
+        for table, version in self.versions.items():
+            reader = spark.read.format("delta").option("versionAsOf", version)
+            parts.append(stored_records(reader.load(lake.spark_address(table)), "batch_id"))
+        none = spark.createDataFrame([], RECORD_SCHEMA).withColumn("batch_id", F.lit(0).cast("long"))
         return reduce(DataFrame.unionByName, parts, none)
 
 
@@ -136,7 +133,8 @@ class TopicRecords(NamedTuple):
         spans = F.broadcast(spark.createDataFrame([*self.spans], names))
         within = F.col("offset").between(F.col("first"), F.col("last"))
         same = (F.col("topic") == F.col("of_topic")) & (F.col("partition") == F.col("of_partition"))
-        return read.join(spans, same & within).select(*RAW_COLUMNS, "batch_id")
+        arrived = read.join(spans, same & within).withColumn(ARRIVAL, F.col("batch_id"))  # the first run: see `until`
+        return arrived.select(*RAW_COLUMNS, "batch_id")
 
 
 Records = BronzeRecords | TopicRecords

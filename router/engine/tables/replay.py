@@ -32,13 +32,13 @@ from router.engine import ledger
 from router.engine.balance import total
 from router.engine.batch import Batches, Steps
 from router.engine.checkpoint_store import CheckpointStore
-from router.engine.label.layout import RAW_COLUMNS
+from router.engine.label.layout import RECORD_SCHEMA
 from router.engine.outbox.apply import REPLAYED, mark_replayed, opened
 from router.engine.outbox.resend import new_name, resending_sinks
+from router.engine.position import stored_records, with_arrival
 from router.engine.spark.executors import Executors
 from router.engine.start.checks import writers_of
 from router.errors import StartError
-from router.parts import RAW_SCHEMA
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,7 +157,7 @@ class LetterBatches(Batches):
     def decided(self, raw: DataFrame) -> tuple[Manifest, int]:
         """Return what would be decided about records, and how many of them would be the same dead letters again."""
         steps = Steps(0)
-        plan = self._plan(raw, replay=False)
+        plan = self._plan(with_arrival(raw, self.ordinal, 0), replay=False)
         try:
             manifest, _, _ = self._decide(plan, steps)
             return manifest, self._still(manifest.batch)
@@ -398,16 +398,16 @@ class DeadLetterReplay:
         if scope.stage == "apply":
             bronze = self._bronze()
             found = bronze.join(letters, _alike(bronze, letters, PLACE), "left_semi")
-        return found.select(*RAW_COLUMNS).dropDuplicates([*self._names(scope)])
+        return stored_records(found).dropDuplicates([*self._names(scope)])
 
     def _bronze(self) -> DataFrame:
         """Return the records of bronze that have a place of their own: those of a topic, or a file."""
         names = self.config.bronze_tables()
         assert names is not None  # see _left
         tables = [table for table in self.lake.tables(names.layer) if table in names]
-        none = self.spark.createDataFrame([], RAW_SCHEMA)
+        none = self.spark.createDataFrame([], RECORD_SCHEMA)
         load = self.spark.read.format("delta").load
-        parts = (load(self.lake.spark_address(table)).select(*RAW_COLUMNS) for table in tables)
+        parts = (stored_records(load(self.lake.spark_address(table))) for table in tables)
         return reduce(DataFrame.unionByName, parts, none).filter(F.col("topic").isNotNull())
 
     def _mark(self, begun: LetterReplay, scope: Scope, batch: int, batches: LetterBatches) -> None:

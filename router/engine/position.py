@@ -1,0 +1,162 @@
+"""When a record arrived, and where it stands in a source that has no offsets.
+
+Every record has an arrival: the run that read it first, and the batch. It stands in bronze, in dead letters and in
+tables that keep one row per key, so that a record which is processed again keeps it. Records of different partitions
+are ordered by it: their offsets say nothing about each other.
+
+A source without offsets (files, Delta tables, any `format:`) gets them here: its records are numbered on from the last
+one that the ledger has. A batch that is read again gets the same numbers, however many cores read it: they count the
+files of the batch in a fixed order, and the rows of each file. Runs on the driver, before anything reads the records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from router.delta.lake import native_files
+from router.engine.label.layout import RAW_COLUMNS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame
+
+    from router.delta.lake import Lake
+
+    CommitVersions = Callable[[set[str]], dict[str, int]]
+
+ARRIVAL = "arrival"
+"""The column of raw records, of bronze and of dead letters: the ordinal of the run, times 2^40, plus the batch."""
+BATCH_BITS = 40
+FILE = "_file"
+MODIFIED = "_file_modified"
+BLOCK = "_file_block"
+VERSION = "_version"
+CHANGE = "_change"
+PLACE_COLUMNS = (VERSION, CHANGE, MODIFIED, FILE, BLOCK)
+"""Columns of a stream without offsets, where it has them, the most important one first: commit and kind of change of a
+Delta table, time and path of the file, begin of the part of it that a task reads. A stream with FILE has no offsets."""
+
+
+def arrival_of(ordinal: int, batch: int) -> int:
+    """Return the arrival of a batch's records; later ones are larger."""
+    return (ordinal << BATCH_BITS) + batch
+
+
+def with_arrival(raw: DataFrame, ordinal: int, batch: int) -> DataFrame:
+    """Return records with the arrival of this batch, those that have one already with theirs."""
+    arrival = F.lit(arrival_of(ordinal, batch)).cast("long")
+    if ARRIVAL in raw.columns:
+        return raw.withColumn(ARRIVAL, F.coalesce(ARRIVAL, arrival))
+    return raw.withColumn(ARRIVAL, arrival)
+
+
+def stored_records(frame: DataFrame, *others: str) -> DataFrame:
+    """Return the raw records that bronze or dead letters keep, each with its arrival where it is noted."""
+    if ARRIVAL not in frame.columns:
+        frame = frame.withColumn(ARRIVAL, F.lit(None).cast("long"))
+    return frame.select(*RAW_COLUMNS, *others)
+
+
+@dataclass
+class RecordNumbers:
+    """The numbers that records of a source without offsets get, for one run of a query.
+
+    `next_number` has the first number of the newest batch that this process has seen, and of the one after it.
+    """
+
+    lake: Lake
+    ledger: str
+    query: str
+    run: str
+    next_number: dict[int, int] = field(default_factory=dict)
+
+    def numbered(self, raw: DataFrame, batch: int, commit_versions: CommitVersions | None = None) -> DataFrame:
+        """Return records with their numbers as `offset`, and without PLACE_COLUMNS.
+
+        `commit_versions` returns the commits of a Delta table that added files. Runs a job that counts the records of
+        each file.
+        """
+        begin = self.next_number.get(batch)
+        if begin is None:
+            begin = self._after_ledger(batch)
+        rows = raw.withColumns({"_task": F.spark_partition_id(), "_row": F.monotonically_increasing_id()})
+        parts = _parts(rows, commit_versions)
+        bases: list[tuple[Any, ...]] = []
+        number = begin
+        for part in parts:
+            # The rows of a part follow each other in its task, so a row's place in the task plus this is its number.
+            bases.append((*part.key.values(), number - part.first_row))
+            number += part.last_row - part.first_row + 1
+        self.next_number = {batch: begin, batch + 1: number}
+        kept = [name for name in raw.columns if name not in PLACE_COLUMNS]
+        if not bases:
+            return raw.select(*kept)
+
+        key_names = _key_columns(rows)
+        columns = [f"_of{name} {rows.schema[name].dataType.simpleString()}" for name in key_names]
+        placed = rows.sparkSession.createDataFrame(bases, ", ".join([*columns, "_base long"]))
+        same = reduce(and_, [F.col(name).eqNullSafe(F.col(f"_of{name}")) for name in key_names])
+        numbers = rows.join(F.broadcast(placed), same, "left").withColumn("offset", F.col("_row") + F.col("_base"))
+        return numbers.select(*kept)
+
+    def _after_ledger(self, batch: int) -> int:
+        """Return the first number that no record of an earlier batch, or run, has."""
+        table = self.lake.open(self.ledger)
+        if table is None:
+            return 0
+        rows = table.to_pyarrow_dataset(filesystem=native_files(table))
+        booked = (pc.field("query") == self.query) & pc.field("to_offset").is_valid()
+        last = -1
+        for part in rows.to_batches(columns=["run", "batch_id", "to_offset"], filter=booked):
+            of_now = pc.and_(pc.equal(part.column("run"), self.run), pc.greater_equal(part.column("batch_id"), batch))
+            earlier = part.column("to_offset").filter(pc.invert(pc.fill_null(of_now, False)))
+            last = max(last, pc.max(earlier).as_py() or -1) if len(earlier) else last
+        return last + 1
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The records that a task reads of one file, by what tells them from others; their first and last place in it."""
+
+    key: dict[str, Any]
+    first_row: int
+    last_row: int
+
+
+def _key_columns(rows: DataFrame) -> list[str]:
+    """Return the columns that tell parts apart; without files these are Spark's tasks."""
+    return [*(name for name in PLACE_COLUMNS if name in rows.columns), "_task"]
+
+
+def _parts(rows: DataFrame, commit_versions: CommitVersions | None) -> list[_Part]:
+    """Return the parts of a batch in the order of their records."""
+    key_names = _key_columns(rows)
+    # `value` is counted so that the source parses its rows: one that only counts them may count others.
+    counted = rows.groupBy(*key_names).agg(F.min("_row"), F.max("_row"), F.count("value"))
+    parts: list[_Part] = []
+    for row in counted.collect():  # as many rows as files, or parts of large files
+        key = {name: row[name] for name in key_names}
+        parts.append(_Part(key, row["min(_row)"], row["max(_row)"]))
+    versions = commit_versions({part.key[FILE] for part in parts}) if commit_versions else {}
+    return sorted(parts, key=lambda part: _order(part.key, versions))
+
+
+def _order(key: dict[str, Any], versions: dict[str, int]) -> tuple[Any, ...]:
+    """Return what orders parts: commit, kind of change, time and path of the file, place in it; at last the task."""
+    path = key.get(FILE) or ""
+    modified = key.get(MODIFIED)
+    return (
+        key.get(VERSION, versions.get(path, -1)),
+        key.get(CHANGE, 0),
+        modified.timestamp() if modified is not None else 0.0,
+        path,
+        key.get(BLOCK) or 0,
+        key["_task"],
+    )
