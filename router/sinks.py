@@ -93,7 +93,8 @@ class KeyedTable:
     partition the one with the larger offset is the newer one. Of records of different partitions it is the one that
     arrived in a later batch or, in one batch, that has the later time, topic, partition. That also decides between rows
     that are equally new. A row that is not newer than what the table holds changes nothing; a null is older than any
-    value.
+    value. `newest_by` says in the words of the configuration what the columns are: a table keeps it, with keys and
+    `history`, as a property, and takes no rows of a sink that differs in them.
 
     `when_matched` `ignore` keeps the row that is there; `columns` are the only ones that change in it. A deleted row
     disappears, and its key is remembered for `deletions_kept`, so that an older row that comes later does not bring it
@@ -112,6 +113,7 @@ class KeyedTable:
 
     keys: tuple[str, ...]
     newest: int = 0
+    newest_by: tuple[str, ...] = ()
     when_matched: Literal["update", "ignore"] = "update"
     columns: tuple[str, ...] | None = None
     soft_delete: str | None = None

@@ -231,6 +231,7 @@ class Upsert(MergingSink):
         assert found  # by validation
         return KeyedTable(
             keys=tuple(map(_column, self.keys)),
+            newest_by=() if self._newest_by == (OFFSET,) else self._newest_by,
             when_matched=self.when_matched,
             columns=tuple(map(_column, self.changes)) if self.changes else None,
             soft_delete=self.soft_delete,

@@ -24,6 +24,7 @@ from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
 from router.engine.commit.committers import Committers
 from router.engine.label.planner import Planner
+from router.engine.merge.key_checks import refuse_changed_keys
 from router.engine.outbox.apply import opened
 from router.engine.outbox.detached import DetachedSinks
 from router.engine.quarantine.release import Release
@@ -138,6 +139,7 @@ def _checked(loaded: Loaded, spark: SparkSession, at: tuple[TableCache, Lake], a
     CheckpointMending(loaded.config, tables.lake, checkpoint, loaded.fingerprint).mend()
     clear_killed_repairs(tables.lake, checkpoint, loaded.config.name)
     since = begin(spark, tables, checkpoint, loaded.config, accept)
+    refuse_changed_keys(tables, CheckpointStore(checkpoint), loaded.config)
     refuse_left_topics(loaded.config, checkpoint)
     return since
 

@@ -36,6 +36,7 @@ from router.delta.constraints import unmergeable
 from router.delta.file_statistics import without_bounds_of_floats
 from router.delta.history import log_damage
 from router.delta.keyed import row_versions
+from router.delta.keyed.key_property import own_properties, refuse_other_keys, take_over
 from router.delta.keyed.row_checks import check_rows
 from router.delta.keyed.row_order import DELETED, OUTBOX_ONLY, comparable, newer_rows, order_names
 from router.delta.keyed.scd import (
@@ -133,6 +134,7 @@ def _upsert(lake: Lake, work: TableUpsert, rows: pa.Table) -> UpsertResult:
         refuse_absent(lake, work)
     else:
         refuse_older(table, work)
+        refuse_other_keys(work.table, table.metadata().configuration, work.keyed)
     _leave_to_spark(table, work.keyed)
     chosen = way(table, work.table, work.keyed.widening) if table else None
     have = to_arrow(table) if table else None
@@ -161,6 +163,7 @@ def _grown(lake: Lake, work: TableUpsert, table: DeltaTable | None, added: pa.Sc
     """Return the table with columns that it lacks. One that is made is there before its first files: what a process
     that dies leaves behind is a table, not a folder of files."""
     if table is not None:
+        take_over(table, work.table, work.keyed)
         if added:
             add_columns(table, to_delta(added))
         return table
@@ -308,8 +311,9 @@ def create_table(lake: Lake, table: str, schema: pa.Schema, keyed: KeyedTable | 
         name=made_as(table),
         description=keyed.comment,
         partition_by=list(keyed.partition_by) or None,
-        configuration={**PROPERTIES, **keyed.properties},
+        configuration={**PROPERTIES, **keyed.properties, **own_properties(keyed)},
         storage_options=lake.delta_options(table),
+        raise_if_key_not_exists=False,  # what is not Delta's is checked where the configuration is read
     )
 
 

@@ -39,6 +39,7 @@ from router.delta.commit import (
     to_delta,
 )
 from router.delta.constraints import unsupported
+from router.delta.keyed.key_property import own_properties
 from router.delta.keyed.upsert import SUPPORTED_PROPERTIES, create_table, made_by_spark
 from router.delta.log_tail import newest
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
@@ -327,7 +328,7 @@ def create_with_spark(
     first = [schema.field(name) for name in options.cluster_by]  # Delta clusters by columns with statistics only
     schema = pa.schema([*first, *(column for column in schema if column.name not in options.cluster_by)])
     builder = DeltaTable.createIfNotExists(session).location(address).addColumns(spark_schema(schema))
-    for name, value in {**PROPERTIES, MADE: table, **options.properties}.items():
+    for name, value in {**PROPERTIES, MADE: table, **options.properties, **own_properties(options)}.items():
         builder = builder.property(name, str(value))
     if options.comment:
         builder = builder.comment(options.comment)
@@ -336,6 +337,12 @@ def create_with_spark(
     if options.cluster_by:
         builder = builder.clusterBy(*options.cluster_by)
     builder.execute()
+
+
+def note_property(session: SparkSession, address: str, name: str, value: str) -> None:
+    """Set a property of a table through Delta on Spark."""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    session.sql(f"ALTER TABLE delta.{quoted(address)} SET TBLPROPERTIES ('{name}' = '{escaped}')")
 
 
 def spark_schema(schema: pa.Schema) -> StructType:

@@ -27,6 +27,7 @@ from router.delta.casting import cast_to
 from router.delta.commit import conflict_error, has_transaction, retry_on_conflict, to_arrow, to_delta
 from router.delta.constraints import computed
 from router.delta.keyed import row_versions
+from router.delta.keyed.key_property import KEYED_BY, SHOWN, keyed_by, refuse_other_keys, several_rows
 from router.delta.keyed.row_checks import (
     EvolutionForbidden,
     check_rows,
@@ -52,7 +53,7 @@ from router.delta.keyed.upsert import (
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import THREADS
 from router.delta.widening import rewrite, way
-from router.engine.commit.committers import create_with_spark, rewrite_with_spark, spark_schema, widen
+from router.engine.commit.committers import create_with_spark, note_property, rewrite_with_spark, spark_schema, widen
 from router.engine.label.layout import DEAD_SCHEMA, TABLE
 from router.engine.merge.delta_rs import COUNTS, as_dead_letters
 from router.errors import TableError
@@ -199,6 +200,8 @@ class TableMerge:
             self._create(wanted)
             return self._opened()
         refuse_older(handle, self.work)
+        refuse_other_keys(self.work.table, handle.metadata().configuration, keyed)
+        self._take_over(handle)
         have = to_arrow(handle)
         refuse_lost_keys(have, self.work.table, keyed)
         if keyed.evolution == "evolve":
@@ -209,6 +212,18 @@ class TableMerge:
         if found.added:
             self._add(handle, [*found.added])
         return self._opened() if found.added else handle
+
+    def _take_over(self, handle: deltalake.DeltaTable) -> None:
+        """Give a table the property that says its keys, where it has none and one row for each."""
+        keyed = self.work.keyed
+        if KEYED_BY in handle.metadata().configuration:
+            return
+        rows = self.spark.read.format("delta").load(self.address)
+        rows = rows.filter("is_current") if keyed.history and "is_current" in rows.columns else rows
+        several = rows.groupBy(*map(quoted, keyed.keys)).count().filter("count > 1").limit(SHOWN).collect()
+        if several:
+            raise TableError(self.work.table, several_rows([row.asDict() for row in several]))
+        note_property(self.spark, self.address, KEYED_BY, keyed_by(keyed))
 
     def _widened(self, handle: deltalake.DeltaTable, wanted: pa.Schema) -> tuple[deltalake.DeltaTable, SchemaDiff]:
         """Make columns wider where the table may have them so; return it, and what else it lacks."""

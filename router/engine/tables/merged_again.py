@@ -20,6 +20,8 @@ from router.columns import any_of
 from router.delta.casting import cast_to
 from router.delta.commit import PROPERTIES, made_as, to_arrow, to_arrow_schema
 from router.delta.constraints import CHECK
+from router.delta.keyed.key_property import KEYED_BY, keyed_by, own_properties
+from router.delta.keyed.row_order import POSITION
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
 from router.delta.keyed.upsert import GUARD, SUPPORTED_PROPERTIES
 from router.delta.lake import native_files
@@ -108,13 +110,17 @@ class MergedAgain:
     def _make(self, like: DeltaTable) -> None:
         """Make the table with the columns and constraints of the one that is repaired, for rows to meet the same."""
         may_widen = way(like, self.table, self.keyed.widening) is not None
+        columns = to_arrow(like)
+        for name, kind in POSITION.items():  # a table of an older version lacks some
+            columns = columns if name in columns.names else columns.append(pa.field(name, kind))
         made = DeltaTable.create(
             self.lake.address(self.name),
-            Schema.from_arrow(to_arrow(like)),
+            Schema.from_arrow(columns),
             name=made_as(self.name) if may_widen else None,
             partition_by=[*self.merged_as.partition_by] or None,
-            configuration=dict(PROPERTIES),
+            configuration={**PROPERTIES, **own_properties(self.keyed)},
             storage_options=self.lake.delta_options(self.name),
+            raise_if_key_not_exists=False,
         )
         for key, sql in like.metadata().configuration.items():
             if key.startswith(CHECK):
@@ -195,6 +201,14 @@ class MergedAgain:
         handle.create_write_transaction(
             [*adds], mode="overwrite", schema=columns, partition_by=divided, commit_properties=once
         )
+        self._note_keys()
+
+    def _note_keys(self) -> None:
+        """Let the table say by which keys it is merged now. Until then no sink with these keys writes it."""
+        table = self.lake.open(self.table)
+        assert table is not None  # it was committed
+        if table.metadata().configuration.get(KEYED_BY) != keyed_by(self.keyed):
+            table.alter.set_table_properties(own_properties(self.keyed), raise_if_not_exists=False)
 
     def _create(self, columns: Schema, adds: list[AddAction], divided: list[str], once: CommitProperties) -> None:
         given = self.keyed.properties.items()
@@ -211,17 +225,25 @@ class MergedAgain:
             commit_properties=once,
             storage_options=self.lake.delta_options(self.table),
         )
+        self._note_keys()
 
     def remember_deletions(self, once: Transaction) -> None:
-        """Remember with the table that is repaired which keys are deleted; more than once does no harm."""
-        found = deletions_table(self.lake, self.name)
-        if found is None:
+        """Remember with the table that is repaired which keys are deleted; more than once does no harm.
+
+        Those of a table that was merged by other keys are replaced: they would delete what they do not name.
+        """
+        remembered = deletions_table(self.lake, self.name)
+        table = self.lake.open(self.table)
+        other_keys = table is not None and table.metadata().configuration.get(KEYED_BY) != keyed_by(self.keyed)
+        if remembered is None:
+            if other_keys and (former := deletions_table(self.lake, self.table)) is not None:
+                former.delete()
             return
         write_deltalake(
             self.lake.address(f"{self.table}.{DELETIONS}"),
-            found.to_pyarrow_dataset(filesystem=native_files(found)).scanner().to_reader(),
-            mode="append",
-            schema_mode="merge",
+            remembered.to_pyarrow_dataset(filesystem=native_files(remembered)).scanner().to_reader(),
+            mode="overwrite" if other_keys else "append",
+            schema_mode="overwrite" if other_keys else "merge",
             storage_options=self.lake.delta_options(self.table),
             commit_properties=CommitProperties(app_transactions=[once]),
         )

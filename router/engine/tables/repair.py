@@ -54,6 +54,7 @@ from router.delta.commit import (
 from router.delta.constraints import unmergeable, unsupported
 from router.delta.file_statistics import statistics
 from router.delta.history import LogCommit, log_commits, log_folder, log_versions
+from router.delta.keyed.key_property import own_properties
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
 from router.delta.keyed.upsert import SUPPORTED_PROPERTIES, made_by_spark
 from router.delta.schema_diff import compare, delta_schema
@@ -64,6 +65,7 @@ from router.engine.commit.committers import (
     Committers,
     create_with_spark,
     finish,
+    note_property,
     only_spark_appends,
     staged_rows,
     widen,
@@ -786,6 +788,8 @@ class Repair:
             writer = rows.write.format("delta").option("mergeSchema", "true")
         behind = key if (have := self._have(key, handle)) is None or have < until else None
         self._overwrite(writer, behind, until, {key: until})
+        for name, value in own_properties(found.keyed).items():
+            note_property(session, address, name, value)
 
     def _discard(self, landed: LandedAgain) -> None:
         for file in (file for work in landed.commits for file in work.files):

@@ -1,0 +1,131 @@
+"""What the rows of a table are told apart and ordered by, as a property of the table.
+
+Other keys over the same rows would make one row of two, or two of one, and nobody could tell afterwards. So the table
+says by which keys it was merged, and a merge with others is refused. A table without the property, of an older version
+or of somebody else, is looked through once, for several rows of a key, and then gets it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from router.delta.commit import HOOKS
+from router.delta.lake import native_files
+from router.errors import TableError
+from router.sinks import KeyedTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from deltalake import DeltaTable
+
+    from router.table_options import TableOptions
+
+KEYED_BY = "router.keyed"
+"""The property: keys, order and history as JSON."""
+SHOWN = 3
+"""How many keys a sentence names, at most."""
+Hashes = npt.NDArray[np.uint64]
+
+
+def keyed_by(keyed: KeyedTable) -> str:
+    """Return the property's value: what a sink tells rows apart and orders them by."""
+    order = list(keyed.newest_by) or [f"column {number}" for number in range(1, keyed.newest + 1)] or ["offset"]
+    return json.dumps({"keys": list(keyed.keys), "order": order, "history": keyed.history})
+
+
+def own_properties(options: KeyedTable | TableOptions) -> dict[str, str]:
+    """Return the properties that the router itself gives a new table."""
+    return {KEYED_BY: keyed_by(options)} if isinstance(options, KeyedTable) else {}
+
+
+def refuse_other_keys(table: str, properties: Mapping[str, str | None], keyed: KeyedTable) -> None:
+    """Raise TableError where a table was merged by other keys, in another order, or with a history and now without."""
+    stored = properties.get(KEYED_BY)
+    if stored is None or stored == keyed_by(keyed):
+        return
+    before = json.loads(stored)
+    now = json.loads(keyed_by(keyed))
+    changed = []
+    for name, value in now.items():
+        if before.get(name) != value:
+            changed.append(f"{name} {_text(before.get(name))} there, {_text(value)} in the sink")
+    what = f"it was merged in another way: {'; '.join(changed)}"
+    raise TableError(table, f"{what}. Go back to that, let `router refresh` rebuild it, or give the sink another table")
+
+
+def _text(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value).lower()
+
+
+def take_over(handle: DeltaTable, table: str, keyed: KeyedTable) -> None:
+    """Give a table its property where it has none. Raises TableError where it has several rows of a key.
+
+    Reads the keys of all rows, once in the life of a table.
+    """
+    if KEYED_BY in handle.metadata().configuration:
+        return
+    refuse_repeated_keys(handle, table, keyed)
+    handle.alter.set_table_properties(
+        {KEYED_BY: keyed_by(keyed)}, raise_if_not_exists=False, post_commithook_properties=HOOKS
+    )
+
+
+def refuse_repeated_keys(handle: DeltaTable, table: str, keyed: KeyedTable) -> None:
+    """Raise TableError where a table has several rows of a key; of a history, several current ones."""
+    repeated = repeated_keys(handle, keyed)
+    if repeated:
+        raise TableError(table, several_rows(repeated))
+
+
+def several_rows(repeated: Sequence[Mapping[str, object]]) -> str:
+    """Return the sentence about keys that have several rows."""
+    shown = "; ".join(", ".join(f"{name}={value}" for name, value in key.items()) for key in repeated[:SHOWN])
+    more = f" and {len(repeated) - SHOWN:,} more" if len(repeated) > SHOWN else ""
+    what = f"it has several rows for {shown}{more}, and a merge would not tell them apart"
+    return f"{what}; let `router refresh` rebuild it, or delete the rows that are too many"
+
+
+def repeated_keys(handle: DeltaTable, keyed: KeyedTable) -> list[dict[str, object]]:
+    """Return the keys that have more than one row.
+
+    Holds eight bytes for each row, and the rows whose keys may be repeated.
+    """
+    hashes = [_hashes(part, keyed.keys) for part in _keys(handle, keyed)]
+    if not hashes:
+        return []
+    values, counts = np.unique(np.concatenate(hashes), return_counts=True)
+    suspects = values[counts > 1]
+    if not len(suspects):
+        return []
+    # Two keys can share a hash: only equal values are one key.
+    parts = []
+    for part in _keys(handle, keyed):
+        parts.append(part.filter(pa.array(np.isin(_hashes(part, keyed.keys), suspects))))
+    rows = pa.Table.from_batches(parts).select(list(keyed.keys))
+    counted = rows.group_by(list(keyed.keys)).aggregate([([], "count_all")])
+    repeated = counted.filter(pc.greater(counted.column("count_all"), 1)).drop_columns(["count_all"])
+    return sorted(repeated.to_pylist(), key=repr)
+
+
+def _keys(handle: DeltaTable, keyed: KeyedTable) -> Iterator[pa.RecordBatch]:
+    """Yield the keys of a table's rows, of a history those of the current ones."""
+    rows = handle.to_pyarrow_dataset(filesystem=native_files(handle))
+    current = pc.field("is_current") if keyed.history and "is_current" in rows.schema.names else None
+    yield from rows.to_batches(columns=list(keyed.keys), filter=current)
+
+
+def _hashes(part: pa.RecordBatch, keys: tuple[str, ...]) -> Hashes:
+    """Return a hash of the keys of each row."""
+    combined = np.zeros(part.num_rows, np.uint64)
+    for key in keys:
+        column = pd.util.hash_array(part.column(key).to_numpy(zero_copy_only=False), categorize=False)
+        combined = combined * np.uint64(31) + column
+    return combined
