@@ -36,11 +36,14 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from deltalake import Transaction
 
 from router.table_names import underscored
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ReleaseKind = Literal["release", "unblock", "held"]
 """Rows leave the quarantine: after an approval, since their table can be written again, or let in by a person."""
@@ -185,6 +188,11 @@ def _quarantine(rows: TransactionId) -> str:
     """Return the name of the quarantine of a sink."""
     name = rows.query.partition(":")[0]
     return f"quarantine.{underscored(name)}__{underscored(rows.route)}__{rows.sink}"
+
+
+def transactions(ids: Mapping[str, int]) -> list[Transaction]:
+    """Return what a commit is given to have ids with their numbers."""
+    return [Transaction(app_id, version) for app_id, version in ids.items()]
 
 
 def batch_id(query: str, target: str, table: str) -> TransactionId:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -22,6 +25,7 @@ from router.delta.transaction_id import (
     widening,
 )
 
+MODULE = "transaction_id"
 RUN = "5f2c1c1e-64a4-4b0a-9a3c-5d6ff2b8c0de"
 EVERY: dict[str, tuple[Kind, dict[str, str]]] = {
     "games:run-1/all/tables/silver.uno": ("rows", {"route": "all", "sink": "tables", "table": "silver.uno"}),
@@ -196,3 +200,49 @@ def test_an_id_is_made_of_what_its_kind_has() -> None:
     """Without it a table's id lacks the table, and all tables of the sink share it."""
     with pytest.raises(ValueError, match=r"query.*route"):
         TransactionId("rows", "games:run-1", "all")
+
+
+ROOT = Path(__file__).parents[2]
+OTHERS = sorted(
+    path for path in (*(ROOT / "router").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")) if path.stem != MODULE
+)
+KEYS_OF_SINKS = {"plugins/router_rest/delivery/receipts.py", "router/sinks.py"}
+"""Modules that name a sink to an API by QUERY/ROUTE/SINK, without a run: no table has that."""
+TARGETS = {"quarantine"}
+"""Words of ids that keys of targets have, too: ROUTE/SINK/quarantine."""
+
+
+def template(text: ast.JoinedStr) -> str:
+    """Return an f-string with `{}` for each of its values."""
+    return "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in text.values)  # type: ignore[misc]
+
+
+def builds_an_id(node: ast.AST, place: str) -> bool:
+    """Say whether code writes an id by hand, or reads one by how it begins or what is in it."""
+    if isinstance(node, ast.Call):
+        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+        return name == "Transaction" and not place.startswith("router/delta/")
+    if isinstance(node, ast.JoinedStr):
+        made, first = template(node), ast.unparse(node.values[0])
+        if not made.startswith("{}"):
+            return False
+        if made == "{}/{}/{}" and place in KEYS_OF_SINKS:
+            return False
+        of_a_query = bool(re.search(r"\b(query|app_id|app|run)\}", first)) and made.startswith("{}/")
+        words = {*WORDS} - TARGETS
+        return of_a_query or made.startswith("{}:{}/") or bool(words.intersection(made.split("/")))
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return bool(re.fullmatch(r"/?(release|unblock|held|discard|refuse|repair)/|router/keyed", node.value))
+    return False
+
+
+def test_no_other_module_builds_or_takes_apart_an_id() -> None:
+    """Without it a module writes an id that `parse` does not know, and the rows under it are nobody's."""
+    found = []
+    for path in OTHERS:
+        place = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if builds_an_id(node, place):
+                found.append(f"{place}:{node.lineno}: {ast.unparse(node)}")  # type: ignore[attr-defined]
+
+    assert found == []
