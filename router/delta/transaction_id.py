@@ -36,6 +36,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, get_args
 
 from deltalake import Transaction
@@ -141,7 +142,8 @@ class TransactionId:
     def __post_init__(self) -> None:
         filled = {field.name for field in fields(self) if field.name != "kind" and getattr(self, field.name) != ""}
         if filled != _FIELDS[self.kind]:
-            raise ValueError(f"a transaction id `{FORMATS[self.kind]}` is made of {', '.join(sorted(filled)) or None}")
+            what = ", ".join(sorted(filled)) or "nothing"
+            raise ValueError(f"a transaction id `{FORMATS[self.kind]}` cannot be made of {what}")
 
     def __str__(self) -> str:
         return FORMATS[self.kind].format_map(vars(self))
@@ -170,17 +172,18 @@ class TransactionId:
         return Transaction(str(self), version)
 
 
+@lru_cache(maxsize=10_000)  # the commits of a table have the same few ids, thousands of times
 def parse(app_id: str) -> TransactionId | None:
     """Return what a transaction id says; None for an id that the router does not write."""
     for kind, pattern in _PATTERNS.items():
         match = pattern.fullmatch(app_id)
         if match is None:
             continue
-        found = TransactionId(kind, **match.groupdict())
+        transaction_id = TransactionId(kind, **match.groupdict())
         # A sink may be called `quarantine`, and QUERY/release/ROUTE/quarantine/TABLE is a release of it, but for the
         # one table that is the quarantine of a route called `release`.
-        if kind != "quarantine" or found.table == _quarantine(found):
-            return found
+        if kind != "quarantine" or transaction_id.table == _quarantine(transaction_id):
+            return transaction_id
     return None
 
 
