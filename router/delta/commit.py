@@ -270,7 +270,7 @@ NOTES = b"router.notes"
 class StagedParts:
     """The staged parts of one batch of one sink: see `router.Parts`.
 
-    `owner` is the transaction id of the sink's table, QUERY:RUN/ROUTE/SINK; its files lie below a folder of that name.
+    `owner` is the transaction id of the sink's own tables; its files lie below a folder of that name.
     """
 
     lake: Lake

@@ -8,7 +8,6 @@ commit that removes its files, adds others with the same rows and changes the sc
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +15,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, Schema, Transaction
+from deltalake import CommitProperties, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from router.delta.casting import cast_to
@@ -33,6 +32,7 @@ from router.delta.commit import (
 from router.delta.constraints import unmergeable
 from router.delta.parquet_writer import Staging, Writer
 from router.delta.schema_diff import common_type, delta_schema
+from router.delta.transaction_id import widening
 from router.errors import TableError
 
 if TYPE_CHECKING:
@@ -135,14 +135,6 @@ def _wider(have: Any, want: Any, *, new_fields: bool) -> Any:
     return {**have, **{key: _wider(have[key], want[key], new_fields=new_fields) for key in inner}}
 
 
-def rewritten(app_id: str) -> Transaction:
-    """Return the transaction id of a rewrite: by its query it is known as one of the router's own commits.
-
-    `app_id` is that of the commit that needs it. Every rewrite has a larger number than those before.
-    """
-    return Transaction(f"{app_id.partition('/')[0]}/wider", time.time_ns())
-
-
 def rewrite(lake: Lake, table: str, handle: DeltaTable, widened: str, app_id: str) -> None:
     """Give columns of a table their wider types; begin anew when another writer was faster. Runs anywhere.
 
@@ -175,7 +167,7 @@ def _rewrite(lake: Lake, table: str, handle: DeltaTable, widened: str, app_id: s
         commit_properties=CommitProperties(
             custom_metadata={WIDENED: ", ".join(names(widened))},
             max_commit_retries=0,  # else rows that came meanwhile would keep their old types
-            app_transactions=[rewritten(app_id)],
+            app_transactions=[widening(app_id)],
         ),
     )
     handle.update_incremental()

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from router.delta.commit import is_committed
 from router.delta.maintenance_process import MaintenanceProcess
 from router.delta.table_cache import SparkTables, TableCache
+from router.delta.transaction_id import TransactionId
 from router.engine import ledger
 from router.engine.balance import BRONZE, UnknownFieldReport, imbalances, keyed, partitions
 from router.engine.checkpoint_store import CheckpointStore, Manifest, frozen_as_text
@@ -305,7 +306,7 @@ class Batches:
         found = ledger.rows(name, run, manifest.batch, manifest.targets, manifest.partitions, applied)
         found += ledger.of_moved(name, run, manifest)
         found = [{**row, "configuration": manifest.config} for row in found]
-        entry = ledger.LedgerEntry(self.config.ledger, f"{self.query}/ledger", manifest.batch)
+        entry = ledger.LedgerEntry(self.config.ledger, str(TransactionId("ledger", self.query)), manifest.batch)
         ledger.append(self.committers, entry, found, tables=self.tables)
 
     def _after(self, plan: Plan, tables: set[str], steps: Steps) -> None:

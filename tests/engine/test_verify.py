@@ -14,6 +14,7 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 from router.cli import commands
 from router.config.loader import load
 from router.delta.keyed.row_versions import DELETIONS
+from router.engine.label.layout import DEAD_SCHEMA
 from router.engine.ledger import SCHEMA
 from router.engine.tables.table_states import table_states
 from router.registry import load_registry
@@ -244,6 +245,22 @@ def test_queries_share_a_ledger(lake: WrittenLake, name: str) -> None:
     rows = pa.Table.from_pylist([other], SCHEMA)
     once = CommitProperties(app_transactions=[Transaction(name, 0)])
     write_deltalake(lake.open("ops.ledger"), rows, mode="append", commit_properties=once)
+
+    assert wrong(lake) == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "wins:run-9/dead_letters/ops.dead", "wins:run-9/all/rest/dead_letters", "wins:replay-1/dead_letters/replayed/0",
+        "wins:run-9/discard/all/tables/silver.uno", "wins:run-9/refuse/held/all/tables/silver.uno",
+    ],
+)  # fmt: skip
+def test_queries_share_dead_letters(lake: WrittenLake, name: str) -> None:
+    """Without it rows that a second configuration discards from its quarantine are said to be somebody's changes."""
+    rows = pa.Table.from_pylist([{"stage": "schema", "reason": "nobody approved it"}], DEAD_SCHEMA)
+    once = CommitProperties(app_transactions=[Transaction(name, 0)])
+    write_deltalake(lake.path("ops.dead"), rows, commit_properties=once)
 
     assert wrong(lake) == {}
 

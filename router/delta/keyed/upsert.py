@@ -51,6 +51,7 @@ from router.delta.keyed.scd import (
     history_changes,
     latest_changes,
 )
+from router.delta.transaction_id import GUARD, deletions_id
 from router.delta.widening import way
 from router.errors import TableError, first_line
 
@@ -68,9 +69,6 @@ TRIES = 8
 WAIT_SECONDS = 0.4
 EXPIRES = "delta.setTransactionRetentionDuration"
 """The property of a table that forgets transaction ids: one that is not there says nothing then."""
-GUARD = "router/keyed"
-"""A second transaction id of every commit: two commits with one id that began from one version conflict. delta-rs lets
-an append pass beside a merge otherwise, and the key they have in common would be there twice."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class TableUpsert:
     @property
     def ids(self) -> tuple[Transaction, Transaction]:
         """Return the transaction ids of the table and of its deletions."""
-        return Transaction(self.app_id, self.version), Transaction(f"{self.app_id}/deletions", self.version)
+        return Transaction(self.app_id, self.version), Transaction(deletions_id(self.app_id), self.version)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,8 @@ from router.delta.keyed.upsert import SUPPORTED_PROPERTIES, create_table, made_b
 from router.delta.log_tail import newest
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import THREADS, SparkTable, check_log, spark_table, unreadable
-from router.delta.widening import WIDENED, narrower, rewrite, rewritten, way, wider_schema
+from router.delta.transaction_id import widening
+from router.delta.widening import WIDENED, narrower, rewrite, way, wider_schema
 from router.errors import TableError, first_line
 from router.spark_internals import to_spark_columns
 
@@ -368,7 +369,7 @@ def rewrite_with_spark(session: SparkSession, address: str, table: Any, widened:
     frame = session.read.format("delta").load(address)
     columns = [F.col(quoted(name)).cast(f.dataType).alias(name, metadata=f.metadata) for name, f in kinds.items()]
     writer = frame.select(*columns).write.format("delta").mode("overwrite").option("overwriteSchema", "true")
-    once, notes = rewritten(app_id), json.dumps({WIDENED: ", ".join(names(widened))})
+    once, notes = widening(app_id), json.dumps({WIDENED: ", ".join(names(widened))})
     writer = writer.option("txnAppId", once.app_id).option("txnVersion", once.version).option("userMetadata", notes)
     writer.partitionBy(*table.metadata().partition_columns).save(address)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from router.delta.keyed.upsert import EXPIRES
 from router.delta.table_cache import TABLES
+from router.delta.transaction_id import batch_id
 from router.engine.checkpoint_store import KEPT
 from router.errors import StartError, TableError
 from router.sinks import MergingSink, TableSink
@@ -87,7 +88,7 @@ class CommittedBatches:
                 if wanted and written.by(work["target"], table):
                     found.batches.setdefault(table, {}).setdefault(app_id, []).insert(0, batch)
             for key, table in _merged(store, manifest["batch"]) if written.merging else ():
-                app_id, batch = f"{config.name}:{store.run}/{key}/{table}", manifest["batch"]
+                app_id, batch = str(batch_id(f"{config.name}:{store.run}", key, table)), manifest["batch"]
                 wanted = batch > accepted.get(table, {}).get(app_id, -1)
                 if wanted and written.merging.get(key, "") in (None, table):
                     found.batches.setdefault(table, {}).setdefault(app_id, []).insert(0, batch)

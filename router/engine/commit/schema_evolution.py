@@ -19,6 +19,7 @@ from router.delta.casting import type_within
 from router.delta.commit import StagedFile, TableCommit, to_arrow, to_arrow_schema, to_delta
 from router.delta.constraints import computed, constraints
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema, delta_type, limited_to
+from router.delta.transaction_id import batch_id
 from router.delta.widening import way
 from router.engine.commit.lost_tables import CommittedBatches
 from router.engine.commit.violations import Conditions, violated_by
@@ -163,7 +164,7 @@ class SchemaEvolution:
         return TableCommit(
             target=target,
             table=table,
-            app_id=f"{self.query}{'' if target.startswith('/') else '/'}{target}/{table}",
+            app_id=str(batch_id(self.query, target, table)),
             version=batch,
             files=files,
             columns=to_delta(_commented(come, comments)),

@@ -21,6 +21,7 @@ from router.delta.commit import TableCommit, to_delta
 from router.delta.keyed.upsert import LARGE, merge_engine
 from router.delta.parquet_writer import Staging
 from router.delta.table_cache import THREADS
+from router.delta.transaction_id import TransactionId, merge_refusals_id
 from router.engine.label.layout import DEAD_SCHEMA, TABLE, asked, counted
 from router.engine.merge.delta_rs import MergeJob, MergeOutcomes, is_small, merge_by_tasks, merge_here
 from router.engine.merge.delta_spark import SparkMerger
@@ -139,8 +140,9 @@ class MergeCoordinator:
     def _job(self, sink: MergingSink, rows: OutboxRows) -> MergeJob:
         target, work, keyed = rows.target, rows.work, asked(counted(sink), self.committers.only_spark)
         staging = Staging(self.lake, self.options.file_bytes, self.options.buffer_bytes)
-        about = f"{self.query}/{target.key}", work.version, target.route, target.sink, self.dead_letters, rows.notes
-        return MergeJob(staging, keyed, *about, self._known(target).names, self.merged.get(target.key, {}))
+        app = str(TransactionId("sink", self.query, target.route, target.sink))
+        about = work.version, target.route, target.sink, self.dead_letters, rows.notes
+        return MergeJob(staging, keyed, app, *about, self._known(target).names, self.merged.get(target.key, {}))
 
     def _known(self, target: Target) -> MergedTables:
         return self.known.setdefault(target.key, MergedTables(self.store, target.key))
@@ -190,7 +192,7 @@ class MergeCoordinator:
         dead = TableCommit(
             target="/dead_letters",
             table=self.dead_letters,
-            app_id=f"{work.app_id}/dead_letters",
+            app_id=merge_refusals_id(work.app_id),
             version=work.version,
             files=tuple(found.files),
             columns=to_delta(DEAD_SCHEMA),

@@ -28,6 +28,7 @@ from router.delta.keyed.upsert import NeedsRewrite, NeedsSpark, TableUpsert, Ups
 from router.delta.parquet_writer import attempt
 from router.delta.schema_diff import delta_schema
 from router.delta.table_cache import THREADS
+from router.delta.transaction_id import table_id
 from router.delta.widening import rewrite
 from router.engine.label.layout import DEAD_SCHEMA, MERGED_COORDINATES, TABLE
 from router.errors import TableError, first_line
@@ -56,8 +57,8 @@ COUNTS = ("applied", "refused", "late", "inserted", "updated", "deleted")
 
 @dataclass(frozen=True)
 class MergeJob:
-    """What every merge of a batch's outbox is given. `app` and the table's name make a transaction id; `known` are the
-    tables that the sink has merged into before, `merged` those of this process with the last batch that they have."""
+    """What every merge of a batch's outbox is given. `app` is the sink's transaction id; `known` are the tables
+    that the sink has merged into before, `merged` those of this process with the last batch that they have."""
 
     staging: Staging
     keyed: KeyedTable
@@ -72,7 +73,7 @@ class MergeJob:
 
     def upsert(self, table: str) -> TableUpsert:
         """Return the work of one table."""
-        about = table, f"{self.app}/{table}", self.batch, self.keyed, self.notes
+        about = table, table_id(self.app, table), self.batch, self.keyed, self.notes
         return TableUpsert(*about, table in self.known, self.merged.get(table))
 
 

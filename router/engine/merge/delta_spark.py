@@ -52,6 +52,7 @@ from router.delta.keyed.upsert import (
 )
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import THREADS
+from router.delta.transaction_id import merge_refusals_id
 from router.delta.widening import rewrite, way
 from router.engine.commit.committers import create_with_spark, note_property, rewrite_with_spark, spark_schema, widen
 from router.engine.label.layout import DEAD_SCHEMA, TABLE
@@ -183,7 +184,7 @@ class TableMerge:
                 self._remember(decided, asked, deleting.app_id)
             if report["refused"]:
                 dead = decided.filter(F.col(OP) == REFUSED_ROW).select(f"{DEAD_LETTER}.*")
-                self._append(dead, self.lake.spark_address(self.job.dead_letters), f"{self.work.app_id}/dead_letters")
+                self._append(dead, self.lake.spark_address(self.job.dead_letters), merge_refusals_id(self.work.app_id))
         finally:
             decided.unpersist()
         committed = again or (bool(report["ops"]) and has_transaction(self._opened(), once))

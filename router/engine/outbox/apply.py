@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from router.columns import quoted, row
 from router.delta.commit import StagedParts
+from router.delta.transaction_id import TransactionId
 from router.engine import ledger
 from router.engine.commit.committers import Committers, staged_rows
 from router.engine.label.layout import COORDINATES, RECORD_SCHEMA, outbox_of
@@ -142,7 +143,7 @@ class Applier:
 
     def keeper(self, batch: int, key: str) -> Callable[[str], Parts]:
         """Return the parts in which a sink keeps its own rows of a batch."""
-        return keeper(self.lake, f"{self.run}/{key}", batch)
+        return keeper(self.lake, str(TransactionId("sink", self.run, *key.split("/"))), batch)
 
     def _applied(self, sink: ApplyingSink, rows: int, events: DataFrame, batch: Batch) -> Applied:
         about = batch.query, batch.id, batch.route, batch.sink
@@ -187,13 +188,15 @@ class OutboxSink:
 
     def book(self, run: str, version: int, counts: dict[str, Any]) -> None:
         """Write what became of rows into the ledger, once for each version of a run."""
-        entry = ledger.LedgerEntry(self.config.ledger, f"{self.config.name}:{run}/ledger", version)
+        entry = ledger.LedgerEntry(
+            self.config.ledger, str(TransactionId("ledger", f"{self.config.name}:{run}")), version
+        )
         found = {"query": self.config.name, "run": run, **counts}
         ledger.append(Committers.of(self.config, self.spark, self.lake), entry, [found])
 
 
 def keeper(lake: Lake, owner: str, batch: int) -> Callable[[str], Parts]:
-    """Return the parts in which a sink keeps its own rows of a batch; `owner` is query, run, route and sink."""
+    """Return the parts in which a sink keeps its own rows of a batch; `owner` is the transaction id of the sink."""
     notes = {"router.sink": owner, "router.sink_batch": str(batch)}
     return lambda table: StagedParts(lake, table, owner, batch, notes)
 
@@ -218,8 +221,8 @@ def append_dead_letters(refused: DataFrame, events: DataFrame, batch: Batch, lak
         count = dead.count()
         if count:
             writer = dead.write.format("delta").mode("append").option("mergeSchema", "true")
-            app = f"{run}/{batch.route}/{batch.sink}/dead_letters"
-            writer.option("txnAppId", app).option("txnVersion", batch.id).save(lake.spark_address(table))
+            app = TransactionId("sink_refusals", run, batch.route, batch.sink)
+            writer.option("txnAppId", str(app)).option("txnVersion", batch.id).save(lake.spark_address(table))
     finally:
         dead.unpersist()
     return count
@@ -233,7 +236,8 @@ def mark_replayed(taken: DataFrame, lake: Lake, config: Config, name: str, numbe
     if taken.isEmpty():
         return
     session, address = taken.sparkSession.newSession(), lake.spark_address(config.dead_letters)
-    session.conf.set("spark.databricks.delta.write.txnAppId", f"{config.name}:{name}/dead_letters/replayed/{number}")
+    app = TransactionId("replayed", f"{config.name}:{name}", part=str(number))
+    session.conf.set("spark.databricks.delta.write.txnAppId", str(app))
     session.conf.set("spark.databricks.delta.write.txnVersion", "0")
     same = [*(f"t.{one} <=> s.{one}" for one in LETTER), f"t.{REPLAYED} IS NULL"]
     for tries in range(TRIES):

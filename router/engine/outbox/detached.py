@@ -18,6 +18,7 @@ from tenacity.nap import sleep_using_event
 from router.config.models import interval
 from router.delta.commit import has_parts
 from router.delta.maintenance import delete_older
+from router.delta.transaction_id import TransactionId
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.label.layout import outbox_of
@@ -153,7 +154,8 @@ class DetachedSink(OutboxSink):
         """Say whether the sink may have got rows of a batch."""
         if batch in notes.numbers("commits") or self.key in CheckpointStore(self.checkpoint, run).applied(batch):
             return True
-        return has_parts(self.lake, f"{self.config.name}:{run}/{self.key}", batch)
+        owner = TransactionId("sink", f"{self.config.name}:{run}", self.route, self.name)
+        return has_parts(self.lake, str(owner), batch)
 
     def _follow(self, query: StreamingQuery) -> None:
         """Return when the query has ended, or `stop` is set and no batch is running; raise the error it failed with."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
+from router.delta.transaction_id import TransactionId
 from router.engine import ledger
 from router.engine.checkpoint_store import REPLAY, CheckpointStore
 from router.engine.label.layout import COORDINATES
@@ -237,7 +238,8 @@ class Resender(OutboxSink):
         mark_replayed(letters.filter(here).join(taken, names, "left_semi"), self.lake, self.config, name, 0)
 
     def _batch(self, name: str) -> Batch:
-        keeps = keeper(self.lake, f"{self.config.name}:{name}/{self.key}", 0)
+        owner = TransactionId("sink", f"{self.config.name}:{name}", self.route, self.name)
+        keeps = keeper(self.lake, str(owner), 0)
         guards = self.executors.guarded
         return Batch(self.config.name, 0, self.route, self.name, True, self.stop, keeps, name, guards)
 

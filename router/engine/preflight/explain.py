@@ -14,6 +14,7 @@ from router.delta.commit import row_count as count
 from router.delta.constraints import unsupported
 from router.delta.keyed.row_versions import deletions_table
 from router.delta.keyed.upsert import merge_engine
+from router.delta.transaction_id import batch_id
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import asked
 from router.engine.merge.coordinator import BacklogStore
@@ -91,7 +92,8 @@ def _writers(config: Config, table: str, handle: DeltaTable | None, run: str | N
     """Return the sinks whose one table it is, and those whose transaction ids it has."""
     for route, name, sink in config.all_sinks():
         place = f"{route}/{name}"
-        batch = handle.transaction_version(f"{config.name}:{run}/{place}/{table}") if handle else None
+        app_id = str(batch_id(f"{config.name}:{run}", place, table))
+        batch = handle.transaction_version(app_id) if handle else None
         if batch is not None or fixed_table(sink) == table:
             yield WritingSink(place, sink, batch)
 

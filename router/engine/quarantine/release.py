@@ -30,6 +30,7 @@ from router.delta.constraints import constraints
 from router.delta.parquet_writer import Staging, attempt
 from router.delta.schema_diff import SchemaDiff, common_type, compare, delta_schema, limited_to
 from router.delta.table_cache import TableCache
+from router.delta.transaction_id import TransactionId
 from router.delta.widening import way
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
@@ -99,7 +100,7 @@ class Release:
             return set()
         run = Checkpoint.read(self.store.checkpoint).run
         table = self.lake.open(self.config.ledger)
-        booked = table.transaction_version(f"{self.config.name}:{run}/ledger") if table else None
+        booked = table.transaction_version(str(TransactionId("ledger", f"{self.config.name}:{run}"))) if table else None
         cut_off = f"manifests/{run}/{-1 if booked is None else booked + 1:010d}.json"
         return self.carry_out(found) if self.store.read(cut_off) is None else set()
 
@@ -220,8 +221,9 @@ class Release:
     def _book(self, pending: PendingRelease, query: str, last: int, counts: dict[str, int]) -> None:
         place, (name, _, run) = pending.place, query.rpartition(":")
         row = {"query": name, "run": run, "batch_id": last, "route": place.route, "sink": place.sink, **counts}
-        kind = "discard" if pending.discard else pending.kind
-        entry = ledger.LedgerEntry(self.config.ledger, f"{query}/ledger/{kind}/{place}", last)
+        reason = "discard" if pending.discard else pending.kind
+        app = TransactionId("ledger_move", query, place.route, place.sink, place.table, reason)
+        entry = ledger.LedgerEntry(self.config.ledger, str(app), last)
         ledger.append(self.committers, entry, [row])
 
 
@@ -264,7 +266,8 @@ class _ReleasedRows:
         cause = frame["_cause"] if "_cause" in frame.columns else F.lit(None)
         frame = frame.withColumn("_cause", cause)
         mine = _mine(place, query, kind)
-        if handle and kind == "unblock" and (direct := handle.transaction_version(f"{query}/{place}")) is not None:
+        rows_id = str(TransactionId("rows", query, place.route, place.sink, place.table))
+        if handle and kind == "unblock" and (direct := handle.transaction_version(rows_id)) is not None:
             mine &= F.col("_batch_id") > direct  # the table was damaged after a commit that nobody could read any more
         came = [column for column in delta_schema(to_arrow(rows)) if column.name not in OWN]
         table, lossy = _may_have(of.config, pending, handle)
@@ -326,7 +329,8 @@ class _ReleasedRows:
         rows = self.judged(self.waiting.filter(F.col("_batch_id") <= last)).filter(F.col(VIOLATES).isNotNull())
         place, kind = self.pending.place, self.pending.kind
         why = F.concat(F.lit(f"table {place.table}: "), F.col(VIOLATES), F.lit(" does not hold"))
-        self._append_dead_letters(rows, why, f"{self.query}/refuse/{kind}/{place}", last)
+        app = TransactionId("refuse", self.query, place.route, place.sink, place.table, kind)
+        self._append_dead_letters(rows, why, str(app), last)
 
     def commit(self, last: int) -> None:
         """Stage the rows of batches up to the last that may land, and commit them once."""
@@ -373,7 +377,8 @@ class _ReleasedRows:
         place = self.pending.place
         why = F.coalesce("_cause", F.lit(f"table {place.table}: nobody approved the change that the row needs"))
         rows = self.frame.filter(F.col("_batch_id") <= last)
-        self._append_dead_letters(rows, why, f"{self.query}/discard/{place}", last)
+        app = TransactionId("discard", self.query, place.route, place.sink, place.table)
+        self._append_dead_letters(rows, why, str(app), last)
 
     def _append_dead_letters(self, rows: DataFrame, why: Column, app_id: str, last: int) -> None:
         """Append rows to the dead letters as received, where bronze has them.

@@ -6,8 +6,8 @@
 | their table cannot be written: damaged, lost rights, an unknown feature, ... | says why | by themselves, in order |
 | they violate an expectation (`otherwise: quarantine`) | names it (`HELD`) | after `router quarantine release` |
 
-Either way a release is one commit: the table has a transaction id `QUERY/release/ROUTE/SINK/TABLE` (`unblock` for the
-second kind, `held` for the third), whose version is the last batch whose rows were released. What is to be done stands
+Either way a release is one commit: the table has a transaction id of the kind `release` (`unblock` for the second
+kind, `held` for the third), whose version is the last batch whose rows were released. What is to be done stands
 in the checkpoint's store: an approval, or a note for each blocked table, while there is one. A blocked table gets rows
 by its release only, so that those of later batches wait behind those of earlier ones; `release` carries both out
 between two batches.
@@ -19,19 +19,19 @@ import json
 import logging
 import time
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import Transaction
 from deltalake.exceptions import DeltaError
 from pyarrow import dataset
 from pyspark.sql import functions as F
 
-from router.delta.commit import TableCommit, has_transaction, to_arrow, to_arrow_schema, to_delta
+from router.delta.commit import TableCommit, is_committed, to_arrow, to_arrow_schema, to_delta
 from router.delta.lake import DAMAGED_LOG
 from router.delta.schema_diff import SchemaDiff, compare, delta_schema
 from router.delta.table_cache import TableCache
+from router.delta.transaction_id import ReleaseKind, TransactionId, moved_rows_id
 from router.engine.commit.committers import staged_rows
 from router.engine.commit.violations import SORTED_OUT, Conditions
 from router.engine.label.layout import COORDINATES, HELD, QUARANTINE_COLUMNS, SCHEMA_COLUMNS, quarantine_of
@@ -58,7 +58,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 """Seconds between two tries to release the rows of a blocked table: twice as many after each."""
 
 
-Kind = Literal["release", "unblock", "held"]
+Kind = ReleaseKind
 """Why rows wait: for an approval, for a table that cannot be written, or because of an expectation."""
 
 
@@ -84,7 +84,7 @@ class Place:
 
     def app_id(self, query: str, kind: Kind = "release") -> str:
         """Return the transaction id of releases into the table; its version is a batch of the query."""
-        return f"{query}/{kind}/{self.route}/{self.sink}/{self.table}"
+        return str(TransactionId(kind, query, self.route, self.sink, self.table))
 
     def __str__(self) -> str:
         return f"{self.route}/{self.sink}/{self.table}"
@@ -222,7 +222,7 @@ class Quarantine:
     def has(self, work: TableCommit) -> bool:
         """Say whether the rows of a commit that failed are in the quarantine."""
         table = TableCache(self.lake).open([self._table(work)])[self._table(work)]
-        return table is not None and has_transaction(table, Transaction(self._app_id(work), work.version))
+        return table is not None and is_committed(table, replace(work, app_id=moved_rows_id(work.app_id)))
 
     def take(self, work: TableCommit, manifest: Manifest) -> None:
         """Put the rows of a commit that failed into the quarantine, once. Raises TableError.
@@ -234,7 +234,7 @@ class Quarantine:
         kinds = to_spark_columns(pa.schema(list(QUARANTINE_COLUMNS.items())))
         own = [F.lit(value).cast(c.dataType).alias(c.name) for value, c in zip(about, kinds, strict=True)]
         rows = staged_rows(session, self.lake, work).select(*own, "*")
-        moved = TableCommit(work.target, self._table(work), self._app_id(work), work.version, (), work.columns)
+        moved = TableCommit(work.target, self._table(work), moved_rows_id(work.app_id), work.version, (), work.columns)
         self.committers.append(session, moved, manifest.notes(self.query), rows)
         if not isinstance(TableCache(self.lake).readable([work.table])[work.table], TableError):
             for file in work.files:  # a log that nobody can read may refer to them: it may be put back
@@ -251,10 +251,6 @@ class Quarantine:
 
     def _table(self, work: TableCommit) -> str:
         return quarantine_of(self.config.name, *work.target.split("/", 1))
-
-    @staticmethod
-    def _app_id(work: TableCommit) -> str:
-        return f"{work.app_id}/quarantine"
 
 
 def _causes(lake: Lake, quarantine: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ from router.delta.history import commit_notes
 from router.delta.lake import native_files
 from router.delta.located_files import note_path
 from router.delta.table_cache import THREADS, TableCache
+from router.delta.transaction_id import TransactionId
 from router.engine import source
 from router.engine.checkpoint_store import REPLAY, CheckpointStore
 from router.engine.commit.lost_tables import refuse_lost_tables
@@ -87,7 +88,8 @@ def examine(lake: Lake, ledger: str, name: str, checkpoint: Checkpoint, accept: 
             f"{ledger} in {lake.root} was written by another version of the router (it has no {', '.join(lacks)}), "
             "which this one cannot go on from; give this run a new lake and a new checkpoint"
         )
-    version = table.transaction_version(f"{name}:{checkpoint.run}/ledger") if table else None
+    app_id = str(TransactionId("ledger", f"{name}:{checkpoint.run}"))
+    version = table.transaction_version(app_id) if table else None
     booked = -1 if version is None else version
     if booked < checkpoint.last and accept != "lost-lake":
         raise StartError(

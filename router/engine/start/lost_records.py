@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from router.delta.transaction_id import TransactionId
 from router.engine import ledger, source
 from router.engine.checkpoint_store import CheckpointStore
 from router.engine.start.checks import Checkpoint
@@ -101,7 +102,8 @@ class LostRecords:
                 f"{self.config.name}: batch {batch} was decided and cut off, and Kafka does not have its records any "
                 "more; start without --accept, which ends that batch first"
             )
-        entry = ledger.LedgerEntry(self.config.ledger, f"{self.config.name}:{past.run}/ledger", batch)
+        app = TransactionId("ledger", f"{self.config.name}:{past.run}")
+        entry = ledger.LedgerEntry(self.config.ledger, str(app), batch)
         begin = self._begin(batch)
         if self._booked(entry):
             lost = _between(begin, self._begin(batch + 1))

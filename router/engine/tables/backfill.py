@@ -29,6 +29,7 @@ from router.delta.file_statistics import statistics
 from router.delta.lake import native_files
 from router.delta.log_tail import newest
 from router.delta.table_cache import SparkTable
+from router.delta.transaction_id import TransactionId
 from router.engine import ledger
 from router.engine.batch import Batches, Steps
 from router.engine.checkpoint_store import CheckpointStore
@@ -221,7 +222,7 @@ class BackfillBatches(Batches):
                 where = {"topic": span.topic, "partition": span.partition, "from_offset": span.first}
                 counts = {"matched": rows, "landed": rows} if at == 0 else {"matched": 0, "landed": 0}
                 found.append({**base, **where, "to_offset": span.last, "route": route, "sink": sink, **counts})
-        entry = ledger.LedgerEntry(self.config.ledger, f"{self.query}/ledger", manifest.batch)
+        entry = ledger.LedgerEntry(self.config.ledger, str(TransactionId("ledger", self.query)), manifest.batch)
         ledger.append(self.committers, entry, found, tables=self.tables)
 
     def _after(self, plan: Any, tables: set[str], steps: Steps) -> None:

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 
 from router.delta.history import log_commits, log_versions
 from router.delta.lake import native_files
+from router.delta.transaction_id import TransactionId
 from router.engine.balance import keyed, partitions, total
 from router.engine.commit.schema_evolution import SchemaEvolution
 from router.engine.label.layout import RAW_COLUMNS, RECORD_SCHEMA, Demands
@@ -62,7 +63,7 @@ class BronzeRecords(NamedTuple):
         if bronze is None or not there:
             raise StartError(f"{config.name} has no bronze to read records from; without it nothing can be made anew")
         for table in there:
-            handle = _until(lake, table, f"{query}/bronze/{table}", last)
+            handle = _until(lake, table, str(TransactionId("bronze", query, table=table)), last)
             if handle is None:
                 continue
             actions: Any = pa.table(handle.get_add_actions())

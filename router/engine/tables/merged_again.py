@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.transaction import AddAction, create_table_with_add_actions
 from pyspark.sql import functions as F
 
@@ -23,10 +23,11 @@ from router.delta.constraints import CHECK
 from router.delta.keyed.key_property import KEYED_BY, keyed_by, own_properties
 from router.delta.keyed.row_order import POSITION
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
-from router.delta.keyed.upsert import GUARD, SUPPORTED_PROPERTIES
+from router.delta.keyed.upsert import SUPPORTED_PROPERTIES
 from router.delta.lake import native_files
 from router.delta.parquet_writer import Staging
 from router.delta.schema_diff import delta_schema
+from router.delta.transaction_id import GUARD, STAGED_MERGES, transactions
 from router.delta.widening import FILE_BYTES, HELD_BYTES, copied_rows, replaced_by, way, wider_schema
 from router.engine.commit.committers import staged_rows
 from router.engine.label.layout import TABLE
@@ -38,6 +39,7 @@ from router.errors import TableError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from deltalake import Transaction
     from pyspark.sql import DataFrame, SparkSession
 
     from router.delta.commit import TableCommit
@@ -167,7 +169,7 @@ class MergedAgain:
         route, _, sink = target.partition("/")
         self.merges += 1
         staging = Staging(self.lake, FILE_BYTES, HELD_BYTES)
-        return MergeJob(staging, self.merged_as, "repair", self.merges, route, sink, f"{self.name}.refused", {})
+        return MergeJob(staging, self.merged_as, STAGED_MERGES, self.merges, route, sink, f"{self.name}.refused", {})
 
     def _counted(self, found: MergeOutcomes) -> MergeOutcomes:
         if found.failed:
@@ -191,7 +193,7 @@ class MergedAgain:
         files = copied_rows(self.lake, (self.name, merged), self.table, pa.schema(kinds))
         once = CommitProperties(
             custom_metadata=notes,
-            app_transactions=[Transaction(name, version) for name, version in {**ids, GUARD: guard}.items()],
+            app_transactions=transactions({**ids, GUARD: guard}),
             max_commit_retries=0,
         )
         adds, columns = [replaced_by(file) for file in files], Schema.from_json(schema)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, Schema, Transaction
+from deltalake import CommitProperties, Schema
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import create_table_with_add_actions
 from pyarrow import fs
@@ -58,6 +58,7 @@ from router.delta.keyed.key_property import own_properties
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
 from router.delta.keyed.upsert import SUPPORTED_PROPERTIES, made_by_spark
 from router.delta.schema_diff import compare, delta_schema
+from router.delta.transaction_id import TransactionId, batch_id, parse, transactions
 from router.delta.widening import way, wider_schema
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore
@@ -79,7 +80,7 @@ from router.engine.start.killed_repairs import lock_of, staged_as
 from router.engine.start.run_lock import alone, locked
 from router.engine.tables.from_bronze import BronzeRecords, FromBronze, GivenTables, LandedAgain, Records, TopicRecords
 from router.engine.tables.merged_again import MergedAgain, batch_spans
-from router.engine.tables.verify import REPAIRED, WrittenDown, done_by, own, places, slashed
+from router.engine.tables.verify import REPAIRED, WrittenDown, done_by, ids_of, own
 from router.errors import RunningError, StartError, TableError, first_line
 from router.sinks import MergingSink, TableSink
 from router.table_options import TableOptions
@@ -88,7 +89,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from deltalake import DeltaTable
+    from deltalake import DeltaTable, Transaction
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
     from router.config.models import Config
@@ -99,8 +100,6 @@ log = logging.getLogger("router")
 TRIES = 20
 WAIT_SECONDS = 120
 """How long a batch is waited for that is under way while its table is gone."""
-OTHER_IDS = ("release/", "unblock/", "held/", "repair")
-"""What the transaction ids of a table begin with, behind the query, that are not those of its batches."""
 REPLACED = "_replaced"
 """The folder of the lake for what was replaced: no layer, since its name begins with `_`."""
 
@@ -362,7 +361,7 @@ class Repair:
             if version > handle.version():
                 continue
             (commit,) = log_commits(self.lake, self.table, [version])
-            batches = [batch for _, key, batch in self._places(commit) if not key.startswith(OTHER_IDS)]
+            batches = [batch for _, batch in self._batches(commit)]
             if REPAIRED in commit.notes and max(json.loads(commit.notes[REPAIRED]).values(), default=-1) > self.last:
                 raise TableError(
                     self.table, f"it was repaired just now; try again when batch {self.last + 1} has ended"
@@ -377,9 +376,11 @@ class Repair:
                 raise TableError(self.table, "rows left the quarantine for it meanwhile; repair it again")
         return found
 
-    def _places(self, commit: LogCommit) -> Iterator[tuple[str, str, int]]:
-        """Yield run, target key and batch of what a commit of the current run brought."""
-        return (place for place in places(self.config.name, self.table, commit) if place[0] == self.written.run)
+    def _batches(self, commit: LogCommit) -> Iterator[tuple[str, int]]:
+        """Yield target key and batch of the rows that a commit brought in batches of the current run."""
+        for transaction_id, batch in ids_of(self.config.name, self.table, commit):
+            if transaction_id.run == self.written.run and transaction_id.target:
+                yield transaction_id.target, batch
 
     def _old_files(self) -> list[str]:
         """Return the files in a damaged table's folder that no batch after N has staged."""
@@ -543,13 +544,12 @@ class Repair:
     ) -> CommitProperties:
         """Return notes and transaction ids: its own, those of the stream that were behind, and more."""
         ends = self._ends(landed, later, handle)
-        ids = {f"{self.query}/repair/{self.table}": int(time.time()), **more}
+        ids = {str(self._id): int(time.time()), **more}
         for key, batch in ends.items():
             have = self._have(key, handle)
             if have is None or have < batch:
                 ids[self._app_id(key)] = batch
-        transactions = [Transaction(name, version) for name, version in ids.items()]
-        return CommitProperties(custom_metadata=self._notes(ends), app_transactions=transactions)
+        return CommitProperties(custom_metadata=self._notes(ends), app_transactions=transactions(ids))
 
     def _ends(self, landed: LandedAgain, later: list[LaterBatch], handle: DeltaTable | None) -> dict[str, int]:
         """Return the last batch that the new content has, by target key."""
@@ -568,7 +568,12 @@ class Repair:
         return handle.transaction_version(self._app_id(key)) if handle is not None else None
 
     def _app_id(self, key: str) -> str:
-        return f"{self.query}{slashed(key)}/{self.table}"
+        return str(batch_id(self.query, key, self.table))
+
+    @property
+    def _id(self) -> TransactionId:
+        """Return the transaction id of repairs of the table."""
+        return TransactionId("repair", self.query, table=self.table)
 
     def _waited(self) -> list[Quarantined]:
         """Return what waits in the quarantine for a table that is made anew."""
@@ -604,7 +609,9 @@ class Repair:
                 name, _, run = query.rpartition(":")
                 row = {"query": name, "run": run, "batch_id": last, "released": rows}
                 row |= {"route": found.place.route, "sink": found.place.sink}
-                entry = ledger.LedgerEntry(self.config.ledger, f"{query}/ledger/repair/{found.place}", last)
+                place = found.place
+                app = TransactionId("ledger_move", query, place.route, place.sink, place.table, "repair")
+                entry = ledger.LedgerEntry(self.config.ledger, str(app), last)
                 ledger.append(self.committers, entry, [row])
 
     def _notes(self, ends: dict[str, int]) -> dict[str, str]:
@@ -612,7 +619,7 @@ class Repair:
 
     def _copied(self, commit: LogCommit) -> LaterBatch:
         """Copy the files of a commit: one version cannot both remove a file and add it."""
-        ((_, key, batch), *_) = self._places(commit)
+        ((key, batch), *_) = self._batches(commit)
         folder = self.table.replace(".", "/")
         files = []
         for file in commit.added:
@@ -667,7 +674,10 @@ class Repair:
 
     def _overwrite(self, writer: DataFrameWriter, key: str | None, last: int, ends: dict[str, int]) -> None:
         """Replace the content through Delta on Spark, under the id of a sink that is behind, else of the repair."""
-        once = (self._app_id(key), last) if key is not None else (f"{self.query}/repair", int(time.time()))
+        if key is not None:
+            once = self._app_id(key), last
+        else:
+            once = str(TransactionId("spark_repair", self.query)), int(time.time())
         writer = writer.mode("overwrite").option("txnAppId", once[0]).option("txnVersion", once[1])
         try:
             writer.option("userMetadata", json.dumps(self._notes(ends))).save(self.lake.spark_address(self.table))
@@ -755,12 +765,12 @@ class Repair:
     def _replace_merged(self, found: MergedAgain, key: str, until: int, handle: DeltaTable | None) -> None:
         """Put merged rows in place of the content of a table as it is at this version, or make the table of them."""
         now = int(time.time())
-        deletions = Transaction(f"{self.query}/repair/{self.table}", now)
+        deletions = self._id.transaction(now)
         if self._only_spark_replaces(handle):
             self._replace_merged_with_spark(found, key, until, handle, deletions)
             return
         found.remember_deletions(deletions)
-        ids = {f"{self.query}/repair/{self.table}": now, self._app_id(key): until}
+        ids = {str(self._id): now, self._app_id(key): until}
         found.replace(handle, ids, self._notes({key: until}), anew=self.full)
         if handle is None and made_by_spark(found.keyed):
             finish(self.spark.newSession(), self.lake.spark_address(self.table), found.keyed)
@@ -810,4 +820,5 @@ def _in_schema(rows: DataFrame, schema: str) -> DataFrame:
 
 def _let_in(commit: LogCommit) -> bool:
     """Say whether a commit brought rows that a person has released though an expectation does not hold for them."""
-    return any("/held/" in name for name in commit.transactions)
+    ids = map(parse, commit.transactions)
+    return any(transaction_id is not None and transaction_id.kind == "held" for transaction_id in ids)

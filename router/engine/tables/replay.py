@@ -28,6 +28,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from router.delta.file_statistics import statistics
+from router.delta.transaction_id import TransactionId
 from router.engine import ledger
 from router.engine.balance import total
 from router.engine.batch import Batches, Steps
@@ -250,7 +251,7 @@ class LetterBatches(Batches):
         """Write what the replay has changed: more rows are there, and as many fewer are dead letters."""
         found = [{**row, "batch_id": None, "violated": None} for row in self._moved(manifest, applied)]
         base = {"query": self.config.name, "run": self.store.run}
-        entry = ledger.LedgerEntry(self.config.ledger, f"{self.query}/ledger", manifest.batch)
+        entry = ledger.LedgerEntry(self.config.ledger, str(TransactionId("ledger", self.query)), manifest.batch)
         ledger.append(self.committers, entry, [{**base, **row} for row in found], tables=self.tables)
 
     def _moved(self, manifest: Manifest, applied: dict[str, Any]) -> list[dict[str, Any]]:

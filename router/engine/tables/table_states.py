@@ -12,13 +12,14 @@ from deltalake.exceptions import DeltaError
 from router.delta.constraints import unsupported
 from router.delta.keyed.upsert import merge_engine
 from router.delta.table_cache import THREADS
+from router.delta.transaction_id import batch_id
 from router.engine import ledger
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
 from router.engine.label.layout import asked, outbox_of
 from router.engine.merge.coordinator import BacklogStore, MergedTables
 from router.engine.preflight.explain import fixed_table
 from router.engine.quarantine.table import pending_releases, quarantined
-from router.engine.tables.verify import OWN_LAYERS, Verification, slashed
+from router.engine.tables.verify import OWN_LAYERS, Verification
 from router.sinks import KeyedTable, MergingSink
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class _Overview:
         """Return the rows that manifests have decided and the table does not have."""
         written, rows = self.verification.written, 0
         for key, by_batch in written.manifests.get(table, {}).items():
-            name = f"{self.config.name}:{written.run}{slashed(key)}/{table}"
+            name = str(batch_id(f"{self.config.name}:{written.run}", key, table))
             version = handle.transaction_version(name) if handle is not None else None
             rows += sum(count for batch, count in by_batch.items() if version is None or batch > version)
         return rows

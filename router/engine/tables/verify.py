@@ -15,7 +15,6 @@ What is held in memory is bounded by the manifests that are kept (100), and by 8
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ from router.delta.history import LogCommit, log_commits, log_damage, log_version
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
 from router.delta.lake import native_files
 from router.delta.table_cache import THREADS
+from router.delta.transaction_id import RELEASES, Kind, TransactionId, batch_id, parse
 from router.engine.checkpoint_store import CheckpointStore, Manifest, lake_and_checkpoint
 from router.engine.label.layout import outbox_of, quarantine_of
 from router.engine.preflight.explain import fixed_table
@@ -53,11 +53,10 @@ SHOWN = 3
 """How many files, batches or commits a sentence names, at most."""
 OWN_LAYERS = ("outbox.", "quarantine.")
 """Layers in which the router, and who discards rows, delete as they like."""
-RELEASED = "/released"
+RELEASED = "//released"
+"""What follows the key of a sink for its released rows. No name has a slash, so no sink has a key that ends so."""
 COUNTED = {"read": "/bronze", "landed": "", "released": RELEASED}
 """Columns of the ledger that count rows of tables, and what they add to the key of a sink; bronze lacks `dropped`."""
-RELEASES = ("release/", "unblock/", "held/")
-"""What is before the key of a sink in the transaction ids of rows that left the quarantine."""
 REPAIRED = "router.repaired"
 """The note of a commit that made a table anew from bronze: target key -> the last batch that the commit has."""
 
@@ -127,12 +126,14 @@ class WrittenDown:
     @property
     def keys(self) -> set[str]:
         """Return the target keys that rows were counted for."""
-        return {key for _, key in self.ledger} | {key for by in self.manifests.values() for key in by}
+        booked = {key.removesuffix(RELEASED) for _, key in self.ledger}
+        return booked | {key for by in self.manifests.values() for key in by}
 
 
 def booked(ledger: DeltaTable | None, config: Config, run: str) -> int:
     """Return the last batch of a run in the ledger, -1 for none."""
-    version = ledger.transaction_version(f"{config.name}:{run}/ledger") if ledger else None
+    app_id = str(TransactionId("ledger", f"{config.name}:{run}"))
+    version = ledger.transaction_version(app_id) if ledger else None
     return -1 if version is None else version
 
 
@@ -306,8 +307,15 @@ class Verification:
         if table in self.written.manifests or table in self.fixed:
             return True
         keys = self.written.keys | {f"{route}/{name}" for route, name, _ in self.config.all_sinks()}
-        names = (f"{self.config.name}:{run}{slashed(key)}" for run in self.written.runs for key in keys)
-        return any(handle.transaction_version(i) is not None for name in names for i in (f"{name}/{table}", name))
+        for run in self.written.runs:
+            query = f"{self.config.name}:{run}"
+            names = [str(batch_id(query, key, table)) for key in keys]
+            # A sink's own tables, as receipts, have the id of the sink; its quarantine is no sink.
+            sinks = [key.split("/") for key in keys if key.count("/") == 1 and not key.startswith("/")]
+            names += [str(TransactionId("sink", query, route, sink)) for route, sink in sinks]
+            if any(handle.transaction_version(name) is not None for name in names):
+                return True
+        return False
 
     @cached_property
     def fixed(self) -> dict[str, set[str]]:
@@ -343,8 +351,9 @@ class Verification:
                 self._begin_anew(audit, json.loads(commit.notes[REPAIRED]))
             elif not commit.changes:
                 continue
-            elif place := next(places(self.config.name, audit.table, commit), None):
-                run, key, batch = place
+            elif brought := next(ids_of(self.config.name, audit.table, commit), None):
+                transaction_id, batch = brought
+                run, key = transaction_id.run, counted_as(transaction_id)
                 if key not in self._outboxes or audit.table.startswith("outbox."):
                     by_batch = audit.counted.setdefault((run, key), {})
                     by_batch[batch] = by_batch.get(batch, 0) + commit.rows
@@ -361,7 +370,8 @@ class Verification:
     def _shared(self, table: str, commit: LogCommit) -> bool:
         """Say whether another query of the lake made a commit to a table that queries share."""
         shared = table in (self.config.ledger, self.config.dead_letters)
-        return shared and any(OF_A_QUERY.fullmatch(name) for name in commit.transactions)
+        ids = map(parse, commit.transactions) if shared else ()
+        return any(transaction_id is not None and transaction_id.kind in SHARED for transaction_id in ids)
 
     def _begin_anew(self, audit: TableAudit, ends: dict[str, int]) -> None:
         """Forget the batches that a repair has made anew; one that came while it was at work has stayed."""
@@ -401,7 +411,7 @@ class Verification:
             return self.written.last
 
     def _app_id(self, key: str, table: str) -> str:
-        return f"{self.config.name}:{self.written.run}{slashed(key)}/{table}"
+        return str(batch_id(f"{self.config.name}:{self.written.run}", key, table))
 
     def _hold_batches(self, audit: TableAudit) -> None:
         """Hold the rows that came with each batch against its manifest."""
@@ -472,7 +482,7 @@ class Verification:
             want, came = BatchRows(), BatchRows()
             for name in (key, key + RELEASED):
                 want.extend(written.ledger.get((run, name)))
-            for name in (key, *(f"{release}{key}" for release in RELEASES)):
+            for name in (key, *(f"{release}/{key}" for release in RELEASES)):
                 came.extend(sums.get((run, name)))
             differing = want.differing(came, first, last)
             if not differing or self._explained(key, broken):
@@ -488,13 +498,10 @@ class Verification:
         return bool((fixed | known) & broken)
 
 
-def slashed(key: str) -> str:
-    """Return a target key as it stands in a transaction id."""
-    return key if key.startswith("/") else f"/{key}"
-
-
-OF_A_QUERY = re.compile(r"[^/:]+:[^/]+/(.*/)?(ledger|dead_letters)(/.*)?")
-"""Transaction ids with which any query writes the ledger and dead letters."""
+SHARED: frozenset[Kind] = frozenset({
+    *("ledger", "ledger_move", "dead_letters", "merge_refusals", "sink_refusals", "replayed", "discard", "refuse"),
+})  # fmt: skip
+"""Kinds of transaction ids with which any query writes the ledger and dead letters."""
 
 
 def named(key: str) -> str:
@@ -504,16 +511,27 @@ def named(key: str) -> str:
 
 def own(query: str, commit: LogCommit) -> bool:
     """Say whether a query made a commit: each of its own has a transaction id of the query."""
-    return any(name.startswith(f"{query}:") for name in commit.transactions)
+    ids = map(parse, commit.transactions)
+    return any(written is not None and written.run and written.query_name == query for written in ids)
 
 
-def places(query: str, table: str, commit: LogCommit) -> Iterator[tuple[str, str, int]]:
-    """Yield run, target key and batch of what a commit of a query brought into a table."""
-    for name, batch in commit.transactions.items():
-        if name.startswith(f"{query}:") and name.endswith(f"/{table}"):
-            run, _, rest = name.removeprefix(f"{query}:").partition("/")
-            key = rest.removesuffix(f"/{table}")
-            yield run, f"/{key}" if key in ("bronze", "dead_letters") else key, batch
+BROUGHT: frozenset[Kind] = frozenset({"rows", "quarantine", "bronze", "dead_letters", *RELEASES})
+"""Kinds of transaction ids that name the table whose log they are in."""
+
+
+def ids_of(query: str, table: str, commit: LogCommit) -> Iterator[tuple[TransactionId, int]]:
+    """Yield the id and number of what a commit of a query brought into a table: rows of a batch, or of a release."""
+    for name, number in commit.transactions.items():
+        transaction_id = parse(name)
+        if transaction_id is None or transaction_id.kind not in BROUGHT:
+            continue
+        if transaction_id.query_name == query and transaction_id.table == table:
+            yield transaction_id, number
+
+
+def counted_as(brought: TransactionId) -> str:
+    """Return the key that rows count under: that of their target, which the kind of a release stands before."""
+    return brought.target or f"{brought.kind}/{brought.route}/{brought.sink}"
 
 
 def done_by(lake: Lake, table: str, versions: list[int], commits: list[LogCommit]) -> list[str]:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, Schema, Transaction
+from deltalake import CommitProperties, Schema
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import create_table_with_add_actions
 from pyspark.errors import AnalysisException, ParseException, PySparkException
@@ -42,6 +42,7 @@ from router.delta.history import log_commits
 from router.delta.parquet_writer import Staging, attempt
 from router.delta.schema_diff import delta_schema
 from router.delta.table_cache import THREADS, SparkTable
+from router.delta.transaction_id import TransactionId
 from router.engine.commit.committers import staged_rows
 from router.engine.label.let import define
 from router.engine.land.task import GATHERED, gathered
@@ -57,6 +58,7 @@ from router.table_names import folded, pieces_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from deltalake import Transaction
     from pyspark.sql import Column, SparkSession
 
     from router.config.models import View
@@ -504,7 +506,7 @@ class _Commits:
         new = [name for name in staged if name not in targets]
         there = {**targets, **self.tables.opened(self.view, new)}
         for name in (name for name in new if name in there):
-            if there[name].table.transaction_version(self._app_id(name)) is None:
+            if there[name].table.transaction_version(str(self._id(name))) is None:
                 self.tables.lake.delete(*(file.path for one in staged.values() for file in one.files))
                 what = f"{name} is there, and this view has not made it; drop it, or give `into` another name"
                 raise ViewError(self.view.name, what)
@@ -512,12 +514,12 @@ class _Commits:
             made = {name: pool.submit(self._commit, name, files, there.get(name)) for name, files in staged.items()}
         return {name: future.result() for name, future in made.items()}
 
-    def _app_id(self, name: str) -> str:
-        return f"{self.tables.config.name}/views/{self.view.name}/{name}"
+    def _id(self, name: str) -> TransactionId:
+        return TransactionId("view", name=self.tables.config.name, view=self.view.name, table=name)
 
     def _commit(self, name: str, staged: _Staged, known: Snapshot | None) -> ViewTarget:
         lake, text = self.tables.lake, to_delta(self.schema)
-        once = Transaction(self._app_id(name), self.number)
+        once = self._id(name).transaction(self.number)
         if self.tables.config.commit == "spark" or (known and isinstance(known.table, SparkTable)):
             self._by_spark(name, staged, once)
         else:
@@ -565,7 +567,7 @@ class _Commits:
         if mine != before + 1 and not isinstance(now.table, SparkTable):
             between = log_commits(self.tables.lake, name, range(before + 1, mine + 1))
             found = {one.version: one for one in between}
-            mine = next(n for n, one in found.items() if one.transactions.get(self._app_id(name)) == self.number)
+            mine = next(n for n, one in found.items() if one.transactions.get(str(self._id(name))) == self.number)
             if any(one.changes for number, one in found.items() if number != mine):
                 mine = -1
         return ViewTarget(mine, now.id, staged.hash, staged.rows, **staged.checked)

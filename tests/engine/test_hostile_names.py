@@ -1,0 +1,120 @@
+"""Routes and sinks that are called like what the router does to tables keep every row whatever it does to theirs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from router.config.models import Route
+from router.engine.tables.from_bronze import FromBronze
+from router.engine.tables.refresh import Refresh
+from router.engine.tables.repair import Repair
+from router.engine.tables.table_states import table_states
+from router.engine.tables.verify import Verification
+from router_decoders import Json
+from router_rules import Sql
+from router_sinks import Delta, Tables
+from tests.engine.query import RUN, Query, records
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from router.engine.tables.from_bronze import LandedAgain
+    from tests.engine.conftest import MakeQuery
+
+NAMES = (
+    *("repair-shop", "repair", "release", "held", "unblock", "deletions", "ledger", "bronze", "dead_letters"),
+    *("quarantine", "discard", "refuse", "views", "wider", "replayed", "released"),
+)
+
+
+def under(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def sink(template: str, name: str) -> Tables | Delta:
+    """Return a sink with a name, as a plugin may have one."""
+    made = Tables(table=template) if "{" in template else Delta(table=template)
+    made._named = name
+    return made
+
+
+def begun(make_query: MakeQuery, folder: Path, *routes: Route) -> Query:
+    query = make_query(folder, decode=Json(schema="game string, id int"), bronze="bronze.events", routes=routes)
+    query.lake.write("_router/games/spark/metadata", json.dumps({"id": RUN}).encode())
+    return query
+
+
+def take(query: Query) -> None:
+    number = len(query.taken)
+    query.take(records([{"game": "uno", "id": number}], first=number * 10))
+
+
+def problems(query: Query) -> dict[str, list[str]]:
+    return {audit.table: audit.problems for audit in Verification.of(query.config).audits() if audit.problems}
+
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> list[Query]:
+    """Return a list: its query takes a batch between the landing of a repair and its commit."""
+    queries: list[Query] = []
+    land = FromBronze.land
+
+    def landed(*given: Any) -> LandedAgain:
+        found = land(*given)
+        for query in queries:
+            take(query)
+        return found
+
+    monkeypatch.setattr(FromBronze, "land", landed)
+    return queries
+
+
+def test_a_repair_keeps_the_rows_that_come_meanwhile(
+    make_query: MakeQuery, spark: SparkSession, tmp_path: Path, meanwhile: list[Query]
+) -> None:
+    """Without it a route called `repair-shop` loses the batches that the stream commits while its table is repaired."""
+    routes = tuple(
+        Route(name=name, match=Sql(where="true"), sinks=(sink(f"silver.of_{under(name)}", under(name)),))
+        for name in NAMES
+    )
+    query = begun(make_query, tmp_path, *routes)
+    take(query)
+    take(query)
+    assert problems(query) == {}
+    meanwhile.append(query)
+    checkpoint = query.store.checkpoint
+
+    refreshed = Refresh(query.config, spark.newSession(), query.lake, checkpoint, ("silver.*",)).run()
+
+    assert refreshed.failed == {}
+    assert len(query.taken) == 3
+    kept = {name: [row["id"] for row in query.rows(f"silver.of_{under(name)}")] for name in NAMES}
+    assert kept == {name: [0, 1, 2] for name in NAMES}
+    assert {one.later for one in refreshed.done} == {1}
+    assert problems(query) == {}
+    meanwhile.clear()
+    shutil.rmtree(query.lake.address("silver.of_held"))
+    Repair(query.config, spark.newSession(), query.lake, checkpoint, "silver.of_held").run()
+    take(query)
+    assert [row["id"] for row in query.rows("silver.of_held")] == [0, 1, 2, 3]
+    assert problems(query) == {}
+    assert {state.state for state in table_states(query.config)} <= {"ok", "none"}
+
+
+def test_lost_rows_of_a_sink_called_released_are_missed(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it nobody holds the tables of such a sink against the ledger."""
+    route = Route(name="all", match=Sql(where="true"), sinks=(sink("silver.{event.game}", "released"),))
+    query = begun(make_query, tmp_path, route)
+    take(query)
+    assert problems(query) == {}
+    shutil.rmtree(query.lake.address("silver.uno"))
+    for path in query.store.paths(f"manifests/{RUN}"):  # they are pruned after a hundred batches
+        query.store.delete(path)
+
+    assert list(problems(query)) == ["all/released"]
