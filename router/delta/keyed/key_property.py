@@ -41,6 +41,15 @@ def keyed_by(keyed: KeyedTable) -> str:
     return json.dumps({"keys": list(keyed.keys), "order": order, "history": keyed.history})
 
 
+def keyed_of(handle: DeltaTable) -> KeyedTable | None:
+    """Return by what a table was merged: keys and history; None for a table that does not say so."""
+    stored = handle.metadata().configuration.get(KEYED_BY)
+    if stored is None:
+        return None
+    value = json.loads(stored)
+    return KeyedTable(keys=tuple(value["keys"]), history=value["history"])
+
+
 def own_properties(options: KeyedTable | TableOptions) -> dict[str, str]:
     """Return the properties that the router itself gives a new table."""
     return {KEYED_BY: keyed_by(options)} if isinstance(options, KeyedTable) else {}
@@ -100,7 +109,7 @@ def repeated_keys(handle: DeltaTable, keyed: KeyedTable) -> list[dict[str, objec
     """
     hashes = [_hashes(part, keyed.keys) for part in _keys(handle, keyed)]
     if not hashes:
-        return []
+        return []  # the table has no file
     values, counts = np.unique(np.concatenate(hashes), return_counts=True)
     suspects = values[counts > 1]
     if not len(suspects):

@@ -5,6 +5,7 @@
 | a table's transaction ids | its last batch in the manifests, and in the ledger where a sink has one table |
 | the rows that each commit of its log brought | the manifest of that batch; the ledger, for all tables of a sink |
 | bronze | what the ledger says was read |
+| a table with one row per key | its keys: there is one row for each, or one current row with a history |
 | the files of its current version | the disk: there, and of the size that the log says; on request their footers |
 | commits that are not the router's | nothing: who made them, and what they did, is said |
 
@@ -29,6 +30,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from router.delta.history import LogCommit, log_commits, log_damage, log_versions, rows_of
+from router.delta.keyed.key_property import keyed_of, repeated_keys, several_rows
 from router.delta.keyed.row_versions import DELETIONS, deletions_table
 from router.delta.lake import native_files
 from router.delta.table_cache import THREADS
@@ -285,6 +287,16 @@ class Verification:
         self._hold_batches(audit)
         self._hold_files(audit, handle)
         self._hold_deletions(audit)
+        self._hold_keys(audit, handle)
+
+    def _hold_keys(self, audit: TableAudit, handle: DeltaTable) -> None:
+        """Look for several rows of a key in a table that says its keys. Reads the keys of all rows."""
+        keyed = keyed_of(handle)
+        if keyed is None:
+            return
+        repeated = repeated_keys(handle, keyed)
+        if repeated:
+            audit.wrong.append(several_rows(repeated))
 
     def _gone(self, audit: TableAudit) -> TableAudit | None:
         rows = sum(sum(by.values()) for by in self.written.manifests.get(audit.table, {}).values())
