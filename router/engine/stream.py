@@ -27,7 +27,7 @@ from router.engine.label.planner import Planner
 from router.engine.outbox.apply import opened
 from router.engine.outbox.detached import DetachedSinks
 from router.engine.quarantine.release import Release
-from router.engine.retryable_errors import GrowingPauses, Outage, passing, says_lost
+from router.engine.retryable_errors import GrowingPauses, Outage, passing, refusal_by_broker, says_lost
 from router.engine.spark.session import alive, quiet_failures, quiet_gateway
 from router.engine.start.checks import begin, executors_of, reach, refuse_speculation
 from router.engine.start.killed_repairs import clear_killed_repairs
@@ -87,15 +87,17 @@ def run(
 ) -> list[BatchReport]:
     """Run until the source is drained (trigger once) or `stop` is set; return the last reports.
 
-    Raises StartError when it may not start, or records are gone from Kafka, BatchError, TableError or SinkError when a
-    batch cannot be finished, SessionLost when Spark's JVM ends, and waits with growing pauses while the source or the
-    storage is away.
+    Raises StartError when it may not start, the broker refuses login or rights, or records are gone from Kafka,
+    BatchError, TableError or SinkError when a batch cannot be finished, SessionLost when Spark's JVM ends, and waits
+    with growing pauses while the source or the storage is away.
     """
     try:
         with quiet_gateway():
             return _run(loaded, registry, spark, options or RunOptions())
     except Exception as error:
         if alive(spark):
+            if refusal := refusal_by_broker(loaded.config, error):
+                raise refusal from error
             raise
         raise SessionLost(
             f"{loaded.config.name}: Spark has ended (its JVM was killed, or had too little memory); "

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import json
+import os
 import re
 import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -167,6 +170,28 @@ def test_event_hubs(spark: SparkSession, secured: SecuredKafka, tmp_path: Path) 
     loaded = load(tmp_path / "hub.yaml", registry, environ=environ, text=f"{text}trigger: {{once: true}}\n")
     (report,) = run(loaded, registry, spark)
     assert report.read == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("json_logs", [False, True], ids=["text", "JSON"])
+def test_a_refused_login_is_one_sentence_and_needs_a_person(
+    secured: SecuredKafka, tmp_path: Path, *, json_logs: bool
+) -> None:
+    """Without it a supervisor repeats for ever a run whose password is wrong, and its reason is in a stack."""
+    topic = f"refused-{json_logs}"
+    secured.create_topic(topic)
+    text = secured_text(page(1), secured, topic)
+    text += "name: hub\nlake: ./lake\ndecode: {none: {}}\nbronze: bronze.all\ndead_letters: ops.dead\n"
+    (tmp_path / "hub.yaml").write_text(text)
+    environ = {**os.environ, "NAMESPACE": "-", "CONNECTION_STRING": "Endpoint=sb://x/;SharedAccessKey=wrong"}
+    command = [sys.executable, "-m", "router", "run", "--once", "hub.yaml", *(["--json-logs"] if json_logs else [])]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "SharedAccessKey" not in done.stderr
+    message = json.loads(last)["message"] if json_logs else last.removeprefix("router: ")
+    assert message.startswith(f"hub: the broker at {HOST}:{secured.secured} refuses the login")
 
 
 def test_the_pages_load(tmp_path: Path) -> None:
