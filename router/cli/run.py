@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     default=None,
     help="Go on although lake, checkpoint and source do not belong together; the refusal says which one fits.",
 )
+@click.option("--wait-for-topic", is_flag=True, help="Wait for a topic that the broker does not have yet.")
 @click.option("--debug", is_flag=True, help="Write to LAKE_debug, with a checkpoint of its own; send nothing.")
 @click.option("--json-logs", is_flag=True, help="Log one JSON object per line.")
 @plugin_option
@@ -43,6 +44,7 @@ def run(
     master: str | None,
     refresh_schema: bool,
     accept: str | None,
+    wait_for_topic: bool,
     debug: bool,
     json_logs: bool,
     plugin_files: tuple[Path, ...],
@@ -73,6 +75,7 @@ def run(
                 trigger=_trigger(once, every, continuous),
                 refresh=refresh_schema,
                 accept=accept or "",
+                wait_for_topic=wait_for_topic,
                 watch=watcher.step,
                 finished=watcher.finished,
                 stop=stop,

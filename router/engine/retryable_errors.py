@@ -64,11 +64,11 @@ def says_lost(error: BaseException) -> bool:
 
 
 REFUSED_LOGIN = ("SaslAuthenticationException", "SslAuthenticationException")
-MISSING_RIGHTS = (
-    "TopicAuthorizationException",
-    "GroupAuthorizationException",
-    "ClusterAuthorizationException",
-)
+MISSING_RIGHTS = {
+    "TopicAuthorizationException": "Read and Describe on the topics",
+    "GroupAuthorizationException": "Read on the consumer group",
+    "ClusterAuthorizationException": "Describe on the cluster",
+}
 """Kafka's errors that stay until a person has changed a login or the rights of a user."""
 BY_KAFKA = re.compile(r"org\.apache\.kafka\.common\.errors\.(\w+): ([^\n]*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 
@@ -83,9 +83,9 @@ def refusal_by_broker(config: Config, error: BaseException) -> StartError | None
             what = f"the broker at {kafka.servers} refuses the login: {reason.rstrip('.')}"
             return StartError(f"{config.name}: {what}; correct the options kafka.sasl.* and kafka.ssl.* of the source")
         if kind in MISSING_RIGHTS:
-            what = f"the broker at {kafka.servers} refuses to be read: {reason.rstrip('.')}"
-            rights = "Read and Describe on the topics, Read on the consumer group"
-            return StartError(f"{config.name}: {what}; give the user of the source {rights}")
+            topics = ", ".join(kafka.topics) or kafka.pattern
+            what = f"the broker at {kafka.servers} lets the user of the source not read {topics}: {reason.rstrip('.')}"
+            return StartError(f"{config.name}: {what}; give this user {MISSING_RIGHTS[kind]}")
     return None
 
 

@@ -32,10 +32,11 @@ from router.engine.spark.session import alive, quiet_failures, quiet_gateway
 from router.engine.start.checks import begin, executors_of, reach, refuse_speculation
 from router.engine.start.killed_repairs import clear_killed_repairs
 from router.engine.start.lost_records import LostRecords
+from router.engine.start.missing_topics import NO_TOPIC, refuse_missing_topics, wait_for_topics
 from router.engine.start.run_lock import alone
 from router.engine.start.spark_checkpoint import CheckpointMending, refuse_left_topics
 from router.engine.views.schedule import ViewSchedule, in_order, refresher
-from router.errors import SessionLost, TableError, first_line
+from router.errors import SessionLost, StartError, TableError, first_line
 from router.parts import BatchReport, Preparation
 
 if TYPE_CHECKING:
@@ -71,12 +72,14 @@ class RunOptions:
     """What one run does otherwise than its configuration says.
 
     `watch` sees the progress of steps; `finished` gets each report with the records behind the topic's end (None
-    where the source does not say); `stop` ends the run after the current batch.
+    where the source does not say); `stop` ends the run after the current batch. With `wait_for_topic` a topic that is
+    missing at the start is waited for.
     """
 
     trigger: Trigger | None = None
     refresh: bool = False
     accept: Accept = ""
+    wait_for_topic: bool = False
     watch: Watch | None = None
     finished: Callable[[BatchReport, int | None], None] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
@@ -113,17 +116,25 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
         reach(spark, place, by_spark=place is checkpoint or bool(config.views))
     with alone(checkpoint, config.name, options.stop.set):
         since = retrying(config, spark, options.stop)(_checked, loaded, spark, (tables, checkpoint), options.accept)
+        if options.wait_for_topic:
+            try:
+                retrying(config, spark, options.stop)(wait_for_topics, spark, config)
+            except OSError:
+                if options.stop.is_set():
+                    return []
+                raise
         memory = LearntSchemas(CheckpointStore(checkpoint))
         source.learn(spark, config, memory)
-        prepared = config.decode.prepare(
-            Preparation(
-                loaded.path.parent,
-                options.refresh,
-                lambda rows: source.sample(spark, config, rows),
-                memory,
-                config.debug,
-            )
-        )
+
+        def sample(rows: int) -> DataFrame:
+            return retrying(config, spark, options.stop)(source.sample, spark, config, rows)
+
+        preparation = Preparation(loaded.path.parent, options.refresh, sample, memory, config.debug)
+        try:
+            prepared = config.decode.prepare(preparation)
+        except StartError:
+            refuse_missing_topics(spark, config)  # a sample of nothing has no schema
+            raise
         config = config.model_copy(update={"decode": prepared})
         with ThreadPoolExecutor(1) as pool:  # Spark plans the query meanwhile; the first batch waits for it
             executors = executors_of(spark, registry, config, lake)
@@ -260,12 +271,21 @@ class _StreamRun:
             self._follow(query)
         except Exception as error:
             self._end(query)
+            if NO_TOPIC in str(error):
+                self._explain_missing_topics()
             if not says_lost(error):
                 raise
             self._pass_over(error)
             self._query(begin)
             return
         self._end(query)  # not after a KeyboardInterrupt: it does not wait for the current batch
+
+    def _explain_missing_topics(self) -> None:
+        """Raise StartError if a topic is missing at the start; OSError, which is tried again, if it went later."""
+        if self.reports or self.options.wait_for_topic:
+            wait_for_topics(self.spark, self.config)
+        else:
+            refuse_missing_topics(self.spark, self.config)
 
     def _wait_for_executors(self) -> None:
         """Wait until those that are there have been looked at; say so where a cluster gives none, as Spark does not."""

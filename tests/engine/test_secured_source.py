@@ -17,6 +17,7 @@ import pytest
 import requests
 from confluent_kafka import Producer
 
+from router import StartError
 from router.config.loader import load
 from router.delta.lake import Lake
 from router.engine.stream import run
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parents[2] / "docs" / "cloud-sources.md"
 PASSWORD = "trusted"
-LOGINS = {"key": "secret", "$ConnectionString": "Endpoint=sb://x/;SharedAccessKey=abc="}
+LOGINS = {"key": "secret", "$ConnectionString": "Endpoint=sb://x/;SharedAccessKey=abc=", "guest": "let-me-in"}
+ADMINS = ("ANONYMOUS", "key", "$ConnectionString")
+"""Who may do anything; a guest may log in and no more."""
 SCHEMA = '{"type": "record", "name": "Event", "fields": [{"name": "game", "type": "string"}]}'
 
 
@@ -67,6 +70,8 @@ class SecuredKafka(LightKafka):
             "inter.broker.listener.name=PLAINTEXT\nsasl.enabled.mechanisms=PLAIN\n"
             f"ssl.keystore.location={self.store}\nssl.keystore.password={PASSWORD}\nssl.keystore.type=PKCS12\n"
             f"listener.name.sasl_ssl.plain.sasl.jaas.config={login} {users};\n"
+            "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
+            f"super.users={';'.join(f'User:{name}' for name in ADMINS)}\n"
         )
         file.write_text(text)
 
@@ -192,6 +197,21 @@ def test_a_refused_login_is_one_sentence_and_needs_a_person(
     assert "SharedAccessKey" not in done.stderr
     message = json.loads(last)["message"] if json_logs else last.removeprefix("router: ")
     assert message.startswith(f"hub: the broker at {HOST}:{secured.secured} refuses the login")
+
+
+@pytest.mark.slow
+def test_missing_rights_are_named(spark: SparkSession, secured: SecuredKafka, tmp_path: Path) -> None:
+    """Without it a user who may not read a topic looks like a topic that is missing, and is waited for."""
+    secured.create_topic("private")
+    connection, _, _ = secured_text(page(0), secured, "private").partition("decode:")
+    text = connection.replace("s3://lake/games", str(tmp_path / "lake"))
+    text += "decode: {none: {}}\nbronze: bronze.all\ndead_letters: ops.dead\ntrigger: {once: true}\n"
+    environ = {"BOOTSTRAP": "-", "API_KEY": "guest", "API_SECRET": LOGINS["guest"]}
+    registry = load_registry()
+    loaded = load(tmp_path / "games.yaml", registry, environ=environ, text=text)
+    with pytest.raises(StartError, match=r"not read private: .*; give this user Read and Describe") as refused:
+        run(loaded, registry, spark)
+    assert refused.value.exit_code == 2
 
 
 def test_the_pages_load(tmp_path: Path) -> None:
