@@ -49,10 +49,12 @@ def test_records_are_judged_counted_and_vanish(
     """Without it whoever wants no nulls in bronze filters them before Kafka, and nobody counts what comes."""
     made = query(make_query, tmp_path, drop=drop)
     report = made.take(records(EVENTS, partitions=2))
-    assert report.violated == {"valued": 2, "playable": 3, "placed": 0}
+    vanished = 2 if drop else 0
+    assert report.violated == {"valued": 2 - vanished, "playable": 3 - vanished, "placed": 0}
     assert len(made.rows("bronze.events")) == (3 if drop else 5)
     counts = {one.expectation.name: (one.of, one.events, one.violated) for one in expectation_counts(made.config)}
-    assert counts == {"valued": ("bronze", 5, 2), "playable": ("bronze", 5, 3), "placed": ("bronze", 5, 0)}
+    violated = {"valued": 2 - vanished, "playable": 3 - vanished, "placed": 0}
+    assert counts == {name: ("bronze", 5 - vanished, count) for name, count in violated.items()}
     source = ledger.totals(made.config)[None, None]
     assert [source[name] for name in ("read", "failed", "bare", "dropped")] == ([5, 1, 2, 2] if drop else [5, 3, 0, 0])
     assert sum(made.letters("stage").values()) == (1 if drop else 3)
@@ -70,6 +72,13 @@ def test_a_record_stops_the_stream_before_anything_is_committed(make_query: Make
         made.take(records(EVENTS))
     assert made.tables() == []
     assert not list((tmp_path / "lake").rglob("*.parquet"))
+
+
+def test_records_that_vanish_stop_no_stream(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it `drop: nulls` beside an expectation that forbids nulls stops at the first null."""
+    expect = ({"name": "valued", "sql": "value IS NOT NULL", "otherwise": "fail"},)
+    made = query(make_query, tmp_path, drop="nulls", expect=expect)
+    assert made.take(records(EVENTS)).violated == {"valued": 0}
 
 
 SIZES = {
