@@ -10,6 +10,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import StreamingQueryException
@@ -23,6 +24,7 @@ from router.engine import source
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
 from router.engine.commit.committers import Committers
+from router.engine.dead_letter_share import DeadLetterLimit
 from router.engine.label.planner import Planner
 from router.engine.outbox.apply import opened
 from router.engine.outbox.detached import DetachedSinks
@@ -200,6 +202,12 @@ class _StreamRun:
     detached: DetachedSinks | None = None
     views: ViewSchedule | None = None
     pauses: GrowingPauses = field(default_factory=GrowingPauses)
+
+    @cached_property
+    def _dead_letter_limit(self) -> DeadLetterLimit:
+        """Return the limit of this run: a batch that was accepted stays so when the query begins again."""
+        largest = self.config.dead_letter_options.largest_share
+        return DeadLetterLimit(largest, accepts_one_batch=self.options.accept == "dead-letters")
 
     @property
     def lake(self) -> Lake:
@@ -396,6 +404,7 @@ class _StreamRun:
             executors=self.executors,
             opened=self.tables,
             views=self.views,
+            dead_letter_limit=self._dead_letter_limit,
         )
 
     def _tell(self, query: StreamingQuery, *, last: bool = False) -> None:
