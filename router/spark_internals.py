@@ -7,9 +7,11 @@ would lose; outside this module nothing private of PySpark or of the JVM is touc
 from __future__ import annotations
 
 import inspect
+import subprocess
+import traceback
 from typing import TYPE_CHECKING, Any, cast
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkContext
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
+
+
+EXIT_SECONDS = 5
+"""How long a JVM that answers no call any more may take to end."""
 
 
 # ---- the JVM and its session
@@ -50,6 +56,28 @@ def stop_jvm() -> None:
         if SparkContext._gateway:
             SparkContext._gateway.shutdown()
         SparkContext._gateway = SparkContext._jvm = None
+
+
+def jvm_exit_status(error: BaseException) -> int | None:
+    """Return the exit status of the JVM whose start has raised an error, below zero for a signal; None if it runs.
+
+    PySpark hands out the JVM's process only once its start has succeeded: until then it is a local variable.
+    """
+    process = getattr(SparkContext._gateway, "proc", None)
+    broken_off = isinstance(error, Py4JNetworkError | OSError)
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "launch_gateway":
+            process = frame.f_locals.get("proc")
+            broken_off = True
+    if process is None:
+        return None
+    if not broken_off:
+        return cast("int | None", process.poll())
+    try:
+        status: int = process.wait(EXIT_SECONDS)  # the call fails a moment before the process has ended
+    except subprocess.TimeoutExpired:
+        return None
+    return status
 
 
 def jars_of_new_jvm(conf: SparkConf) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
 @click.option("--refresh-schema", is_flag=True, help="Infer schemas again and show what changed.")
 @click.option(
     "--accept",
-    type=click.Choice(["lost-checkpoint", "lost-lake", "lost-records", "lost-tables", "duplicates"]),
+    type=click.Choice(["lost-checkpoint", "lost-lake", "lost-records", "lost-tables", "duplicates", "dead-letters"]),
     default=None,
     help="Go on although lake, checkpoint and source do not belong together; the refusal says which one fits.",
 )
+@click.option("--wait-for-topic", is_flag=True, help="Wait for a topic that the broker does not have yet.")
 @click.option("--debug", is_flag=True, help="Write to LAKE_debug, with a checkpoint of its own; send nothing.")
 @click.option("--json-logs", is_flag=True, help="Log one JSON object per line.")
 @plugin_option
@@ -42,6 +44,7 @@ def run(
     master: str | None,
     refresh_schema: bool,
     accept: str | None,
+    wait_for_topic: bool,
     debug: bool,
     json_logs: bool,
     plugin_files: tuple[Path, ...],
@@ -55,30 +58,32 @@ def run(
     import_module("concurrent.futures.thread")
     session = import_module("router.engine.spark.session")
     session.start_jvm(file, master)  # ahead of all other imports: the JVM takes as long as they do
-    registry = import_module("router.registry").load_registry(plugin_files)
-    loaded = import_module("router.config.loader").load(file, registry)
-    overrides: dict[str, Any] = {"commit": commit} if commit else {}
-    loaded = loaded.changed(**overrides)
-    loaded = loaded.debugged() if debug else loaded
     watching = import_module("router.cli.watching")
-    # What a batch needs is imported while the JVM starts.
-    threading.Thread(target=import_module, args=("router.engine.stream",), daemon=True).start()
-    stop = threading.Event()
-    with stopped_by_signals(stop), watching.Watcher(loaded.config.name, json_lines=json_logs) as watcher:
-        spark = session.build_session(loaded.config, master)
-        stream = import_module("router.engine.stream")
-        options = stream.RunOptions(
-            trigger=_trigger(once, every, continuous),
-            refresh=refresh_schema,
-            accept=accept or "",
-            watch=watcher.step,
-            finished=watcher.finished,
-            stop=stop,
-        )
-        try:
-            stream.run(loaded, registry, spark, options)
-        finally:
-            session.stop_session(spark)
+    with watching.json_errors(click.get_current_context()) if json_logs else nullcontext():
+        registry = import_module("router.registry").load_registry(plugin_files)
+        loaded = import_module("router.config.loader").load(file, registry)
+        overrides: dict[str, Any] = {"commit": commit} if commit else {}
+        loaded = loaded.changed(**overrides)
+        loaded = loaded.debugged() if debug else loaded
+        # What a batch needs is imported while the JVM starts.
+        threading.Thread(target=import_module, args=("router.engine.stream",), daemon=True).start()
+        stop = threading.Event()
+        with stopped_by_signals(stop), watching.Watcher(loaded.config.name, json_lines=json_logs) as watcher:
+            spark = session.build_session(loaded.config, master)
+            stream = import_module("router.engine.stream")
+            options = stream.RunOptions(
+                trigger=_trigger(once, every, continuous),
+                refresh=refresh_schema,
+                accept=accept or "",
+                wait_for_topic=wait_for_topic,
+                watch=watcher.step,
+                finished=watcher.finished,
+                stop=stop,
+            )
+            try:
+                stream.run(loaded, registry, spark, options)
+            finally:
+                session.stop_session(spark)
 
 
 def _trigger(once: bool, every: str | None, continuous: bool) -> Trigger | None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
+import click
 from rich.console import Console
 from rich.status import Status
 
-from router.errors import printable
+from router.errors import ConfigError, RouterError, first_line, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
     from router.parts import BatchReport
@@ -74,6 +77,34 @@ def line(report: BatchReport, behind: int | None) -> str:
     )
 
 
+@contextmanager
+def json_errors(context: click.Context) -> Iterator[None]:
+    """Log what ends a run as JSON lines, one for each problem, and exit with its code; of other errors also the stack.
+
+    What reads the log by its fields would miss a last line of text, which says why the run has ended.
+    """
+    try:
+        yield
+    except RouterError as error:
+        messages = str(error).split("\n") if isinstance(error, ConfigError) else [str(error)]
+        for message in messages:
+            _print_error(message, error.exit_code)
+        context.exit(error.exit_code)
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except Exception as error:
+        _print_error(f"{type(error).__name__}: {first_line(error)}", 1, error)
+        context.exit(1)
+
+
+def _print_error(message: str, exit_code: int, error: Exception | None = None) -> None:
+    """Print an error to standard error: the log's own handler is gone by now, or was not there yet."""
+    stack = (type(error), error, error.__traceback__) if error else None
+    record = logging.LogRecord("router", logging.ERROR, __file__, 0, message, (), stack)
+    record.exit_code = exit_code
+    click.echo(_JsonLines().format(record), err=True)
+
+
 class _TextLines(logging.Formatter):
     """Log records as lines of text: whatever a message quotes, it stays on its line."""
 
@@ -93,6 +124,8 @@ class _JsonLines(logging.Formatter):
         }
         if batch := getattr(record, "batch", None):
             found["batch"] = batch
+        if exit_code := getattr(record, "exit_code", None):
+            found["exit_code"] = exit_code
         if record.exc_info:
             found["error"] = self.formatException(record.exc_info)
         return json.dumps(found)

@@ -65,6 +65,12 @@ TABLE_PATTERN = r"^[a-z][a-z0-9_]{0,63}\.[a-z0-9][a-z0-9_]{0,127}$"
 BRONZE_PATTERN = rf"{TABLE_PATTERN}|^[a-z][a-z0-9_]{{0,63}}\.([a-z0-9][a-z0-9_]{{0,63}})?\{{topic\}}[a-z0-9_]{{0,63}}$"
 
 
+def _percent(value: str) -> str:
+    if not re.fullmatch(r"(100|[0-9]{1,2}(\.[0-9]+)?)\s*%", value):
+        raise ValueError("must be a share from 0% to 100%, as 50%")
+    return value
+
+
 def _interval(text: str) -> str:
     interval(text)
     return text
@@ -91,6 +97,7 @@ HyphenedName = Annotated[str, StringConstraints(pattern=HYPHENED_PATTERN)]
 """The name of a query or a route; where a table is named after it, a hyphen becomes an underscore."""
 TableName = Annotated[str, StringConstraints(pattern=TABLE_PATTERN)]
 BronzeName = Annotated[str, StringConstraints(pattern=BRONZE_PATTERN)]
+Percent = Annotated[str, AfterValidator(_percent)]
 Interval = Annotated[str, AfterValidator(_interval)]
 Place = Annotated[str, AfterValidator(_place)]
 Moment = Annotated[str, AfterValidator(_moment)]
@@ -510,6 +517,27 @@ class QuarantineOptions(Model):
     )
 
 
+class DeadLetters(Model):
+    """The table of what went nowhere else, and how much of a batch may go there."""
+
+    table: TableName = Field(description="layer.table")
+    at_most: Percent | None = Field(
+        default=None,
+        description="the share of a batch that may become dead letters, as 50%; above it the stream stops before the "
+        "commit, and `--accept dead-letters` lets one batch pass. Batches of fewer than 100 records are not judged",
+    )
+
+    @property
+    def largest_share(self) -> float | None:
+        """Return the share as a number from 0 to 1; None where any may."""
+        return None if self.at_most is None else float(self.at_most.rstrip("% ")) / 100
+
+
+def _dead_letters(value: object) -> object:
+    """Take the name alone for a table without a limit."""
+    return {"table": value} if isinstance(value, str) else value
+
+
 Shared = TypeVar("Shared", Expectation, Let)
 
 
@@ -560,7 +588,9 @@ class Config(Model):
     )
     routes: tuple[Route, ...] = ()
     views: tuple[View, ...] = Field(default=(), description="tables that are computed from other tables")
-    dead_letters: TableName
+    dead_letter_options: Annotated[
+        DeadLetters, BeforeValidator(_dead_letters, json_schema_input_type=TableName | DeadLetters)
+    ] = Field(alias="dead_letters", description="table of what went nowhere else; {table, at_most}: with a limit")
     unmatched: Literal["dead_letters", "drop"] = "dead_letters"
     drop: Literal["nulls"] | None = Field(
         default=None, description="nulls: a record without a value that no sink takes vanishes; the ledger counts it"
@@ -621,6 +651,11 @@ class Config(Model):
     def _both(cls, value: object) -> object:
         """Take `{value: ..., key: ...}` for the options of the decoder `keyed`."""
         return {"keyed": value} if isinstance(value, Mapping) and set(value) == {"value", "key"} else value
+
+    @property
+    def dead_letters(self) -> str:
+        """Return the table of what went nowhere else."""
+        return self.dead_letter_options.table
 
     def all_sinks(self) -> Iterator[tuple[str, str, Sink]]:
         """Yield route, name and sink of each sink."""

@@ -465,8 +465,9 @@ def _fixed_table(node: Node, registry: Registry) -> str:
 
 def _tables(root: Node) -> dict[str, str]:
     found = {key: _at(root, (key,)) for key in ("bronze", "dead_letters", "ledger")}
-    if isinstance(found["bronze"], Keys):
-        found["bronze"] = _at(root, ("bronze", "table"))
+    for key in ("bronze", "dead_letters"):
+        if isinstance(found[key], Keys):
+            found[key] = _at(root, (key, "table"))
     names = {key: node.text for key, node in found.items() if isinstance(node, Scalar) and node.text}
     default = {} if found["ledger"] else {"ledger": str(Config.model_fields["ledger"].default)}
     return {**names, **default}

@@ -30,10 +30,11 @@ from router.delta.maintenance_process import MaintenanceProcess
 from router.delta.table_cache import SparkTables, TableCache
 from router.delta.transaction_id import TransactionId
 from router.engine import ledger
-from router.engine.balance import BRONZE, UnknownFieldReport, imbalances, keyed, partitions
+from router.engine.balance import BRONZE, UnknownFieldReport, imbalances, keyed, partitions, total
 from router.engine.checkpoint_store import CheckpointStore, Manifest, frozen_as_text
 from router.engine.commit.committers import Catalog, Committers
 from router.engine.commit.schema_evolution import SchemaEvolution
+from router.engine.dead_letter_share import SHARE, DeadLetterLimit, dead_letter_share
 from router.engine.label.layout import Demands
 from router.engine.label.planner import Plan, Planner
 from router.engine.land.job import Landed, LandingJob, UndecodedError
@@ -70,7 +71,8 @@ class Batches:
 
     `fingerprint` is the configuration's. What the object keeps between batches (demands, known names, the size of
     files) only saves work: a new process starts without it. `prepared` is a planner that may have begun already,
-    `opened` has tables that are open. `views` hears of every batch.
+    `opened` has tables that are open. `views` hears of every batch. `dead_letter_limit` is that of the stream: a replay
+    or a backfill has none.
     """
 
     config: Config
@@ -85,6 +87,7 @@ class Batches:
     executors: Executors = field(default_factory=Executors)
     opened: TableCache | None = None
     views: ViewSchedule | None = None
+    dead_letter_limit: DeadLetterLimit = field(default_factory=DeadLetterLimit)
 
     def __post_init__(self) -> None:
         config = self.config
@@ -196,6 +199,7 @@ class Batches:
             before, self.demands = self.demands, decision.demands
             if not before.differ(decision.demands, {f"{f.target}/{f.table}" for f in landed.files} | set(waiting)):
                 self._stop_above(landed, batch)
+                self._judge_dead_letters(landed, total(counted, "read"), batch)
                 manifest = Manifest(
                     batch=batch,
                     config=self.fingerprint,
@@ -249,6 +253,18 @@ class Batches:
         if (size := self.quarantine.size(landed.files)) > most:
             what = f"the quarantine would have {size:,} bytes of {most:,} that it may have (`quarantine: at_most`)"
             self._stop(landed, batch, f"{what}; see `router quarantine list`")
+
+    def _judge_dead_letters(self, landed: Landed, read: int, batch: int) -> None:
+        """Log a batch most of which becomes dead letters; raise BatchError where it has more than it may have."""
+        share = dead_letter_share(self.lake, landed.files, read, above=self.dead_letter_limit.smallest_share)
+        if share is None:
+            return
+        if self.dead_letter_limit.is_exceeded(share, batch):
+            allowed = f"{self.dead_letter_limit.at_most:.1%} may (`dead_letters: at_most`)"
+            todo = "correct the configuration, or start with --accept dead-letters to let this batch pass"
+            self._stop(landed, batch, f"{share}; {allowed}; {todo}")
+        if share.share > SHARE:
+            log.warning("%s, batch %d: %s", self.config.name, batch, share)
 
     def _stop(self, landed: Landed, batch: int, what: str) -> None:
         self.landing.discard(landed)

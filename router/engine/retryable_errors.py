@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tenacity import RetryCallState, wait_exponential_jitter
 from tenacity.wait import wait_base
 
-from router.errors import RouterError, SinkError, TableError
+from router.errors import RouterError, SinkError, StartError, TableError
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -63,13 +63,39 @@ def says_lost(error: BaseException) -> bool:
     return any(sign in str(error) for sign in LOST)
 
 
+REFUSED_LOGIN = ("SaslAuthenticationException", "SslAuthenticationException")
+MISSING_RIGHTS = {
+    "TopicAuthorizationException": "Read and Describe on the topics",
+    "GroupAuthorizationException": "Read on the consumer group",
+    "ClusterAuthorizationException": "Describe on the cluster",
+}
+"""Kafka's errors that stay until a person has changed a login or the rights of a user."""
+BY_KAFKA = re.compile(r"org\.apache\.kafka\.common\.errors\.(\w+): ([^\n]*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
+
+
+def refusal_by_broker(config: Config, error: BaseException) -> StartError | None:
+    """Return in one sentence that the broker refuses the login, or that rights are missing; None for other errors."""
+    kafka = config.source.kafka
+    if kafka is None or isinstance(error, RouterError):
+        return None
+    for kind, reason in BY_KAFKA.findall(str(error)):
+        if kind in REFUSED_LOGIN:
+            what = f"the broker at {kafka.servers} refuses the login: {reason.rstrip('.')}"
+            return StartError(f"{config.name}: {what}; correct the options kafka.sasl.* and kafka.ssl.* of the source")
+        if kind in MISSING_RIGHTS:
+            topics = ", ".join(kafka.topics) or kafka.pattern
+            what = f"the broker at {kafka.servers} lets the user of the source not read {topics}: {reason.rstrip('.')}"
+            return StartError(f"{config.name}: {what}; give this user {MISSING_RIGHTS[kind]}")
+    return None
+
+
 def passing(error: BaseException) -> bool:
     """Say whether a failure passes by itself: the source, the registry, the storage or a sink's API is away."""
     if isinstance(error, SinkError):
         return isinstance(error.__cause__, OSError)
     if isinstance(error, RouterError):
         return isinstance(error, TableError)
-    if says_lost(error):
+    if says_lost(error) or any(sign in str(error) for sign in (*REFUSED_LOGIN, *MISSING_RIGHTS)):
         return False
     text = f"{type(error).__name__}: {error}"
     numbers = {int(number) for number in ERRNO.findall(text)}

@@ -10,6 +10,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import StreamingQueryException
@@ -23,20 +24,22 @@ from router.engine import source
 from router.engine.batch import Batches
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
 from router.engine.commit.committers import Committers
+from router.engine.dead_letter_share import DeadLetterLimit
 from router.engine.label.planner import Planner
 from router.engine.merge.key_checks import refuse_changed_keys
 from router.engine.outbox.apply import opened
 from router.engine.outbox.detached import DetachedSinks
 from router.engine.quarantine.release import Release
-from router.engine.retryable_errors import GrowingPauses, Outage, passing, says_lost
+from router.engine.retryable_errors import GrowingPauses, Outage, passing, refusal_by_broker, says_lost
 from router.engine.spark.session import alive, quiet_failures, quiet_gateway
 from router.engine.start.checks import begin, executors_of, reach, refuse_speculation
 from router.engine.start.killed_repairs import clear_killed_repairs
 from router.engine.start.lost_records import LostRecords
+from router.engine.start.missing_topics import NO_TOPIC, refuse_missing_topics, wait_for_topics
 from router.engine.start.run_lock import alone
 from router.engine.start.spark_checkpoint import CheckpointMending, refuse_left_topics
 from router.engine.views.schedule import ViewSchedule, in_order, refresher
-from router.errors import SessionLost, TableError, first_line
+from router.errors import SessionLost, StartError, TableError, first_line
 from router.parts import BatchReport, Preparation
 
 if TYPE_CHECKING:
@@ -72,12 +75,14 @@ class RunOptions:
     """What one run does otherwise than its configuration says.
 
     `watch` sees the progress of steps; `finished` gets each report with the records behind the topic's end (None
-    where the source does not say); `stop` ends the run after the current batch.
+    where the source does not say); `stop` ends the run after the current batch. With `wait_for_topic` a topic that is
+    missing at the start is waited for.
     """
 
     trigger: Trigger | None = None
     refresh: bool = False
     accept: Accept = ""
+    wait_for_topic: bool = False
     watch: Watch | None = None
     finished: Callable[[BatchReport, int | None], None] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
@@ -88,15 +93,17 @@ def run(
 ) -> list[BatchReport]:
     """Run until the source is drained (trigger once) or `stop` is set; return the last reports.
 
-    Raises StartError when it may not start, or records are gone from Kafka, BatchError, TableError or SinkError when a
-    batch cannot be finished, SessionLost when Spark's JVM ends, and waits with growing pauses while the source or the
-    storage is away.
+    Raises StartError when it may not start, the broker refuses login or rights, or records are gone from Kafka,
+    BatchError, TableError or SinkError when a batch cannot be finished, SessionLost when Spark's JVM ends, and waits
+    with growing pauses while the source or the storage is away.
     """
     try:
         with quiet_gateway():
             return _run(loaded, registry, spark, options or RunOptions())
     except Exception as error:
         if alive(spark):
+            if refusal := refusal_by_broker(loaded.config, error):
+                raise refusal from error
             raise
         raise SessionLost(
             f"{loaded.config.name}: Spark has ended (its JVM was killed, or had too little memory); "
@@ -112,17 +119,25 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
         reach(spark, place, by_spark=place is checkpoint or bool(config.views))
     with alone(checkpoint, config.name, options.stop.set):
         since = retrying(config, spark, options.stop)(_checked, loaded, spark, (tables, checkpoint), options.accept)
+        if options.wait_for_topic:
+            try:
+                retrying(config, spark, options.stop)(wait_for_topics, spark, config)
+            except OSError:
+                if options.stop.is_set():
+                    return []
+                raise
         memory = LearntSchemas(CheckpointStore(checkpoint))
         source.learn(spark, config, memory)
-        prepared = config.decode.prepare(
-            Preparation(
-                loaded.path.parent,
-                options.refresh,
-                lambda rows: source.sample(spark, config, rows),
-                memory,
-                config.debug,
-            )
-        )
+
+        def sample(rows: int) -> DataFrame:
+            return retrying(config, spark, options.stop)(source.sample, spark, config, rows)
+
+        preparation = Preparation(loaded.path.parent, options.refresh, sample, memory, config.debug)
+        try:
+            prepared = config.decode.prepare(preparation)
+        except StartError:
+            refuse_missing_topics(spark, config)  # a sample of nothing has no schema
+            raise
         config = config.model_copy(update={"decode": prepared})
         with ThreadPoolExecutor(1) as pool:  # Spark plans the query meanwhile; the first batch waits for it
             executors = executors_of(spark, registry, config, lake)
@@ -189,6 +204,12 @@ class _StreamRun:
     detached: DetachedSinks | None = None
     views: ViewSchedule | None = None
     pauses: GrowingPauses = field(default_factory=GrowingPauses)
+
+    @cached_property
+    def _dead_letter_limit(self) -> DeadLetterLimit:
+        """Return the limit of this run: a batch that was accepted stays so when the query begins again."""
+        largest = self.config.dead_letter_options.largest_share
+        return DeadLetterLimit(largest, accepts_one_batch=self.options.accept == "dead-letters")
 
     @property
     def lake(self) -> Lake:
@@ -260,12 +281,21 @@ class _StreamRun:
             self._follow(query)
         except Exception as error:
             self._end(query)
+            if NO_TOPIC in str(error):
+                self._explain_missing_topics()
             if not says_lost(error):
                 raise
             self._pass_over(error)
             self._query(begin)
             return
         self._end(query)  # not after a KeyboardInterrupt: it does not wait for the current batch
+
+    def _explain_missing_topics(self) -> None:
+        """Raise StartError if a topic is missing at the start; OSError, which is tried again, if it went later."""
+        if self.reports or self.options.wait_for_topic:
+            wait_for_topics(self.spark, self.config)
+        else:
+            refuse_missing_topics(self.spark, self.config)
 
     def _wait_for_executors(self) -> None:
         """Wait until those that are there have been looked at; say so where a cluster gives none, as Spark does not."""
@@ -377,6 +407,7 @@ class _StreamRun:
             executors=self.executors,
             opened=self.tables,
             views=self.views,
+            dead_letter_limit=self._dead_letter_limit,
         )
 
     def _tell(self, query: StreamingQuery, *, last: bool = False) -> None:

@@ -34,6 +34,11 @@ routes:
     expect:
       - {name: sound, sql: "event.n < 100"}
     sinks: [{delta: silver.some}]
+bronze:
+  table: bronze.all
+  expect:
+    - {name: small, sql: "length(value) < 1000000", otherwise: fail}
+    - {name: hashed, sql: "hash(value) != 1"}
 dead_letters: ops.dead
 """
 FAULTS = {
@@ -43,6 +48,8 @@ FAULTS = {
     "rule that is no condition": ("event.n > 0", "array(event.n)", "routes.0.match", 8),
     "projection": ("event.n + 1 AS more", "event.m + 1 AS more", "routes.1.select.1", 12),
     "expectation": ("event.n < 100", "event.n.deep < 100", "routes.1.expect.0.sql", 14),
+    "expectation of bronze": ("length(value) <", "length(valeu) <", "bronze.expect.0.sql", 19),
+    "another of bronze": ("hash(value) != 1", "hash(value) !!= 1", "bronze.expect.1.sql", 20),
     "template of a table": ("{event.game}", "{event.gaem}", "routes.0.sinks.0", 9),
     "decoder": ("game string, n int", "game strin, n int", "decode", 5),
     "names that clash": ("event.n + 1 AS more", "event.n + 1 AS N", "routes", 7),

@@ -171,6 +171,11 @@ SAME = {
         map_keys(event.m); map_values(event.m); event.arrs.x; event.arrs[0].x; element_at(event.arrs, 1).x;
         array_contains(event.arrs.x, 1); event.arr[10] IS NULL;
         get(event.arr, 1); get(event.arr, event.h)""",
+    "bytes": """length(event.bin) < 2; length(event.bin); octet_length(event.bin); char_length(event.bin);
+        length(value) < 1000000; substring(event.bin, 1, 1); substring(event.bin, 2); substring(event.bin, -1, 1);
+        substring(event.bin, -5, 4); substring(event.bin, 0, 2); substring(event.bin, 1, 0); substring(event.bin, 9);
+        substring(event.bin, 1, 1) = X'FF'; length(substring(event.bin, 2));
+        octet_length(event.t)""",
 }
 OTHER = {
     "rand() > 0": "the function rand",
@@ -192,6 +197,7 @@ OTHER = {
     "string(value)": "a cast from binary to string",
     "event.a & 1": "the operator &",
     "md5(event.t)": "the function md5",
+    "substring(event.bin, event.a)": "the function substring of binary",
 }
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import json
+import os
 import re
 import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +17,7 @@ import pytest
 import requests
 from confluent_kafka import Producer
 
+from router import StartError
 from router.config.loader import load
 from router.delta.lake import Lake
 from router.engine.stream import run
@@ -32,7 +36,9 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parents[2] / "docs" / "cloud-sources.md"
 PASSWORD = "trusted"
-LOGINS = {"key": "secret", "$ConnectionString": "Endpoint=sb://x/;SharedAccessKey=abc="}
+LOGINS = {"key": "secret", "$ConnectionString": "Endpoint=sb://x/;SharedAccessKey=abc=", "guest": "let-me-in"}
+ADMINS = ("ANONYMOUS", "key", "$ConnectionString")
+"""Who may do anything; a guest may log in and no more."""
 SCHEMA = '{"type": "record", "name": "Event", "fields": [{"name": "game", "type": "string"}]}'
 
 
@@ -64,6 +70,8 @@ class SecuredKafka(LightKafka):
             "inter.broker.listener.name=PLAINTEXT\nsasl.enabled.mechanisms=PLAIN\n"
             f"ssl.keystore.location={self.store}\nssl.keystore.password={PASSWORD}\nssl.keystore.type=PKCS12\n"
             f"listener.name.sasl_ssl.plain.sasl.jaas.config={login} {users};\n"
+            "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
+            f"super.users={';'.join(f'User:{name}' for name in ADMINS)}\n"
         )
         file.write_text(text)
 
@@ -167,6 +175,43 @@ def test_event_hubs(spark: SparkSession, secured: SecuredKafka, tmp_path: Path) 
     loaded = load(tmp_path / "hub.yaml", registry, environ=environ, text=f"{text}trigger: {{once: true}}\n")
     (report,) = run(loaded, registry, spark)
     assert report.read == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("json_logs", [False, True], ids=["text", "JSON"])
+def test_a_refused_login_is_one_sentence_and_needs_a_person(
+    secured: SecuredKafka, tmp_path: Path, *, json_logs: bool
+) -> None:
+    """Without it a supervisor repeats for ever a run whose password is wrong, and its reason is in a stack."""
+    topic = f"refused-{json_logs}"
+    secured.create_topic(topic)
+    text = secured_text(page(1), secured, topic)
+    text += "name: hub\nlake: ./lake\ndecode: {none: {}}\nbronze: bronze.all\ndead_letters: ops.dead\n"
+    (tmp_path / "hub.yaml").write_text(text)
+    environ = {**os.environ, "NAMESPACE": "-", "CONNECTION_STRING": "Endpoint=sb://x/;SharedAccessKey=wrong"}
+    command = [sys.executable, "-m", "router", "run", "--once", "hub.yaml", *(["--json-logs"] if json_logs else [])]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "SharedAccessKey" not in done.stderr
+    message = json.loads(last)["message"] if json_logs else last.removeprefix("router: ")
+    assert message.startswith(f"hub: the broker at {HOST}:{secured.secured} refuses the login")
+
+
+@pytest.mark.slow
+def test_missing_rights_are_named(spark: SparkSession, secured: SecuredKafka, tmp_path: Path) -> None:
+    """Without it a user who may not read a topic looks like a topic that is missing, and is waited for."""
+    secured.create_topic("private")
+    connection, _, _ = secured_text(page(0), secured, "private").partition("decode:")
+    text = connection.replace("s3://lake/games", str(tmp_path / "lake"))
+    text += "decode: {none: {}}\nbronze: bronze.all\ndead_letters: ops.dead\ntrigger: {once: true}\n"
+    environ = {"BOOTSTRAP": "-", "API_KEY": "guest", "API_SECRET": LOGINS["guest"]}
+    registry = load_registry()
+    loaded = load(tmp_path / "games.yaml", registry, environ=environ, text=text)
+    with pytest.raises(StartError, match=r"not read private: .*; give this user Read and Describe") as refused:
+        run(loaded, registry, spark)
+    assert refused.value.exit_code == 2
 
 
 def test_the_pages_load(tmp_path: Path) -> None:

@@ -119,9 +119,11 @@ class _Labels:
         self._add_dead(failed, "decode", columns["_error"], None, None)
         if self.labelling.unmatched_are_dead:
             self._add_dead(unmatched, "match", "no route matches", None, None)
-        everything = pc.invert(self._none())
+        expected = pc.invert(self._none())
+        if layout.drops_nulls:  # records that vanish are not in bronze
+            expected = pc.and_not(expected, pc.and_(columns["_bare"], columns["value"].is_null()))
         for check in self.labelling.bronze_checks:
-            columns[layout.bronze_violated[check.name]] = pc.invert(self._holds(everything, check.node))
+            columns[layout.bronze_violated[check.name]] = pc.and_not(expected, self._holds(expected, check.node))
         for route, mask in zip(routes, matched, strict=True):
             self._route(route, mask, tombstone)
         columns["_dead"] = self._dead()

@@ -17,7 +17,8 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructField, StructType
 
-from router.engine.label.expressions import Untranslatable, translate
+from router.columns import holds
+from router.engine.label.expressions import Node, Untranslatable, translate
 from router.engine.label.labels import Decoding, Labelling, decoding_task
 from router.engine.label.layout import RAW_COLUMNS, RECORD_SCHEMA, Layout
 from router.engine.label.lookup_tables import Lookups
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from router.config.models import BronzeExpectation, Config
     from router.decoding import ArrowDecoding
-    from router.engine.label.expressions import Node
     from router.engine.label.route import RouteExpressions
     from router.parts import Decoder
 
@@ -42,8 +42,9 @@ class Stages:
     """What happens to raw records before the landing task and in it; made once for each state of the decoder.
 
     `before` adds the columns that Spark makes of raw records, `decoding` is what a task makes of these. `levels` are
-    the columns of routes that need Spark, one projection after the other; those of `spread_by` end with the first table
-    name that a sink takes from data. `left` says which routes are left to Spark, and why.
+    the columns of what needs Spark, one projection after the other; those of `spread_by` end with the first table name
+    that a sink takes from data. `left` says which routes are left to Spark, and why; `left_of_bronze` which of bronze's
+    expectations.
     """
 
     decoder: Decoder
@@ -54,6 +55,7 @@ class Stages:
     levels: tuple[dict[str, Column], ...]
     spread_by: tuple[dict[str, Column], ...]
     left: dict[str, str]
+    left_of_bronze: dict[str, str]
     on: dict[str, tuple[Node, ...]]
 
 
@@ -196,10 +198,24 @@ class Planner:
             config.drop == "nulls",
         )
         expressions, levels, left = self._expressions(frame, layout, tombstones=dead is not None)
-        checks = tuple(Check(one.name, one.otherwise, _of_bronze(frame, one)) for one in expect)
+        checks, columns, left_of_bronze = _bronze_checks(frame, expect)
+        if columns:
+            first_level = levels[0] if levels else {}
+            levels = ({**first_level, **columns}, *levels[1:])
         labelling = Labelling(decoding, layout, expressions, self.own, config.unmatched == "dead_letters", checks)
         spread_by = next(filter(None, (route.spread_by(frame) for route in self.routes)), ())
-        return Stages(decoder, arrow, decoding, labelling, kinds, levels, spread_by, left, on)
+        return Stages(
+            decoder=decoder,
+            arrow=arrow,
+            decoding=decoding,
+            labelling=labelling,
+            decoded=kinds,
+            levels=levels,
+            spread_by=spread_by,
+            left=left,
+            left_of_bronze=left_of_bronze,
+            on=on,
+        )
 
     def _expressions(
         self, frame: DataFrame, layout: Layout, *, tombstones: bool
@@ -222,21 +238,39 @@ class Planner:
         return tuple(found), tuple(level for level in levels if level), left
 
 
-def _of_bronze(frame: DataFrame, expectation: BronzeExpectation) -> Node:
-    """Return an expectation of bronze as tasks evaluate it. Raises StartError where it is not for them, or no SQL."""
-    try:
-        return translate(frame, [F.expr(expectation.sql).cast("boolean")])[0]
-    except Untranslatable as why:
-        what = f"tasks cannot evaluate {why}; make it of fields, casts and plain functions, or put it on a route"
-    except (AnalysisException, ParseException) as error:
-        what = first_line(error)
-    raise StartError(f"bronze, expectation {expectation.name}: {what}")
+def _bronze_checks(
+    frame: DataFrame, expectations: tuple[BronzeExpectation, ...]
+) -> tuple[tuple[Check, ...], dict[str, Column], dict[str, str]]:
+    """Return the expectations of bronze, the columns of those that Spark evaluates, and why it is left to Spark.
+
+    Raises StartError for what is no expression over the record's columns.
+    """
+    checks: list[Check] = []
+    columns: dict[str, Column] = {}
+    left: dict[str, str] = {}
+    # What is tried needs a guard that Spark does not fold away: this one holds for every record.
+    every_record = F.coalesce(F.length("topic") >= 0, F.lit(True))
+    for number, expectation in enumerate(expectations):
+        try:
+            condition = F.expr(expectation.sql).cast("boolean")
+            node = translate(frame, [condition])[0]
+        except Untranslatable as why:
+            name = f"_bronze_check{number}"
+            columns[name] = holds(every_record, condition)
+            left[expectation.name] = str(why)
+            node = Node("column", "boolean", with_=name)
+        except (AnalysisException, ParseException) as error:
+            raise StartError(f"bronze, expectation {expectation.name}: {first_line(error)}") from error
+        checks.append(Check(expectation.name, expectation.otherwise, node))
+    return tuple(checks), columns, left
 
 
 def stages_in_words(stages: Stages) -> str:
     """Return a sentence that says in which stages a batch runs, and why."""
-    if not stages.left:
+    if not (stages.left or stages.left_of_bronze):
         return "tasks decode, match and land in one stage" if stages.arrow else "Spark decodes, tasks match and land"
     where = "tasks decode" if stages.arrow else "Spark decodes"
-    routes = "; ".join(f"route {name}: Spark evaluates {what}" for name, what in stages.left.items())
-    return f"{where}, {len(stages.left)} of {len(stages.labelling.routes)} routes need Spark, tasks land: {routes}"
+    needing = f"{len(stages.left)} of {len(stages.labelling.routes)} routes need Spark"
+    reasons = [f"bronze, expectation {name}: Spark evaluates {what}" for name, what in stages.left_of_bronze.items()]
+    reasons += [f"route {name}: Spark evaluates {what}" for name, what in stages.left.items()]
+    return f"{where}, {needing}, tasks land: {'; '.join(reasons)}"

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyspark
 
-from router.engine.label.tree import Node, Untranslatable, arrays, by_value, given, shown
+from router.engine.label.tree import Node, Untranslatable, arrays, arrow_type, by_value, given, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,9 @@ def _named(name: str) -> str:
 
 
 def _text(name: str, entry: Any, of: Nodes) -> Node:
-    """Return a function of texts."""
+    """Return a function of texts; a length is also one of bytes."""
+    if name in ("Length", "OctetLength") and of[0].kind == "binary":
+        return Node("OctetLength", "integer", of)
     least = 2 if name == "ConcatWs" else 1
     if len(of) < least or any(node.kind != "string" for node in of):
         raise Untranslatable(f"{_named(name)} of other types than texts")
@@ -62,23 +64,41 @@ def _joined(node: Node, by: Any, *values: Any) -> pa.Array:
 
 
 def _substring(name: str, entry: Any, of: Nodes) -> Node:
-    node = _constant(name, entry, of)
+    value, *rest = of
+    if value.kind == "binary" and all(map(given, rest)):
+        node = Node(name, "binary", (value,), tuple(constant.with_ for constant in rest))
+    else:
+        node = _constant(name, entry, of)
     count = node.with_[-1]
     if name == "Left":
-        return Node("Substring", "string", node.of, (1, count))
+        return Node("Substring", node.kind, node.of, (1, count))
     if name == "Right":
-        return Node("Substring", "string", node.of, (-count, LARGEST) if count > 0 else (1, 0))
+        return Node("Substring", node.kind, node.of, (-count, LARGEST) if count > 0 else (1, 0))
     return node
 
 
 def _sliced(node: Node, value: pa.Array) -> pa.Array:
-    """Return a part of a text. A place before its beginning counts: substring('abc', -5, 3) is 'a'."""
+    """Return a part of a text or of bytes. A place before its beginning counts: substring('abc', -5, 3) is 'a'."""
     place, count = node.with_
     start = place - 1 if place > 0 else place
     if count <= 0:
-        return pc.if_else(pc.is_null(value), NO_TEXT, "")
+        kind = arrow_type(node.kind)
+        return pc.if_else(pc.is_null(value), pa.scalar(None, kind), pa.scalar("", pa.string()).cast(kind))
     stop = start + count
-    return pc.utf8_slice_codeunits(value, start, None if start < 0 <= stop or stop > LARGEST else stop)
+    end = None if start < 0 <= stop or stop > LARGEST else stop
+    if node.kind == "string":
+        return pc.utf8_slice_codeunits(value, start, end)
+    if start >= 0 and end is not None:
+        return pc.binary_slice(value, start, end)
+    # Arrow reserves a negative size for a slice without an end, and raises.
+    return by_value(value, lambda content: _end_of_bytes(content, start, end), pa.binary())
+
+
+def _end_of_bytes(content: bytes, start: int, end: int | None) -> bytes:
+    """Return bytes from a place on, or from one before the end; a place before the beginning counts."""
+    first = start if start >= 0 else len(content) + start
+    last = len(content) if end is None else max(len(content) + end, 0)
+    return content[max(first, 0) : last]
 
 
 def _trimmed(node: Node, value: pa.Array) -> pa.Array:

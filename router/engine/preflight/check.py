@@ -104,6 +104,9 @@ def _looked_up(loaded: Loaded, config: Config, session: SparkSession, decoded: D
 
 def _expressions(config: Config) -> list[tuple[Place, Callable[[], Column]]]:
     found: list[tuple[Place, Callable[[], Column]]] = []
+    for k, expectation in enumerate(config.bronze.expect if config.bronze else ()):
+        place = ("bronze", "expect", k, "sql")
+        found.append((place, lambda sql=expectation.sql: F.expr(sql).cast("boolean")))  # type: ignore[misc]
     for i, route in enumerate(config.routes):
         at = ("routes", i)
         found.append(((*at, "match"), lambda rule=route.match: rule.matches().cast("boolean")))  # type: ignore[misc]

@@ -34,7 +34,15 @@ from router.engine.spark.connectors import (
 )
 from router.engine.spark.java import find_java
 from router.errors import MachineError, SessionLost, StartError, first_line
-from router.spark_internals import has_jvm, is_running, log_level, options_of, quiet_accumulators, stop_jvm
+from router.spark_internals import (
+    has_jvm,
+    is_running,
+    jvm_exit_status,
+    log_level,
+    options_of,
+    quiet_accumulators,
+    stop_jvm,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -120,34 +128,54 @@ def build_session(config: Config, master: str | None = None) -> SparkSession:
     builder = session_builder(config.spark, None if submitted else master or local_master(config), connectors)
     for key, value in pools(config).items():
         builder = builder.config(key, value)
-    session = _session_of(builder.appName(f"router {config.name}"), config.name)
-    session.sparkContext.setLogLevel("ERROR")
-    quiet_accumulators(session)
-    return session
+    return _session_of(builder.appName(f"router {config.name}"), config.name)
 
 
 def _session_of(builder: SparkSession.Builder, name: str) -> SparkSession:
-    """Return the session; raise MachineError with the reason in one line where Spark does not start."""
+    """Return the session, quiet but for errors.
+
+    Raises SessionLost if the JVM was killed meanwhile, MachineError with the reason in a line if Spark does not start.
+    """
     interrupt = signal.getsignal(signal.SIGINT)
     try:
         SparkContext.getOrCreate(_conf(builder))
         starting.join()  # only now may this thread load classes of SQL: two that load them wait for each other
         session = builder.getOrCreate()
         session.conf.get("spark.sql.session.timeZone")  # here and not in a batch Spark refuses settings of SQL
+        session.sparkContext.setLogLevel("ERROR")
+        quiet_accumulators(session)
     except Exception as error:
         if any(sign in str(error) for sign in NO_CONTEXT):
             raise StartError(NO_CONNECT.format("this cluster gives no SparkContext")) from error
         if "stopped SparkContext" in str(error):
             what = "the cluster has ended the application before it began: its executors do not start"
             raise SessionLost(f"{name}: {what}. Their logs on the workers say why") from error
-        if not isinstance(error, PySparkException | Py4JError | OSError | ValueError):
+        status = jvm_exit_status(error)
+        if status is None and not isinstance(error, PySparkException | Py4JError | OSError | ValueError):
             raise
         starting.join()
+        killed_by = _signal_of(status)
+        if killed_by:
+            what = f"Spark's JVM was killed while it started ({killed_by}; the kernel does so for want of memory)"
+            raise SessionLost(f"{name}: {what}; start again, nothing was read yet") from error
         todo = "look at what stands under `spark:`, and at the memory and Java of this machine: router doctor FILE"
-        raise MachineError(f"Spark does not start: {_root(error)}", todo) from error
+        reason = _root(error) if status is None else f"its JVM ended by itself, with status {status}"
+        raise MachineError(f"Spark does not start: {reason}", todo) from error
     if interrupt is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, interrupt)  # Spark's own handler would cancel the jobs of the current batch
     return session
+
+
+def _signal_of(status: int | None) -> str:
+    """Return the signal that has killed a process, by its exit status; empty if it has ended by itself, or runs.
+
+    A JVM ends in order at most signals, with the status that a shell would give. One that crashes aborts itself.
+    """
+    if status is None or status == -signal.SIGABRT:
+        return ""
+    ordered = {128 + number: number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)}
+    number = -status if status < 0 else ordered.get(status)
+    return signal.Signals(number).name if number else ""
 
 
 def _root(error: Exception) -> str:

@@ -1,0 +1,42 @@
+"""Say which topics of the source the broker does not have: Spark's Kafka source only fails, again and again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from router.engine import source
+from router.errors import StartError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from router.config.models import Config
+
+NO_TOPIC = "UnknownTopicOrPartition"
+"""Kafka's error for a topic that is missing, also for a moment while the brokers learn of a new one."""
+
+
+def missing_topics(spark: SparkSession, config: Config) -> str:
+    """Say that topics which the configuration names are missing; empty if all are there, and for a pattern.
+
+    Runs on the driver, asks the brokers with the login of the source.
+    """
+    kafka = config.source.kafka
+    if kafka is None or kafka.pattern:
+        return ""
+    existing = source.completed(spark, kafka, {})
+    absent = [topic for topic in kafka.topics if topic not in existing]
+    return f"the broker has no topic {', '.join(absent)}" if absent else ""
+
+
+def refuse_missing_topics(spark: SparkSession, config: Config) -> None:
+    """Raise StartError where topics which the configuration names are missing."""
+    if missing := missing_topics(spark, config):
+        todo = "create it, or correct `topics`; with --wait-for-topic the run waits for it"
+        raise StartError(f"{config.name}: {missing}; {todo}")
+
+
+def wait_for_topics(spark: SparkSession, config: Config) -> None:
+    """Raise OSError, which is tried again, where topics which the configuration names are missing."""
+    if missing := missing_topics(spark, config):
+        raise OSError(f"waiting: {missing}")
