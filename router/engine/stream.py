@@ -120,6 +120,7 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
                 lambda rows: source.sample(spark, config, rows),
                 memory,
                 config.debug,
+                config.source.reads_topic,
             )
         )
         config = config.model_copy(update={"decode": prepared})
