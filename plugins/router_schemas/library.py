@@ -209,6 +209,9 @@ class RegistryLibrary(Library[M], Generic[U, M]):
     def _forget_foreign(self) -> None:
         """Forget the schemas none of whose subjects counts: a record that has one names it again."""
         foreign = [writer for writer, use in self.uses.items() if use.origin.foreign]
+        # A strategy that fits nothing tells nothing of which are the topic's own: keep them, or nothing could be read.
+        if not self.counted.named and len(foreign) == len(self.uses):
+            return
         for writer in foreign:
             del self.uses[writer]
             del self.resolved[writer]
