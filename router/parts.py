@@ -110,13 +110,18 @@ class Memory(Protocol):
         """Write whole or not at all; replaces what was there."""
 
 
+def _reads_no_topic(topic: str) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Preparation:
     """What a decoder may use once, before the stream starts.
 
     `folder` is the configuration's folder, `refresh` says that cached files (an inferred schema) are to be made
     again, `sample(rows)` reads that many raw records (columns of `RAW_SCHEMA`) from the source, `memory` outlives the
-    process. In a `debug` run the files that real runs go by stay as they are.
+    process. In a `debug` run the files that real runs go by stay as they are. `reads_topic(name)` returns whether the
+    source reads a topic of Kafka, and `part` is what is decoded of a record.
     """
 
     folder: Path
@@ -124,6 +129,8 @@ class Preparation:
     sample: Callable[[int], DataFrame]
     memory: Memory
     debug: bool = False
+    reads_topic: Callable[[str], bool] = _reads_no_topic
+    part: Literal["value", "key"] = "value"
 
 
 class Decoder(Part, ABC):

@@ -60,18 +60,20 @@ class Auto(RegistryDecoder):
         """Return where schemas of all formats come from."""
         from router_schemas.library import AnyFormat
 
-        schemas, memory = self.schemas(preparation), preparation.memory
+        schemas = self.schemas(preparation)
+        memory = preparation.memory
+        counted = self.counted(preparation)
 
         def opened(kind: Kind) -> RegistryLibrary[Any, Any]:
             if kind == "AVRO":
                 from router_schemas.avro.library import Writers
 
-                return Writers(schemas, memory, header=self.header)
+                return Writers(schemas, memory, counted=counted, header=self.header)
             if kind == "JSON":
                 from router_schemas.json_schema.library import Documents
 
-                return Documents(schemas, memory, header=self.header)
-            return Protobuf.messages(schemas, memory, self.header)
+                return Documents(schemas, memory, counted=counted, header=self.header)
+            return Protobuf.messages(schemas, memory, counted, self.header)
 
         return AnyFormat(schemas, memory, self.subjects, self.header, opened, fields)
 

@@ -101,7 +101,8 @@ class Avro(RegistryDecoder):
             return OneSchema(preparation.folder / str(self.schema_file), self.wire_format, self.header)
         schemas = self.schemas(preparation)
         kind = SingleObjects if self.wire_format == "single_object" else Writers
-        return kind(schemas, preparation.memory, self.subjects, header=self.header)
+        counted = self.counted(preparation)
+        return kind(schemas, preparation.memory, self.subjects, counted, header=self.header)
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has .avsc files."""

@@ -126,6 +126,7 @@ def _of_topic(preparation: Preparation, topic: str) -> Preparation:
         preparation,
         sample=lambda rows: preparation.sample(rows).where(F.col("topic") == topic),
         memory=_Beside(preparation.memory, name),
+        reads_topic=lambda other: other == topic,
     )
 
 

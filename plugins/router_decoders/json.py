@@ -317,7 +317,8 @@ class JsonSchema(RegistryDecoder):
         """Return where JSON Schemas come from."""
         from router_schemas.json_schema.library import Documents
 
-        return Documents(self.schemas(preparation), preparation.memory, self.subjects, header=self.header)
+        schemas = self.schemas(preparation)
+        return Documents(schemas, preparation.memory, self.subjects, self.counted(preparation), header=self.header)
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has files with JSON Schemas."""

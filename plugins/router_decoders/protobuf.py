@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from router_schemas.protobuf.library import Messages
     from router_schemas.registry_client import OfflineRegistry
     from router_schemas.resolver import SchemaResolver
+    from router_schemas.subject_names import CountedSubjects
 
 
 class Wrapper(BaseModel):
@@ -138,10 +139,11 @@ class Protobuf(RegistryDecoder):
         inner: Messages | FileMessages
         if self.registry is not None:
             schemas = self.schemas(preparation)
-            outer = Messages(schemas, memory, self.subjects, header=self.header)
+            outer = Messages(schemas, memory, self.subjects, self.counted(preparation), header=self.header)
             if wrapper is None:
                 return outer
-            inner = Messages(schemas, memory, wrapper.subjects, keep="payloads")
+            of_payloads = self.counted(preparation, wrapper.subjects)
+            inner = Messages(schemas, memory, wrapper.subjects, of_payloads, keep="payloads")
         else:
             files = Files.read(preparation.folder / str(self.descriptor_file or self.proto_file))
             outer = OneMessage(files, str(self.message), self.wire_format, self.header)
@@ -152,12 +154,12 @@ class Protobuf(RegistryDecoder):
         return Payloads(outer, inner, fields, wrapper.messages)
 
     @staticmethod
-    def messages(schemas: SchemaResolver, memory: Memory, header: str) -> Messages:
+    def messages(schemas: SchemaResolver, memory: Memory, counted: CountedSubjects, header: str) -> Messages:
         """Return the messages of a registry that has other formats, too."""
         with needed("the decoder protobuf"):
             from router_schemas.protobuf.library import Messages
 
-        return Messages(schemas, memory, header=header, among_others=True)
+        return Messages(schemas, memory, counted=counted, header=header, among_others=True)
 
     def on_disk(self, schemas: Mapping[str, Sequence[Path]]) -> OfflineRegistry:
         """Return a registry that has .proto files."""

@@ -66,6 +66,7 @@ class RecordKeys(Decoder):
             preparation,
             sample=lambda rows: preparation.sample(rows).withColumn("value", F.col("key")),
             memory=_Beside(preparation.memory),
+            part="key",
         )
         return self._with(self.value.prepare(preparation), self.key.prepare(of_key))
 

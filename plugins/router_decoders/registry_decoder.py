@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from router import ArrowDecoder, Preparation, Server, StartError
 from router_schemas.model import KEY_HEADER, VALUE_HEADER
 from router_schemas.registry_options import RegistryAway, RegistryOptions
+from router_schemas.subject_names import CountedSubjects, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -43,8 +44,14 @@ class RegistryDecoder(ArrowDecoder):
     )
     subjects: tuple[str, ...] = Field(
         default=(),
-        description="subjects of the registry whose schemas are known before their first record; those of records that "
-        "came are found by what their wire format names",
+        description="subjects of the registry whose schemas are known before their first record, and all whose new "
+        "versions count; the schema of any record is found by what its wire format names",
+    )
+    subject_name_strategy: Strategy = Field(
+        default="topic_name",
+        description="without `subjects`: how producers name them, so that new versions of the same subjects are known "
+        "before their first record. topic_name: TOPIC-value (TOPIC-key); record_name: the record's full name; "
+        "topic_record_name: TOPIC-NAME",
     )
 
     header: str = Field(
@@ -71,6 +78,8 @@ class RegistryDecoder(ArrowDecoder):
         if len(given) != 1:
             found = f"{' and '.join(given)} are given" if given else "none is given"
             raise ValueError(f"give exactly one of {', '.join(self.sources)}; {found}")
+        if "subject_name_strategy" in self.model_fields_set and (self.registry is None or self.subjects):
+            raise ValueError("subject_name_strategy is for a registry without `subjects`: leave one of them out")
         if self.subjects and self.registry is None:
             raise ValueError(f"subjects are those of a registry; leave them out with {given[0]}")
         return self
@@ -110,6 +119,12 @@ class RegistryDecoder(ArrowDecoder):
             return SchemaResolver(self._files, preparation.memory)
         assert self.registry is not None  # asked where there is one
         return SchemaResolver.opened(self.registry, preparation.folder, preparation.memory)
+
+    def counted(self, preparation: Preparation, named: tuple[str, ...] | None = None) -> CountedSubjects:
+        """Return which subjects count: those of the configuration, or `named`, or those of the strategy."""
+        subjects = self.subjects if named is None else named
+        strategy = self.subject_name_strategy
+        return CountedSubjects(subjects, strategy, reads_topic=preparation.reads_topic, part=preparation.part)
 
     def chosen(self, schema: Path | None) -> tuple[int, Path]:
         """Return the file that a route test writes an event with, and its id; raise ValueError."""

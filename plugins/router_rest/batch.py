@@ -221,11 +221,25 @@ def count_earlier_calls(options: RestOptions, leases: LeaseServer, batch: Batch)
     Those in the table are counted for all sinks under the limit at once: another of them may have no rows now.
     """
     longest = max((one.seconds for one in options.pace() if one.seconds >= REBUILT), default=0.0)
-    if not longest or not leases.first_of(batch.key, options.limit):
+    if not longest:
         return
+    table = f"{batch.query}: {options.receipts}"
+    with leases.counting:
+        if leases.is_counted(batch.key, options.limit):
+            return
+        table_is_counted = leases.is_counted(table, options.limit)
+        earlier_calls = read_earlier_calls(options, batch, 0.0 if table_is_counted else longest)
+        leases.count_earlier(options.limit, earlier_calls)
+        # Only now: if the storage failed above, the next attempt has to read and count them.
+        leases.mark_counted(batch.key, options.limit)
+        leases.mark_counted(table, options.limit)
+
+
+def read_earlier_calls(options: RestOptions, batch: Batch, longest: float) -> list[EarlierCall]:
+    """Return the calls in the batch's own staged receipts, and in those of the table of the last `longest` seconds."""
     now, parts = datetime.now(timezone.utc), batch.parts(options.receipts)
     found = [rows for _, rows in parts.read(CALL_COLUMNS) if rows.num_rows and not parts.committed()]
-    if leases.first_of(f"{batch.query}: {options.receipts}", options.limit):
+    if longest:
         before = parts.recent(CALL_COLUMNS, "at", now - timedelta(seconds=longest))
         found += [] if before is None else [before]
     calls = []
@@ -237,7 +251,7 @@ def count_earlier_calls(options: RestOptions, leases: LeaseServer, batch: Batch)
         for one in sent.aggregate([("at", "max"), ("attempts", "max"), ("at", "count")]).to_pylist():
             attempts, ago = one["attempts_max"] or 0, (now - one["at_max"]).total_seconds()
             calls.append(EarlierCall(ago, one["limit_key"] or "", attempts, attempts * one["at_count"]))
-    leases.count_earlier(options.limit, calls)
+    return calls
 
 
 def hosts(spark: SparkSession) -> tuple[str, str]:

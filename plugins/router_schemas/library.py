@@ -11,10 +11,19 @@ import json
 import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from router_schemas.model import VALUE_HEADER, ResolvedSchema, SchemaInfo, WriterSchema, check_free, refusals
+from router_schemas.model import (
+    VALUE_HEADER,
+    ResolvedSchema,
+    SchemaInfo,
+    SchemaOrigin,
+    WriterSchema,
+    check_free,
+    refusals,
+)
+from router_schemas.subject_names import CountedSubjects
 from router_schemas.wire_format import schema_bytes
 
 if TYPE_CHECKING:
@@ -24,14 +33,26 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
     from router import Memory
-    from router_schemas.model import Kind, SchemaConflict, SchemaOrigin, Taken
+    from router_schemas.model import Kind, SchemaConflict, Taken
     from router_schemas.resolver import SchemaResolver, Unknown
 
     Open = Callable[[Kind], "RegistryLibrary[Any, Any]"]
 
 HOLD = 30.0
 """Seconds for which a writer's schema stays unknown before it is asked for again."""
-U = TypeVar("U")
+
+
+class NamedUse(Protocol):
+    """A version of a record or message with a full `name`."""
+
+    @property
+    def origin(self) -> SchemaOrigin: ...
+
+    @property
+    def name(self) -> str: ...
+
+
+U = TypeVar("U", bound=NamedUse)
 M = TypeVar("M")
 
 
@@ -68,7 +89,8 @@ class Library(ABC, Generic[M]):
 class RegistryLibrary(Library[M], Generic[U, M]):
     """The schemas of a registry that are known. `U` is what one writer's schema is used for. `clock` is in seconds.
 
-    New versions of `subjects`, and of the subjects of schemas that were used, are looked for at every refresh.
+    New versions of `subjects`, and of those subjects of used schemas that are `counted`, are looked for at every
+    refresh. The memory has what records named: the rest is in the subjects, as they count in the next run.
     """
 
     kind: ClassVar[Kind]
@@ -76,11 +98,14 @@ class RegistryLibrary(Library[M], Generic[U, M]):
     schemas: SchemaResolver
     memory: Memory
     subjects: tuple[str, ...] = ()
+    counted: CountedSubjects = field(default_factory=CountedSubjects)
     keep: str = "places"
     """Part of the name under which the memory has the writers' schemas that were used."""
     clock: Callable[[], float] = time.monotonic
     uses: dict[str, U] = field(default_factory=dict)
     resolved: dict[str, ResolvedSchema] = field(default_factory=dict)
+    named: set[str] = field(default_factory=set)
+    """Writers' schemas that records named, in this run or a former one; others are from the subjects."""
     faults: dict[str, str] = field(default_factory=dict)
     unknown: dict[str, tuple[str, float]] = field(default_factory=dict)
     made: M | None = None
@@ -88,7 +113,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
     """The fields that other formats brought, where records of several formats become one event."""
 
     @abstractmethod
-    def use(self, writer: WriterSchema, resolved: ResolvedSchema) -> U:
+    def use(self, writer: WriterSchema, resolved: ResolvedSchema, origin: SchemaOrigin) -> U:
         """Return what a writer's schema is used for; raise ValueError with the reason when it cannot be read."""
 
     @abstractmethod
@@ -96,7 +121,13 @@ class RegistryLibrary(Library[M], Generic[U, M]):
         """Return how all uses are read."""
 
     def __post_init__(self) -> None:
-        self._learn(remembered(self.memory, self._name))
+        named = named_by_records(self.memory, self._name)
+        if named is None:  # older versions kept what was polled, too, whatever its subjects
+            self._learn(remembered(self.memory, self._name))
+            self._forget_foreign()
+            named = [*self.uses]
+        self.named.update(named)
+        self._learn(named)
 
     @property
     def empty(self) -> bool:
@@ -111,16 +142,19 @@ class RegistryLibrary(Library[M], Generic[U, M]):
         """Return why writers' schemas cannot be read."""
         return {**self.faults, **{writer: reason for writer, (reason, _) in self.unknown.items()}}
 
-    def refreshed(self, wanted: Iterable[str] = ()) -> M:
-        """Return how to read all that is known and what is wanted."""
-        before, wanted = self._writers(), list(wanted)
-        if not wanted:  # within a batch what was asked for must not be wanted again
+    def refreshed(self, wanted: Iterable[str] = (), polled: Iterable[str] = ()) -> M:
+        """Return how to read all that is known, what records want, and what somebody else has `polled`."""
+        before = self._writers()
+        wanted = list(wanted)
+        announced = list(polled)
+        if not wanted and not announced:  # within a batch what was asked for must not be wanted again
             now = self.clock()
             self.unknown = {writer: held for writer, held in self.unknown.items() if held[1] > now}
-        self.learn(wanted)
+        self.learn([*wanted, *announced])
         if self.made is None or before != self._writers():
             self.made = self.make()
-            keep(self.memory, self._name, self.uses)
+            self.named.update(writer for writer in wanted if writer in self.uses)
+            keep_named_by_records(self.memory, self._name, self.named)
         return self.made
 
     def learn(self, wanted: list[str]) -> None:
@@ -138,7 +172,7 @@ class RegistryLibrary(Library[M], Generic[U, M]):
         """Return what is in new versions of subjects: those that older versions are used for, or the first."""
         used: dict[str, set[str]] = {subject: set() for subject in self.subjects}
         for writer, resolved in self.resolved.items():
-            for subject, _ in resolved.schema.subjects:
+            for subject, _ in self.counted.among(resolved.schema.subjects, self.uses[writer].name):
                 used.setdefault(subject, set()).add(WriterSchema.of(writer).message)
         polled = ((number, inside) for subject, inside in used.items() for number in self.schemas.poll([subject]))
         return [str(WriterSchema(number, one)) for number, inside in polled for one in inside or {""}]
@@ -156,19 +190,56 @@ class RegistryLibrary(Library[M], Generic[U, M]):
             self.faults[text] = f"schema {resolved.schema.id} is {resolved.schema.kind}, not {self.kind}"
         else:
             try:
-                self.uses[text] = self.use(writer, resolved)
+                self.uses[text] = self._use(writer, resolved)
                 self.resolved[text] = resolved
             except ValueError as fault:
                 self.faults[text] = f"schema {resolved.schema.id} cannot be used: {fault}"
 
+    def _use(self, writer: WriterSchema, resolved: ResolvedSchema) -> U:
+        """Return what a writer's schema is used for, as the version of a subject that counts."""
+        origin = SchemaOrigin.of(resolved)
+        use = self.use(writer, resolved, origin)
+        # Which subjects count may depend on the record's name, and only its use has that.
+        counted = self.counted.among(resolved.schema.subjects, use.name)
+        own = SchemaOrigin.of(replace(resolved, schema=replace(resolved.schema, subjects=counted)))
+        if not counted:
+            own = replace(origin, foreign=bool(resolved.schema.subjects))
+        return use if own == origin else self.use(writer, resolved, own)
+
+    def _forget_foreign(self) -> None:
+        """Forget the schemas none of whose subjects counts: a record that has one names it again."""
+        foreign = [writer for writer, use in self.uses.items() if use.origin.foreign]
+        # A strategy that fits nothing tells nothing of which are the topic's own: keep them, or nothing could be read.
+        if not self.counted.named and len(foreign) == len(self.uses):
+            return
+        for writer in foreign:
+            del self.uses[writer]
+            del self.resolved[writer]
+
 
 def remembered(memory: Memory, name: str) -> list[str]:
     """Return the writers' schemas that were used in former runs; what a memory has in another form is ignored."""
+    return _texts(json.loads(memory.read(name) or b"[]"))
+
+
+def _texts(content: Iterable[str]) -> list[str]:
+    """Return the names of writers' schemas among texts; what has another form is ignored."""
     writers: list[str] = []
-    for text in json.loads(memory.read(name) or b"[]"):
+    for text in content:
         with suppress(ValueError):
             writers.append(str(WriterSchema.of(text)))
     return writers
+
+
+def named_by_records(memory: Memory, name: str) -> list[str] | None:
+    """Return the writers' schemas that records of former runs named; None for a memory of another form."""
+    content = json.loads(memory.read(name) or b"{}")
+    return _texts(content.get("named", ())) if isinstance(content, dict) else None
+
+
+def keep_named_by_records(memory: Memory, name: str, writers: Collection[str]) -> None:
+    """Keep the names of the writers' schemas that records named."""
+    memory.write(name, json.dumps({"named": sorted(writers)}).encode())
 
 
 def keep(memory: Memory, name: str, writers: Collection[str]) -> None:
@@ -180,16 +251,6 @@ def _schema(writer: WriterSchema) -> int | UUID:
     if writer.schema is None:
         raise ValueError(f"{writer} names no schema of a registry")
     return writer.schema
-
-
-class NamedUse(Protocol):
-    """A version of a record or message with a full `name`."""
-
-    @property
-    def origin(self) -> SchemaOrigin: ...
-
-    @property
-    def name(self) -> str: ...
 
 
 K = TypeVar("K")
@@ -307,18 +368,20 @@ class AnyFormat(Library[Formats]):
     def refreshed(self, wanted: Iterable[str] = ()) -> Formats:
         """Return how to read all that is known and what is wanted."""
         polled = [str(WriterSchema(number)) for number in sorted(self._schemas.poll(self._subjects))]
-        made = self._learnt([*wanted, *polled])
+        wanted = list(wanted)
+        named = set(wanted)
+        made = self._learnt([*wanted, *polled], named)
         refused = [text for library in self._libraries.values() for text in library.faults]
         if not self._known(refused):  # a subject of one format has a version of another
-            made = self._learnt(refused)
+            made = self._learnt(refused, named)
         before = self._made
         if before is None or [*before.made] != [*made] or any(before.made[kind] is not made[kind] for kind in made):
             self._made = Formats(made, self._written(made), self._header)
         assert self._made is not None
         return self._made
 
-    def _learnt(self, texts: list[str]) -> dict[Kind, Any]:
-        """Return what the libraries make, each with what is of its format."""
+    def _learnt(self, texts: list[str], named: set[str]) -> dict[Kind, Any]:
+        """Return what the libraries make, each with what is of its format; records named those in `named`."""
         share: dict[Kind, list[str]] = {}
         unknown: list[str] = []
         for text, kind in self._kinds(texts).items():
@@ -332,7 +395,9 @@ class AnyFormat(Library[Formats]):
         for kind, library in self._libraries.items():
             if library.taken != taken:
                 library.taken, library.made = dict(taken), None
-            made[kind] = library.refreshed([*share.get(kind, ()), *unknown])
+            of_kind = [*share.get(kind, ()), *unknown]
+            wanted = [text for text in of_kind if text in named]
+            made[kind] = library.refreshed(wanted, [text for text in of_kind if text not in named])
             unknown = []
             taken = {**self._fields(kind, made[kind]), **taken}
         return made

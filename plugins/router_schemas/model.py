@@ -74,12 +74,16 @@ class ResolvedSchema:
 
 @dataclass(frozen=True)
 class SchemaOrigin:
-    """A version of a subject, or a file. `label` is what conflicts call it; a file and some registries have less."""
+    """A version of a subject, or a file. `label` is what conflicts call it; a file and some registries have less.
+
+    `foreign` says that none of the schema's subjects counts for these records: a record named its id all the same.
+    """
 
     label: str
     id: int | None = None
     subject: str | None = None
     version: int | None = None
+    foreign: bool = False
 
     @staticmethod
     def of(resolved: ResolvedSchema) -> SchemaOrigin:
@@ -91,9 +95,12 @@ class SchemaOrigin:
         return SchemaOrigin(f"{subject} version {version} (schema {number})", number, subject, version)
 
     @property
-    def age(self) -> tuple[str, int]:
-        """Return what versions are sorted by: subject and version, or the id where a registry tells neither."""
-        return (self.subject or "", self.version or self.id or 0)
+    def age(self) -> tuple[bool, str, int]:
+        """Return what versions are sorted by: subject and version, or the id where a registry tells neither.
+
+        Foreign ones come last: where types do not go together, the versions that count keep theirs.
+        """
+        return (self.foreign, self.subject or "", self.version or self.id or 0)
 
 
 VALUE_HEADER = "__value_schema_id"

@@ -77,7 +77,8 @@ def _prepared(loaded: Loaded, registry: Registry, spark: Any, stop: threading.Ev
     lake, checkpoint = lake_and_checkpoint(config)
     learnt = stores.LearntSchemas(stores.CheckpointStore(checkpoint))
     about = loaded.path.parent, False, lambda rows: source.sample(spark, config, rows), learnt
-    config = config.model_copy(update={"decode": config.decode.prepare(parts.Preparation(*about))})
+    preparation = parts.Preparation(*about, reads_topic=config.source.reads_topic)
+    config = config.model_copy(update={"decode": config.decode.prepare(preparation)})
     executors = import_module("router.engine.start.checks").executors_of(spark, registry, config, lake, "backfill")
     executors.look(spark)
     given = config, loaded.fingerprint, loaded.path.parent, spark, lake, checkpoint, stop, executors

@@ -205,7 +205,8 @@ class _Command:
         stores, config = import_module("router.engine.checkpoint_store"), self.config
         learnt = stores.LearntSchemas(stores.CheckpointStore(self.checkpoint))
         about = self.loaded.path.parent, False, lambda rows: source.sample(self.spark, config, rows), learnt
-        config = config.model_copy(update={"decode": config.decode.prepare(parts.Preparation(*about))})
+        preparation = parts.Preparation(*about, reads_topic=config.source.reads_topic)
+        config = config.model_copy(update={"decode": config.decode.prepare(preparation)})
         return replace(letters, config=config, executors=self.executors)
 
 

@@ -224,6 +224,17 @@ class Source(Model):
     delta: DeltaSource | None = None
     format: FormatSource | None = None
 
+    def reads_topic(self, topic: str) -> bool:
+        """Return whether records of a topic are read; of sources other than Kafka nobody knows before they come."""
+        if self.kafka is None:
+            return False
+        if self.kafka.pattern is None:
+            return topic in self.kafka.topics
+        try:
+            return re.fullmatch(self.kafka.pattern, topic) is not None
+        except re.error:  # what only Java's expressions have
+            return False
+
 
 class Expectation(Model):
     """What must hold for the events of a route; null counts as a violation. The ledger counts violations."""

@@ -132,7 +132,8 @@ def _run(loaded: Loaded, registry: Registry, spark: SparkSession, options: RunOp
         def sample(rows: int) -> DataFrame:
             return retrying(config, spark, options.stop)(source.sample, spark, config, rows)
 
-        preparation = Preparation(loaded.path.parent, options.refresh, sample, memory, config.debug)
+        reads_topic = config.source.reads_topic
+        preparation = Preparation(loaded.path.parent, options.refresh, sample, memory, config.debug, reads_topic)
         try:
             prepared = config.decode.prepare(preparation)
         except StartError:

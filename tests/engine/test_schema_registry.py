@@ -161,6 +161,72 @@ def test_a_hostile_length_is_one_dead_letter(
     assert (report.decoded, report.failed, report.dead_letters) == (2, 3, 3)
 
 
+@pytest.fixture(params=["apicurio", "scripted"])
+def sharing_registry(request: pytest.FixtureRequest) -> str:
+    """Return the URL of a registry that gives one id to one text, whatever the subjects."""
+    url: str = request.getfixturevalue({"apicurio": "schema_registry", "scripted": "faulty"}[request.param]).url
+    return url
+
+
+def sale(fields: dict[str, str], **values: Any) -> tuple[str, bytes]:
+    """Return the schema of a sale, and a record of it as fastavro writes it."""
+    columns = [{"name": name, "type": ["null", field_type], "default": None} for name, field_type in fields.items()]
+    schema = {"type": "record", "namespace": "shop", "name": "Sale", "fields": columns}
+    written = BytesIO()
+    fastavro.schemaless_writer(written, fastavro.parse_schema(schema), values)
+    return json.dumps(schema), written.getvalue()
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["subjects", "topic"])
+def test_two_topics_that_share_a_schema_diverge(
+    spark: SparkSession,
+    sharing_registry: str,
+    make_query: MakeQuery,
+    tmp_path: Path,
+    lake: Lake,
+    package: str,
+    named: bool,
+) -> None:
+    """Without it a topic's table gets the other topic's columns, and its own good records become dead letters."""
+    orders = f"{package}-orders"
+    bills = f"{package}-bills"  # sorts before the other: its versions would win
+    first_schema, first_record = sale({"id": "long"}, id=1)
+    bills_schema, _ = sale({"id": "long", "note": "long", "bonus": "long"}, id=1)
+    orders_schema, orders_record = sale({"id": "long", "note": "string"}, id=2, note="gift")
+    options = RegistryOptions(url=(sharing_registry,))
+    with RegistryClient(options) as client:
+        shared = client.register(f"{bills}-value", "AVRO", first_schema)
+        assert client.register(f"{orders}-value", "AVRO", first_schema) == shared
+        client.register(f"{bills}-value", "AVRO", bills_schema)
+        first = pack(shared, None, first_record)
+        preparation = Preparation(
+            Path(lake.root),
+            False,
+            lambda rows: spark.createDataFrame(records([first])),
+            LearntSchemas(CheckpointStore(lake)),
+            reads_topic=lambda topic: topic == orders,
+        )
+        decoder = Avro(registry=options, subjects=(f"{orders}-value",) if named else ()).prepare(preparation)
+        route = Route(
+            name="orders",
+            match=Where(sql="true"),
+            select=("event.*", "subject", "schema_version"),
+            sinks=(Fixed(name="silver.orders"),),
+        )
+        query = make_query(tmp_path, decode=decoder, routes=(route,))
+        query.take(records([first]))
+        assert set(query.rows("silver.orders")[0]) == {"id", "subject", "schema_version"}
+
+        own = client.register(f"{orders}-value", "AVRO", orders_schema)
+        report = query.take(records([first, pack(own, None, orders_record)], first=1))
+
+    assert (report.decoded, report.dead_letters) == (2, 0)
+    rows = query.rows("silver.orders")
+    assert set(rows[0]) == {"id", "note", "subject", "schema_version"}
+    assert {(row["id"], row["note"], row["schema_version"]) for row in rows} == {(1, None, 1), (2, "gift", 2)}
+    assert {row["subject"] for row in rows} == {f"{orders}-value"}
+
+
 def test_records_of_a_new_version_wait_for_an_approval(
     begin: Callable[..., Query], prepared: Decoder, bet: Callable[..., bytes], package: str
 ) -> None:

@@ -86,6 +86,26 @@ def test_three_starts_within_an_hour_share_one_limit_of_an_hour(
     assert 2000 < again(leases, lake, tmp_path, limits=[{"calls": 50, "per": "hour"}]) < 3600
 
 
+@pytest.mark.parametrize("unreadable", ["read", "recent"])
+def test_a_limit_is_kept_after_a_failure_of_the_storage_at_the_start(
+    leases: LeaseServer, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: str
+) -> None:
+    """Without it one failed request to the storage lets the API have a second hour's calls within the hour."""
+    parts = StagedParts(lake, "ops.receipts", "games:run/wins/rest", 6)
+    parts.write(sent(WINS, 600, first=0, calls=50))
+    parts.commit(SCHEMA)
+
+    def fail(*arguments: Any) -> Any:
+        raise OSError("the storage is unavailable")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(StagedParts, unreadable, fail)
+        with pytest.raises(OSError, match="unavailable"):
+            again(leases, lake, tmp_path, limits=HOUR)
+
+    assert again(leases, lake, tmp_path, limits=HOUR) > 2000
+
+
 def test_a_limit_knows_after_a_start_what_its_other_sinks_have_sent(
     leases: LeaseServer, lake: Lake, tmp_path: Path
 ) -> None:

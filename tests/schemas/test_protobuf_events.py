@@ -15,6 +15,7 @@ from router_schemas.protobuf.library import Messages
 from router_schemas.registry_client import RegistryClient
 from router_schemas.registry_options import RegistryAway, RegistryOptions
 from router_schemas.resolver import SchemaResolver
+from router_schemas.subject_names import CountedSubjects
 from router_schemas.wire_format import pack
 from tests.schemas.folder_memory import FolderMemory
 from tests.schemas.raw import raw
@@ -47,8 +48,10 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def library(client: RegistryClient, tmp_path: Path) -> Messages:
-    return Messages(SchemaResolver(client, FolderMemory(tmp_path)), FolderMemory(tmp_path))
+def library(client: RegistryClient, tmp_path: Path, name: str) -> Messages:
+    """Return the messages of the one topic that the tests write to."""
+    of_topic = CountedSubjects(reads_topic=lambda topic: topic == name)
+    return Messages(SchemaResolver(client, FolderMemory(tmp_path)), FolderMemory(tmp_path), counted=of_topic)
 
 
 @pytest.fixture

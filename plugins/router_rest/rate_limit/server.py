@@ -68,6 +68,8 @@ class LeaseServer:
         self._refused: set[str] = set()
         self._set_aside: dict[str, float] = {}
         self._counted: set[tuple[str, str]] = set()
+        self.counting = threading.Lock()
+        """Held while receipts are read and counted: sinks that share a limit and a table must not count it twice."""
 
     def start(self) -> LeaseServer:
         """Listen. Raises OSError when the address is not one of this machine."""
@@ -121,12 +123,15 @@ class LeaseServer:
             self._sinks[sink] = AdmittedSink(limit, credentials, stop)
         return ServerAddress(self._host, self._port, limit, self._secret)
 
-    def first_of(self, sink: str, limit: str) -> bool:
-        """Say whether calls of a sink, or whatever has this name, are not counted under a limit yet; they are now."""
+    def is_counted(self, sink: str, limit: str) -> bool:
+        """Return whether earlier calls of a sink, or whatever has this name, are counted under a limit."""
         with self._lock:
-            known = (sink, limit) in self._counted
+            return (sink, limit) in self._counted
+
+    def mark_counted(self, sink: str, limit: str) -> None:
+        """Say that earlier calls are counted: after `count_earlier`, for reading receipts may fail."""
+        with self._lock:
             self._counted.add((sink, limit))
-            return not known
 
     def dismiss(self, sink: str) -> None:
         """Admit no more tasks of a sink. What its limit has counted is kept."""

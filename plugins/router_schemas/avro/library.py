@@ -134,9 +134,9 @@ class Writers(RegistryLibrary[RecordUse, Records]):
 
     header: str = VALUE_HEADER
 
-    def use(self, writer: WriterSchema, resolved: ResolvedSchema) -> RecordUse:
+    def use(self, writer: WriterSchema, resolved: ResolvedSchema, origin: SchemaOrigin) -> RecordUse:
         """Return the use of a writer's schema."""
-        return RecordUse.of(SchemaOrigin.of(resolved), parse(resolved))
+        return RecordUse.of(origin, parse(resolved))
 
     def make(self) -> Records:
         """Return one reader's schema per record, and the schema of every prefix."""

@@ -65,6 +65,11 @@ class ObjectUse:
     struct: T.StructType
     title: str | None
 
+    @property
+    def name(self) -> str:
+        """Return the title, which Confluent's clients take for the name of a record; empty without one."""
+        return self.title or ""
+
 
 @dataclass(frozen=True)
 class Objects:
@@ -90,9 +95,9 @@ class Documents(RegistryLibrary[ObjectUse, Objects]):
 
     header: str = VALUE_HEADER
 
-    def use(self, writer: WriterSchema, resolved: ResolvedSchema) -> ObjectUse:
+    def use(self, writer: WriterSchema, resolved: ResolvedSchema, origin: SchemaOrigin) -> ObjectUse:
         """Return the use of a writer's schema."""
-        return ObjectUse(SchemaOrigin.of(resolved), struct_of_registered(resolved), title_of(resolved))
+        return ObjectUse(origin, struct_of_registered(resolved), title_of(resolved))
 
     def make(self) -> Objects:
         """Return the one struct that all objects are read by; versions that do not fit the oldest are refused."""

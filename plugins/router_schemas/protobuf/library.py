@@ -87,10 +87,9 @@ class Messages(RegistryLibrary[MessageUse, Events]):
     """Whether the registry's records are of other formats, too: those of unknown schemas then have no message index."""
     compiled: dict[int, bytes] = field(default_factory=dict)
 
-    def use(self, writer: WriterSchema, resolved: ResolvedSchema) -> MessageUse:
+    def use(self, writer: WriterSchema, resolved: ResolvedSchema, origin: SchemaOrigin) -> MessageUse:
         """Return the message of a writer's schema."""
         number = resolved.schema.id
-        origin = SchemaOrigin.of(resolved)
         try:
             files = self.compiled[number] = self.compiled.get(number) or descriptors(resolved)
         except CompilerError as error:  # the schema may be good: no record may become a dead letter for this

@@ -47,7 +47,7 @@ def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = 
     raw = session.createDataFrame([], RAW_SCHEMA)
     sample = partial(source.sample, session, config)
     memory = LearntSchemas()
-    place = Preparation(Path(loaded.path).parent, False, sample, memory)
+    place = Preparation(Path(loaded.path).parent, False, sample, memory, reads_topic=config.source.reads_topic)
     try:
         source.learn(session, config, memory)
         config = config.model_copy(update={"decode": config.decode.prepare(place).refresh(frozenset())})

@@ -1,0 +1,53 @@
+"""Which subjects of a registry count for the records of a decoder.
+
+A Confluent-compatible registry gives one id to one text, so the schema of an id may be a version of several subjects.
+Only some of them are of the records of a decoder: `orders-value` and `bills-value` may begin alike and differ later.
+Producers name subjects by a strategy (docs.confluent.io, "Subject name strategy").
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+Strategy = Literal["topic_name", "record_name", "topic_record_name"]
+CONTEXT = re.compile(r":[^:]*:")
+"""What stands before a subject of a context of the registry: `:.staging:orders-value`."""
+
+
+def _no_topic(topic: str) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class CountedSubjects:
+    """The subjects that count: those that are `named`; without any, those that the producers' `strategy` makes.
+
+    `reads_topic` returns whether a topic is read here; `part` is what the records' subjects of a topic are of, `value`
+    or `key`.
+    """
+
+    named: tuple[str, ...] = ()
+    strategy: Strategy = "topic_name"
+    reads_topic: Callable[[str], bool] = _no_topic
+    part: str = "value"
+
+    def among(self, subjects: Iterable[tuple[str, int]], record: str | None) -> tuple[tuple[str, int], ...]:
+        """Return the (subject, version) pairs that count; `record` is the full name of the record, if it has one."""
+        return tuple(pair for pair in subjects if self.includes(pair[0], record))
+
+    def includes(self, subject: str, record: str | None) -> bool:
+        """Return whether a subject counts for records of that name."""
+        if self.named:
+            return subject in self.named
+        name = CONTEXT.sub("", subject, count=1) if subject.startswith(":") else subject
+        if self.strategy != "topic_name" and not record:
+            return False
+        if self.strategy == "record_name":
+            return name == record
+        ending = f"-{self.part}" if self.strategy == "topic_name" else f"-{record}"
+        return name.endswith(ending) and self.reads_topic(name.removesuffix(ending))
