@@ -407,6 +407,83 @@ def test_the_plan_says_which_way_and_why(make_query: MakeQuery, tmp_path: Path) 
     assert lake.refresher.plan(view(refresh="full")).way == "full"
 
 
+WIDE = ", ".join(f"id + {number} AS c{number}" for number in range(30))
+WIDE_GROUPS = ", ".join(f"max(id + {number}) AS c{number}" for number in range(30))
+LATEST = {"name": "latest", "tables": {"who": "crm.players"}}
+CHANGES_BY_ITSELF = {
+    "a wide view": view(f"SELECT table, {WIDE}, current_timestamp() AS ts FROM source", "gold.x"),
+    "wide groups": view(f"SELECT table, {WIDE_GROUPS}, now() AS ts FROM source GROUP BY table", "gold.x"),
+    "a wide filter": view(f"SELECT table, {WIDE} FROM source WHERE id > unix_timestamp()", "gold.x"),
+    "a subquery": view("SELECT table, id FROM source WHERE id < (SELECT unix_timestamp())", "gold.x"),
+    "a common table expression": view(
+        "WITH days AS (SELECT table, current_date() AS day FROM source) SELECT * FROM days", "gold.x"
+    ),
+    "a lambda": view("SELECT table, transform(array(id), x -> x + unix_timestamp()) AS ids FROM source", "gold.x"),
+    "a query of let": view(
+        "SELECT s.table, p.ts FROM source s JOIN latest p ON p.gamer = s.gamer",
+        "gold.x",
+        let=({**LATEST, "sql": "SELECT gamer, localtimestamp() AS ts FROM who"},),
+    ),
+    "a typed literal in a query of let": view(
+        "SELECT s.table, p.day FROM source s JOIN latest p ON p.gamer = s.gamer",
+        "gold.x",
+        let=({**LATEST, "sql": "SELECT gamer, date 'today' AS day FROM who"},),
+    ),
+    "an expectation": view(expect=({"name": "new", "sql": "first > unix_timestamp() - 60", "otherwise": "drop"},)),
+    "a cast": view("SELECT table, CAST('now' AS timestamp) AS ts FROM source", "gold.x"),
+    "a function that is a cast": view("SELECT table, to_date(' Today') AS day FROM source", "gold.x"),
+    "a typed literal": view("SELECT table, id FROM source WHERE TIMESTAMP 'now' > '2020-01-01'", "gold.x"),
+    "the user": view("SELECT table, current_user() AS name FROM source", "gold.x"),
+    "the zone of the session": view("SELECT table, current_timezone() AS zone FROM source", "gold.x"),
+    "a random number": view("SELECT table, rand() AS r FROM source", "gold.x"),
+    "random numbers of a range": view("SELECT table, uniform(1, 9) AS r FROM source", "gold.x"),
+    "a random identity": view("SELECT table, uuid() AS id FROM source", "gold.x"),
+    "random order": view("SELECT table, shuffle(array(id, gamer)) AS ids FROM source", "gold.x"),
+    "a sample": view("SELECT table, id FROM source TABLESAMPLE (50 PERCENT)", "gold.x"),
+    "a method of Java": view("SELECT table, reflect('java.lang.System', 'nanoTime') AS n FROM source", "gold.x"),
+}
+
+
+@pytest.fixture(scope="module")
+def lake_of_players(make_query: MakeQuery, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Return a lake with one game and the table crm.players."""
+    lake = Lake(make_query, tmp_path_factory.mktemp("players"))
+    lake.take(event("uno", 1))
+    write_deltalake(lake.query.lake.address("crm.players"), pa.table({"gamer": [1]}))
+    return lake
+
+
+@pytest.mark.parametrize("name", CHANGES_BY_ITSELF)
+def test_a_view_whose_values_change_by_themselves_is_computed_every_time(lake_of_players: Lake, name: str) -> None:
+    """Without it gold shows the time, or the user, of the day on which a source changed last."""
+    plan = lake_of_players.refresher.plan(CHANGES_BY_ITSELF[name])
+    assert (plan.way, plan.shape.timed) == ("full", True), plan.why
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT table, 'now()' AS text, 'current_date()' AS other, CAST('2020-01-01' AS date) AS day FROM source",
+        "SELECT table, id AS `current_user()`, 'uuid()' AS `rand()` FROM source",
+        "SELECT table, CAST(table AS date) AS day, to_timestamp(table) AS ts FROM source",
+    ],
+)
+def test_a_view_that_only_names_such_functions_is_not(lake_of_players: Lake, sql: str) -> None:
+    """Without it a text in a query makes every refresh read everything."""
+    plan = lake_of_players.refresher.plan(view(sql, "gold.x"))
+    assert (plan.way, plan.shape.timed) == ("rows", False), plan.why
+
+
+def test_a_wide_view_of_the_time_follows_the_time(lake_of_players: Lake) -> None:
+    """Without it the 31st column keeps the time of the first refresh."""
+    one = CHANGES_BY_ITSELF["a wide view"].model_copy(update={"into": "gold.wide"})
+    assert lake_of_players.refresh(one).commits == ("gold.wide",)
+    (before,) = lake_of_players.query.rows("gold.wide", "ts")
+    assert lake_of_players.refresh(one).commits == ("gold.wide",)
+    (after,) = lake_of_players.query.rows("gold.wide", "ts")
+    assert after["ts"] > before["ts"]
+
+
 def test_what_must_hold_of_rows_is_counted_dropped_or_stops_the_refresh(make_query: MakeQuery, tmp_path: Path) -> None:
     """Without it gold has rows that nobody trusts, and nobody knows how many."""
     lake = Lake(make_query, tmp_path)

@@ -48,10 +48,17 @@ from router.engine.land.task import GATHERED, gathered
 from router.engine.spark.executors import Executors
 from router.engine.views.note import Note, ViewTarget, note_path
 from router.engine.views.relation import TABLE, Relations, TablePart, are_few
-from router.engine.views.shape import QueryShape, Way, shape_of, used_columns
+from router.engine.views.shape import (
+    QueryShape,
+    Way,
+    shape_of,
+    special_time_literal,
+    unstable_part,
+    used_columns,
+)
 from router.engine.views.sources import Changes, Snapshot, changes, replaced_by, together
 from router.errors import TableError, ViewError, first_line
-from router.spark_internals import to_arrow_columns
+from router.spark_internals import analysed, to_arrow_columns
 from router.table_names import folded, pieces_of
 
 if TYPE_CHECKING:
@@ -68,6 +75,8 @@ TARGET, HASH, VIOLATED = "_target", "_hash", "_violated"
 REMOVED = {"merge": "keys", "keys": "keys", "rows": "tables", "tables": "tables", "full": "full"}
 """The way to follow rows that went, by the way to follow rows that came."""
 CHANGES = "delta.enableChangeDataFeed"
+FORMAT = 2
+"""Of what notes say of a view: under another number it is computed in full once."""
 VERSIONS_SHOWN = 50
 """Tables whose versions stand in each commit; those of more stand in the note only."""
 
@@ -135,7 +144,10 @@ class Refresher:
         sources = self.tables.sources(view)
         if not sources:
             return RefreshPlan("full", "none of its tables is there yet", QueryShape("full", ""))
-        shape = self._work(view, sources).shape().shape
+        joined = self.tables.opened(view, view.joined)
+        if missing := sorted(view.joined - joined.keys()):
+            return RefreshPlan("full", f"{', '.join(missing)} is not there yet", QueryShape("full", ""))
+        shape = self._work(view, sources, joined).shape().shape
         if view.refresh == "full":
             return RefreshPlan("full", "`refresh: full`", shape)
         return RefreshPlan(shape.way, shape.why, shape)
@@ -379,16 +391,37 @@ class _Work:
                 if name and name not in query.columns:
                     raise ViewError(self.view.name, f"`into` asks for {name}, which is no column of its SQL")
             text = to_delta(delta_schema(to_arrow_columns(query.schema)))
-            self._analyse_expectations(query)
-            self.shapes[key] = Shaped(self._of_expectations(shape_of(query)), text, query.schema)
+            shape = shape_of(query)
+            if reason := self._unstable_expectation(query) or self._special_time_literal():
+                shape = QueryShape("full", reason, timed=True)
+            self.shapes[key] = Shaped(self._of_expectations(shape), text, query.schema)
         return self.shapes[key]
 
-    def _analyse_expectations(self, query: DataFrame) -> None:
-        for at, one in enumerate(self.view.expect):
+    def _unstable_expectation(self, query: DataFrame) -> str:
+        """Return why an expectation may hold for other rows though no source has changed. Raises ViewError."""
+        reason = ""
+        for number, expectation in enumerate(self.view.expect):
             try:
-                query.select(_violations(self.view)[f"{VIOLATED}{at}"]).schema  # noqa: B018 - analyses it
+                plan = analysed(query.select(_violations(self.view)[f"{VIOLATED}{number}"]))
             except (AnalysisException, ParseException) as error:
-                raise ViewError(self.view.name, f"its expectation {one.name}: {first_line(error)}") from error
+                raise ViewError(self.view.name, f"its expectation {expectation.name}: {first_line(error)}") from error
+            reason = reason or unstable_part(plan)
+        return reason
+
+    def _special_time_literal(self) -> str:
+        """Return why the SQL of the view, of its expectations or its `let` is other SQL each day."""
+        texts = [self.view.sql or ""]
+        texts += [expectation.sql for expectation in self.view.expect]
+        # A query of `let` has those that it reads inside.
+        queries = [*self.view.let]
+        while queries:
+            query = queries.pop()
+            texts.append(query.sql)
+            queries += query.let
+        for text in texts:
+            if reason := special_time_literal(text):
+                return reason
+        return ""
 
     def _of_expectations(self, shape: QueryShape) -> QueryShape:
         """Return the shape without merging where groups are dropped: what they were would be lost."""
@@ -698,7 +731,7 @@ def _definition(view: View) -> str:
     query = f"{view.query!r} {_source(view.query)}" if view.query else view.sql
     expect = [one.model_dump() for one in view.expect]
     joined = [view.tables, *([one.model_dump() for one in view.let])]
-    about = json.dumps([query, view.into, view.source.model_dump(), *joined, expect, 1], sort_keys=True)
+    about = json.dumps([query, view.into, view.source.model_dump(), *joined, expect, FORMAT], sort_keys=True)
     return hashlib.sha256(about.encode()).hexdigest()[:16]
 
 
