@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from deltalake import write_deltalake
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import router.cli
 from router import ConfigError
@@ -21,6 +24,7 @@ from router.engine.stream import RunOptions, run
 from router.engine.tables.expectation_counts import expectation_counts
 from router.engine.views import relation
 from router.engine.views.note import Note, note_path
+from router.engine.views.row_hash import row_hash
 from router.engine.views.schedule import ViewSchedule, in_order, refresher
 from router.errors import ViewError
 from router.registry import load_registry
@@ -508,6 +512,109 @@ def test_what_must_hold_of_rows_is_counted_dropped_or_stops_the_refresh(make_que
     assert (lake.versions(), set(tmp_path.glob("**/gold/*/*.parquet"))) == (versions, files)
     with pytest.raises(ViewError, match=r"its expectation typo: .*nothing"):
         lake.refresh(view(expect=({"name": "typo", "sql": "nothing > 1"},)))
+
+
+PAIR = pa.struct({"a": pa.int64(), "b": pa.int64()})
+LISTS = pa.struct({"a": pa.list_(pa.int64()), "b": pa.list_(pa.int64())})
+TEXTS = pa.struct({"a": pa.string(), "b": pa.string()})
+SAME_BUT = {
+    "a null elsewhere in a struct": (PAIR, {"a": None, "b": 5}, {"a": 5, "b": None}),
+    "a struct of nulls": (PAIR, None, {"a": None, "b": None}),
+    "a null elsewhere in an array": (pa.list_(pa.int64()), [None, 5], [5, None]),
+    "an empty array": (pa.list_(pa.int64()), None, []),
+    "arrays that run together": (LISTS, {"a": [1], "b": [2]}, {"a": [1, 2], "b": []}),
+    "arrays of arrays": (pa.list_(pa.list_(pa.int64())), [[1], [2]], [[1, 2]]),
+    "texts that run together": (TEXTS, {"a": "a", "b": "bc"}, {"a": "ab", "b": "c"}),
+    "an empty text": (pa.string(), None, ""),
+    "empty bytes": (pa.binary(), None, b""),
+    "a negative zero": (pa.float64(), 0.0, -0.0),
+}
+
+
+@pytest.mark.parametrize("name", SAME_BUT)
+def test_rows_that_changed_a_little_reach_a_view(lake_of_players: Lake, name: str) -> None:
+    """Without it gold keeps the former rows for ever: their hashes are alike."""
+    kind, before, after = SAME_BUT[name]
+    source = "silver." + name.replace(" ", "_")
+    one = View.model_validate({"name": "values", "from": source, "sql": "SELECT v FROM source", "into": "gold.values"})
+    for value in (before, after):
+        rows = pa.table({"v": pa.array([value], kind)})
+        write_deltalake(lake_of_players.query.lake.address(source), rows, mode="overwrite")
+        lake_of_players.refresh(one)
+        assert repr(lake_of_players.query.rows("gold.values")) == repr([{"v": value}])
+    lake_of_players.query.store.delete(note_path("values"))
+    shutil.rmtree(lake_of_players.query.lake.address("gold.values"))
+
+
+def test_rows_that_came_twice_are_other_rows(lake_of_players: Lake) -> None:
+    """Without it two equal rows count as none, or as one."""
+    one = View.model_validate(
+        {"name": "twice", "from": "silver.twice", "sql": "SELECT v FROM source", "into": "gold.twice"}
+    )
+    for values in ([1, 1, 2], [2, 2, 1], [2], [2, 1, 1, 1, 1], [2, 1, 1]):
+        rows = pa.table({"v": values})
+        write_deltalake(lake_of_players.query.lake.address("silver.twice"), rows, mode="overwrite")
+        lake_of_players.refresh(one)
+        assert Counter(row["v"] for row in lake_of_players.query.rows("gold.twice")) == Counter(values)
+
+
+NUMBER = st.none() | st.integers(0, 1)
+TEXT = st.none() | st.sampled_from(["", "a", "ab", "b"])
+FLOAT = st.none() | st.sampled_from([0.0, -0.0, 1.0, float("nan")])
+BYTES = st.none() | st.sampled_from([b"", b"a", b"\x00", b"\x00\x00"])
+NUMBERS = st.none() | st.lists(NUMBER, max_size=2)
+NESTED = {
+    "a": (pa.int64(), NUMBER),
+    "b": (pa.int64(), NUMBER),
+    "text": (pa.string(), TEXT),
+    "bytes": (pa.binary(), BYTES),
+    "lists": (pa.list_(pa.list_(pa.int64())), st.none() | st.lists(NUMBERS, max_size=2)),
+    "more": (
+        pa.list_(pa.struct({"x": pa.float64(), "y": pa.struct({"p": pa.string(), "q": pa.list_(pa.int64())})})),
+        st.none()
+        | st.lists(
+            st.none()
+            | st.fixed_dictionaries({"x": FLOAT, "y": st.none() | st.fixed_dictionaries({"p": TEXT, "q": NUMBERS})}),
+            max_size=2,
+        ),
+    ),
+    "map": (
+        pa.map_(pa.string(), pa.list_(pa.int64())),
+        st.none() | st.dictionaries(st.sampled_from(["", "a", "b"]), NUMBERS, max_size=2),
+    ),
+}
+ROWS = st.lists(st.fixed_dictionaries({name: values for name, (_, values) in NESTED.items()}), min_size=1, max_size=60)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(rows=ROWS)
+def test_rows_have_one_hash_if_they_are_the_same(spark: SparkSession, rows: list[dict[str, Any]]) -> None:
+    """Without it a change somewhere inside a nested value is none."""
+    columns = {}
+    for name, (kind, _) in NESTED.items():
+        values = [row[name] for row in rows]
+        if name == "map":
+            values = [None if value is None else [*value.items()] for value in values]
+        columns[name] = pa.array(values, kind)
+    frame = spark.createDataFrame(pa.table(columns))
+    hashes = [row["hash"] for row in frame.select(row_hash(frame).alias("hash")).collect()]
+    # Maps are the same in any order of their entries; everything else is written as it is, -0.0 and nan included.
+    texts = [repr({**row, "map": row["map"] and sorted(row["map"].items())}) for row in rows]
+    assert len(hashes) == len(rows)
+    assert len({*zip(texts, hashes, strict=True)}) == len({*texts}) == len({*hashes})
+
+
+def test_texts_that_a_collation_takes_for_equal_are_other_rows(spark: SparkSession) -> None:
+    """Without it a name in other letters never reaches gold."""
+    frame = spark.sql("SELECT name COLLATE UTF8_LCASE AS name FROM VALUES ('Uno'), ('UNO'), ('UNO') AS t(name)")
+    assert frame.select(row_hash(frame)).distinct().count() == 2
+
+
+def test_a_table_with_maps_gets_no_commit_for_the_same_rows(lake_of_players: Lake) -> None:
+    """Without it readers of gold see a change at each refresh, where nothing has changed."""
+    one = view("SELECT table, map('a', id, 'b', NULL) AS m FROM source", "gold.maps", name="maps")
+    assert lake_of_players.refresh(one).commits == ("gold.maps",)
+    assert lake_of_players.refresh(one, full=True).commits == ()
 
 
 PLUGIN = '''

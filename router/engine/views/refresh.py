@@ -34,7 +34,6 @@ from deltalake.transaction import create_table_with_add_actions
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import MapType, StructType
 
 from router.columns import quoted
 from router.delta.commit import HOOKS, PROPERTIES, StagedFile, TableCommit, add_action, made_as, to_delta
@@ -48,6 +47,7 @@ from router.engine.land.task import GATHERED, gathered
 from router.engine.spark.executors import Executors
 from router.engine.views.note import Note, ViewTarget, note_path
 from router.engine.views.relation import TABLE, Relations, TablePart, are_few
+from router.engine.views.row_hash import row_hash
 from router.engine.views.shape import (
     QueryShape,
     Way,
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from pyspark.sql import Column, SparkSession
+    from pyspark.sql.types import StructType
 
     from router.config.models import View
     from router.engine.checkpoint_store import CheckpointStore
@@ -75,7 +76,7 @@ TARGET, HASH, VIOLATED = "_target", "_hash", "_violated"
 REMOVED = {"merge": "keys", "keys": "keys", "rows": "tables", "tables": "tables", "full": "full"}
 """The way to follow rows that went, by the way to follow rows that came."""
 CHANGES = "delta.enableChangeDataFeed"
-FORMAT = 2
+FORMAT = 3
 """Of what notes say of a view: under another number it is computed in full once."""
 VERSIONS_SHOWN = 50
 """Tables whose versions stand in each commit; those of more stand in the note only."""
@@ -306,7 +307,7 @@ class Refresher:
         token = uuid.uuid4().hex[:8]
         staging = Staging(self.tables.lake, options.file_bytes, options.buffer_bytes, self.folder, token=token)
         names = rows.columns
-        frame = rows.withColumns({TARGET: _target(view.into), HASH: _hash(rows), **_violations(view)})
+        frame = rows.withColumns({TARGET: _target(view.into), HASH: row_hash(rows), **_violations(view)})
         if spread and "{" in view.into:
             frame = frame.repartition(self.spark.sparkContext.defaultParallelism, TARGET)
         task = self.executors.guarded(
@@ -686,13 +687,6 @@ def _violations(view: View) -> dict[str, Column]:
         f"{VIOLATED}{at}": ~F.coalesce(F.expr(one.sql).cast("boolean"), F.lit(False))
         for at, one in enumerate(view.expect)
     }
-
-
-def _hash(rows: DataFrame) -> Column:
-    """Return a hash of each row; null where it has maps, which Spark does not hash."""
-    if any("map<" in one.dataType.simpleString() or isinstance(one.dataType, MapType) for one in rows.schema):
-        return F.lit(None).cast("long")
-    return F.xxhash64(*map(quoted, rows.columns)) if rows.columns else F.lit(0).cast("long")
 
 
 def _alike(left: ViewTarget, staged: _Staged) -> bool:
