@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections import Counter
@@ -744,3 +745,97 @@ def test_a_run_that_ends_leaves_gold_behind(spark: SparkSession, tmp_path: Path)
     lines = [line.lstrip("│ ├└─").partition("  ")[0] for line in said("lineage", "silver.uno").splitlines()]
     chain = ["silver.uno", "view counts into gold.counts", "gold.counts", "view top into gold.top", "gold.top"]
     assert lines[-6:] == [*chain, "view asked into gold.asked"]
+
+
+def lose(table: Path, loss: str) -> None:
+    """Let a table's folder be gone, made again with one row, or unreadable; it is kept beside."""
+    kept = table.with_name(f"_{table.name}")
+    table.rename(kept)
+    if loss == "made again":
+        write_deltalake(str(table), pa.table({"game": ["uno"], "id": [9], "gamer": [1], "amount": [1.0]}))
+    if loss == "unreadable":
+        shutil.copytree(kept, table)
+        for log in table.glob("_delta_log/*"):
+            log.write_text("no log")
+
+
+@pytest.mark.parametrize("loss", ["gone", "made again", "unreadable"])
+def test_a_view_keeps_the_rows_of_a_lost_source_until_that_is_accepted(
+    make_query: MakeQuery, tmp_path: Path, loss: str
+) -> None:
+    """Without it gold shrinks with silver, at night, and says so to nobody."""
+    one = view()
+    lake = Lake(make_query, tmp_path, one)
+    lake.take(event("uno", 1), event("uno", 2), event("chess", 3))
+    lake.refresh(one)
+    before = told(lake.gold())
+    lose(tmp_path / "lake/silver/uno", loss)
+    for full in (False, True):
+        with pytest.raises(ViewError, match=r"silver\.uno.*--accept silver\.uno"):
+            lake.refresh(one, full=full)
+    assert told(lake.gold()) == before
+
+    file = tmp_path / "games.yaml"
+    definition = one.model_dump(mode="json", by_alias=True, include={"name", "source", "sql", "into"})
+    file.write_text(FILE.replace("./lake", str(tmp_path / "lake")) + f"  - {json.dumps(definition)}")
+
+    def accept(table: str) -> int:
+        return CliRunner().invoke(router.cli.commands, ["views", str(file), "--accept", table]).exit_code
+
+    assert accept("silver.chess") != 0  # it is there
+    assert accept("silver.unknown") != 0
+    with pytest.raises(ViewError):
+        lake.refresh(one)
+    assert accept("silver.uno") == 0
+    assert lake.refresh(one).way != ""
+    remaining = {("chess", 1), ("uno", 1)} if loss == "made again" else {("chess", 1)}
+    assert {(row["table"], row["sessions"]) for row in lake.gold()} == remaining
+    assert lake.refresh(one).way == ""
+
+    # What was accepted once does not count for a later loss.
+    lose(tmp_path / "lake/silver/chess", "gone")
+    with pytest.raises(ViewError, match=r"silver\.chess"):
+        lake.refresh(one)
+
+
+def test_a_source_that_is_back_needs_no_acceptance(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it a folder that was away for an hour needs somebody, or is counted twice."""
+    lake, one = Lake(make_query, tmp_path), view()
+    lake.take(event("uno", 1), event("chess", 3))
+    lake.refresh(one)
+    folder = tmp_path / "lake/silver/uno"
+    lose(folder, "gone")
+    with pytest.raises(ViewError):
+        lake.refresh(one)
+    folder.with_name("_uno").rename(folder)
+    lake.take(event("uno", 4))
+    assert lake.refresh(one).way == "merge"
+    assert told(lake.gold()) == sessions(lake.silver())
+
+
+def test_a_table_that_leaves_a_view_by_its_configuration_is_not_lost(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it `except` needs an acceptance, too."""
+    lake = Lake(make_query, tmp_path)
+    lake.take(event("uno", 1), event("chess", 3))
+    lake.refresh(view())
+    lose(tmp_path / "lake/silver/uno", "gone")
+    less = view(**{"from": {"tables": ["silver.*"], "except": ["silver.uno"]}})
+    assert lake.refresh(less).way == "full"
+    assert {row["table"] for row in lake.gold()} == {"chess"}
+
+
+def test_a_joined_table_that_is_gone_is_named(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it a view stands still, and nothing says so."""
+    lake = Lake(make_query, tmp_path)
+    lake.take(event("uno", 1))
+    address = lake.query.lake.address("crm.players")
+    one = view(
+        "SELECT s.table, p.gamer FROM source s JOIN players p ON p.gamer = s.gamer", tables={"players": "crm.players"}
+    )
+    assert lake.refresh(one).why == "crm.players is not there yet"
+    write_deltalake(address, pa.table({"gamer": [1]}))
+    assert lake.refresh(one).commits == ("gold.uno_sessions",)
+    shutil.rmtree(address)
+    with pytest.raises(ViewError, match=r"crm\.players"):
+        lake.refresh(one)
+    assert lake.gold() == [{"table": "uno", "gamer": 1}]

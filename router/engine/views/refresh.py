@@ -142,7 +142,7 @@ class Refresher:
 
     def plan(self, view: View) -> RefreshPlan:
         """Return how the view would follow its sources, by what its query is. Raises ViewError."""
-        sources = self.tables.sources(view)
+        sources = self.tables.sources(view, self.note(view).accepted)
         if not sources:
             return RefreshPlan("full", "none of its tables is there yet", QueryShape("full", ""))
         joined = self.tables.opened(view, view.joined)
@@ -154,10 +154,12 @@ class Refresher:
         return RefreshPlan(shape.way, shape.why, shape)
 
     def _refreshed(self, view: View, full: bool, began: float) -> RefreshedView:
-        sources, note = self.tables.sources(view), self.note(view)
+        note = self.note(view)
+        sources = self.tables.sources(view, note.accepted)
         if not sources and not note.sources:
             return RefreshedView(view.name, "", "none of its tables is there yet")
         joined = self.tables.opened(view, view.joined)
+        self._refuse_lost_sources(view, note, sources, joined)
         if missing := sorted(view.joined - joined.keys()):
             return RefreshedView(view.name, "", f"{', '.join(missing)} is not there yet")
         targets = self.tables.opened(view, note.targets)
@@ -174,9 +176,47 @@ class Refresher:
         else:
             plan = self._plan(view, note, work, shape)
             if plan.way != "full" and not plan.changed:  # files were only joined
-                self._write(view, replace(note, sources=work.versions()))
+                accepted = self._still_unreadable(note)
+                self._write(view, replace(note, sources=work.versions(), accepted=accepted))
                 return RefreshedView(view.name, "", "nothing has changed", tables=len(note.targets), rows=note.rows)
         return self._carried_out(view, work, plan, (note, targets, as_left, output), began)
+
+    def _refuse_lost_sources(
+        self, view: View, note: Note, sources: Mapping[str, Snapshot], joined: Mapping[str, Snapshot]
+    ) -> None:
+        """Raise ViewError if tables that the view was made of are gone: their rows would vanish from its tables.
+
+        Also if one was deleted and made again, with the rows that came since. A table that the view no longer reads
+        by its configuration is not gone.
+        """
+        is_source = self.tables.is_source(view)
+        gone = list[str]()
+        again = list[str]()
+        for name, (_, identity) in note.sources.items():
+            if name in view.joined and name not in joined:
+                what = f"{name}, which it joins, is gone; bring it back, or take it out of the view"
+                raise ViewError(view.name, what)
+            if name in note.accepted or not is_source(name):
+                continue
+            if name not in sources:
+                gone.append(name)
+            elif sources[name].id != identity:
+                again.append(name)
+        if not gone and not again:
+            return
+        parts = list[str]()
+        if gone:
+            parts.append(f"{', '.join(sorted(gone))}: gone")
+        if again:
+            parts.append(f"{', '.join(sorted(again))}: deleted and made again")
+        options = " ".join(f"--accept {name}" for name in sorted(gone + again))
+        what = f"its sources have changed: {'; '.join(parts)}. Bring them back, or run `router views FILE {options}`"
+        raise ViewError(view.name, what)
+
+    def _still_unreadable(self, note: Note) -> tuple[str, ...]:
+        """Return the accepted sources that still cannot be read; for the others acceptance has been used up."""
+        readable = self.tables.cache.readable(note.accepted)
+        return tuple(name for name in note.accepted if isinstance(readable[name], TableError))
 
     def _work(self, view: View, sources: dict[str, Snapshot], joined: dict[str, Snapshot] | None = None) -> _Work:
         if view.name not in self.sessions:  # of its own: nobody else sees the names of its tables
@@ -282,6 +322,7 @@ class Refresher:
             commits=len(made),
             unnamed=unnamed,
             trend=note.trend,
+            accepted=self._still_unreadable(note),
         )
         after = after.counted() if view.expect else after
         self._write(view, after)
