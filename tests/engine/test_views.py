@@ -673,6 +673,28 @@ def test_a_schedule_refreshes_after_batches_and_goes_on_after_faults(make_query:
     assert "nothing" in schedule.failed["bad"]
 
 
+def test_a_lake_that_cannot_be_listed_does_not_stop_a_batch(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it a fault of storage, at a moment when only a view looks, restarts the query."""
+    one = view(after="1 commit")
+    lake = Lake(make_query, tmp_path, one)
+    lake.take(event("uno", 1))
+    schedule = ViewSchedule(lake.refresher, [one])
+    folder = tmp_path / "lake"
+    folder.rename(tmp_path / "away")
+    folder.symlink_to(folder)  # listing the lake raises OSError
+
+    assert schedule.batch({"silver.uno"}) == set()
+    assert schedule._due(one)
+    schedule._refresh(one)
+    assert "sessions" in schedule.failed
+
+    folder.unlink()
+    (tmp_path / "away").rename(folder)
+    schedule.finish(refresh=True)
+    assert told(lake.gold()) == sessions(lake.silver())
+    assert schedule.failed == {}
+
+
 FILE = """
 name: games
 lake: ./lake
