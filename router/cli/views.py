@@ -33,6 +33,13 @@ COLUMNS = ("view", "reads", "into", "when", "tables", "rows", "violated", "last"
 @click.option(
     "--plan", is_flag=True, help="Say which way each follows changes, and why not a better one (needs Spark)."
 )
+@click.option(
+    "--accept",
+    "accepted",
+    multiple=True,
+    metavar="TABLE",
+    help="Make its views without this source, which is gone or unreadable; may be given several times.",
+)
 @click.option("--master", help="Spark master of a local run; spark-submit brings its own.")
 @plugin_option
 def views(
@@ -41,6 +48,7 @@ def views(
     refresh: bool,
     full: bool,
     plan: bool,
+    accepted: tuple[str, ...],
     master: str | None,
     plugin_files: tuple[Path, ...],
 ) -> None:
@@ -48,6 +56,8 @@ def views(
 
     A refresh may run beside the stream; where both refresh one view at once, one of the two is refused and the next one
     computes all of it. Exit code 1: a view could not be refreshed; its tables stay as they were.
+
+    A view one of whose sources is gone or unreadable stays as it was, until the source is back or --accept names it.
     """
     if full and not refresh:
         raise click.UsageError("--full goes with --refresh")
@@ -57,6 +67,8 @@ def views(
     chosen: list[View] = [view for view in schedule.in_order(config.views) if not names or view.name in names]
     if unknown := set(names) - {view.name for view in chosen}:
         raise StartError(f"{config.name} has no view {', '.join(sorted(unknown))}")
+    if accepted:
+        _accept(config, chosen, set(accepted))
     if not refresh and not plan:
         _list(config, chosen)
         return
@@ -70,6 +82,37 @@ def views(
                 _refresh(config, spark, chosen, full=full)
         finally:
             session.stop_session(spark)
+
+
+def _accept(config: Config, chosen: list[View], tables: set[str]) -> None:
+    """Let views be made without tables. Raises StartError if one is no source of theirs, or is as it was."""
+    note_module = import_module("router.engine.views.note")
+    sources_module = import_module("router.engine.views.sources")
+    cache_module = import_module("router.delta.table_cache")
+    stores = import_module("router.engine.checkpoint_store")
+    lake, checkpoint = stores.lake_and_checkpoint(config)
+    store = stores.CheckpointStore(checkpoint)
+    cache = cache_module.TableCache(lake)
+    view_tables = sources_module.ViewTables(config, lake, cache)
+    readable = cache.readable(tables)
+
+    # Look at everything before the first note is written.
+    lost_by_view: list[tuple[View, set[str]]] = []
+    for view in chosen:
+        note = note_module.Note.of(store.load(note_module.note_path(view.name)))
+        is_source = view_tables.is_source(view)
+        lost = {table for table in tables if is_source(table) and note.lacks(table, readable[table])}
+        if lost:
+            lost_by_view.append((view, lost))
+    unknown = tables.difference(*(lost for _, lost in lost_by_view))
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        raise StartError(
+            f"--accept {names}: no view of {config.name} misses it; `router views FILE` shows what they read"
+        )
+    for view, lost in lost_by_view:
+        note_module.accept_lost(store, view, lost)
+        click.echo(f"{view.name}: continues without the former rows of {', '.join(sorted(lost))} at its next refresh")
 
 
 def _list(config: Config, chosen: list[View]) -> None:

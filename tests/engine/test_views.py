@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from deltalake import write_deltalake
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import router.cli
 from router import ConfigError
@@ -21,6 +25,7 @@ from router.engine.stream import RunOptions, run
 from router.engine.tables.expectation_counts import expectation_counts
 from router.engine.views import relation
 from router.engine.views.note import Note, note_path
+from router.engine.views.row_hash import row_hash
 from router.engine.views.schedule import ViewSchedule, in_order, refresher
 from router.errors import ViewError
 from router.registry import load_registry
@@ -407,6 +412,83 @@ def test_the_plan_says_which_way_and_why(make_query: MakeQuery, tmp_path: Path) 
     assert lake.refresher.plan(view(refresh="full")).way == "full"
 
 
+WIDE = ", ".join(f"id + {number} AS c{number}" for number in range(30))
+WIDE_GROUPS = ", ".join(f"max(id + {number}) AS c{number}" for number in range(30))
+LATEST = {"name": "latest", "tables": {"who": "crm.players"}}
+CHANGES_BY_ITSELF = {
+    "a wide view": view(f"SELECT table, {WIDE}, current_timestamp() AS ts FROM source", "gold.x"),
+    "wide groups": view(f"SELECT table, {WIDE_GROUPS}, now() AS ts FROM source GROUP BY table", "gold.x"),
+    "a wide filter": view(f"SELECT table, {WIDE} FROM source WHERE id > unix_timestamp()", "gold.x"),
+    "a subquery": view("SELECT table, id FROM source WHERE id < (SELECT unix_timestamp())", "gold.x"),
+    "a common table expression": view(
+        "WITH days AS (SELECT table, current_date() AS day FROM source) SELECT * FROM days", "gold.x"
+    ),
+    "a lambda": view("SELECT table, transform(array(id), x -> x + unix_timestamp()) AS ids FROM source", "gold.x"),
+    "a query of let": view(
+        "SELECT s.table, p.ts FROM source s JOIN latest p ON p.gamer = s.gamer",
+        "gold.x",
+        let=({**LATEST, "sql": "SELECT gamer, localtimestamp() AS ts FROM who"},),
+    ),
+    "a typed literal in a query of let": view(
+        "SELECT s.table, p.day FROM source s JOIN latest p ON p.gamer = s.gamer",
+        "gold.x",
+        let=({**LATEST, "sql": "SELECT gamer, date 'today' AS day FROM who"},),
+    ),
+    "an expectation": view(expect=({"name": "new", "sql": "first > unix_timestamp() - 60", "otherwise": "drop"},)),
+    "a cast": view("SELECT table, CAST('now' AS timestamp) AS ts FROM source", "gold.x"),
+    "a function that is a cast": view("SELECT table, to_date(' Today') AS day FROM source", "gold.x"),
+    "a typed literal": view("SELECT table, id FROM source WHERE TIMESTAMP 'now' > '2020-01-01'", "gold.x"),
+    "the user": view("SELECT table, current_user() AS name FROM source", "gold.x"),
+    "the zone of the session": view("SELECT table, current_timezone() AS zone FROM source", "gold.x"),
+    "a random number": view("SELECT table, rand() AS r FROM source", "gold.x"),
+    "random numbers of a range": view("SELECT table, uniform(1, 9) AS r FROM source", "gold.x"),
+    "a random identity": view("SELECT table, uuid() AS id FROM source", "gold.x"),
+    "random order": view("SELECT table, shuffle(array(id, gamer)) AS ids FROM source", "gold.x"),
+    "a sample": view("SELECT table, id FROM source TABLESAMPLE (50 PERCENT)", "gold.x"),
+    "a method of Java": view("SELECT table, reflect('java.lang.System', 'nanoTime') AS n FROM source", "gold.x"),
+}
+
+
+@pytest.fixture(scope="module")
+def lake_of_players(make_query: MakeQuery, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Return a lake with one game and the table crm.players."""
+    lake = Lake(make_query, tmp_path_factory.mktemp("players"))
+    lake.take(event("uno", 1))
+    write_deltalake(lake.query.lake.address("crm.players"), pa.table({"gamer": [1]}))
+    return lake
+
+
+@pytest.mark.parametrize("name", CHANGES_BY_ITSELF)
+def test_a_view_whose_values_change_by_themselves_is_computed_every_time(lake_of_players: Lake, name: str) -> None:
+    """Without it gold shows the time, or the user, of the day on which a source changed last."""
+    plan = lake_of_players.refresher.plan(CHANGES_BY_ITSELF[name])
+    assert (plan.way, plan.shape.timed) == ("full", True), plan.why
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT table, 'now()' AS text, 'current_date()' AS other, CAST('2020-01-01' AS date) AS day FROM source",
+        "SELECT table, id AS `current_user()`, 'uuid()' AS `rand()` FROM source",
+        "SELECT table, CAST(table AS date) AS day, to_timestamp(table) AS ts FROM source",
+    ],
+)
+def test_a_view_that_only_names_such_functions_is_not(lake_of_players: Lake, sql: str) -> None:
+    """Without it a text in a query makes every refresh read everything."""
+    plan = lake_of_players.refresher.plan(view(sql, "gold.x"))
+    assert (plan.way, plan.shape.timed) == ("rows", False), plan.why
+
+
+def test_a_wide_view_of_the_time_follows_the_time(lake_of_players: Lake) -> None:
+    """Without it the 31st column keeps the time of the first refresh."""
+    one = CHANGES_BY_ITSELF["a wide view"].model_copy(update={"into": "gold.wide"})
+    assert lake_of_players.refresh(one).commits == ("gold.wide",)
+    (before,) = lake_of_players.query.rows("gold.wide", "ts")
+    assert lake_of_players.refresh(one).commits == ("gold.wide",)
+    (after,) = lake_of_players.query.rows("gold.wide", "ts")
+    assert after["ts"] > before["ts"]
+
+
 def test_what_must_hold_of_rows_is_counted_dropped_or_stops_the_refresh(make_query: MakeQuery, tmp_path: Path) -> None:
     """Without it gold has rows that nobody trusts, and nobody knows how many."""
     lake = Lake(make_query, tmp_path)
@@ -431,6 +513,109 @@ def test_what_must_hold_of_rows_is_counted_dropped_or_stops_the_refresh(make_que
     assert (lake.versions(), set(tmp_path.glob("**/gold/*/*.parquet"))) == (versions, files)
     with pytest.raises(ViewError, match=r"its expectation typo: .*nothing"):
         lake.refresh(view(expect=({"name": "typo", "sql": "nothing > 1"},)))
+
+
+PAIR = pa.struct({"a": pa.int64(), "b": pa.int64()})
+LISTS = pa.struct({"a": pa.list_(pa.int64()), "b": pa.list_(pa.int64())})
+TEXTS = pa.struct({"a": pa.string(), "b": pa.string()})
+SAME_BUT = {
+    "a null elsewhere in a struct": (PAIR, {"a": None, "b": 5}, {"a": 5, "b": None}),
+    "a struct of nulls": (PAIR, None, {"a": None, "b": None}),
+    "a null elsewhere in an array": (pa.list_(pa.int64()), [None, 5], [5, None]),
+    "an empty array": (pa.list_(pa.int64()), None, []),
+    "arrays that run together": (LISTS, {"a": [1], "b": [2]}, {"a": [1, 2], "b": []}),
+    "arrays of arrays": (pa.list_(pa.list_(pa.int64())), [[1], [2]], [[1, 2]]),
+    "texts that run together": (TEXTS, {"a": "a", "b": "bc"}, {"a": "ab", "b": "c"}),
+    "an empty text": (pa.string(), None, ""),
+    "empty bytes": (pa.binary(), None, b""),
+    "a negative zero": (pa.float64(), 0.0, -0.0),
+}
+
+
+@pytest.mark.parametrize("name", SAME_BUT)
+def test_rows_that_changed_a_little_reach_a_view(lake_of_players: Lake, name: str) -> None:
+    """Without it gold keeps the former rows for ever: their hashes are alike."""
+    kind, before, after = SAME_BUT[name]
+    source = "silver." + name.replace(" ", "_")
+    one = View.model_validate({"name": "values", "from": source, "sql": "SELECT v FROM source", "into": "gold.values"})
+    for value in (before, after):
+        rows = pa.table({"v": pa.array([value], kind)})
+        write_deltalake(lake_of_players.query.lake.address(source), rows, mode="overwrite")
+        lake_of_players.refresh(one)
+        assert repr(lake_of_players.query.rows("gold.values")) == repr([{"v": value}])
+    lake_of_players.query.store.delete(note_path("values"))
+    shutil.rmtree(lake_of_players.query.lake.address("gold.values"))
+
+
+def test_rows_that_came_twice_are_other_rows(lake_of_players: Lake) -> None:
+    """Without it two equal rows count as none, or as one."""
+    one = View.model_validate(
+        {"name": "twice", "from": "silver.twice", "sql": "SELECT v FROM source", "into": "gold.twice"}
+    )
+    for values in ([1, 1, 2], [2, 2, 1], [2], [2, 1, 1, 1, 1], [2, 1, 1]):
+        rows = pa.table({"v": values})
+        write_deltalake(lake_of_players.query.lake.address("silver.twice"), rows, mode="overwrite")
+        lake_of_players.refresh(one)
+        assert Counter(row["v"] for row in lake_of_players.query.rows("gold.twice")) == Counter(values)
+
+
+NUMBER = st.none() | st.integers(0, 1)
+TEXT = st.none() | st.sampled_from(["", "a", "ab", "b"])
+FLOAT = st.none() | st.sampled_from([0.0, -0.0, 1.0, float("nan")])
+BYTES = st.none() | st.sampled_from([b"", b"a", b"\x00", b"\x00\x00"])
+NUMBERS = st.none() | st.lists(NUMBER, max_size=2)
+NESTED = {
+    "a": (pa.int64(), NUMBER),
+    "b": (pa.int64(), NUMBER),
+    "text": (pa.string(), TEXT),
+    "bytes": (pa.binary(), BYTES),
+    "lists": (pa.list_(pa.list_(pa.int64())), st.none() | st.lists(NUMBERS, max_size=2)),
+    "more": (
+        pa.list_(pa.struct({"x": pa.float64(), "y": pa.struct({"p": pa.string(), "q": pa.list_(pa.int64())})})),
+        st.none()
+        | st.lists(
+            st.none()
+            | st.fixed_dictionaries({"x": FLOAT, "y": st.none() | st.fixed_dictionaries({"p": TEXT, "q": NUMBERS})}),
+            max_size=2,
+        ),
+    ),
+    "map": (
+        pa.map_(pa.string(), pa.list_(pa.int64())),
+        st.none() | st.dictionaries(st.sampled_from(["", "a", "b"]), NUMBERS, max_size=2),
+    ),
+}
+ROWS = st.lists(st.fixed_dictionaries({name: values for name, (_, values) in NESTED.items()}), min_size=1, max_size=60)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(rows=ROWS)
+def test_rows_have_one_hash_if_they_are_the_same(spark: SparkSession, rows: list[dict[str, Any]]) -> None:
+    """Without it a change somewhere inside a nested value is none."""
+    columns = {}
+    for name, (kind, _) in NESTED.items():
+        values = [row[name] for row in rows]
+        if name == "map":
+            values = [None if value is None else [*value.items()] for value in values]
+        columns[name] = pa.array(values, kind)
+    frame = spark.createDataFrame(pa.table(columns))
+    hashes = [row["hash"] for row in frame.select(row_hash(frame).alias("hash")).collect()]
+    # Maps are the same in any order of their entries; everything else is written as it is, -0.0 and nan included.
+    texts = [repr({**row, "map": row["map"] and sorted(row["map"].items())}) for row in rows]
+    assert len(hashes) == len(rows)
+    assert len({*zip(texts, hashes, strict=True)}) == len({*texts}) == len({*hashes})
+
+
+def test_texts_that_a_collation_takes_for_equal_are_other_rows(spark: SparkSession) -> None:
+    """Without it a name in other letters never reaches gold."""
+    frame = spark.sql("SELECT name COLLATE UTF8_LCASE AS name FROM VALUES ('Uno'), ('UNO'), ('UNO') AS t(name)")
+    assert frame.select(row_hash(frame)).distinct().count() == 2
+
+
+def test_a_table_with_maps_gets_no_commit_for_the_same_rows(lake_of_players: Lake) -> None:
+    """Without it readers of gold see a change at each refresh, where nothing has changed."""
+    one = view("SELECT table, map('a', id, 'b', NULL) AS m FROM source", "gold.maps", name="maps")
+    assert lake_of_players.refresh(one).commits == ("gold.maps",)
+    assert lake_of_players.refresh(one, full=True).commits == ()
 
 
 PLUGIN = '''
@@ -486,6 +671,28 @@ def test_a_schedule_refreshes_after_batches_and_goes_on_after_faults(make_query:
     assert told(lake.gold()) == sessions(lake.silver())
     assert schedule.batch(set()) == {"gold.uno_sessions"}
     assert "nothing" in schedule.failed["bad"]
+
+
+def test_a_lake_that_cannot_be_listed_does_not_stop_a_batch(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it a fault of storage, at a moment when only a view looks, restarts the query."""
+    one = view(after="1 commit")
+    lake = Lake(make_query, tmp_path, one)
+    lake.take(event("uno", 1))
+    schedule = ViewSchedule(lake.refresher, [one])
+    folder = tmp_path / "lake"
+    folder.rename(tmp_path / "away")
+    folder.symlink_to(folder)  # listing the lake raises OSError
+
+    assert schedule.batch({"silver.uno"}) == set()
+    assert schedule._due(one)
+    schedule._refresh(one)
+    assert "sessions" in schedule.failed
+
+    folder.unlink()
+    (tmp_path / "away").rename(folder)
+    schedule.finish(refresh=True)
+    assert told(lake.gold()) == sessions(lake.silver())
+    assert schedule.failed == {}
 
 
 FILE = """
@@ -560,3 +767,97 @@ def test_a_run_that_ends_leaves_gold_behind(spark: SparkSession, tmp_path: Path)
     lines = [line.lstrip("│ ├└─").partition("  ")[0] for line in said("lineage", "silver.uno").splitlines()]
     chain = ["silver.uno", "view counts into gold.counts", "gold.counts", "view top into gold.top", "gold.top"]
     assert lines[-6:] == [*chain, "view asked into gold.asked"]
+
+
+def lose(table: Path, loss: str) -> None:
+    """Let a table's folder be gone, made again with one row, or unreadable; it is kept beside."""
+    kept = table.with_name(f"_{table.name}")
+    table.rename(kept)
+    if loss == "made again":
+        write_deltalake(str(table), pa.table({"game": ["uno"], "id": [9], "gamer": [1], "amount": [1.0]}))
+    if loss == "unreadable":
+        shutil.copytree(kept, table)
+        for log in table.glob("_delta_log/*"):
+            log.write_text("no log")
+
+
+@pytest.mark.parametrize("loss", ["gone", "made again", "unreadable"])
+def test_a_view_keeps_the_rows_of_a_lost_source_until_that_is_accepted(
+    make_query: MakeQuery, tmp_path: Path, loss: str
+) -> None:
+    """Without it gold shrinks with silver, at night, and says so to nobody."""
+    one = view()
+    lake = Lake(make_query, tmp_path, one)
+    lake.take(event("uno", 1), event("uno", 2), event("chess", 3))
+    lake.refresh(one)
+    before = told(lake.gold())
+    lose(tmp_path / "lake/silver/uno", loss)
+    for full in (False, True):
+        with pytest.raises(ViewError, match=r"silver\.uno.*--accept silver\.uno"):
+            lake.refresh(one, full=full)
+    assert told(lake.gold()) == before
+
+    file = tmp_path / "games.yaml"
+    definition = one.model_dump(mode="json", by_alias=True, include={"name", "source", "sql", "into"})
+    file.write_text(FILE.replace("./lake", str(tmp_path / "lake")) + f"  - {json.dumps(definition)}")
+
+    def accept(table: str) -> int:
+        return CliRunner().invoke(router.cli.commands, ["views", str(file), "--accept", table]).exit_code
+
+    assert accept("silver.chess") != 0  # it is there
+    assert accept("silver.unknown") != 0
+    with pytest.raises(ViewError):
+        lake.refresh(one)
+    assert accept("silver.uno") == 0
+    assert lake.refresh(one).way != ""
+    remaining = {("chess", 1), ("uno", 1)} if loss == "made again" else {("chess", 1)}
+    assert {(row["table"], row["sessions"]) for row in lake.gold()} == remaining
+    assert lake.refresh(one).way == ""
+
+    # What was accepted once does not count for a later loss.
+    lose(tmp_path / "lake/silver/chess", "gone")
+    with pytest.raises(ViewError, match=r"silver\.chess"):
+        lake.refresh(one)
+
+
+def test_a_source_that_is_back_needs_no_acceptance(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it a folder that was away for an hour needs somebody, or is counted twice."""
+    lake, one = Lake(make_query, tmp_path), view()
+    lake.take(event("uno", 1), event("chess", 3))
+    lake.refresh(one)
+    folder = tmp_path / "lake/silver/uno"
+    lose(folder, "gone")
+    with pytest.raises(ViewError):
+        lake.refresh(one)
+    folder.with_name("_uno").rename(folder)
+    lake.take(event("uno", 4))
+    assert lake.refresh(one).way == "merge"
+    assert told(lake.gold()) == sessions(lake.silver())
+
+
+def test_a_table_that_leaves_a_view_by_its_configuration_is_not_lost(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it `except` needs an acceptance, too."""
+    lake = Lake(make_query, tmp_path)
+    lake.take(event("uno", 1), event("chess", 3))
+    lake.refresh(view())
+    lose(tmp_path / "lake/silver/uno", "gone")
+    less = view(**{"from": {"tables": ["silver.*"], "except": ["silver.uno"]}})
+    assert lake.refresh(less).way == "full"
+    assert {row["table"] for row in lake.gold()} == {"chess"}
+
+
+def test_a_joined_table_that_is_gone_is_named(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it a view stands still, and nothing says so."""
+    lake = Lake(make_query, tmp_path)
+    lake.take(event("uno", 1))
+    address = lake.query.lake.address("crm.players")
+    one = view(
+        "SELECT s.table, p.gamer FROM source s JOIN players p ON p.gamer = s.gamer", tables={"players": "crm.players"}
+    )
+    assert lake.refresh(one).why == "crm.players is not there yet"
+    write_deltalake(address, pa.table({"gamer": [1]}))
+    assert lake.refresh(one).commits == ("gold.uno_sessions",)
+    shutil.rmtree(address)
+    with pytest.raises(ViewError, match=r"crm\.players"):
+        lake.refresh(one)
+    assert lake.gold() == [{"table": "uno", "gamer": 1}]

@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from router.engine.checkpoint_store import CheckpointStore, lake_and_checkpoint
+from router.errors import TableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from router.config.models import Config
+    from router.config.models import Config, View
 
 REFRESHES = 8
 """How many refreshes a trend has."""
@@ -36,6 +37,7 @@ class ViewTarget(NamedTuple):
 class Note:
     """What a view was made of, and what was made: versions of its sources with their ids, and its tables.
 
+    `accepted` are sources that are gone or unreadable, and that the view may be made without.
     `trend` has the rows that its expectations judged, and how many each did not hold for, of its last refreshes.
     """
 
@@ -52,6 +54,7 @@ class Note:
     commits: int = 0
     unnamed: int = 0
     trend: tuple[tuple[int, dict[str, int]], ...] = ()
+    accepted: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, found: Mapping[str, Any] | None) -> Note:
@@ -84,9 +87,24 @@ class Note:
         """Return the rows that its expectations were asked of: those of all tables, and those that they dropped."""
         return self.rows + sum(target.dropped for target in self.targets.values())
 
+    def lacks(self, name: str, table: Any) -> bool:
+        """Return whether a source is not there as it was: `table` is its open table, None, or why it is unreadable."""
+        if isinstance(table, TableError):
+            return True
+        if name not in self.sources:
+            return False
+        return table is None or str(table.metadata().id) != self.sources[name][1]
+
     def counted(self) -> Note:
         """Return this with its counts at the end of the trend."""
         return replace(self, trend=(*self.trend, (self.judged, self.violated))[-REFRESHES:])
+
+
+def accept_lost(store: CheckpointStore, view: View, lost: set[str]) -> None:
+    """Note that a view may be made without some of its sources, as long as they are gone or unreadable."""
+    note = Note.of(store.load(note_path(view.name)))
+    accepted = tuple(sorted({*note.accepted, *lost}))
+    store.write(note_path(view.name), replace(note, accepted=accepted).dump())
 
 
 def note_path(view: str) -> str:

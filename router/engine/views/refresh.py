@@ -34,7 +34,6 @@ from deltalake.transaction import create_table_with_add_actions
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import MapType, StructType
 
 from router.columns import quoted
 from router.delta.commit import HOOKS, PROPERTIES, StagedFile, TableCommit, add_action, made_as, to_delta
@@ -49,10 +48,18 @@ from router.engine.land.task import GATHERED, gathered
 from router.engine.spark.executors import Executors
 from router.engine.views.note import Note, ViewTarget, note_path
 from router.engine.views.relation import TABLE, Relations, TablePart, are_few
-from router.engine.views.shape import QueryShape, Way, shape_of, used_columns
+from router.engine.views.row_hash import row_hash
+from router.engine.views.shape import (
+    QueryShape,
+    Way,
+    shape_of,
+    special_time_literal,
+    unstable_part,
+    used_columns,
+)
 from router.engine.views.sources import Changes, Snapshot, changes, replaced_by, together
 from router.errors import TableError, ViewError, first_line
-from router.spark_internals import to_arrow_columns
+from router.spark_internals import analysed, to_arrow_columns
 from router.table_names import folded, pieces_of
 
 if TYPE_CHECKING:
@@ -60,6 +67,7 @@ if TYPE_CHECKING:
 
     from deltalake import Transaction
     from pyspark.sql import Column, SparkSession
+    from pyspark.sql.types import StructType
 
     from router.config.models import View
     from router.engine.checkpoint_store import CheckpointStore
@@ -70,6 +78,8 @@ TARGET, HASH, VIOLATED = "_target", "_hash", "_violated"
 REMOVED = {"merge": "keys", "keys": "keys", "rows": "tables", "tables": "tables", "full": "full"}
 """The way to follow rows that went, by the way to follow rows that came."""
 CHANGES = "delta.enableChangeDataFeed"
+FORMAT = 3
+"""Of what notes say of a view: under another number it is computed in full once."""
 VERSIONS_SHOWN = 50
 """Tables whose versions stand in each commit; those of more stand in the note only."""
 
@@ -134,19 +144,24 @@ class Refresher:
 
     def plan(self, view: View) -> RefreshPlan:
         """Return how the view would follow its sources, by what its query is. Raises ViewError."""
-        sources = self.tables.sources(view)
+        sources = self.tables.sources(view, self.note(view).accepted)
         if not sources:
             return RefreshPlan("full", "none of its tables is there yet", QueryShape("full", ""))
-        shape = self._work(view, sources).shape().shape
+        joined = self.tables.opened(view, view.joined)
+        if missing := sorted(view.joined - joined.keys()):
+            return RefreshPlan("full", f"{', '.join(missing)} is not there yet", QueryShape("full", ""))
+        shape = self._work(view, sources, joined).shape().shape
         if view.refresh == "full":
             return RefreshPlan("full", "`refresh: full`", shape)
         return RefreshPlan(shape.way, shape.why, shape)
 
     def _refreshed(self, view: View, full: bool, began: float) -> RefreshedView:
-        sources, note = self.tables.sources(view), self.note(view)
+        note = self.note(view)
+        sources = self.tables.sources(view, note.accepted)
         if not sources and not note.sources:
             return RefreshedView(view.name, "", "none of its tables is there yet")
         joined = self.tables.opened(view, view.joined)
+        self._refuse_lost_sources(view, note, sources, joined)
         if missing := sorted(view.joined - joined.keys()):
             return RefreshedView(view.name, "", f"{', '.join(missing)} is not there yet")
         targets = self.tables.opened(view, note.targets)
@@ -163,9 +178,47 @@ class Refresher:
         else:
             plan = self._plan(view, note, work, shape)
             if plan.way != "full" and not plan.changed:  # files were only joined
-                self._write(view, replace(note, sources=work.versions()))
+                accepted = self._still_unreadable(note)
+                self._write(view, replace(note, sources=work.versions(), accepted=accepted))
                 return RefreshedView(view.name, "", "nothing has changed", tables=len(note.targets), rows=note.rows)
         return self._carried_out(view, work, plan, (note, targets, as_left, output), began)
+
+    def _refuse_lost_sources(
+        self, view: View, note: Note, sources: Mapping[str, Snapshot], joined: Mapping[str, Snapshot]
+    ) -> None:
+        """Raise ViewError if tables that the view was made of are gone: their rows would vanish from its tables.
+
+        Also if one was deleted and made again, with the rows that came since. A table that the view no longer reads
+        by its configuration is not gone.
+        """
+        is_source = self.tables.is_source(view)
+        gone = list[str]()
+        again = list[str]()
+        for name, (_, identity) in note.sources.items():
+            if name in view.joined and name not in joined:
+                what = f"{name}, which it joins, is gone; bring it back, or take it out of the view"
+                raise ViewError(view.name, what)
+            if name in note.accepted or not is_source(name):
+                continue
+            if name not in sources:
+                gone.append(name)
+            elif sources[name].id != identity:
+                again.append(name)
+        if not gone and not again:
+            return
+        parts = list[str]()
+        if gone:
+            parts.append(f"{', '.join(sorted(gone))}: gone")
+        if again:
+            parts.append(f"{', '.join(sorted(again))}: deleted and made again")
+        options = " ".join(f"--accept {name}" for name in sorted(gone + again))
+        what = f"its sources have changed: {'; '.join(parts)}. Bring them back, or run `router views FILE {options}`"
+        raise ViewError(view.name, what)
+
+    def _still_unreadable(self, note: Note) -> tuple[str, ...]:
+        """Return the accepted sources that still cannot be read; for the others acceptance has been used up."""
+        readable = self.tables.cache.readable(note.accepted)
+        return tuple(name for name in note.accepted if isinstance(readable[name], TableError))
 
     def _work(self, view: View, sources: dict[str, Snapshot], joined: dict[str, Snapshot] | None = None) -> _Work:
         if view.name not in self.sessions:  # of its own: nobody else sees the names of its tables
@@ -271,6 +324,7 @@ class Refresher:
             commits=len(made),
             unnamed=unnamed,
             trend=note.trend,
+            accepted=self._still_unreadable(note),
         )
         after = after.counted() if view.expect else after
         self._write(view, after)
@@ -296,7 +350,7 @@ class Refresher:
         token = uuid.uuid4().hex[:8]
         staging = Staging(self.tables.lake, options.file_bytes, options.buffer_bytes, self.folder, token=token)
         names = rows.columns
-        frame = rows.withColumns({TARGET: _target(view.into), HASH: _hash(rows), **_violations(view)})
+        frame = rows.withColumns({TARGET: _target(view.into), HASH: row_hash(rows), **_violations(view)})
         if spread and "{" in view.into:
             frame = frame.repartition(self.spark.sparkContext.defaultParallelism, TARGET)
         task = self.executors.guarded(
@@ -381,16 +435,37 @@ class _Work:
                 if name and name not in query.columns:
                     raise ViewError(self.view.name, f"`into` asks for {name}, which is no column of its SQL")
             text = to_delta(delta_schema(to_arrow_columns(query.schema)))
-            self._analyse_expectations(query)
-            self.shapes[key] = Shaped(self._of_expectations(shape_of(query)), text, query.schema)
+            shape = shape_of(query)
+            if reason := self._unstable_expectation(query) or self._special_time_literal():
+                shape = QueryShape("full", reason, timed=True)
+            self.shapes[key] = Shaped(self._of_expectations(shape), text, query.schema)
         return self.shapes[key]
 
-    def _analyse_expectations(self, query: DataFrame) -> None:
-        for at, one in enumerate(self.view.expect):
+    def _unstable_expectation(self, query: DataFrame) -> str:
+        """Return why an expectation may hold for other rows though no source has changed. Raises ViewError."""
+        reason = ""
+        for number, expectation in enumerate(self.view.expect):
             try:
-                query.select(_violations(self.view)[f"{VIOLATED}{at}"]).schema  # noqa: B018 - analyses it
+                plan = analysed(query.select(_violations(self.view)[f"{VIOLATED}{number}"]))
             except (AnalysisException, ParseException) as error:
-                raise ViewError(self.view.name, f"its expectation {one.name}: {first_line(error)}") from error
+                raise ViewError(self.view.name, f"its expectation {expectation.name}: {first_line(error)}") from error
+            reason = reason or unstable_part(plan)
+        return reason
+
+    def _special_time_literal(self) -> str:
+        """Return why the SQL of the view, of its expectations or its `let` is other SQL each day."""
+        texts = [self.view.sql or ""]
+        texts += [expectation.sql for expectation in self.view.expect]
+        # A query of `let` has those that it reads inside.
+        queries = [*self.view.let]
+        while queries:
+            query = queries.pop()
+            texts.append(query.sql)
+            queries += query.let
+        for text in texts:
+            if reason := special_time_literal(text):
+                return reason
+        return ""
 
     def _of_expectations(self, shape: QueryShape) -> QueryShape:
         """Return the shape without merging where groups are dropped: what they were would be lost."""
@@ -657,13 +732,6 @@ def _violations(view: View) -> dict[str, Column]:
     }
 
 
-def _hash(rows: DataFrame) -> Column:
-    """Return a hash of each row; null where it has maps, which Spark does not hash."""
-    if any("map<" in one.dataType.simpleString() or isinstance(one.dataType, MapType) for one in rows.schema):
-        return F.lit(None).cast("long")
-    return F.xxhash64(*map(quoted, rows.columns)) if rows.columns else F.lit(0).cast("long")
-
-
 def _alike(left: ViewTarget, staged: _Staged) -> bool:
     """Say whether the rows that were staged for a table are those that it was left with."""
     return left.hash is not None and (left.hash, left.rows) == (staged.hash, staged.rows)
@@ -700,7 +768,7 @@ def _definition(view: View) -> str:
     query = f"{view.query!r} {_source(view.query)}" if view.query else view.sql
     expect = [one.model_dump() for one in view.expect]
     joined = [view.tables, *([one.model_dump() for one in view.let])]
-    about = json.dumps([query, view.into, view.source.model_dump(), *joined, expect, 1], sort_keys=True)
+    about = json.dumps([query, view.into, view.source.model_dump(), *joined, expect, FORMAT], sort_keys=True)
     return hashlib.sha256(about.encode()).hexdigest()[:16]
 
 

@@ -103,8 +103,14 @@ class ViewSchedule:
                     self._refresh(view)
 
     def _has(self, view: View, tables: list[str]) -> bool:
-        names = set(self.refresher.tables.names(view)) if view.source.route is None else None
-        return names is None or not names.isdisjoint(tables)
+        """Return whether a view reads some of these tables.
+
+        It runs on the batch's thread, so it looks at names only: a fault of storage here would restart the query.
+        """
+        if view.source.route is not None:
+            return True
+        is_source = self.refresher.tables.is_source(view)
+        return any(is_source(table) for table in tables)
 
     def _work(self) -> None:
         context = self.refresher.spark.sparkContext

@@ -8,7 +8,8 @@
 | tables | groups by `table`, not all of the keys shown | tables that changed are computed anew | the same |
 | full | joins, windows, random values, the time | everything is computed anew | the same |
 
-Spark's analysed plan says it; no text of SQL is read.
+Spark's analysed plan says it. A literal like `DATE 'today'` is the only thing looked for in the SQL: the plan has the
+day in its place.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ MERGED = {
 ROW_WISE = {"Project", "Filter", "SubqueryAlias"}
 LEAF, SOURCE = "View", "source"
 """What stands for `source`, and for other relations, in a plan: what is below it is not the query's."""
-TIME = re.compile(r"\b(current_\w+|now|localtimestamp|curdate)\(", re.IGNORECASE)
+CURRENT = "CURRENT_LIKE"
+"""Spark's mark of functions whose value is fixed for one run of a query only: the time, the user, the zone, ..."""
+SPECIAL_TIMES = ("now", "today", "tomorrow", "yesterday")
+"""Texts that are a time of their own when Spark casts them to one."""
+TIME_LITERAL = re.compile(rf"\b(?:date|timestamp\w*)\s*r?(['\"])\s*(?:{'|'.join(SPECIAL_TIMES)})\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,8 @@ class QueryShape:
 def shape_of(query: DataFrame) -> QueryShape:
     """Return how a query over the relation `source` can follow changes."""
     plan = analysed(query)
-    if TIME.search(plan.toString()):
-        return QueryShape("full", "it asks for the time", timed=True)
-    if not plan.deterministic():
-        return QueryShape("full", "its values are random", timed=True)
+    if reason := unstable_part(plan):
+        return QueryShape("full", reason, timed=True)
     above, node = _through(plan)
     below, leaf = _through(node.child()) if _name(node) == "Aggregate" else ([], node)
     read = leaf.desc().identifier().table() if _name(leaf) == LEAF else ""
@@ -72,6 +75,71 @@ def shape_of(query: DataFrame) -> QueryShape:
     table = _shown(plan, leaf)
     why = f"rows of one table each, with `{table}`" if table else "no column of it says which table a row is from"
     return QueryShape("rows" if table else "full", why, table=table)
+
+
+def unstable_part(plan: Any) -> str:
+    """Return why a plan may give other rows though no source has changed; an empty text if it does not.
+
+    Subqueries, lambdas, common table expressions and named queries are part of the plan.
+    """
+    nodes = [plan]
+    while nodes:
+        node = nodes.pop()
+        # What is below is how the router reads the tables, not the query.
+        if _name(node) == LEAF and node.desc().identifier().table() == SOURCE:
+            continue
+        # A sample has no expression: its seed stands in the node, and is another one each time.
+        if _name(node) == "Sample":
+            return "its rows are random: TABLESAMPLE"
+        for expression in _list(node.expressions()):
+            if reason := _unstable_expression(expression):
+                return reason
+        nodes += _list(node.children())
+        nodes += _list(node.subqueries())
+    return ""
+
+
+def special_time_literal(sql: str) -> str:
+    """Return why SQL gives other rows each day though its plan does not show it; an empty text if it does not.
+
+    Spark's parser puts the day in the place of `DATE 'today'`.
+    """
+    literal = TIME_LITERAL.search(sql)
+    return f"it uses the current time: {literal[0]}{literal[1]}" if literal else ""
+
+
+def _unstable_expression(expression: Any) -> str:
+    """Return why the value of an expression may change by itself; an empty text if it does not."""
+    pending = [expression]
+    while pending:
+        part = pending.pop()
+        patterns = {str(pattern) for pattern in _list(part.nodePatterns())}
+        if CURRENT in patterns:
+            return f"it uses {part.prettyName()}(), which depends on the time or the session"
+        # The plan inside is one of the node's subqueries.
+        if "PLAN_EXPRESSION" in patterns:
+            continue
+        if "CAST" in patterns and _is_special_time(part):
+            return "it uses the current time: 'now', 'today', ... as a timestamp or date"
+        children = _list(part.children())
+        if not part.deterministic() and all(child.deterministic() for child in children):
+            return f"its values are random: {part.prettyName()}()"
+        # Some functions are nothing but a name for other expressions: to_date(x) for a cast.
+        if "RUNTIME_REPLACEABLE" in patterns:
+            children.append(part.replacement())
+        pending += children
+    return ""
+
+
+def _is_special_time(cast: Any) -> bool:
+    """Return whether a cast makes a time of a text like 'now'; a constant text that is computed counts."""
+    text = cast.child()
+    to_time = cast.dataType().typeName() in ("date", "timestamp", "timestamp_ntz")
+    if not to_time or not text.foldable() or text.dataType().typeName() != "string":
+        return False
+    if _name(text) != "Literal":
+        return True
+    return str(text.value()).strip().lower().startswith(SPECIAL_TIMES)
 
 
 def _grouped(plan: Any, node: Any, leaf: Any, above: list[Any]) -> QueryShape:

@@ -26,7 +26,7 @@ from router.sinks import MergingSink, TableSink
 from router.table_names import template_pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from router.config.models import Config, View
     from router.delta.lake import Lake
@@ -200,46 +200,72 @@ class ViewTables:
     cache: Any
     listed: dict[str, list[str]] = field(default_factory=dict)
 
-    def sources(self, view: View) -> dict[str, Snapshot]:
-        """Return the tables that a view reads, by name. Raises ViewError where one cannot be read, or two are alike."""
+    def sources(self, view: View, accepted: Iterable[str] = ()) -> dict[str, Snapshot]:
+        """Return the tables that a view reads, by name; without those of `accepted` that cannot be read.
+
+        Raises ViewError if another one cannot be read, or if two are alike.
+        """
         names = self.names(view)
         short = dict[str, str]()
         for name in names:
             if (other := short.setdefault(name.partition(".")[2], name)) != name:
                 raise ViewError(view.name, f"{other} and {name} would both be `{name.partition('.')[2]}`; see `except`")
-        return self.opened(view, names)
+        return self.opened(view, names, accepted)
 
-    def opened(self, view: View, names: Iterable[str]) -> dict[str, Snapshot]:
-        """Return tables by name, those that are there. Raises ViewError where one cannot be read."""
+    def opened(self, view: View, names: Iterable[str], accepted: Iterable[str] = ()) -> dict[str, Snapshot]:
+        """Return tables by name, those that are there; without those of `accepted` that cannot be read.
+
+        Raises ViewError if another one cannot be read.
+        """
         found = dict[str, Snapshot]()
         for name, table in self.cache.readable(names).items():
             if isinstance(table, TableError):
-                raise ViewError(view.name, f"it needs {table}") from table
+                if name in accepted:
+                    continue
+                what = f"it needs {table}"
+                # A table that it joins, or one of its own, cannot be left out.
+                if self.is_source(view)(name):
+                    what += f"; `router views FILE --accept {name}` continues without its rows"
+                raise ViewError(view.name, what) from table
             if table is not None:
                 found[name] = Snapshot(name, table)
         return found
 
     def names(self, view: View) -> list[str]:
         """Return the names of the tables that a view reads, as far as they are there, sorted."""
-        source, own = view.source, self.config
-        if source.view:
-            named = [next(one.into for one in own.views if one.name == source.view)]
-        elif source.route:
-            named = list(_templates(own, source.route))
-        else:
-            named = []
-        patterns = [template_pattern(one) for one in named]
-        others = own.fixed_tables() - set(named)
-        wanted = (*named, *source.tables)
-        layers = [layer for layer in self.lake.layers() if any(_of_layer(layer, one) for one in wanted)]
-        found = []
-        for table in (table for layer in layers for table in self.lake.tables(layer)):
-            by_name = any(fnmatchcase(table, glob) for glob in source.tables)
-            of_part = any(one.fullmatch(table) for one in patterns) and table not in others
-            out = any(fnmatchcase(table, glob) for glob in source.without)
-            if (by_name or of_part) and not out and not template_pattern(view.into).fullmatch(table):
-                found.append(table)
-        return sorted(found)
+        is_source = self.is_source(view)
+        wanted = (*self._named(view), *view.source.tables)
+        names = []
+        for layer in self.lake.layers():
+            # Listing a layer takes long where it has many tables.
+            if any(_of_layer(layer, pattern) for pattern in wanted):
+                names += [table for table in self.lake.tables(layer) if is_source(table)]
+        return sorted(names)
+
+    def is_source(self, view: View) -> Callable[[str], bool]:
+        """Return what tells by its name whether a table is one that a view reads. Looks at no file."""
+        source = view.source
+        named = self._named(view)
+        patterns = [template_pattern(template) for template in named]
+        others = self.config.fixed_tables() - set(named)
+        own = template_pattern(view.into)
+
+        def is_source(table: str) -> bool:
+            if own.fullmatch(table) or any(fnmatchcase(table, glob) for glob in source.without):
+                return False
+            if any(fnmatchcase(table, glob) for glob in source.tables):
+                return True
+            return table not in others and any(pattern.fullmatch(table) for pattern in patterns)
+
+        return is_source
+
+    def _named(self, view: View) -> list[str]:
+        """Return the templates of the tables that a view's route, or the view it reads, writes."""
+        if view.source.view:
+            return [other.into for other in self.config.views if other.name == view.source.view]
+        if view.source.route:
+            return list(_templates(self.config, view.source.route))
+        return []
 
 
 def _templates(config: Config, route: str) -> Iterator[str]:
