@@ -68,6 +68,7 @@ class Choice:
     help="Only rows that a sink keeps: `parked`, `dead`, or what the API answered, such as 422; may be repeated.",
 )
 @click.option("--send", is_flag=True, help="Send them. Without it nothing changes.")
+@click.option("--accept", is_flag=True, help="Also into tables that depend on the order of their records.")
 @click.option("--master", help="Spark master of a local run; spark-submit brings its own.")
 @plugin_option
 def replay(
@@ -79,6 +80,7 @@ def replay(
     since: str | None,
     statuses: tuple[str, ...],
     send: bool,
+    accept: bool,
     master: str | None,
     plugin_files: tuple[Path, ...],
 ) -> None:
@@ -103,7 +105,7 @@ def replay(
     with stopped_by_signals(stop), Watcher(loaded.config.name):
         spark = session.build_session(loaded.config, master)
         try:
-            command = _Command(loaded, registry, spark, stop, choice)
+            command = _Command(loaded, registry, spark, stop, choice, accept)
             whole = command.send() if send else command.show()
         finally:
             session.stop_session(spark)
@@ -119,6 +121,7 @@ class _Command:
     spark: SparkSession
     stop: threading.Event
     choice: Choice
+    accept: bool = False
 
     def __post_init__(self) -> None:
         self.config = self.loaded.config
@@ -196,7 +199,9 @@ class _Command:
         if self.choice.letters is None:
             return None
         about = self.config, self.loaded.fingerprint, self.loaded.path.parent, self.spark, self.lake, self.checkpoint
-        made: DeadLetterReplay = import_module("router.engine.tables.replay").DeadLetterReplay(*about, self.stop)
+        made: DeadLetterReplay = import_module("router.engine.tables.replay").DeadLetterReplay(
+            *about, self.stop, accept=self.accept
+        )
         return made
 
     def _prepared(self, letters: DeadLetterReplay) -> DeadLetterReplay:

@@ -90,6 +90,15 @@ class Histories(RuleBasedStateMachine):
             self._take(self._records(drafts))
         self._upsert(len(self.batches) - 1)
 
+    @precondition(lambda self: self.keyed.history)
+    @rule(drafts=DRAFTS, data=st.data())
+    def a_batch_in_pieces_and_in_any_order(self, drafts: list[Any], data: st.DataObject) -> None:
+        records = data.draw(st.permutations(self._records(drafts)))
+        cut = data.draw(st.integers(0, len(records)))
+        for piece in (records[:cut], records[cut:]):
+            if piece:
+                self._take(list(piece))
+
     @rule()
     def everything_again(self) -> None:
         self._take(self.sent)

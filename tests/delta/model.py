@@ -72,6 +72,10 @@ def lane(records: Sequence[Record], keyed: KeyedTable, columns: dict[str, pa.Dat
     return pa.table(found)
 
 
+def place(record: Record) -> tuple[int, int]:
+    return (record.partition, record.offset)
+
+
 @dataclass
 class Row:
     """One row of the table."""
@@ -85,16 +89,21 @@ class Row:
 
 @dataclass
 class Model:
-    """One keyed table. `rows` are those with a key that is there; `past` are the states that are over."""
+    """One keyed table. `rows` are those with a key that is there; `taken` are all records, for a history."""
 
     keyed: KeyedTable
     rows: dict[tuple[Any, ...], Row] = field(default_factory=dict)
-    past: list[tuple[tuple[Any, ...], Row]] = field(default_factory=list)
     deleted: dict[tuple[Any, ...], Record] = field(default_factory=dict)
-    ended: dict[tuple[Any, ...], datetime] = field(default_factory=dict)
+    taken: dict[tuple[Any, ...], list[Record]] = field(default_factory=dict)
 
     def take(self, records: Sequence[Record]) -> None:
         """Apply a batch."""
+        if self.keyed.history:
+            for record in records:
+                of_key = self.taken.setdefault(record.key, [])
+                if None not in record.key and (record.partition, record.offset) not in map(place, of_key):
+                    of_key.append(record)
+            return
         held = [row.record for row in self.rows.values()] + [*self.deleted.values()]
         others = [*records, *held]
         for record in sorted(records, key=lambda record: record.order(self.keyed, others)):
@@ -103,8 +112,23 @@ class Model:
 
     def shown(self) -> list[dict[str, Any]]:
         """Return the rows that the table has."""
-        found = [self._shown(key, row) for key, row in self.rows.items()]
-        return sorted([*found, *(self._shown(key, row) for key, row in self.past)], key=repr)
+        rows = [(key, row) for key, of_key in self.taken.items() for row in self._states(of_key)]
+        return sorted((self._shown(key, row) for key, row in [*rows, *self.rows.items()]), key=repr)
+
+    def _states(self, records: list[Record]) -> list[Row]:
+        """Return the history of all records of a key, whenever they came."""
+        states: list[Row] = []
+        time = BEGIN
+        for record in sorted(records, key=lambda record: record.order(self.keyed, records)):
+            current = states[-1] if states and states[-1].until is None else None
+            if record.deletes and current is None:
+                continue  # it ends nothing
+            time = max(time, record.time)
+            if current is not None:
+                current.until = time
+            if not record.deletes:
+                states.append(Row(record, dict(record.values), since=time))
+        return states
 
     def _late(self, record: Record, others: Sequence[Record]) -> bool:
         held = [row.record for row in [self.rows.get(record.key)] if row]
@@ -116,10 +140,7 @@ class Model:
         if record.deletes:
             self._delete(record, row)
         elif row is None or row.gone:
-            self.rows[record.key] = Row(record, dict(record.values), since=self._since(record, None))
-        elif self.keyed.history:
-            self._close(record, row)
-            self.rows[record.key] = Row(record, dict(record.values), since=self._since(record, row))
+            self.rows[record.key] = Row(record, dict(record.values))
         elif self.keyed.when_matched == "update":
             some = {name: value for name, value in record.values if name in (self.keyed.columns or (name,))}
             self.rows[record.key] = replace(row, record=record, values={**row.values, **some})
@@ -131,15 +152,6 @@ class Model:
         self.deleted[record.key] = record
         if row is not None:
             del self.rows[record.key]
-            if self.keyed.history:
-                self._close(record, row)
-
-    def _close(self, record: Record, row: Row) -> None:
-        self.ended[record.key] = self._since(record, row)
-        self.past.append((record.key, replace(row, until=self.ended[record.key])))
-
-    def _since(self, record: Record, row: Row | None) -> datetime:
-        return max(record.time, row.since if row else self.ended.get(record.key, BEGIN))
 
     def _shown(self, key: tuple[Any, ...], row: Row) -> dict[str, Any]:
         found = {**dict(zip(self.keyed.keys, key, strict=True)), **row.values}

@@ -103,8 +103,6 @@ DELETED = "_deleted"
 HELD = ("_there", "_live")
 """Columns of a state: the table has a row of the key; that row is not flagged as deleted. A remembered deletion has
 neither."""
-SINCE = "_since"
-"""A column of a state: since when a row has been the current one, or its key deleted, with a history."""
 REFUSED = "_refused"
 """A column that rows may have: why they cannot go into the table, where that was found out before."""
 OUTBOX_ONLY = ("_key", "_table", DELETED, REFUSED)
@@ -116,7 +114,7 @@ NEVER = np.iinfo(np.int64).min
 class NewerRows:
     """Rows that are newer than what a table holds. A run is the rows of one key, oldest first; it begins at `starts`.
 
-    `deleted` is by row, `there`, `live` and `since` (microseconds) are by run. `late` counts the rows that are not
+    `deleted` is by row, `there` and `live` are by run. `late` counts the rows that are not
     newer: the table has a newer row or deletion of their key, or that very record.
     """
 
@@ -125,7 +123,6 @@ class NewerRows:
     deleted: Mask
     there: Mask
     live: Mask
-    since: Codes
     late: int
 
     @property
@@ -140,13 +137,13 @@ class NewerRows:
 
 
 def newer_rows(rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> NewerRows:
-    """Return what of a batch is newer than a state: keys, order columns, `_there`, `_live` and `_since` of each row.
+    """Return what of a batch is newer than a state: keys, order columns, `_there` and `_live` of each row.
 
     The keys of rows must not be null, and both must come from `comparable`.
     """
     count = len(rows)
-    key = codes([_joined(rows, state, name) for name in keyed.keys])
-    order = _RecordOrder.of(rows, state, keyed, key)
+    key = codes([joined(rows, state, name) for name in keyed.keys])
+    order = RecordOrder.of(rows, state, keyed, key)
     keys = int(key.max()) + 1 if len(key) else 0
 
     # Of the rows that came several times, as after a new start from the topic's beginning, the first arrival counts.
@@ -155,18 +152,17 @@ def newer_rows(rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> NewerRows:
     starts = np.flatnonzero(np.diff(key[newer], prepend=-1) != 0)
     chosen = rows.take(pa.array(newer))
     run_keys = key[newer[starts]]
-    there, live = (_any(key[count:], _mask(state, name), keys)[run_keys] for name in HELD)
-    since = _since(key[count:], state, keys)[run_keys]
-    return NewerRows(chosen, starts, _mask(chosen, DELETED), there, live, since, count - len(newer))
+    there, live = (_any(key[count:], mask_of(state, name), keys)[run_keys] for name in HELD)
+    return NewerRows(chosen, starts, mask_of(chosen, DELETED), there, live, count - len(newer))
 
 
 @dataclass(frozen=True)
-class _RecordOrder:
+class RecordOrder:
     """The order of the records of a batch and of those that a table holds, the batch's first.
 
     `newest` ranks what the sink orders by; all records have the same rank where it orders by nothing else than the
     record. `source` numbers the partitions of topics. `across` ranks records of different partitions by arrival and
-    time, `rank` puts all records of the batch into one order.
+    time, `rank` puts all records into one order. `unknown` are records without an offset: of rows that others wrote.
     """
 
     key: Codes
@@ -175,22 +171,24 @@ class _RecordOrder:
     offset: Codes
     across: Codes
     rank: Codes
+    unknown: Mask
 
     @classmethod
-    def of(cls, rows: pa.Table, state: pa.Table, keyed: KeyedTable, key: Codes) -> _RecordOrder:
+    def of(cls, rows: pa.Table, state: pa.Table, keyed: KeyedTable, key: Codes) -> RecordOrder:
         """Return the order of rows and of a state."""
-        joined = {name: _joined(rows, state, name) for name in order_names(keyed)}
+        joined_columns = {name: joined(rows, state, name) for name in order_names(keyed)}
         newest = np.zeros(len(key), np.int64)
         if keyed.newest:
-            newest = ranks([joined[name] for name in newest_names(keyed.newest)])
-        source = ranks([joined["_topic"], joined["_partition"]])
-        offset = _numbers(joined["_offset"])
-        arrived = ranks([joined[ARRIVAL], joined["_timestamp"]])
+            newest = ranks([joined_columns[name] for name in newest_names(keyed.newest)])
+        source = ranks([joined_columns["_topic"], joined_columns["_partition"]])
+        offset = _numbers(joined_columns["_offset"])
+        arrived = ranks([joined_columns[ARRIVAL], joined_columns["_timestamp"]])
         across = _rising_with_offset(arrived, key, source, offset)
         order = np.lexsort((offset, source, across, newest))
         rank = np.empty(len(key), np.int64)
         rank[order] = np.arange(len(key))
-        return cls(key, newest, source, offset, across, rank)
+        unknown = np.asarray(joined_columns["_offset"].is_null())
+        return cls(key, newest, source, offset, across, rank, unknown)
 
     def repeated(self) -> Codes:
         """Return which records came before: a record of the same key, partition and offset arrived earlier."""
@@ -243,24 +241,18 @@ def _rising_with_offset(arrived: Codes, key: Codes, source: Codes, offset: Codes
     return rising
 
 
-def _joined(rows: pa.Table, state: pa.Table, name: str) -> pa.ChunkedArray:
+def joined(rows: pa.Table, state: pa.Table, name: str) -> pa.ChunkedArray:
+    """Return a column of rows followed by that of a state, in the type of the rows."""
     column = rows.column(name)
     return pa.chunked_array([*column.chunks, *state.column(name).cast(column.type).chunks], column.type)
 
 
-def _mask(table: pa.Table, name: str) -> Mask:
+def mask_of(table: pa.Table, name: str) -> Mask:
+    """Return a boolean column; null is false."""
     return np.asarray(table.column(name).fill_null(False), dtype=bool)
 
 
 def _any(key: Codes, mask: Mask, keys: int) -> Mask:
     found = np.zeros(keys, dtype=bool)
     found[key[mask]] = True
-    return found
-
-
-def _since(key: Codes, state: pa.Table, keys: int) -> Codes:
-    found = np.full(keys, NEVER)
-    if SINCE in state.column_names:
-        moments = state.column(SINCE).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-        np.maximum.at(found, key, np.asarray(moments.fill_null(NEVER), dtype=np.int64))
     return found

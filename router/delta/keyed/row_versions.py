@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -14,7 +15,7 @@ from pyarrow import fs
 
 from router.delta.casting import cast_to
 from router.delta.commit import HOOKS, has_transaction
-from router.delta.keyed.row_order import HELD, SINCE, keys_and_order
+from router.delta.keyed.row_order import HELD, keys_and_order
 from router.delta.keyed.scd import HISTORY_COLUMNS, TIMESTAMP
 from router.delta.lake import native_files
 
@@ -36,25 +37,21 @@ SWEPT = 64
 def versions_schema(rows: pa.Schema, keyed: KeyedTable) -> pa.Schema:
     """Return the columns of a state, in the types of rows."""
     keys = keys_and_order(rows.empty_table(), keyed).schema
-    return pa.schema([*keys, *((name, pa.bool_()) for name in HELD), (SINCE, TIMESTAMP)])
+    return pa.schema([*keys, *((name, pa.bool_()) for name in HELD), *(HISTORY_COLUMNS if keyed.history else [])])
 
 
-def held_versions(table: DeltaTable, rows: pa.Table, keyed: KeyedTable, *, past: bool = False) -> pa.Table:
-    """Return the keys, order columns, `_there`, `_live` and `_since` of the table's rows that have a key of `rows`.
+def held_versions(table: DeltaTable, rows: pa.Table, keyed: KeyedTable) -> pa.Table:
+    """Return what a table holds of the keys of `rows`, as a state; of a history all rows, also those that are past.
 
-    Only files that may hold one of the keys are read. Of a history what is current, and what is past if asked for.
+    Only files that may hold one of the keys are read.
     """
-    schema = keys_and_order(rows, keyed).schema
-    extra = (keyed.soft_delete,) if keyed.soft_delete else HISTORY_COLUMNS.names if keyed.history else ()
-    found = _scan(table, rows, keyed, [*schema.names, *extra])
-    keys = cast_to(found, schema)
-    if keyed.history and set(extra) <= set(found.column_names):
-        current = found.column("is_current")
-        since = pc.coalesce(found.column("valid_to"), found.column("valid_from"))
-        held = _held(keys, current, current, since.cast(TIMESTAMP))
-        return held if past else held.filter(current)
-    flagged = keyed.soft_delete in found.column_names
-    return _held(keys, True, pc.invert(found.column(keyed.soft_delete).fill_null(False)) if flagged else None)
+    schema = versions_schema(rows.schema, keyed)
+    extra = [keyed.soft_delete] if keyed.soft_delete else []
+    rows_of_keys = _scan(table, rows, keyed, [*schema.names, *extra])
+    live = pa.array(np.ones(len(rows_of_keys), dtype=bool))
+    if keyed.soft_delete in rows_of_keys.column_names:
+        live = pc.invert(rows_of_keys.column(keyed.soft_delete).fill_null(False))
+    return _as_state(rows_of_keys, schema, there=True, live=live)
 
 
 def deletions_table(lake: Lake, table: str) -> DeltaTable | None:
@@ -66,12 +63,11 @@ def deletions_table(lake: Lake, table: str) -> DeltaTable | None:
 
 def remembered_deletions(lake: Lake, table: str, rows: pa.Table, keyed: KeyedTable) -> pa.Table:
     """Return what is remembered of the deletion of the keys of `rows`, as a state."""
-    schema, have = keys_and_order(rows, keyed).schema, deletions_table(lake, table)
-    if have is None:
-        return _held(schema.empty_table(), False)
-    found = _scan(have, rows, keyed, [*schema.names, SINCE])
-    since = found.column(SINCE) if SINCE in found.column_names else None
-    return _held(cast_to(found, schema), False, since=since)
+    schema = versions_schema(rows.schema, keyed)
+    memory = deletions_table(lake, table)
+    if memory is None:
+        return schema.empty_table()
+    return _as_state(_scan(memory, rows, keyed, schema.names), schema, there=False, live=None)
 
 
 def remember_deletions(lake: Lake, table: str, gone: pa.Table, keyed: KeyedTable, once: Transaction) -> None:
@@ -91,7 +87,8 @@ def remember_deletions(lake: Lake, table: str, gone: pa.Table, keyed: KeyedTable
         commit_properties=CommitProperties(app_transactions=[once]),
         post_commithook_properties=HOOKS,
     )
-    if have is not None and have.version() % SWEPT == 0:
+    # A history needs its deletions for as long as a row may come late, so it keeps them.
+    if have is not None and not keyed.history and have.version() % SWEPT == 0:
         have.delete(f"{DELETED_AT} < '{(now - keyed.deletions_kept).strftime('%Y-%m-%dT%H:%M:%S.%fZ')}'")
 
 
@@ -140,10 +137,13 @@ def _name(table: str) -> str:
     return f"{table}.{DELETIONS}"
 
 
-def _held(found: pa.Table, there: Any, live: Any = None, since: Any = None) -> pa.Table:
-    """Return keys and order columns with what else a state has."""
-    there = pa.array([there] * len(found), pa.bool_()) if isinstance(there, bool) else there
-    columns = (there, there if live is None else live, pa.nulls(len(found), TIMESTAMP) if since is None else since)
-    for name, column in zip((*HELD, SINCE), columns, strict=True):
-        found = found.append_column(name, column)
-    return found
+def _as_state(found: pa.Table, schema: pa.Schema, *, there: bool, live: pa.Array | None) -> pa.Table:
+    """Return rows with the columns of a state; those that they lack are null."""
+    flags = dict(zip(HELD, (pa.array(np.full(len(found), there)), live), strict=True))
+    columns = []
+    for field in schema:
+        column = flags.get(field.name)
+        if column is None and field.name in found.column_names:
+            column = found.column(field.name)
+        columns.append(pa.nulls(len(found), field.type) if column is None else column)
+    return cast_to(pa.table(columns, names=schema.names), schema)

@@ -1,8 +1,8 @@
 """What newer rows change in a table with keys that keeps one row per key, or a history (SCD, types 1 and 2).
 
 One row per key: the newer rows of a key become one change of its row. A history: every state is a row, valid up to the
-next one's time. A state is never valid from before its predecessor was, nor before its key was deleted: where a
-record's time is earlier than that of the record before it, it counts from then on.
+next one's time. A state is never valid from before its predecessor was, nor before its key was deleted: if a record's
+time is earlier than that of the record before it, it counts from then on.
 """
 
 from __future__ import annotations
@@ -12,14 +12,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from router.delta.keyed.row_order import (
+    DELETED,
+    HELD,
     NEVER,
     OUTBOX_ONLY,
-    SINCE,
     Codes,
     NewerRows,
+    RecordOrder,
+    codes,
+    joined,
     keys_and_order,
+    mask_of,
     newest_names,
     order_names,
 )
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
 
 OP = "__op"
 INSERT, UPDATE, PATCH, FLAG, DELETE, CLOSE = range(6)
-"""What becomes of a row: it is new; all its columns change; some do; its deletion is noted; it goes; its time ends."""
+"""What becomes of a row: it is new; all its columns change; some do; its deletion is noted; it goes; its times do."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +44,8 @@ class TableChanges:
     """What a batch changes in one table.
 
     `rows` have the columns of the table and `__op`; at most one of those that are no INSERT matches a row of the
-    table, by its key. `deletions` have the keys and order columns of the rows that were the last of their key and
-    deleted it, of a history also since when. `late` rows changed nothing.
+    table, by its key, in a history by key and record. `deletions` have the keys and order columns of the rows that were
+    the last of their key and deleted it, of a history those of all that delete. `late` rows changed nothing.
     """
 
     rows: pa.Table
@@ -146,48 +152,123 @@ def time_name(schema: pa.Schema, keyed: KeyedTable) -> str:
     return first[0] if first and pa.types.is_timestamp(schema.field(first[0]).type) else "_timestamp"
 
 
-def history_changes(found: NewerRows, keyed: KeyedTable) -> TableChanges:
-    """Return the states that newer rows add, and the ends of those that were current. No time is null."""
-    rows = found.rows
-    times = _rising(_micros(rows, time_name(rows.schema, keyed)), found)
-    lasts = np.zeros(len(rows), dtype=bool)
-    lasts[found.last] = True
-    opened, closed = np.flatnonzero(~found.deleted), found.starts[found.there]
-    at = np.concatenate([opened, closed])
-    over = np.concatenate([~lasts[opened], np.ones(len(closed), dtype=bool)])
-    ends = np.concatenate([np.append(times[1:], 0)[opened], times[closed]])
-    chosen = rows.select([name for name in rows.column_names if name not in OUTBOX_ONLY]).take(pa.array(at))
+@dataclass(frozen=True)
+class _Records:
+    """The records of keys, in order: those of a batch and those that a table, or its remembered deletions, hold.
+
+    `places` are their rows in the batch followed by the state. `deleted` says that a record deletes its key, `held`
+    that the table has it; a run is the records of one key, which begins where `first` is true.
+    """
+
+    places: Codes
+    deleted: Mask
+    held: Mask
+    first: Mask
+
+    @classmethod
+    def of(cls, rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> _Records:
+        """Return the records of a batch together with a state, each once."""
+        key = codes([joined(rows, state, name) for name in keyed.keys])
+        order = RecordOrder.of(rows, state, keyed, key)
+        held = np.concatenate([np.zeros(len(rows), dtype=bool), np.ones(len(state), dtype=bool)])
+        deleted = np.concatenate([mask_of(rows, DELETED), ~mask_of(state, HELD[0])])
+        # A record that came again is the one that the table has.
+        by_record = np.lexsort((~held, order.offset, order.source, key))
+        again = np.ones(max(0, len(by_record) - 1), dtype=bool)
+        for numbers in (key, order.source, order.offset):
+            again &= np.diff(numbers[by_record]) == 0
+        known_position = ~order.unknown[by_record][1:]
+        once = np.ones(len(by_record), dtype=bool)
+        once[by_record[1:]] = ~(again & known_position)
+        places = np.flatnonzero(once)
+        places = places[np.lexsort((order.rank[places], key[places]))]
+        first = np.diff(key[places], prepend=-1) != 0
+        return cls(places, deleted[places], held[places], first)
+
+
+def history_changes(rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> TableChanges:
+    """Return the states that the rows of a batch add to a history, and those whose time changes by them.
+
+    A history is a function of its records: whichever batches they come in, and in whatever order, the states are the
+    same. `state` has all rows of the keys of `rows` that the table holds, with HISTORY_COLUMNS, and all remembered
+    deletions. A row that comes late takes its place between them: the state before it ends earlier, and its own ends
+    where the next one begins. No time of a record is null.
+    """
+    records = _Records.of(rows, state, keyed)
+    valid_from, valid_to, is_current = _validity(records, _times(rows, state, keyed)[records.places])
+    new = np.flatnonzero(~records.held & ~records.deleted)
+    other_time = _differs(state, records, len(rows), (valid_from, valid_to, is_current))
+    touched = np.concatenate([new, np.flatnonzero(records.held & ~records.deleted & other_time)])
+
+    names = [name for name in rows.column_names if name not in OUTBOX_ONLY]
+    both = pa.concat_tables([rows.select(names), _as_rows(state, rows.select(names).schema)])
+    changes = both.take(pa.array(records.places[touched]))
     columns = {
-        "valid_from": _moments(times[at]),
-        "valid_to": _moments(ends, ~over),
-        "is_current": pa.array(~over),
-        OP: pa.array(np.where(np.arange(len(at)) < len(opened), INSERT, CLOSE).astype(np.int8)),
+        "valid_from": _moments(valid_from[touched]),
+        "valid_to": _moments(valid_to[touched], is_current[touched]),
+        "is_current": pa.array(is_current[touched]),
+        OP: pa.array(np.where(np.arange(len(touched)) < len(new), INSERT, CLOSE).astype(np.int8)),
     }
     for name, column in columns.items():
-        chosen = chosen.append_column(name, column)
-    gone = found.last[found.deleted[found.last]]
-    since = _moments(times[gone], times[gone] == NEVER)
-    return TableChanges(
-        chosen, keys_and_order(rows, keyed).take(pa.array(gone)).append_column(SINCE, since), found.late
-    )
+        changes = changes.append_column(name, column)
+    deletions = records.places[~records.held & records.deleted]
+    remembered = keys_and_order(rows, keyed).take(pa.array(deletions))
+    return TableChanges(changes, remembered, len(rows) - len(new) - len(deletions))
 
 
-def _micros(rows: pa.Table, name: str) -> Codes:
-    return np.asarray(rows.column(name).cast(TIMESTAMP).cast(pa.int64()), dtype=np.int64)
+def _times(rows: pa.Table, state: pa.Table, keyed: KeyedTable) -> Codes:
+    """Return the time of each record in microseconds, as it was sent. Rows of others have that of their state only."""
+    name = time_name(rows.schema, keyed)
+    of_state = pc.coalesce(state.column(name).cast(TIMESTAMP), state.column("valid_from").cast(TIMESTAMP))
+    times = pa.chunked_array([*rows.column(name).cast(TIMESTAMP).chunks, *of_state.chunks], TIMESTAMP)
+    return np.asarray(times.cast(pa.int64()).fill_null(NEVER), dtype=np.int64)
 
 
-def _rising(times: Codes, found: NewerRows) -> Codes:
-    """Return times that fall nowhere within a run, nor below the time since which its key has its state.
+def _validity(records: _Records, times: Codes) -> tuple[Codes, Codes, Mask]:
+    """Return from when and up to when each record counts, and whether it still does.
 
-    The time of a deletion counts if it ends a state.
+    No record counts from before the one before it did. The time of a deletion counts if it ends a state.
     """
-    before = np.append(True, found.deleted[:-1])[: len(times)]
-    before[found.starts] = ~found.there
-    times, runs = np.where(found.deleted & before, NEVER, times), found.runs
-    times = np.maximum(times, found.since[runs])
-    values, places = np.unique(times, return_inverse=True)
-    risen = np.maximum.accumulate(runs * len(values) + places)
-    return values[risen - runs * len(values)] if len(values) else times
+    after_nothing = records.first.copy()
+    after_nothing[1:] |= records.deleted[:-1]
+    times = np.where(records.deleted & after_nothing, NEVER, times)
+    # The largest time so far within a run: ranks of times, each run above all ranks of the run before it.
+    values, ranks = np.unique(times, return_inverse=True)
+    run = np.cumsum(records.first) - 1
+    rising = np.maximum.accumulate(run * len(values) + ranks) - run * len(values)
+    valid_from = values[rising] if len(values) else times
+    is_current = np.append(records.first[1:], True)[: len(times)]
+    valid_to = np.append(valid_from[1:], 0)[: len(times)]
+    return valid_from, valid_to, is_current
+
+
+def _differs(state: pa.Table, records: _Records, count: int, validity: tuple[Codes, Codes, Mask]) -> Mask:
+    """Return for which records the table holds another time; False for those that it does not hold."""
+    valid_from, valid_to, is_current = validity
+    held = np.flatnonzero(records.held)
+    places = records.places[held] - count
+    before = state.select(HISTORY_COLUMNS.names).take(pa.array(places))
+    ends = np.where(is_current[held], NEVER, valid_to[held])
+    stored_from, stored_to = (
+        np.asarray(before.column(name).cast(TIMESTAMP).cast(pa.int64()).fill_null(NEVER), dtype=np.int64)
+        for name in ("valid_from", "valid_to")
+    )
+    differs = np.zeros(len(records.places), dtype=bool)
+    differs[held] = (
+        (stored_from != valid_from[held]) | (stored_to != ends) | (mask_of(before, "is_current") != is_current[held])
+    )
+    return differs
+
+
+def _as_rows(state: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a state with the columns of rows: what only rows have is null, and stays as it is in the table."""
+    columns = []
+    for field in schema:
+        if field.name in state.column_names:
+            columns.append(state.column(field.name).cast(field.type))
+        else:
+            columns.append(pa.nulls(len(state), field.type))
+    return pa.table(columns, schema=pa.schema([field.with_nullable(True) for field in schema]))
 
 
 def _moments(micros: Codes, none: Mask | None = None) -> pa.Array:

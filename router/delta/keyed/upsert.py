@@ -43,6 +43,7 @@ from router.delta.keyed.scd import (
     CLOSE,
     DELETE,
     FLAG,
+    HISTORY_COLUMNS,
     INSERT,
     OP,
     PATCH,
@@ -148,7 +149,7 @@ def _upsert(lake: Lake, work: TableUpsert, rows: pa.Table) -> UpsertResult:
     deletes = not work.keyed.soft_delete and pc.any(checked.rows.column(DELETED)).as_py()
     if again and not (deletes and not row_versions.deletions_remembered(lake, work.table, deleting)):
         return UpsertResult(len(checked.rows), checked.refused, again=True, committed=True)
-    changes = _changes(lake, work, table, checked.rows, again=again)
+    changes = _changes(lake, work, table, checked.rows)
     if not again:
         _commit(work, table, changes)
     if len(changes.deletions):
@@ -176,12 +177,12 @@ def _leave_to_spark(table: DeltaTable | None, keyed: KeyedTable) -> None:
         raise NeedsSpark(chosen.why)
 
 
-def _changes(lake: Lake, work: TableUpsert, table: DeltaTable, rows: pa.Table, *, again: bool) -> TableChanges:
-    """Return what the rows change, as the table is now; `again`: what they have changed is in the table already."""
+def _changes(lake: Lake, work: TableUpsert, table: DeltaTable, rows: pa.Table) -> TableChanges:
+    """Return what the rows change, as the table is now."""
     rows = as_stored(rows, to_arrow(table))
     held = [
         row_versions.remembered_deletions(lake, work.table, rows, work.keyed),
-        row_versions.held_versions(table, rows, work.keyed, past=again),
+        row_versions.held_versions(table, rows, work.keyed),
     ]
     return changes_of(rows, pa.concat_tables(held), work.keyed)
 
@@ -195,8 +196,9 @@ def as_stored(rows: pa.Table, have: pa.Schema) -> pa.Table:
 
 def changes_of(rows: pa.Table, held: pa.Table, keyed: KeyedTable) -> TableChanges:
     """Return what rows change in a table that holds a state of their keys."""
-    found = newer_rows(rows, held, keyed)
-    return history_changes(found, keyed) if keyed.history else latest_changes(found, keyed)
+    if keyed.history:
+        return history_changes(rows, held, keyed)
+    return latest_changes(newer_rows(rows, held, keyed), keyed)
 
 
 def _commit(work: TableUpsert, table: DeltaTable, changes: TableChanges) -> None:
@@ -380,7 +382,7 @@ def columns_set(op: int, names: list[str], keyed: KeyedTable) -> list[str]:
     if op == UPDATE:
         return names
     if op == CLOSE:
-        return ["valid_to", "is_current"]
+        return list(HISTORY_COLUMNS.names)
     own = [*order_names(keyed), *([keyed.soft_delete] if keyed.soft_delete else [])]
     return [name for name in names if name in own or (op == PATCH and name in (keyed.columns or ()))]
 
@@ -398,9 +400,14 @@ def merge_condition(rows: pa.Table, keyed: KeyedTable, quote: Quote) -> str:
     parts = [f"t.{quote(key)} = s.{quote(key)}" for key in keyed.keys]
     touching = rows.filter(pa.array(np.asarray(rows.column(OP)) != INSERT))
     parts += [part for key in keyed.keys for part in _bounds(quote(key), touching.column(key))]
-    if keyed.history:
-        parts += ["t.is_current = true", f"s.{OP} = {CLOSE}"]
+    if keyed.history:  # a state is found by its record; rows that others wrote have none
+        parts += [_same_or_null(quote(name)) for name in ("_topic", "_partition", "_offset")]
+        parts.append(f"s.{OP} = {CLOSE}")
     return " AND ".join(parts)
+
+
+def _same_or_null(name: str) -> str:
+    return f"(t.{name} = s.{name} OR (t.{name} IS NULL AND s.{name} IS NULL))"
 
 
 def _bounds(key: str, values: pa.ChunkedArray) -> list[str]:

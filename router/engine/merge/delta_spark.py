@@ -36,9 +36,9 @@ from router.delta.keyed.row_checks import (
     refuse_lost_keys,
     wanted_schema,
 )
-from router.delta.keyed.row_order import DELETED, HELD, REFUSED, SINCE, comparable, keys_and_order
+from router.delta.keyed.row_order import DELETED, HELD, REFUSED, comparable, keys_and_order
 from router.delta.keyed.row_versions import versions_schema
-from router.delta.keyed.scd import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, TIMESTAMP, UPDATE
+from router.delta.keyed.scd import CLOSE, DELETE, FLAG, INSERT, OP, PATCH, UPDATE
 from router.delta.keyed.upsert import (
     TRIES,
     WAIT_SECONDS,
@@ -173,7 +173,7 @@ class TableMerge:
         self.checks = {name.removeprefix(CHECK): sql for name, sql in settings.items() if name.startswith(CHECK)}
         about = self.job.route, self.job.sink, self.job.batch
         asked = DecisionInput(self.work.table, have, self.work.keyed, *about, widens=widens)
-        decided = self._decided(asked, again=again).persist()
+        decided = self._decided(asked).persist()
         try:
             report = json.loads(decided.filter(F.col(OP) == REPORT).collect()[0][REPORT_JSON])
             if "failed" in report:
@@ -259,13 +259,13 @@ class TableMerge:
         schema = pa.schema([*columns, *(to_arrow(handle).field(name) for name in left)])
         self._append(self.spark.createDataFrame([], spark_schema(schema)), self.address)
 
-    def _decided(self, asked: DecisionInput, *, again: bool) -> DataFrame:
+    def _decided(self, asked: DecisionInput) -> DataFrame:
         kinds = {field.name: to_spark_type(field.type) for field in asked.have}
         schema = row_versions.versions_schema(asked.have, asked.keyed)
         kind = to_spark_type(pa.struct(list(schema)))
         given = self._checked(asked.have).withColumn(HELD_VERSION, F.lit(None).cast(kind))
         keys = self.rows.select(*[F.col(quoted(k)).cast(kinds[k]).alias(k) for k in asked.keyed.keys]).distinct()
-        for found in (self._held(asked.keyed, again=again), self._deletions()):
+        for found in (self._held(asked.keyed), self._deletions()):
             if (held := found) is not None:
                 for key, (low, high) in self.summary.bounds.items():  # they leave out files, which a join does not
                     held = held.filter(F.col(quoted(key)).between(F.lit(low), F.lit(high)))
@@ -295,24 +295,19 @@ class TableMerge:
         ]
         return frame.withColumn(REFUSED, F.coalesce(*broken)).select(*map(quoted, self.rows.columns), REFUSED)
 
-    def _held(self, keyed: KeyedTable, *, again: bool) -> DataFrame:
+    def _held(self, keyed: KeyedTable) -> DataFrame:
         """Return the rows of the table as a state."""
         table = self.spark.read.format("delta").load(self.address)
-        there, since = F.lit(True), F.lit(None).cast("timestamp")
+        there = F.lit(True)
         live = ~F.coalesce(F.col(quoted(keyed.soft_delete)), F.lit(False)) if keyed.soft_delete else there
-        if keyed.history:
-            there = live = F.coalesce(F.col("is_current"), F.lit(False))
-            since = F.coalesce("valid_to", "valid_from")
-            table = table if again else table.filter("is_current")
-        return table.withColumns(dict(zip((*HELD, SINCE), (there, live, since), strict=True)))
+        return table.withColumns(dict(zip(HELD, (there, live), strict=True)))
 
     def _deletions(self) -> DataFrame | None:
         """Return the remembered deletions as a state."""
         if row_versions.deletions_table(self.lake, self.work.table) is None:
             return None
         table = self.spark.read.format("delta").load(f"{self.address}/{row_versions.DELETIONS}")
-        since = _known(table, SINCE, None)
-        return table.withColumns({**dict.fromkeys(HELD, F.lit(False)), SINCE: since.cast("timestamp")})
+        return table.withColumns(dict.fromkeys(HELD, F.lit(False)))
 
     def _write(self, decided: DataFrame, report: dict[str, Any], have: pa.Schema, app: str) -> None:
         session = self.spark.newSession()
@@ -341,7 +336,7 @@ class TableMerge:
             F.col(quoted(f.name)).cast(LongType() if isinstance(f.dataType, IntegralType) else f.dataType).alias(f.name)
             for f in gone.select(*map(quoted, names)).schema
         ]
-        rows = gone.select(*columns, SINCE, F.current_timestamp().alias(row_versions.DELETED_AT))
+        rows = gone.select(*columns, F.current_timestamp().alias(row_versions.DELETED_AT))
         self._append(rows, f"{self.address}/{row_versions.DELETIONS}", app)
 
     def _append(self, rows: DataFrame, address: str, app: str | None = None) -> None:
@@ -381,7 +376,7 @@ class DecisionInput:
     def answers(self) -> pa.Schema:
         """Return the columns of the answers: those of the table, and what says which answer a row is."""
         letter = pa.struct(list(DEAD_SCHEMA))
-        more = pa.schema([(OP, pa.int8()), (SINCE, TIMESTAMP), (DEAD_LETTER, letter), (REPORT_JSON, pa.string())])
+        more = pa.schema([(OP, pa.int8()), (DEAD_LETTER, letter), (REPORT_JSON, pa.string())])
         return pa.schema([*(field.with_nullable(True) for field in self.have), *more])
 
 

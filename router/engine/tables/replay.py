@@ -37,9 +37,11 @@ from router.engine.label.layout import RECORD_SCHEMA
 from router.engine.outbox.apply import REPLAYED, mark_replayed, opened
 from router.engine.outbox.resend import new_name, resending_sinks
 from router.engine.position import stored_records, with_arrival
+from router.engine.preflight.explain import fixed_table
 from router.engine.spark.executors import Executors
 from router.engine.start.checks import writers_of
 from router.errors import StartError
+from router.sinks import MergingSink
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from router.delta.lake import Lake
     from router.engine.checkpoint_store import Manifest
     from router.engine.land.job import Landed
+    from router.sinks import KeyedTable
 
 log = logging.getLogger("router")
 NOTE = "replays/dead_letters.json"
@@ -281,7 +284,8 @@ class LetterBatches(Batches):
 class DeadLetterReplay:
     """The replays of a configuration's dead letters. Its decoder must be prepared already.
 
-    `folder` is the folder of the configuration, `fingerprint` names what stands in it.
+    `folder` is the folder of the configuration, `fingerprint` names what stands in it. With `accept` dead letters also
+    go into tables whose rows depend on the order in which records come.
     """
 
     config: Config
@@ -292,6 +296,7 @@ class DeadLetterReplay:
     checkpoint: Lake
     stop: threading.Event = field(default_factory=threading.Event)
     executors: Executors = field(default_factory=Executors)
+    accept: bool = False
 
     def begin(self, asked: LetterFilter) -> LetterReplay | None:
         """Return a new replay of the dead letters that a filter chooses; None where there are none."""
@@ -333,7 +338,12 @@ class DeadLetterReplay:
         return found
 
     def send(self, begun: LetterReplay) -> list[LetterOutcome]:
-        """Send the dead letters of each scope again, and mark what is taken. Can be repeated from any point."""
+        """Send the dead letters of each scope again, and mark what is taken. Can be repeated from any point.
+
+        Raises StartError, before anything changes, where they would go into tables that depend on the order of records.
+        """
+        if self.cut_off() is None:
+            self._refuse_order_dependent(begun)
         store, found = self._store(), list[LetterOutcome]()
         store.write(NOTE, begun.dump())
         for batch, scope in enumerate(begun.scopes):
@@ -355,6 +365,22 @@ class DeadLetterReplay:
                 store.delete(path)
         self._clear(begun)
         return found
+
+    def _refuse_order_dependent(self, begun: LetterReplay) -> None:
+        """Raise StartError where a record that comes late leaves another row than one that came in time.
+
+        A sink that keeps part of an older row needs the rows in their order; all others do not.
+        """
+        if self.accept:
+            return
+        names: set[str] = set()
+        for route, sink_name, sink in self.config.all_sinks():
+            chosen = any(scope.route in (None, route) and scope.sink in (None, sink_name) for scope in begun.scopes)
+            if chosen and isinstance(sink, MergingSink) and keeps_older_values(sink.keyed()):
+                names.add(fixed_table(sink) or f"the tables of {route}/{sink_name}")
+        if names:
+            what = f"{', '.join(sorted(names))} keep parts of older rows: a late record does not find them as they were"
+            raise StartError(f"{what}. Add --accept, then rebuild them with `router refresh`; nothing was sent")
 
     def _clear(self, begun: LetterReplay) -> None:
         folder = f"_staged/{self.config.name}/replays/{begun.name}"
@@ -434,6 +460,11 @@ class DeadLetterReplay:
 
     def _store(self) -> CheckpointStore:
         return CheckpointStore(self.checkpoint)
+
+
+def keeps_older_values(keyed: KeyedTable) -> bool:
+    """Say whether a row of a table keeps values of records before its newest one."""
+    return keyed.when_matched == "ignore" or keyed.columns is not None or keyed.soft_delete is not None
 
 
 def _chosen(config: Config, scope: Scope) -> Config:
