@@ -10,6 +10,7 @@ from router import RAW_SCHEMA, StartError
 from router.config.models import Config, Expectation, Route
 from router.engine.label.labels import labelled
 from router.engine.label.planner import Plan, Planner
+from router.engine.position import with_arrival
 from tests.engine.parts import Copy, Events, Fixed, Named, Where
 from tests.engine.query import SOURCE, records
 
@@ -61,7 +62,7 @@ def letters(planned: Plan) -> list[list[tuple[str, str | None]]]:
 @pytest.fixture(scope="module")
 def planned(spark: SparkSession) -> Callable[..., Plan]:
     """Plan the values above."""
-    raw = spark.createDataFrame(records(VALUES)).cache()
+    raw = with_arrival(spark.createDataFrame(records(VALUES)), 0, 0).cache()
 
     def planned(*routes: Route, **settings: Any) -> Plan:
         made = config(*routes, **settings)

@@ -21,8 +21,12 @@ LEDGER = "ops.ledger"
 NOT_KEPT = frozenset({"query", "run", "finished", "unknown", "unknown_fields", "violated", "configuration"})
 """Columns of the ledger that say who counted, when, and by which configuration; and counts of fields that were left out
 without a count."""
-NOT_COMPARED = frozenset({"delta.checkpointInterval", "router.table"})
-"""Table properties that are a matter of who committed first: delta-rs sets the one, Delta on Spark the other."""
+NOT_COMPARED = frozenset({"delta.checkpointInterval", "router.table", "router.keyed"})
+"""Table properties that are a matter of who committed first: delta-rs sets the one, Delta on Spark the other; and one
+that came after results were saved."""
+ARRIVALS = frozenset({"arrival", "_arrival"})
+"""Columns that came after results were saved: in which batch a record arrived (docs/decisions/0023). Tables that keep
+one row per key have the record's `_timestamp` with them."""
 
 
 def results(lake: Path, folder: Path, spark: SparkSession) -> dict[str, Any]:
@@ -43,6 +47,10 @@ def _table(place: Path, spark: SparkSession) -> dict[str, Any]:
     schema = StructType.fromJson(json.loads(handle.schema().to_json()))
     about = handle.metadata()
     properties = {k: v for k, v in about.configuration.items() if k not in NOT_COMPARED and "materialized" not in k}
+    later = ARRIVALS & {*schema.fieldNames()}
+    if "_arrival" in later and "_key" not in schema.fieldNames():  # no outbox, which had the time before
+        later |= {"_timestamp"}
+    schema = StructType([field for field in schema if field.name not in later])
     content = _content(handle, place, spark).select(schema.fieldNames())
     columns = [[plain(_value(value)) for value in column] for column in content.columns]
     rows = (list(row) for row in zip(*columns, strict=True))
