@@ -187,7 +187,7 @@ def test_tables_that_depend_on_the_order_of_records_are_named_first(stages: Stag
 
     refused = stages.replay("--send")
     assert refused.exit_code != 0
-    assert all(word in str(refused.exception or refused.output) for word in ("silver.newest", "--accept", "refresh"))
+    assert all(word in refused.output for word in ("silver.newest", "--accept", "refresh"))
     assert stages.state() == before
     assert stages.replay("--send", "--accept").exit_code == 0
     assert stages.numbers("silver.newest") == Counter([1])

@@ -38,6 +38,30 @@ JUSTIFIED = (
         for scenario, tables in WIDENED.items()
     ),
     Justified(
+        'upserts_by_field',
+        'A history is a function of its records: late ones take their place in it (docs/delivery.md).',
+        gone=(
+            'silver.history | {"_topic": "events", "_partition": 0, "_offset": 0, "_newest_1": 10, "game": "uno", "gamer": "a", "level": 1, "at": 10, "valid_from": "2026-01-01T12:00:01.123456+00:00", "valid_to": "2026-01-01T14:00:02.123456+00:00", "is_current": false}',
+            'silver.history | {"_topic": "events", "_partition": 0, "_offset": 1, "_newest_1": 5, "game": "uno", "gamer": "a", "level": 2, "at": 5, "valid_from": "2026-01-01T12:00:01.123456+00:00", "valid_to": "2026-01-01T12:00:01.123456+00:00", "is_current": false}',
+            'silver.history | {"_topic": "events", "_partition": 0, "_offset": 12, "_newest_1": 1, "game": "uno", "gamer": "d", "level": 5, "at": 1, "valid_from": "2026-01-01T13:00:03.123456+00:00", "is_current": true}',
+            'silver.history | {"_topic": "events", "_partition": 0, "_offset": 4, "_newest_1": 1, "game": "poker", "gamer": "c", "level": 0, "at": 1, "valid_from": "2026-01-01T12:00:04.123456+00:00", "valid_to": "2026-01-01T12:00:05.123456+00:00", "is_current": false}',
+            'silver.history | {"_topic": "events", "_partition": 0, "_offset": 6, "game": "uno", "gamer": "d", "level": 4, "valid_from": "2026-01-01T12:00:06.123456+00:00", "valid_to": "2026-01-01T13:00:03.123456+00:00", "is_current": false}',
+            'silver.history | {"_topic": "events", "_partition": 0, "_offset": 8, "_newest_1": 3, "game": "uno", "gamer": "e", "level": 3, "at": 3, "gone": false, "valid_from": "2026-01-01T12:00:08.123456+00:00", "valid_to": "2026-01-01T13:00:04.123456+00:00", "is_current": false}',
+        ),
+        come=(
+            'silver.history | {"_topic": "events", "_partition": 0, "_offset": 0, "_newest_1": 10, "game": "uno", "gamer": "a", "level": 1, "at": 10, "valid_from": "2026-01-01T13:00:00.123456+00:00", "valid_to": "2026-01-01T14:00:02.123456+00:00", "is_current": false}',
+            'silver.history | {"_topic": "events", "_partition": 0, "_offset": 1, "_newest_1": 5, "game": "uno", "gamer": "a", "level": 2, "at": 5, "valid_from": "2026-01-01T12:00:01.123456+00:00", "valid_to": "2026-01-01T13:00:00.123456+00:00", "is_current": false}',
+            'silver.history | {"_topic": "events", "_partition": 0, "_offset": 11, "_newest_1": 1, "game": "poker", "gamer": "c", "level": 6, "at": 1, "valid_from": "2026-01-01T13:00:02.123456+00:00", "valid_to": "2026-01-01T13:00:02.123456+00:00", "is_current": false}',
+            'silver.history | {"_topic": "events", "_partition": 0, "_offset": 12, "_newest_1": 1, "game": "uno", "gamer": "d", "level": 5, "at": 1, "valid_from": "2026-01-01T14:00:04.123456+00:00", "is_current": true}',
+            'silver.history | {"_topic": "events", "_partition": 0, "_offset": 17, "_newest_1": 2, "game": "uno", "gamer": "e", "level": 1, "at": 2, "valid_from": "2026-01-01T14:00:01.123456+00:00", "valid_to": "2026-01-01T14:00:01.123456+00:00", "is_current": false}',
+            'silver.history | {"_topic": "events", "_partition": 0, "_offset": 20, "game": "uno", "gamer": "d", "valid_from": "2026-01-01T14:00:04.123456+00:00", "valid_to": "2026-01-01T14:00:04.123456+00:00", "is_current": false}',
+            'silver.history | {"_topic": "events", "_partition": 0, "_offset": 4, "_newest_1": 1, "game": "poker", "gamer": "c", "level": 0, "at": 1, "valid_from": "2026-01-01T12:00:04.123456+00:00", "valid_to": "2026-01-01T13:00:02.123456+00:00", "is_current": false}',
+            'silver.history | {"_topic": "events", "_partition": 0, "_offset": 6, "game": "uno", "gamer": "d", "level": 4, "valid_from": "2026-01-01T12:00:06.123456+00:00", "valid_to": "2026-01-01T14:00:04.123456+00:00", "is_current": false}',
+            'silver.history | {"_topic": "events", "_partition": 0, "_offset": 8, "_newest_1": 3, "game": "uno", "gamer": "e", "level": 3, "at": 3, "gone": false, "valid_from": "2026-01-01T14:00:01.123456+00:00", "valid_to": "2026-01-01T14:00:01.123456+00:00", "is_current": false}',
+            'silver.history | {"_topic": "events", "_partition": 0, "_offset": 9, "_newest_1": 9, "game": "uno", "gamer": "a", "level": 3, "at": 9, "valid_from": "2026-01-01T13:00:00.123456+00:00", "valid_to": "2026-01-01T13:00:00.123456+00:00", "is_current": false}',
+        ),
+    ),
+    Justified(
         'quarantine',
         'Released rows leave the quarantine, so that it does not grow for ever.',
         gone=(
