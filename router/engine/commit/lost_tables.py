@@ -123,6 +123,15 @@ class CommittedBatches:
         return missing
 
 
+def tables_in_manifests(store: CheckpointStore, last: int) -> set[str]:
+    """Return the tables that the kept manifests of a run, up to a batch, have committed to or merged into."""
+    tables: set[str] = set()
+    for manifest in _manifests(store, last):
+        tables.update(work["table"] for work in manifest["commits"])
+        tables.update(table for _, table in _merged(store, manifest["batch"]))
+    return tables
+
+
 def refuse_lost_tables(tables: TableCache, store: CheckpointStore, config: Config, last: int, accept: str) -> None:
     """Raise StartError where tables of a configuration lack batches of this run, unless just that is accepted.
 
