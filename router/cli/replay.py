@@ -92,9 +92,10 @@ def replay(
     if statuses and (stages or reason):
         raise click.UsageError("--status is about rows that a sink keeps, --stage and --reason are about dead letters")
     kept = None if (stages and "apply" not in stages) or reason else _asked(statuses or ("dead",) * bool(stages), since)
-    letters = None if statuses else (stages, route, name, reason, None if since is None else _since(since))
     registry = load_registry(plugin_files)
     loaded = load(file, registry)
+    route, name = loaded.config.identity_of(route, name)
+    letters = None if statuses else (stages, route, name, reason, None if since is None else _since(since))
     if loaded.config.debug:
         raise StartError(f"{loaded.config.name} has `debug: true`: it sends nothing, and so nothing again")
     asked = import_module("router.engine.tables.replay").LetterFilter(*letters) if letters else None
@@ -321,7 +322,10 @@ def _tell(resender: Resender, begun: Replay, found: ReplayRows, resent: Resent) 
 
 def _show(found: list[tuple[Resender, ReplayRows]], title: str) -> None:
     """Print rows by route, sink, status and answer code, and where those are that cannot be sent."""
-    rows = [(resender.route, resender.name, *_cells(group)) for resender, what in found for group in what.groups]
+    rows = []
+    for resender, what in found:
+        names = resender.config.shown_names(resender.route, resender.name)
+        rows += [(*names, *_cells(group)) for group in what.groups]
     if not rows:
         click.echo("there is nothing to send again")
         return

@@ -51,6 +51,8 @@ GONE_SINKS = "gone_sinks.json"
 """The note with the sinks that a person let go though rows wait for them."""
 RECENT = 100
 """Commits of a table that are searched for who has written it."""
+IDENTITIES = "identities.json"
+"""The note with the routes and sinks that have a former name."""
 Severity = Literal["safe", "to do", "refused"]
 """What a change asks for: nothing; something of a person, while the stream runs; or it stops the start."""
 
@@ -116,23 +118,48 @@ class LakeChanges:
 
     @cached_property
     def _places(self) -> dict[str, tuple[str | int, ...]]:
-        """Return where each sink (`route/sink`) stands in the configuration."""
+        """Return where each sink (`route/sink`, as its ids go by) stands in the configuration."""
         places: dict[str, tuple[str | int, ...]] = {}
         for index, route in enumerate(self.config.routes):
             for number, name in enumerate(route.named_sinks):
-                places[f"{route.name}/{name}"] = ("routes", index, "sinks", number)
+                places[f"{route.identity}/{name}"] = ("routes", index, "sinks", number)
         return places
 
     def at_start(self) -> list[Change]:
         """Return what a start says: what needs neither the plan of a batch nor a look at every table."""
-        return [*self.gone_sinks(), *self.unwritten_tables(self._written_lately())]
+        return [*self.lost_names(), *self.gone_sinks(), *self.unwritten_tables(self._written_lately())]
 
     def all_but_views(self, layout: Layout) -> list[Change]:
         """Return all changes but those of views; `layout` is that of the next batch."""
-        changes = [*self.gone_sinks(), *self.changed_keys(), *self.changed_types(layout, named_by_rows=True)]
+        changes = [
+            *self.lost_names(),
+            *self.gone_sinks(),
+            *self.changed_keys(),
+            *self.changed_types(layout, named_by_rows=True),
+        ]
         return [*changes, *self.unwritten_tables(self._lake.every_table())]
 
     # Sinks
+
+    def lost_names(self) -> Iterator[Change]:
+        """Yield the routes and sinks that ran under a former name (`was`), and have another one by now."""
+        now = identities(self.config)
+        for shown, former in sorted(noted_identities(self.store).items()):
+            if now.get(shown, former) == former:
+                continue
+            what = f"{shown} was {former}, and its ids, its tables and what waits for it go by that name"
+            place = self._place_of_name(shown)
+            todo = f"write `was: {former.rpartition('/')[2]}` again, or give it another name; or run with --accept "
+            yield Change("refused", place, what, f"{todo}gone-sinks, and it begins anew")
+
+    def _place_of_name(self, shown: str) -> tuple[str | int, ...]:
+        name, _, sink = shown.partition("/")
+        for index, route in enumerate(self.config.routes):
+            if sink and route.identity == name:
+                return ("routes", index, "sinks", [*route.shown_sinks].index(sink))
+            if not sink and route.name == name:
+                return ("routes", index)
+        return ("routes",)
 
     def gone_sinks(self) -> Iterator[Change]:
         """Yield the sinks that the configuration has no more and that rows wait for.
@@ -149,13 +176,18 @@ class LakeChanges:
             if key in accepted:
                 yield Change("safe", ("routes",), f"{what}: they stay there, as was accepted")
                 continue
-            todo = "put it back until nothing waits for it (`router quarantine`, `router replay`), or run with "
-            todo += "--accept gone-sinks, and they stay where they are until it comes back under that name"
+            todo = (
+                "if it has another name now, write `was` there; else put it back until nothing waits for it (`router "
+            )
+            todo += (
+                "quarantine`, `router replay`), or run with --accept gone-sinks, and they stay where they are until "
+            )
+            todo += "it comes back"
             yield Change("refused", self._place_of_route(route), what, todo)
 
     def _place_of_route(self, name: str) -> tuple[str | int, ...]:
         for index, route in enumerate(self.config.routes):
-            if route.name == name:
+            if route.identity == name:
                 return ("routes", index, "sinks")
         return ("routes",)
 
@@ -408,6 +440,25 @@ def _growth(target: Target, table: str, difference: SchemaDiff, place: tuple[str
         yield Change("safe", place, f"{table} {lacks}: it grows with the first row that has a value for it")
 
 
+def identities(config: Config) -> dict[str, str]:
+    """Return the names that the ids of routes and sinks go by, by the names that people see.
+
+    A sink's stand behind the name that the ids of its route go by: `route/sink`.
+    """
+    found: dict[str, str] = {}
+    for route in config.routes:
+        found[route.name] = route.identity
+        for shown, identity in route.shown_sinks.items():
+            found[f"{route.identity}/{shown}"] = f"{route.identity}/{identity}"
+    return found
+
+
+def noted_identities(store: CheckpointStore) -> dict[str, str]:
+    """Return the routes and sinks whose ids went by another name at the last start, with that name."""
+    noted: dict[str, str] = store.load(IDENTITIES) or {}
+    return noted
+
+
 def accepted_sinks(store: CheckpointStore) -> frozenset[str]:
     """Return the sinks that somebody let go though rows wait for them."""
     return frozenset(store.load(GONE_SINKS) or ())
@@ -423,6 +474,7 @@ def refuse_changes(changes: LakeChanges, accept: str) -> None:
     kept = {key for key in accepted if not _has_sink(config, key)}
     if accept == "gone-sinks":
         kept |= {f"{route}/{sink}" for route, sink in changes.former_sinks()}
+        changes.store.delete(IDENTITIES)
     if kept != accepted:
         changes.store.write(GONE_SINKS, json.dumps(sorted(kept)).encode())
     noticed = changes.at_start()
@@ -430,6 +482,11 @@ def refuse_changes(changes: LakeChanges, accept: str) -> None:
     refused = [str(change) for change in noticed if change.severity == "refused"]
     if refused:
         raise StartError(f"{config.name}: {'. '.join(refused)}")
+    renamed = {shown: identity for shown, identity in identities(config).items() if shown != identity}
+    # A route that is put back after some starts without it has its former name still.
+    noted = noted_identities(changes.store)
+    if {**noted, **renamed} != noted:
+        changes.store.write(IDENTITIES, json.dumps({**noted, **renamed}, sort_keys=True).encode())
 
 
 def _has_sink(config: Config, key: str) -> bool:
