@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from router import ApplyingSink, Batch, ConfigError, Outcome, StartError
+from router import ApplyingSink, Batch, ConfigError, Outcome, SinkError, StartError
 from router.config.loader import load
 from router.engine import ledger
 from router.engine.preflight.lake_changes import refuse_changes
@@ -57,7 +57,7 @@ def test_a_cut_off_batch_and_parked_rows_stay_with_a_renamed_route(make_query: M
     """Without it an API gets a batch by other keys a second time, or never."""
     (tmp_path / "away").touch()
     query = begun(make_query, tmp_path, route(DELTA), route(Calls(folder=str(tmp_path)), name="calls"))
-    with pytest.raises(ConnectionError):
+    with pytest.raises(SinkError):
         query.take(records(EVENTS))
     (tmp_path / "away").unlink()
 

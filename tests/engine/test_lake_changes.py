@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from router import ApplyingSink, Batch, Outcome, StartError
+from router import ApplyingSink, Batch, Outcome, SinkError, StartError
 from router.config.loader import load
 from router.config.models import Route, View
 from router.delta.table_cache import TableCache
@@ -116,7 +116,7 @@ def unmerged(make_query: MakeQuery, folder: Path) -> Query:
 
 def cut_off(make_query: MakeQuery, folder: Path) -> Query:
     query = begun(make_query, folder, route(DELTA), route(Away(), name="calls"))
-    with pytest.raises(ConnectionError):
+    with pytest.raises(SinkError):
         query.take(records(EVENTS))
     return query
 
