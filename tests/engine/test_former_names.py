@@ -87,8 +87,9 @@ def test_quarantined_and_approved_rows_stay_with_a_renamed_route(make_query: Mak
 
     after = renamed(query)
     refuse_changes(changes_of(after), "")
-    after.take(records([{"game": "uno", "n": 7}, {"game": "uno", "n": 0}], first=10))
+    after.take(records([{"game": "uno", "n": 7}], first=10))
     assert sorted(row["n"] for row in after.rows("silver.calls")) == [0, 1, 2, 7]
+    after.take(records([{"game": "uno", "n": 0}], first=20))
     assert [part.rows for part in quarantined(after.config, after.lake)] == [1]
     assert [problem for audit in verified(after.config) for problem in audit.problems] == []
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -123,10 +124,10 @@ class CommittedBatches:
         return missing
 
 
-def tables_in_manifests(store: CheckpointStore, last: int) -> set[str]:
-    """Return the tables that the kept manifests of a run, up to a batch, have committed to or merged into."""
+def tables_in_manifests(store: CheckpointStore) -> set[str]:
+    """Return the tables that the kept manifests of a run name, and those that their batches have merged into."""
     tables: set[str] = set()
-    for manifest in _manifests(store, last):
+    for manifest in _manifests(store, sys.maxsize):
         tables.update(work["table"] for work in manifest["commits"])
         tables.update(table for _, table in _merged(store, manifest["batch"]))
     return tables

@@ -287,7 +287,7 @@ class LakeChanges:
 
     def _written_lately(self) -> set[str]:
         """Return the tables in the manifests that are kept, and those that sinks have merged into."""
-        tables = tables_in_manifests(self.store, self._past.last)
+        tables = tables_in_manifests(self.store)
         for key, place in self._places.items():
             sink = self.config.routes[int(place[1])].sinks[int(place[3])]
             if isinstance(sink, MergingSink):
