@@ -17,7 +17,7 @@ from router.engine.tables.verify import verified
 from router.registry import load_registry
 from router_sinks import Delta, Upsert
 from tests.engine.query import Query, records
-from tests.engine.test_lake_changes import DELTA, EVENTS, begun, changes_of, route
+from tests.engine.test_lake_changes import DELTA, EVENTS, begun, changes_of, in_the_outbox, route
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -134,6 +134,27 @@ def test_a_former_name_may_not_be_removed(make_query: MakeQuery, tmp_path: Path)
     refuse_changes(changes_of(renamed(query, "third")), "")
     refuse_changes(changes_of(without), "gone-sinks")
     refuse_changes(changes_of(without), "")
+
+
+def test_another_kind_of_sink_is_no_heir(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it the rows of an outbox wait for a sink that has no outbox."""
+    query = in_the_outbox(make_query, tmp_path)
+    table = Delta(table="silver.calls", was="slow")
+    after = query.restarted(routes=(query.config.routes[0], route(table, name="wins", was="calls")))
+    with pytest.raises(StartError, match="calls/slow is gone"):
+        refuse_changes(changes_of(after), "")
+    refuse_changes(changes_of(after), "gone-sinks")
+    refuse_changes(changes_of(after), "")
+
+
+def test_a_former_name_that_never_was_is_found(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it a typing error looks like a route that goes on, and begins anew."""
+    query = begun(make_query, tmp_path, route(DELTA), route(Delta(table="silver.calls"), name="calls"))
+    query.take(records(EVENTS))
+
+    assert [*changes_of(renamed(query)).unknown_names()] == []
+    (unknown,) = changes_of(renamed(query, was="cals")).unknown_names()
+    assert (unknown.severity, unknown.place) == ("to do", ("routes", 1, "was"))
 
 
 YAML = """\

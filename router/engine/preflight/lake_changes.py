@@ -51,6 +51,11 @@ GONE_SINKS = "gone_sinks.json"
 """The note with the sinks that a person let go though rows wait for them."""
 RECENT = 100
 """Commits of a table that are searched for who has written it."""
+GONE_TODO = (
+    "if it has another name now, write `was` there; else put it back until nothing waits for it (`router quarantine`, "
+    "`router replay`), or run with --accept gone-sinks, and the rows stay where they are until it comes back"
+)
+"""What a person can do about a sink that is gone while rows wait for it."""
 IDENTITIES = "identities.json"
 """The note with the routes and sinks that have a former name."""
 Severity = Literal["safe", "to do", "refused"]
@@ -133,6 +138,7 @@ class LakeChanges:
         """Return all changes but those of views; `layout` is that of the next batch."""
         changes = [
             *self.lost_names(),
+            *self.unknown_names(),
             *self.gone_sinks(),
             *self.changed_keys(),
             *self.changed_types(layout, named_by_rows=True),
@@ -151,6 +157,21 @@ class LakeChanges:
             place = self._place_of_name(shown)
             todo = f"write `was: {former.rpartition('/')[2]}` again, or give it another name; or run with --accept "
             yield Change("refused", place, what, f"{todo}gone-sinks, and it begins anew")
+
+    def unknown_names(self) -> Iterator[Change]:
+        """Yield the former names (`was`) that the ledger does not have, as far as it has any."""
+        known_routes = {route for route, _ in self._totals if route is not None}
+        if not known_routes:
+            return
+        todo = "correct it, if the route or sink has run under another name"
+        for index, route in enumerate(self.config.routes):
+            if route.was and route.was not in known_routes:
+                what = f"route {route.name} was {route.was}, and the ledger has no such route"
+                yield Change("to do", ("routes", index, "was"), what, todo)
+            for number, sink in enumerate(route.sinks):
+                if sink.was and (route.identity, sink.was) not in self._totals:
+                    what = f"the sink was {sink.was}, and the ledger has no such sink of route {route.identity}"
+                    yield Change("to do", ("routes", index, "sinks", number), what, todo)
 
     def _place_of_name(self, shown: str) -> tuple[str | int, ...]:
         name, _, sink = shown.partition("/")
@@ -172,18 +193,11 @@ class LakeChanges:
             if not waiting:
                 continue
             key = f"{route}/{sink}"
-            what = f"{key} is gone, or has another name, and {waiting}"
+            what = f"{key} is gone, or has another name or kind, and {waiting}"
             if key in accepted:
                 yield Change("safe", ("routes",), f"{what}: they stay there, as was accepted")
                 continue
-            todo = (
-                "if it has another name now, write `was` there; else put it back until nothing waits for it (`router "
-            )
-            todo += (
-                "quarantine`, `router replay`), or run with --accept gone-sinks, and they stay where they are until "
-            )
-            todo += "it comes back"
-            yield Change("refused", self._place_of_route(route), what, todo)
+            yield Change("refused", self._place_of_route(route), what, GONE_TODO)
 
     def _place_of_route(self, name: str) -> tuple[str | int, ...]:
         for index, route in enumerate(self.config.routes):
@@ -192,12 +206,16 @@ class LakeChanges:
         return ("routes",)
 
     def former_sinks(self) -> set[tuple[str, str]]:
-        """Return route and name of each sink that the configuration has no more, and that has a table of its own."""
+        """Return route and name of each sink that has an outbox or a quarantine, and nothing that works on it any more.
+
+        Such a sink is gone, or another kind of sink has its name.
+        """
         own = f"{underscored(self.config.name)}__"
         tables = [*self._lake.tables("outbox"), *self._lake.tables("quarantine")]
         current: set[str] = set()
-        for route, sink, _ in self.config.all_sinks():
-            current |= {outbox_of(self.config.name, route, sink), quarantine_of(self.config.name, route, sink)}
+        for route, name, sink in self.config.all_sinks():
+            own_table = quarantine_of if isinstance(sink, TableSink) else outbox_of
+            current.add(own_table(self.config.name, route, name))
         left = {table for table in tables if table.partition(".")[2].startswith(own)} - current
         # The ledger is read only if there is such a table: its names alone do not tell routes and sinks apart.
         if not left and not self._cut_off:
@@ -205,11 +223,10 @@ class LakeChanges:
         known = {(route, sink) for route, sink in self._totals if route is not None and sink is not None}
         known |= set(self._cut_off)
         former: set[tuple[str, str]] = set()
-        for route, sink in known:
-            of_sink = {outbox_of(self.config.name, route, sink), quarantine_of(self.config.name, route, sink)}
-            is_left = not of_sink.isdisjoint(left) or (route, sink) in self._cut_off
-            if is_left and f"{route}/{sink}" not in self._places:
-                former.add((route, sink))
+        for route, name in known:
+            of_sink = {outbox_of(self.config.name, route, name), quarantine_of(self.config.name, route, name)}
+            if not of_sink.isdisjoint(left) or (route, name) in self._cut_off:
+                former.add((route, name))
         return former
 
     @cached_property
@@ -471,9 +488,10 @@ def refuse_changes(changes: LakeChanges, accept: str) -> None:
     """
     config = changes.config
     accepted = accepted_sinks(changes.store)
-    kept = {key for key in accepted if not _has_sink(config, key)}
+    former = {f"{route}/{sink}" for route, sink in changes.former_sinks()}
+    kept = accepted & former
     if accept == "gone-sinks":
-        kept |= {f"{route}/{sink}" for route, sink in changes.former_sinks()}
+        kept = frozenset(former)
         changes.store.delete(IDENTITIES)
     if kept != accepted:
         changes.store.write(GONE_SINKS, json.dumps(sorted(kept)).encode())
@@ -487,10 +505,6 @@ def refuse_changes(changes: LakeChanges, accept: str) -> None:
     noted = noted_identities(changes.store)
     if {**noted, **renamed} != noted:
         changes.store.write(IDENTITIES, json.dumps({**noted, **renamed}, sort_keys=True).encode())
-
-
-def _has_sink(config: Config, key: str) -> bool:
-    return any(f"{route}/{name}" == key for route, name, _ in config.all_sinks())
 
 
 def tell_changes(config: Config, changes: Iterable[Change]) -> None:
