@@ -220,10 +220,10 @@ class LakeChanges:
         # The ledger is read only if there is such a table: its names alone do not tell routes and sinks apart.
         if not left and not self._cut_off:
             return set()
-        known = {(route, sink) for route, sink in self._totals if route is not None and sink is not None}
-        known |= set(self._cut_off)
         former: set[tuple[str, str]] = set()
-        for route, name in known:
+        for route, name in {*self._totals, *self._cut_off}:
+            if route is None or name is None:  # what the ledger says of the source
+                continue
             of_sink = {outbox_of(self.config.name, route, name), quarantine_of(self.config.name, route, name)}
             if not of_sink.isdisjoint(left) or (route, name) in self._cut_off:
                 former.add((route, name))
@@ -235,17 +235,27 @@ class LakeChanges:
 
         A sink that is gone gets none of them, and the ledger does not have the batch yet.
         """
-        paths = self.store.paths(f"manifests/{self.store.run}") if self.store.run else []
-        newest = int(paths[-1].rpartition("/")[2].removesuffix(".json")) if paths else -1
+        newest = self._newest_manifest()
         if newest <= self._past.last or newest <= self._last_in_ledger():
             return {}
         manifest = self.store.manifest(newest)
+        if manifest is None:
+            return {}
         rows: dict[tuple[str, str], int] = {}
-        for commit in manifest.commits if manifest else ():
+        for commit in manifest.commits:
             if commit.table.startswith("outbox.") and commit.target not in self._places:
                 route, _, sink = commit.target.partition("/")
                 rows[route, sink] = rows.get((route, sink), 0) + commit.rows
         return rows
+
+    def _newest_manifest(self) -> int:
+        """Return the last batch that the run has decided, -1 for none."""
+        if not self.store.run:
+            return -1
+        paths = self.store.paths(f"manifests/{self.store.run}")
+        if not paths:
+            return -1
+        return int(paths[-1].rpartition("/")[2].removesuffix(".json"))
 
     def _last_in_ledger(self) -> int:
         table = self.tables.open([self.config.ledger])[self.config.ledger]
@@ -393,9 +403,13 @@ class LakeChanges:
         if not template:
             return tables
         pattern = template_pattern(template)
-        layers = self._lake.layers() if "{" in template.partition(".")[0] else [template.partition(".")[0]]
-        found = {table for layer in layers for table in self._lake.tables(layer) if pattern.fullmatch(table)}
-        return tables | (found - self.config.fixed_tables())
+        layer = template.partition(".")[0]
+        layers = [layer]
+        if "{" in layer:
+            layers = self._lake.layers()
+        for name in layers:
+            tables |= {table for table in self._lake.tables(name) if pattern.fullmatch(table)}
+        return tables - self.config.fixed_tables()
 
     def _type_changes(self, target: Target, table: str, columns: pa.Schema) -> Iterator[Change]:
         difference = compare(columns, target.schema)
@@ -442,9 +456,14 @@ def _growth(target: Target, table: str, difference: SchemaDiff, place: tuple[str
     """Yield what becomes of new and wider columns, by the `evolution` of the sink."""
     new = ", ".join(column.name for column in difference.added)
     wider = ", ".join(column.name for column in difference.widened)
-    lacks = " and ".join(filter(None, (new and f"lacks {new}", wider and f"is too narrow for {wider}")))
-    if not lacks:
+    parts = []
+    if new:
+        parts.append(f"lacks {new}")
+    if wider:
+        parts.append(f"is too narrow for {wider}")
+    if not parts:
         return
+    lacks = " and ".join(parts)
     if target.evolution == "fail":
         what = f"{table} {lacks}: the stream stops at the first row with a value for it (`evolution: fail`)"
         yield Change("to do", place, what, "let the table grow before, or take another `evolution`")
