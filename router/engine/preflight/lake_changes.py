@@ -221,12 +221,12 @@ class LakeChanges:
         if not left and not self._cut_off:
             return set()
         former: set[tuple[str, str]] = set()
-        for route, name in {*self._totals, *self._cut_off}:
-            if route is None or name is None:  # what the ledger says of the source
+        for counted_route, counted_sink in {*self._totals, *self._cut_off}:
+            if counted_route is None or counted_sink is None:  # what the ledger says of the source
                 continue
-            of_sink = {outbox_of(self.config.name, route, name), quarantine_of(self.config.name, route, name)}
-            if not of_sink.isdisjoint(left) or (route, name) in self._cut_off:
-                former.add((route, name))
+            of_sink = {of(self.config.name, counted_route, counted_sink) for of in (outbox_of, quarantine_of)}
+            if not of_sink.isdisjoint(left) or (counted_route, counted_sink) in self._cut_off:
+                former.add((counted_route, counted_sink))
         return former
 
     @cached_property
