@@ -11,6 +11,7 @@ import logging
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from router.delta.keyed.upsert import EXPIRES
@@ -124,10 +125,10 @@ class CommittedBatches:
         return missing
 
 
-def tables_in_manifests(store: CheckpointStore) -> set[str]:
-    """Return the tables that the kept manifests of a run name, and those that their batches have merged into."""
+def tables_of_newest_batches(store: CheckpointStore, batches: int) -> set[str]:
+    """Return the tables that the newest manifests of a run name, and those that their batches have merged into."""
     tables: set[str] = set()
-    for manifest in _manifests(store, sys.maxsize):
+    for manifest in islice(_manifests(store, sys.maxsize), batches):
         tables.update(work["table"] for work in manifest["commits"])
         tables.update(table for _, table in _merged(store, manifest["batch"]))
     return tables
