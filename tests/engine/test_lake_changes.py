@@ -7,8 +7,10 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
 from router import ApplyingSink, Batch, Outcome, SinkError, StartError
+from router.cli.check import check
 from router.config.loader import load
 from router.config.models import Route, View
 from router.delta.table_cache import TableCache
@@ -227,7 +229,7 @@ dead_letters: ops.dead
 
 
 def test_check_and_start_say_what_a_change_does(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it a start is the first to say what a change does, by dead letters."""
     registry = load_registry()
@@ -247,6 +249,13 @@ def test_check_and_start_say_what_a_change_does(
     moved = check_lake(loaded("double", "silver.other"), spark)
     assert severities(moved) == [("to do", ("routes",))]
     assert "view sums still reads its rows" in moved[0].what
+
+    file = tmp_path / "games.yaml"
+    file.write_text(YAML.format(folder=tmp_path, kind="string", table="silver.all"))
+    monkeypatch.setattr("router.engine.preflight.check.build_session", lambda config: spark)
+    shown = CliRunner().invoke(check, ["--lake", str(file)])
+    assert shown.exit_code == 0
+    assert f"{file}:8:13: routes.0.sinks.0: to do: silver.all: column amount" in shown.output
 
     caplog.clear()
     with caplog.at_level(logging.WARNING, "router"):
