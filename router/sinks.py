@@ -39,6 +39,13 @@ class Sink(Part, ABC):
 
     kind = "sink"
 
+    was: str | None = Field(
+        default=None,
+        pattern=r"^[a-z][a-z0-9_]{0,63}$",
+        description="the name that this sink had in its route, as rest_2: what waits for it, its notes and its ids "
+        "stay under that name. Stays for good",
+    )
+
 
 class TableSink(TableOptions, Sink, ABC):
     """A sink that names the Delta table of each event; the engine stages and commits the rows.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,26 +14,42 @@ from router.config.loader import Loaded, load
 from router.errors import ConfigError
 from router.registry import Registry, load_registry, missing_extras
 
+if TYPE_CHECKING:
+    from router.engine.preflight.lake_changes import Change
+
 
 @click.command(short_help="Find every mistake in a configuration.")
 @config_argument
 @click.option("--plan", is_flag=True, help="Also analyse every rule and projection with Spark (takes seconds).")
+@click.option(
+    "--lake",
+    is_flag=True,
+    help="Also say what changes for checkpoint, ledger and tables, and what a start would refuse (takes seconds).",
+)
 @click.option("--fingerprint", is_flag=True, help="Print the fingerprint of a good FILE, and nothing else.")
 @plugin_option
 @click.pass_context
-def check(ctx: click.Context, file: Path, plan: bool, fingerprint: bool, plugin_files: tuple[Path, ...]) -> None:
+def check(
+    ctx: click.Context, file: Path, plan: bool, lake: bool, fingerprint: bool, plugin_files: tuple[Path, ...]
+) -> None:
     """Find every mistake in the configuration FILE.
 
     Prints one problem per line, as file:line:column: place: what; next step, and exits with 1 when there is any.
-    Needs neither Spark nor the network, unless --plan is given. The fingerprint names what FILE says, whatever its
-    comments and variables are; commits have it as router.configuration, and rows of the ledger as configuration.
+    Needs neither Spark nor the network, unless --plan or --lake is given. The fingerprint names what FILE says,
+    whatever its comments and variables are; commits have it as router.configuration, rows of the ledger as
+    configuration.
+
+    With --lake each line says of a change that it is safe, or what to do about it; a start refuses those that would
+    lose rows, and the exit code is 1 then. Nothing is written.
     """
     registry = load_registry(plugin_files)
     try:
         loaded = load(file, registry)
         if missing := list(missing_extras(loaded.config).values()):
             raise ConfigError(tuple(loaded.problem((), what) for what in missing[:1]))
-        told = import_module("router.engine.preflight.check").check_plan(loaded, registry) if plan else ""
+        preflight = import_module("router.engine.preflight.check") if plan or lake else None
+        told = preflight.check_plan(loaded, registry) if preflight and plan else ""
+        changes = preflight.check_lake(loaded) if preflight and lake else []
     except ConfigError as error:
         for problem in error.problems:
             click.echo(str(problem))
@@ -40,6 +57,18 @@ def check(ctx: click.Context, file: Path, plan: bool, fingerprint: bool, plugin_
     click.echo(loaded.fingerprint if fingerprint else _summary(loaded, registry))
     if told:
         click.echo(told)
+    if lake:
+        _show_changes(ctx, loaded, changes)
+
+
+def _show_changes(ctx: click.Context, loaded: Loaded, changes: list[Change]) -> None:
+    """Print a line for each change, with its place; exit with 1 if a start would refuse one."""
+    for change in changes:
+        click.echo(str(loaded.problem(change.place, f"{change.severity}: {change.what}", change.todo)))
+    if not changes:
+        click.echo("no change for checkpoint, ledger or tables")
+    if any(change.severity == "refused" for change in changes):
+        ctx.exit(1)
 
 
 def _summary(loaded: Loaded, registry: Registry) -> str:

@@ -157,19 +157,20 @@ def _after(config: Config, counts: GraphCounts) -> Iterator[GraphNode]:
 def _route(config: Config, route: Route, counts: GraphCounts) -> GraphNode:
     checks = [f"expect {one.name}: {one.sql} (otherwise {one.otherwise})" for one in route.expect]
     text = "\n".join([f"{route.name}: {described(route.match)}", *checks])
-    sinks = tuple(_sink(config, (route.name, name), sink, counts) for name, sink in route.named_sinks.items())
-    matched = [counts.sums[key].get("matched") or 0 for key in counts.sums if key[0] == route.name]
+    sinks = tuple(_sink(config, (route.identity, name), sink, counts) for name, sink in route.named_sinks.items())
+    matched = [counts.sums[key].get("matched") or 0 for key in counts.sums if key[0] == route.identity]
     return GraphNode("route", text, f"{max(matched):,} matched" if matched else "", sinks)
 
 
 def _sink(config: Config, place: tuple[str, str], sink: Part, counts: GraphCounts) -> GraphNode:
     (route, name), tables = place, counts.tables.get("/".join(place), ())
-    shown = _tables(config, tables, counts, route)
+    shown_route, shown_name = config.shown_names(route, name)
+    shown = _tables(config, tables, counts, shown_route)
     written = names_of(sink) if isinstance(sink, (TableSink, MergingSink)) else ""
     if written and not (counts.by_table and tables):
-        shown += _readers(config, written, counts, route)
+        shown += _readers(config, written, counts, shown_route)
     names = ("landed", "applied", "refused", "dropped", "quarantined", "dead", "parked", "backlog")
-    return GraphNode("sink", f"{name} {described(sink)}", counts.text(route, name, names), tuple(shown))
+    return GraphNode("sink", f"{shown_name} {described(sink)}", counts.text(route, name, names), tuple(shown))
 
 
 def _tables(

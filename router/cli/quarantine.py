@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from router.config.models import Config
     from router.engine.quarantine.table import Quarantined
 
 
@@ -84,7 +85,7 @@ def release(waiting: _Waiting) -> None:
         return
     for one in (one for one in waiting.rows if one.kind == "unblock"):
         waiting.module.try_now(waiting.store, one)
-        click.echo(f"tried next: {one.place.table}, {one.rows:,} rows of {one.place.route}")
+        click.echo(f"tried next: {one.place.table}, {one.rows:,} rows of {waiting.route_of(one)}")
     waiting.approve([one for one in waiting.rows if one.kind != "unblock"])
 
 
@@ -106,6 +107,7 @@ def discard(waiting: _Waiting, yes: bool) -> None:
 class _Waiting:
     """The quarantined rows that a command is about."""
 
+    config: Config
     module: Any
     store: Any
     rows: list[Quarantined]
@@ -118,20 +120,29 @@ class _Waiting:
         stores = import_module("router.engine.checkpoint_store")
         lake, checkpoint = stores.lake_and_checkpoint(config)
         store = stores.CheckpointStore(checkpoint)
+        identity, _ = config.identity_of(route, None)
         found = [
             one
             for one in module.quarantined(config, lake)
-            if route in (None, one.place.route) and table in (None, one.place.table)
+            if identity in (None, one.place.route) and table in (None, one.place.table)
         ]
-        return cls(module, store, found, f"{config.name}{{}}{_asked(route, table)}")
+        return cls(config, module, store, found, f"{config.name}{{}}{_asked(route, table)}")
 
     def shown(self, found: list[Quarantined]) -> bool:
         """Print rows; say whether there are any."""
         if found:
-            _show(found, {(pending.place, pending.kind) for pending in self.module.pending_releases(self.store)})
+            _show(
+                self.config,
+                found,
+                {(pending.place, pending.kind) for pending in self.module.pending_releases(self.store)},
+            )
         else:
             click.echo(f"no rows of {self.about.format(' wait')}")
         return bool(found)
+
+    def route_of(self, found: Quarantined) -> str:
+        """Return the name of the route that people see."""
+        return self.config.shown_names(found.place.route, found.place.sink)[0]
 
     def approve(self, found: list[Quarantined]) -> None:
         """Approve what can be; name what cannot."""
@@ -139,7 +150,7 @@ class _Waiting:
         for one in found:
             if one not in conflicting:
                 self.module.approve(self.store, one)
-                click.echo(f"approved: {one.place.table}, {one.rows:,} rows of {one.place.route}")
+                click.echo(f"approved: {one.place.table}, {one.rows:,} rows of {self.route_of(one)}")
         if conflicting:
             tables = ", ".join(sorted({one.place.table for one in conflicting}))
             raise click.ClickException(
@@ -152,17 +163,18 @@ def _asked(route: str | None, table: str | None) -> str:
     return (f" on route {route}" if route else "") + (f" for {table}" if table else "")
 
 
-def _show(found: list[Quarantined], approved: set[Any]) -> None:
+def _show(config: Config, found: list[Quarantined], approved: set[Any]) -> None:
     title = "would gain" if all(one.cause is None for one in found) else "why"
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in ("table", "route", "sink", "rows", "oldest record", "written with", title):
         table.add_column(name, overflow="fold", justify="right" if name == "rows" else "left")
     for one in found:
         place, since = one.place, one.since
+        route, sink = config.shown_names(place.route, place.sink)
         versions = escape(printable(", ".join(one.versions)))
         state = "\n(approved)" if (place, one.kind) in approved else ""
         oldest = f"{since:%Y-%m-%d %H:%M:%S}" if since else ""
-        cells = (place.table, place.route, place.sink, f"{one.rows:,}", oldest, versions, _why(one) + state)
+        cells = (place.table, route, sink, f"{one.rows:,}", oldest, versions, _why(one) + state)
         table.add_row(*cells)
     Console().print(table)
 

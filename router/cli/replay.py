@@ -94,9 +94,10 @@ def replay(
     if statuses and (stages or reason):
         raise click.UsageError("--status is about rows that a sink keeps, --stage and --reason are about dead letters")
     kept = None if (stages and "apply" not in stages) or reason else _asked(statuses or ("dead",) * bool(stages), since)
-    letters = None if statuses else (stages, route, name, reason, None if since is None else _since(since))
     registry = load_registry(plugin_files)
     loaded = load(file, registry)
+    route, name = loaded.config.identity_of(route, name)
+    letters = None if statuses else (stages, route, name, reason, None if since is None else _since(since))
     if loaded.config.debug:
         raise StartError(f"{loaded.config.name} has `debug: true`: it sends nothing, and so nothing again")
     asked = import_module("router.engine.tables.replay").LetterFilter(*letters) if letters else None
@@ -140,7 +141,7 @@ class _Command:
         begun = letters.begin(self.choice.letters) if letters and self.choice.letters else None
         if letters and begun:
             letters = self._prepared(letters)
-            _show_letters(letters.show(begun), "what would become of dead letters today")
+            _show_letters(self.config, letters.show(begun), "what would become of dead letters today")
         elif not shown:
             click.echo("there is nothing to send again")
         return True
@@ -171,9 +172,9 @@ class _Command:
     def _send_letters(self, letters: DeadLetterReplay) -> None:
         if cut_off := letters.cut_off():
             click.echo(f"{cut_off.name} was cut off, and is ended first")
-            _show_letters(letters.send(cut_off), f"what {cut_off.name} has done")
+            _show_letters(self.config, letters.send(cut_off), f"what {cut_off.name} has done")
         if begun := letters.begin(self.choice.letters) if self.choice.letters else None:
-            _show_letters(letters.send(begun), f"what {begun.name} has done")
+            _show_letters(self.config, letters.send(begun), f"what {begun.name} has done")
 
     def _hold_stream(self, held: ExitStack, locks: Any) -> None:
         """Hold the lock of a run: dead letters go into the tables that it writes."""
@@ -215,7 +216,7 @@ class _Command:
         return replace(letters, config=config, executors=self.executors)
 
 
-def _show_letters(found: list[LetterOutcome], title: str) -> None:
+def _show_letters(config: Config, found: list[LetterOutcome], title: str) -> None:
     """Print what becomes of dead letters by stage, route and sink."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in LETTER_COLUMNS:
@@ -224,8 +225,15 @@ def _show_letters(found: list[LetterOutcome], title: str) -> None:
         to = {**look.places, **({"another dead letter": look.other} if look.other else {})}
         where = look.left or ", ".join(f"{place} {rows:,}" for place, rows in sorted(to.items()))
         counts = f"{look.rows:,}", f"{look.taken:,}"
-        scope = (look.scope.stage, look.scope.route or "", look.scope.sink or "")
-        table.add_row(*scope, *counts, escape(printable(where)), f"{look.rows - look.taken:,}", _reason(look.reason))
+        names = config.shown_names(look.scope.route or "", look.scope.sink or "")
+        table.add_row(
+            look.scope.stage,
+            *names,
+            *counts,
+            escape(printable(where)),
+            f"{look.rows - look.taken:,}",
+            _reason(look.reason),
+        )
     Console().print(table)
 
 
@@ -268,10 +276,11 @@ def _chosen(
     """Return the sinks that keep rows and that the options choose; what is sent goes to one of several."""
     known = [(one[0], one[1]) for one in config.all_sinks()]
     if (route or name) and not any(route in (None, one[0]) and name in (None, one[1]) for one in known):
-        raise click.UsageError(f"there is no such sink; {config.name} has {', '.join(map('/'.join, known))}")
+        shown = ", ".join("/".join(config.shown_names(*names)) for names in known)
+        raise click.UsageError(f"there is no such sink; {config.name} has {shown}")
     there = list(import_module("router.engine.outbox.resend").resending_sinks(config)) if kept else []
     found = [one for one in there if route in (None, one[0]) and name in (None, one[1])]
-    names = ", ".join(f"{one[0]}/{one[1]}" for one in found or there) or "none"
+    names = ", ".join("/".join(config.shown_names(one[0], one[1])) for one in found or there) or "none"
     if statuses and not found:
         raise click.UsageError(f"no such sink keeps rows; {config.name} has {names}")
     if len(found) > 1 and send:
@@ -326,7 +335,10 @@ def _tell(resender: Resender, begun: Replay, found: ReplayRows, resent: Resent) 
 
 def _show(found: list[tuple[Resender, ReplayRows]], title: str) -> None:
     """Print rows by route, sink, status and answer code, and where those are that cannot be sent."""
-    rows = [(resender.route, resender.name, *_cells(group)) for resender, what in found for group in what.groups]
+    rows = []
+    for resender, what in found:
+        names = resender.config.shown_names(resender.route, resender.name)
+        rows += [(*names, *_cells(group)) for group in what.groups]
     if not rows:
         click.echo("there is nothing to send again")
         return

@@ -27,7 +27,17 @@ if TYPE_CHECKING:
 @click.option("--refresh-schema", is_flag=True, help="Infer schemas again and show what changed.")
 @click.option(
     "--accept",
-    type=click.Choice(["lost-checkpoint", "lost-lake", "lost-records", "lost-tables", "duplicates", "dead-letters"]),
+    type=click.Choice(
+        [
+            "lost-checkpoint",
+            "lost-lake",
+            "lost-records",
+            "lost-tables",
+            "duplicates",
+            "dead-letters",
+            "gone-sinks",
+        ]
+    ),
     default=None,
     help="Go on although lake, checkpoint and source do not belong together; the refusal says which one fits.",
 )

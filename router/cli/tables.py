@@ -59,7 +59,11 @@ def ledger(file: Path, batches: int, plugin_files: tuple[Path, ...]) -> None:
         click.echo(f"{loaded.config.ledger} in {loaded.config.lake} has no batches of {loaded.config.name}")
         return
     show_table("records by source partition", SOURCE_COLUMNS, [_source(row) for row in rows if row["read"] is not None])
-    show_table("events by route and sink", SINK_COLUMNS, [_sink(row) for row in rows if row["route"] is not None])
+    show_table(
+        "events by route and sink",
+        SINK_COLUMNS,
+        [_sink(loaded.config, row) for row in rows if row["route"] is not None],
+    )
 
 
 STATE_COLUMNS = ("table", "state", "rows", "lag", "committer", "why", "quarantine")
@@ -135,9 +139,9 @@ def _source(row: dict[str, Any]) -> tuple[str, ...]:
     return (batch, place, offsets, *(_number(row[name]) for name in SOURCE_COLUMNS[3:]))
 
 
-def _sink(row: dict[str, Any]) -> tuple[str, ...]:
+def _sink(config: Config, row: dict[str, Any]) -> tuple[str, ...]:
     batch = "replay" if row["batch_id"] is None else str(row["batch_id"])
-    return (batch, row["route"], row["sink"], *(_number(row[name]) for name in SINK_COLUMNS[3:]))
+    return (batch, *config.shown_names(row["route"], row["sink"]), *(_number(row[name]) for name in SINK_COLUMNS[3:]))
 
 
 def _number(value: int | None) -> str:

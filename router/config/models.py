@@ -335,6 +335,11 @@ class Route(Model):
     """A rule, tables to look events up in, a projection, expectations and sinks."""
 
     name: HyphenedName
+    was: HyphenedName | None = Field(
+        default=None,
+        description="the name that this route had before: what waits for its sinks, their notes and ids stay under "
+        "that name. Stays for good",
+    )
     match: Rule
     lookup: tuple[Lookup, ...] = Field(default=(), description="tables that events are joined with, by key")
     select: tuple[str, ...] = Field(default=("event.*",), description="SQL expressions; the columns of the route")
@@ -343,14 +348,39 @@ class Route(Model):
     )
     sinks: tuple[Sink, ...] = Field(min_length=1)
 
+    @model_validator(mode="after")
+    def _one_heir(self) -> Route:
+        identities = [*self.shown_sinks.values()]
+        for name in identities:
+            if identities.count(name) > 1:
+                raise ValueError(
+                    f"two sinks are, or were, {name}: give `was` to one of the two; a new sink stands before it, or "
+                    "has a `was` of its own that no sink had"
+                )
+        return self
+
+    @property
+    def identity(self) -> str:
+        """Return the name that ids, tables and notes of the route go by: its first one."""
+        return self.was or self.name
+
     @property
     def named_sinks(self) -> dict[str, Sink]:
-        """Return the sinks by name: the part's name, numbered from the second of its kind on."""
-        found: dict[str, Sink] = {}
+        """Return the sinks by the names that their ids, tables and notes go by: `was`, else that which is shown."""
+        return {sink.was or name: sink for name, sink in zip(self.shown_sinks, self.sinks, strict=True)}
+
+    @property
+    def shown_sinks(self) -> dict[str, str]:
+        """Return the names of the sinks that people see, in order, each with the name that its ids go by.
+
+        That is the part's name, numbered from the second of its kind on.
+        """
+        shown: dict[str, str] = {}
         for place, sink in enumerate(self.sinks):
             alike = sum(other.part_name == sink.part_name for other in self.sinks[:place])
-            found[f"{sink.part_name}_{alike + 1}" if alike else sink.part_name] = sink
-        return found
+            name = f"{sink.part_name}_{alike + 1}" if alike else sink.part_name
+            shown[name] = sink.was or name
+        return shown
 
 
 TABLE_GLOB = r"^[a-z0-9_*?]+\.[a-z0-9_*?]+$"
@@ -669,8 +699,31 @@ class Config(Model):
         return self.dead_letter_options.table
 
     def all_sinks(self) -> Iterator[tuple[str, str, Sink]]:
-        """Yield route, name and sink of each sink."""
-        return ((route.name, name, sink) for route in self.routes for name, sink in route.named_sinks.items())
+        """Yield route, name and sink of each sink; the names are those that ids, tables and notes go by (`was`)."""
+        return ((route.identity, name, sink) for route in self.routes for name, sink in route.named_sinks.items())
+
+    def shown_names(self, route: str, sink: str) -> tuple[str, str]:
+        """Return the names that people see of a route and its sink, whose ids go by these names."""
+        for candidate in self.routes:
+            if candidate.identity == route:
+                shown = {identity: name for name, identity in candidate.shown_sinks.items()}
+                return candidate.name, shown.get(sink, sink)
+        return route, sink
+
+    def identity_of(self, route: str | None, sink: str | None) -> tuple[str | None, str | None]:
+        """Return the names that the ids of a route and its sink go by, from those that people see."""
+        for candidate in self.routes:
+            if candidate.name == route:
+                return candidate.identity, candidate.shown_sinks.get(sink or "", sink)
+        return route, sink
+
+    def without_former_names(self) -> Config:
+        """Return this with all routes and sinks under the names that people see, for runs that leave nothing."""
+        routes = []
+        for route in self.routes:
+            sinks = tuple(sink.model_copy(update={"was": None}) for sink in route.sinks)
+            routes.append(route.model_copy(update={"was": None, "sinks": sinks}))
+        return self.model_copy(update={"routes": tuple(routes)})
 
     def lookups(self) -> dict[str, Lookup]:
         """Return the tables that routes look events up in, by name: routes that share a name share the table."""

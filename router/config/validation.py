@@ -50,6 +50,7 @@ def cross_checks(root: Node, registry: Registry) -> Iterator[Finding]:
     yield from _trigger_kind(root)
     yield from _routes(root)
     yield from _unique_names(root, ("routes",), "route")
+    yield from _unique_identities(root)
     for index, _ in enumerate(_items(root, ("routes",))):
         yield from _unique_names(root, ("routes", index, "expect"), "expectation")
         yield from _unique_names(root, ("routes", index, "lookup"), "lookup")
@@ -208,6 +209,26 @@ def _unique_names(root: Node, loc: Loc, noun: str) -> Iterator[Finding]:
                 f"the {noun} at line {other.line} has {same}",
                 "give each a name of its own",
             )
+
+
+def _unique_identities(root: Node) -> Iterator[Finding]:
+    """Refuse two routes, or two sinks of a route, of which both are, or were, what one name stands for."""
+    first: dict[str, tuple[int, int]] = {}
+    for index, item in enumerate(_items(root, ("routes",))):
+        written = _at(item, ("was",)) or _at(item, ("name",))
+        if not isinstance(written, Scalar) or not written.text:
+            continue
+        other, line = first.setdefault(underscored(written.text), (index, written.line))
+        renamed = _is_given_text(item) or _is_given_text(_items(root, ("routes",))[other])
+        if other != index and renamed:
+            what = f"the route at line {line} is, or was, {written.text} as well"
+            yield Finding(
+                ("routes", index), what, "a name has one heir: give `was` to one of the two, and take new names"
+            )
+
+
+def _is_given_text(route: Node) -> bool:
+    return isinstance(_at(route, ("was",)), Scalar)
 
 
 def _shared_lookups(root: Node) -> Iterator[Finding]:

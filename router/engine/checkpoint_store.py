@@ -13,6 +13,8 @@
 | `replays` | dead_letters.json | a replay of dead letters that has begun and not ended |
 | `views` | NAME.json | which versions of its sources a view was made of, and how its tables were left |
 | `schemas` | the decoder's names | what a decoder has learnt |
+| | identities.json | the routes and sinks with another name than their ids, and that one |
+| | gone_sinks.json | sinks that a person let go though rows wait for them |
 | | runs.json | in which order the runs of the query began |
 | | source | the source that the checkpoint counts |
 | | format | the version of all this |
@@ -64,6 +66,10 @@ WAYS = {
     "blocked": "It says that quarantined rows wait for a table. Restore it from a copy; without it rows of later "
     "batches land before them",
     "views": "It says what a view was made of. Delete it, and the next refresh computes all of the view anew",
+    "identities.json": "It says what routes and sinks were called before. Delete it, and a `was` that is removed is "
+    "not noticed",
+    "gone_sinks.json": "It says which sinks somebody let go though rows wait for them. Delete it, and the next start "
+    "asks for them again",
     "runs.json": "It says in which order runs began. Restore it from a copy; or delete it, and the ledger says so",
     "replays": "It says which replay was cut off. Restore it from a copy; or delete it, and begin another",
 }

@@ -185,7 +185,7 @@ def report(
     counted, commits = manifest.partitions, manifest.commits
     by = {kind: keyed(counted, kind) for kind in KEYED}
     routes = {
-        route.name: {
+        route.shown or route.name: {
             "matched": by["matched"][route.name],
             "landed": sum(by["landed"][target.key] - manifest.moved[target.key] for target in route.targets),
             "refused": by["refused"][route.name] + sum(by["rejected"][k] for t in route.targets for k in t.keys),

@@ -29,6 +29,7 @@ from router.engine.label.planner import Planner
 from router.engine.merge.key_checks import refuse_changed_keys
 from router.engine.outbox.apply import opened
 from router.engine.outbox.detached import DetachedSinks
+from router.engine.preflight.lake_changes import LakeChanges, refuse_changes, tell_changes
 from router.engine.quarantine.release import Release
 from router.engine.retryable_errors import GrowingPauses, Outage, passing, refusal_by_broker, says_lost
 from router.engine.spark.session import alive, quiet_failures, quiet_gateway
@@ -156,6 +157,7 @@ def _checked(loaded: Loaded, spark: SparkSession, at: tuple[TableCache, Lake], a
     clear_killed_repairs(tables.lake, checkpoint, loaded.config.name)
     since = begin(spark, tables, checkpoint, loaded.config, accept)
     refuse_changed_keys(tables, CheckpointStore(checkpoint), loaded.config)
+    refuse_changes(LakeChanges(loaded.config, tables, checkpoint), accept)
     refuse_left_topics(loaded.config, checkpoint)
     return since
 
@@ -201,6 +203,7 @@ class _StreamRun:
     planner: Planner | None = None
     batches: Batches | None = None
     open: bool = False
+    compared: bool = False
     stopped: bool = False
     detached: DetachedSinks | None = None
     views: ViewSchedule | None = None
@@ -252,6 +255,7 @@ class _StreamRun:
         store = CheckpointStore(self.checkpoint)
         by = refresher(self.config, self.spark, self.lake, store, self.executors)
         self.views = ViewSchedule(by, in_order(self.config.views))
+        tell_changes(self.config, LakeChanges(self.config, self.tables, self.checkpoint).changed_views(by))
         drained = False
         try:
             yield
@@ -276,6 +280,7 @@ class _StreamRun:
         log.info("%s: reading %s", self.config.name, source.named(self.config))
         try:
             self.planner.prepare(self.spark)  # while Spark starts the query and asks for offsets
+            self._tell_changed_types()
             self._wait_for_executors()
             if self.views and not self._once:
                 self.views.start()
@@ -290,6 +295,16 @@ class _StreamRun:
             self._query(begin)
             return
         self._end(query)  # not after a KeyboardInterrupt: it does not wait for the current batch
+
+    def _tell_changed_types(self) -> None:
+        """Log once how the columns of the next batches differ from those of the tables with one name."""
+        if self.compared or self.planner is None or self.planner.stages is None:
+            return
+        self.compared = True
+        layout = self.planner.stages.labelling.layout
+        # Handles of its own: the first batch may use those of the run at the same time.
+        changes = LakeChanges(self.config, TableCache(self.lake), self.checkpoint)
+        tell_changes(self.config, changes.changed_types(layout, named_by_rows=False))
 
     def _explain_missing_topics(self) -> None:
         """Raise StartError if a topic is missing at the start; OSError, which is tried again, if it went later."""

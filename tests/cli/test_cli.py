@@ -23,6 +23,7 @@ from router import BatchReport, ConfigError, Problem, StartError
 from router.cli import tables
 from router.cli.watching import Watcher, line
 from router.engine.ledger import SCHEMA
+from router.engine.preflight.lake_changes import Change
 from router.errors import RunningError, SessionLost
 
 TESTS = Path(__file__).parents[1]
@@ -103,6 +104,22 @@ def test_check_plan_asks_the_engine(run, monkeypatch, problems, code):
 
     told = [line for line in result.output.splitlines() if "good;" not in line]
     assert told == ([str(problem) for problem in problems] or ["in one stage"])
+    assert code == result.exit_code
+
+
+@pytest.mark.parametrize(("severity", "code"), [("safe", 0), ("to do", 0), ("refused", 1)])
+def test_check_lake_says_what_changes(run, monkeypatch, severity, code):
+    """Without it a deployment goes on with a configuration that the start refuses."""
+    engine = ModuleType("router.engine.preflight.check")
+    change = Change(severity, ("routes", 0), "rows wait", "put it back")
+    engine.check_lake = lambda loaded: [change]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "router.engine.preflight.check", engine)
+
+    result = run("check", "good.yaml", "--lake", "--plugin", str(PARTS))
+
+    (line,) = [line for line in result.output.splitlines() if "good;" not in line]
+    assert line.endswith(f"routes.0: {severity}: rows wait; put it back")
+    assert line.startswith("good.yaml:")
     assert code == result.exit_code
 
 

@@ -158,6 +158,27 @@ def test_what_was_parked_or_refused_arrives_once_by_the_keys_of_its_receipts(gam
     ] * 2
 
 
+def test_a_route_with_another_name_sends_what_was_in_doubt_by_the_same_keys(games: Games) -> None:
+    """Without it a call that was in doubt takes effect twice, or what was parked never arrives."""
+    games.api.play(failures=[Failure(how="hangup", processed=True)])
+    games.takes(*range(12))
+    games.api.play()
+    parked = games.receipts("parked")
+    assert (len(parked), {row["in_doubt"] for row in parked}) == (12, {True})
+    games.api.reset()
+    text = games.file.read_text()
+    games.file.write_text(text.replace("name: wins", "name: victories\n    was: wins"))
+
+    games.takes(20, 21)
+    replayed = games.replay("--route", "victories", "--sink", "rest")
+
+    assert replayed.exit_code == 0, replayed.output
+    assert games.arrived() == Counter((*range(12), 20, 21))
+    assert keys(parked) <= keys(games.calls(), "key")
+    assert games.booked() == {"landed": 14, "applied": 14, "dead": 0, "parked": 0, "backlog": 0}
+    assert any(line.startswith("victories") for line in replayed.output.splitlines())
+
+
 @pytest.mark.slow
 def test_calls_in_doubt_come_again_as_they_were_and_a_replay_that_was_cut_off_is_ended(games: Games) -> None:
     """Without it what arrived just before an API went away, or a replay was killed, takes effect a second time."""

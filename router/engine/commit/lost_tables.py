@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from router.delta.keyed.upsert import EXPIRES
@@ -121,6 +123,15 @@ class CommittedBatches:
                 continue
             missing += [batch for batch in batches if have is None or batch > have]
         return missing
+
+
+def tables_of_newest_batches(store: CheckpointStore, batches: int) -> set[str]:
+    """Return the tables that the newest manifests of a run name, and those that their batches have merged into."""
+    tables: set[str] = set()
+    for manifest in islice(_manifests(store, sys.maxsize), batches):
+        tables.update(work["table"] for work in manifest["commits"])
+        tables.update(table for _, table in _merged(store, manifest["batch"]))
+    return tables
 
 
 def refuse_lost_tables(tables: TableCache, store: CheckpointStore, config: Config, last: int, accept: str) -> None:

@@ -146,7 +146,8 @@ class Target:
 class RouteLabels:
     """The names of the boolean columns that say what became of a row on a route.
 
-    `violated` are those of its expectations, by name; `failing` are the names of those that stop the stream.
+    `name` is that which the ids of the route go by, `shown` the one that people see. `violated` are those of its
+    expectations, by name; `failing` are the names of those that stop the stream.
     """
 
     name: str
@@ -156,6 +157,7 @@ class RouteLabels:
     violated: dict[str, str] = field(default_factory=dict)
     failing: tuple[str, ...] = ()
     targets: tuple[Target, ...] = ()
+    shown: str = ""
 
 
 @dataclass(frozen=True)

@@ -273,9 +273,10 @@ class RoutePlanner:
         schema = _rows_schema(kind)
         self._check_named(frame, schema.names)
         names = [*self.route.named_sinks]
-        blanks = [Target(self.route.name, name, f"_to{i}_{j}", self.rows, schema) for j, name in enumerate(names)]
+        blanks = [Target(self.route.identity, name, f"_to{i}_{j}", self.rows, schema) for j, name in enumerate(names)]
         return RouteLabels(
-            name=self.route.name,
+            name=self.route.identity,
+            shown=self.route.name,
             matched=f"_matched{i}",
             refused=f"_refused{i}",
             dropped=f"_dropped{i}",

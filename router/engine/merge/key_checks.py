@@ -14,6 +14,8 @@ from router.errors import StartError, TableError
 from router.sinks import MergingSink
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from router.config.models import Config
     from router.delta.table_cache import TableCache
     from router.engine.checkpoint_store import CheckpointStore
@@ -26,30 +28,37 @@ def refuse_changed_keys(tables: TableCache, store: CheckpointStore, config: Conf
     Looked at are the tables that a sink names, and those that it has merged into. What cannot be read is passed over:
     the first batch that has rows for it says what is wrong.
     """
-    keyed_tables = _keyed_tables(store, config)
-    names = sorted(keyed_tables)
+    for _, error in changed_keys(tables, store, config):
+        raise StartError(f"{config.name}: {error}") from error
+
+
+def changed_keys(tables: TableCache, store: CheckpointStore, config: Config) -> Iterator[tuple[str, TableError]]:
+    """Yield the sink (`route/sink`) of each table that its rows were merged into otherwise, and what has changed."""
+    sinks = _sinks_by_table(store, config)
+    names = sorted(sinks)
     for first in range(0, len(names), TABLES):  # as many as the cache has handles for
         opened = tables.readable(names[first : first + TABLES])
         for name, table in opened.items():
             if table is None or isinstance(table, TableError):
                 continue
-            keyed = keyed_tables[name]
+            key, keyed = sinks[name]
             try:
                 refuse_other_keys(name, table.metadata().configuration, keyed)
                 refuse_lost_keys(to_arrow(table), name, keyed)
             except TableError as error:
-                raise StartError(f"{config.name}: {error}") from error
+                yield key, error
 
 
-def _keyed_tables(store: CheckpointStore, config: Config) -> dict[str, KeyedTable]:
-    """Return the tables of merging sinks, with how the rows of a key become one."""
-    keyed_tables: dict[str, KeyedTable] = {}
+def _sinks_by_table(store: CheckpointStore, config: Config) -> dict[str, tuple[str, KeyedTable]]:
+    """Return the tables of merging sinks, each with its sink and with how the rows of a key become one."""
+    sinks: dict[str, tuple[str, KeyedTable]] = {}
     for route, name, sink in config.all_sinks():
         if not isinstance(sink, MergingSink):
             continue
+        key = f"{route}/{name}"
         keyed = counted(sink)
         fixed = sink.table()
-        names = {fixed} if isinstance(fixed, str) else MergedTables(store, f"{route}/{name}").names
+        names = {fixed} if isinstance(fixed, str) else MergedTables(store, key).names
         for table in names:
-            keyed_tables[table] = keyed
-    return keyed_tables
+            sinks[table] = key, keyed
+    return sinks

@@ -281,7 +281,7 @@ def opened(config: Config, spark: SparkSession, folder: Path, *, trial: bool = F
 def _frames(layout: Layout, route: Route, spark: SparkSession) -> Iterator[tuple[str, DataFrame]]:
     """Yield an empty frame for each outbox of a route."""
     for target in layout.targets:
-        if target.outbox and target.route == route.name:
+        if target.outbox and target.route == route.identity:
             kinds = to_spark_columns(target.schema, ntz=True)
             yield target.sink, spark.createDataFrame([], kinds)
 

@@ -13,12 +13,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from router.config.problems import in_order
+from router.delta.table_cache import TableCache
 from router.engine import source
 from router.engine.checkpoint_store import CheckpointStore, LearntSchemas, lake_and_checkpoint
 from router.engine.label.lookup_tables import Lookups
 from router.engine.label.planner import Planner, stages_in_words
 from router.engine.label.route import RoutePlanner
 from router.engine.outbox.apply import opened
+from router.engine.preflight.lake_changes import LakeChanges
 from router.engine.spark.session import build_session
 from router.engine.views.schedule import refresher
 from router.errors import ConfigError, LookupTableError, RouterError
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
     from router.config.loader import Loaded
     from router.config.models import Config
+    from router.engine.label.planner import Stages
+    from router.engine.preflight.lake_changes import Change
     from router.registry import Registry
 
 
@@ -42,11 +46,42 @@ def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = 
 
     Raises ConfigError with every rule, projection, expectation and table name that Spark cannot analyse.
     """
+    session = spark or build_session(loaded.config)
+    stages = _analysed(loaded, session, LearntSchemas())
+    return "\n".join((stages_in_words(stages), *_views(loaded, session)))
+
+
+def check_lake(loaded: Loaded, spark: SparkSession | None = None) -> list[Change]:
+    """Return what changes with a configuration for its checkpoint, ledger and tables; nothing is written.
+
+    Raises ConfigError like `check_plan`.
+    """
+    session = spark or build_session(loaded.config)
+    lake, checkpoint = lake_and_checkpoint(loaded.config)
+    store = CheckpointStore(checkpoint)
+    stages = _analysed(loaded, session, CopiedSchemas(store))
+    changes = LakeChanges(loaded.config, TableCache(lake), checkpoint)
+    of_views = changes.full_views(refresher(loaded.config, session, lake, store))
+    return [*changes.all_but_views(stages.labelling.layout), *of_views]
+
+
+class CopiedSchemas(LearntSchemas):
+    """What a decoder has learnt in a store, and what it learns while a check runs, which the store does not get."""
+
+    def read(self, name: str) -> bytes | None:
+        """Return what was written under a name here, else in the store."""
+        return self.known.get(name) or super().read(name)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Keep it for the check."""
+        self.known[name] = content
+
+
+def _analysed(loaded: Loaded, session: SparkSession, memory: LearntSchemas) -> Stages:
+    """Return the stages in which a batch will run. Raises ConfigError."""
     config = loaded.config
-    session = spark or build_session(config)
     raw = session.createDataFrame([], RAW_SCHEMA)
     sample = partial(source.sample, session, config)
-    memory = LearntSchemas()
     place = Preparation(Path(loaded.path).parent, False, sample, memory, reads_topic=config.source.reads_topic)
     try:
         source.learn(session, config, memory)
@@ -66,7 +101,7 @@ def check_plan(loaded: Loaded, registry: Registry, spark: SparkSession | None = 
         opened(config, session, place.folder, trial=True)
     except (AnalysisException, RouterError, OSError) as error:
         raise ConfigError((loaded.problem(("routes",), _first_line(error)),)) from error
-    return "\n".join((stages_in_words(planned.stages), *_views(loaded, session)))
+    return planned.stages
 
 
 def _views(loaded: Loaded, session: SparkSession) -> Iterator[str]:

@@ -52,7 +52,7 @@ def explain(config: Config, table: str) -> list[tuple[str, str]]:
     lines += _table(lake, table, handle) if handle else [("rows", "none: it is made with the first of them")]
     lines += [("written by", f"`{key}`: {what}") for key, what in own]
     for writer in found:
-        lines += _writer(writer, handle, only_spark=config.commit == "spark")
+        lines += _writer(config, writer, handle)
         lines += _backlog(BacklogStore(CheckpointStore(checkpoint), writer.place), table)
     return lines
 
@@ -127,9 +127,11 @@ def fixed_table(sink: Sink) -> str:
     return table if isinstance(table, str) else ""
 
 
-def _writer(writer: WritingSink, handle: DeltaTable | None, *, only_spark: bool) -> Lines:
+def _writer(config: Config, writer: WritingSink, handle: DeltaTable | None) -> Lines:
+    only_spark = config.commit == "spark"
+    route, sink = config.shown_names(*writer.place.split("/", 1))
     last = "has not yet" if writer.batch is None else f"last in batch {writer.batch}"
-    yield "written by", f"{writer.place}, {last}"
+    yield "written by", f"{route}/{sink}, {last}"
     if not isinstance(writer.sink, MergingSink):
         spark = _left_to_spark(writer.sink, handle) if handle else ""
         yield "engine", f"spark: {spark}" if spark else f"{'spark' if only_spark else 'arrow'}: as configured"

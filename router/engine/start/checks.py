@@ -40,7 +40,16 @@ if TYPE_CHECKING:
     from router.engine.source import Offsets
     from router.registry import Registry
 
-Accept = Literal["", "lost-checkpoint", "lost-lake", "lost-records", "lost-tables", "duplicates", "dead-letters"]
+Accept = Literal[
+    "",
+    "lost-checkpoint",
+    "lost-lake",
+    "lost-records",
+    "lost-tables",
+    "duplicates",
+    "dead-letters",
+    "gone-sinks",
+]
 RECENT = 100
 """Commits of a table that are searched for the last batch of a query."""
 

@@ -60,7 +60,9 @@ def expectation_counts(config: Config, samples: int = 0) -> list[ExpectationCoun
         (None, one.name): ExpectationCounts("bronze", one) for one in of_bronze
     }
     found |= {
-        (route.name, one.name): ExpectationCounts(route.name, one) for route in config.routes for one in route.expect
+        (route.identity, one.name): ExpectationCounts(route.name, one)
+        for route in config.routes
+        for one in route.expect
     }
     counted = _counted(lake, config) if found else None
     if counted is not None and len(counted):
@@ -110,7 +112,7 @@ def _counted(lake: Lake, config: Config) -> pa.Table | None:
     table = lake.open(config.ledger)
     if table is None or "violated" not in {column.name for column in table.schema().fields}:
         return None
-    one = {route.name: next(iter(route.named_sinks)) for route in config.routes if route.expect}
+    one = {route.identity: next(iter(route.named_sinks)) for route in config.routes if route.expect}
     of_one = pc.field("route").is_null() & pc.field("read").is_valid()
     for route, sink in one.items():
         of_one |= (pc.field("route") == route) & (pc.field("sink") == sink) & pc.field("matched").is_valid()

@@ -409,7 +409,7 @@ class DeadLetterReplay:
 
     def _left(self, scope: Scope) -> str:
         """Return why no dead letter of a scope can be sent again; nothing where they can."""
-        route = next((route for route in self.config.routes if route.name == scope.route), None)
+        route = next((route for route in self.config.routes if route.identity == scope.route), None)
         if scope.route is not None and (route is None or (scope.sink and scope.sink not in route.named_sinks)):
             return f"the configuration has no {'/'.join(filter(None, scope[1:]))} any more"
         if scope.stage == "apply" and self.config.bronze is None:
@@ -472,7 +472,7 @@ def _chosen(config: Config, scope: Scope) -> Config:
     found = config.model_copy(update={"bronze": None})
     if scope.route is None:
         return found
-    route = next(route for route in config.routes if route.name == scope.route)
+    route = next(route for route in config.routes if route.identity == scope.route)
     return found.model_copy(update={"routes": (_with_sink(route, scope.sink),), "unmatched": "drop"})
 
 

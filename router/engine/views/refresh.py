@@ -155,6 +155,13 @@ class Refresher:
             return RefreshPlan("full", "`refresh: full`", shape)
         return RefreshPlan(shape.way, shape.why, shape)
 
+    def full_by_definition(self, view: View) -> str:
+        """Return why the next refresh computes all of a view, as far as its note tells; empty if it does not tell."""
+        note = self.note(view)
+        if view.refresh != "full" and note.definition == _definition(view):
+            return ""
+        return _why_full(view, note, full=False, trusted=False)
+
     def _refreshed(self, view: View, full: bool, began: float) -> RefreshedView:
         note = self.note(view)
         sources = self.tables.sources(view, note.accepted)

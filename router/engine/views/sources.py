@@ -269,8 +269,9 @@ class ViewTables:
 
 
 def _templates(config: Config, route: str) -> Iterator[str]:
-    for name, _, sink in config.all_sinks():
-        if name == route and isinstance(sink, (TableSink, MergingSink)):
+    sinks = [sink for candidate in config.routes if candidate.name == route for sink in candidate.sinks]
+    for sink in sinks:
+        if isinstance(sink, (TableSink, MergingSink)):
             names = names_of(sink)
             if not names:
                 what = f"the tables of route {route} are named by its rows only; name them by `tables`"
