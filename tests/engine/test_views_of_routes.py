@@ -29,7 +29,7 @@ from router.errors import ViewError
 from router.registry import load_registry
 from router_decoders import Json
 from router_rules import Sql
-from router_sinks import Tables
+from router_sinks import Delta, Tables
 from tests.engine.query import RUN, Query, records
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ COUNTS = View.model_validate(
 
 def route(name: str, where: str, template: str = "silver.{event.game}") -> Route:
     """Return a route with one sink."""
-    return Route(name=name, match=Sql(where=where), sinks=(Tables(table=template),))
+    sink = Tables(table=template) if "{" in template else Delta(table=template)
+    return Route(name=name, match=Sql(where=where), sinks=(sink,))
 
 
 def refresh(query: Query, view: View = COUNTS) -> RefreshedView:
@@ -403,3 +404,40 @@ def test_verify_recomputes_views_on_request(
     code, lines = verify("gold.counts", "--recompute")
     assert code == 1
     assert "other values than its query gives" in lines["gold.counts"]
+
+
+def test_tables_that_only_spark_opens_are_told_apart(make_query: MakeQuery, tmp_path: Path) -> None:
+    """Without it `commit: spark` counts tables of other routes."""
+    routes = (route("games", "event.gamer = 1"), route("others", "event.gamer = 2"))
+    query = make_query(tmp_path, decode=Json(schema=SCHEMA), routes=routes, commit="spark")
+    query.take(records([{"game": "uno", "id": 1, "gamer": 1}, {"game": "chess", "id": 2, "gamer": 2}]))
+    assert sources(query) == {"silver.uno"}
+
+
+def test_a_view_of_a_view_has_the_tables_that_this_made(gold: Query) -> None:
+    """Without it a table that somebody calls alike is counted in gold of gold."""
+    shutil.copytree(gold.lake.address("gold.uno_counts"), gold.lake.address("gold.backup_counts"))
+    write_deltalake(gold.lake.address("gold.go_counts"), pa.table({"table": ["go"], "n": [1]}))
+    top = View.model_validate(
+        {"name": "top", "from": {"view": "counts"}, "sql": "SELECT max(n) AS n FROM source", "into": "top.n"}
+    )
+    found = refresher(gold.config, gold.spark, gold.lake, gold.store).tables.sources(top)
+    assert {*found.tables} == {"gold.uno_counts", "gold.chess_counts"}
+    assert {*found.others} == {"gold.backup_counts", "gold.go_counts"}
+
+
+def test_a_table_that_leaves_with_its_only_sink_keeps_gold_until_there_is_another(
+    make_query: MakeQuery, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it gold is empty, or the refresh fails, between a change of names and the first record after it."""
+    query = make_query(tmp_path, decode=Json(schema=SCHEMA), routes=(route("games", "true", "silver.all"),))
+    query.take(records([{"game": "uno", "id": 1, "gamer": 1}]))
+    refresh(query)
+    moved = query.restarted(routes=(route("games", "true", "silver.every"),))
+    assert refresh(moved).why == "none of the tables that route games writes is there yet"
+    assert counts(moved) == {"all": 1}
+    moved.take(records([{"game": "uno", "id": 2, "gamer": 1}], first=1))
+    refresh(moved)
+    assert counts(moved) == {"every": 1}
+    (warning,) = warnings_of(caplog)
+    assert "silver.all" in warning
