@@ -441,3 +441,22 @@ def test_a_table_that_leaves_with_its_only_sink_keeps_gold_until_there_is_anothe
     assert counts(moved) == {"every": 1}
     (warning,) = warnings_of(caplog)
     assert "silver.all" in warning
+
+
+def test_a_renamed_route_names_the_tables_that_it_has_not_written_yet(
+    two_routes: Query, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it gold loses the tables of a route with its new name, and says so to nobody."""
+    refresh(two_routes)
+    renamed = two_routes.restarted(routes=(route("plays", "event.gamer = 1"), route("others", "event.gamer = 2")))
+    view = COUNTS.model_copy(update={"source": COUNTS.source.model_copy(update={"route": "plays"})})
+    renamed.take(records([{"game": "go", "id": 3, "gamer": 1}], first=2))
+    refresh(renamed, view)
+    assert counts(renamed) == {"go": 1}
+    (warning,) = warnings_of(caplog)
+    assert "silver.uno" in warning
+    assert "silver.chess" not in warning
+    renamed.take(records([{"game": "uno", "id": 4, "gamer": 1}], first=3))
+    refresh(renamed, view)
+    assert counts(renamed) == {"go": 1, "uno": 2}
+    assert warnings_of(caplog) == []

@@ -165,7 +165,7 @@ class Refresher:
             return RefreshedView(view.name, "", "none of its tables is there yet")
         joined = self.tables.opened(view, view.joined)
         self._refuse_lost_sources(view, note, found, joined)
-        note = _with_left(view, note, sources)
+        note = _with_left(view, note, found)
         if not sources and note.left:  # its tables keep the rows of those until there are others
             return RefreshedView(view.name, "", f"none of the tables that {note.origin} writes is there yet")
         self._warn_of_left(view, note)
@@ -786,19 +786,20 @@ def _touched(view: View, shape: QueryShape, changed: Iterable[str]) -> frozenset
     return frozenset(found)
 
 
-def _with_left(view: View, note: Note, sources: Mapping[str, Snapshot]) -> Note:
-    """Return a note with the tables that have left a view though what it reads is called as before.
+def _with_left(view: View, note: Note, found: ViewSources) -> Note:
+    """Return a note with the tables that have left a view: what it reads, a route or a view, does not write them.
 
-    A table that `except` names now, or that was accepted as lost, is not among them.
+    If it reads another one by now, these are the tables that that one could have written by their names: it may be the
+    same with a new name. A table that `except` names now, or that was accepted as lost, is not among them.
     """
     now = origin(view)
-    if now != note.origin:
-        return replace(note, origin=now, left=())
-    left = set(note.left)
-    if now:
-        left |= note.sources.keys() - view.joined - {*note.accepted}
+    left = note.sources.keys() - view.joined - {*note.accepted}
+    if now and now == note.origin:
+        left |= {*note.left}
+    else:
+        left &= found.others.keys()
     excepted = {name for name in left for glob in view.source.without if fnmatchcase(name, glob)}
-    return replace(note, left=tuple(sorted(left - sources.keys() - excepted)))
+    return replace(note, origin=now, left=tuple(sorted(left - found.tables.keys() - excepted)))
 
 
 def definition_of(view: View) -> str:
