@@ -73,13 +73,13 @@ def verify(
     raise SystemExit(int(any(audit.problems for audit in found)))
 
 
-def _recompute(config: Config, found: list[TableAudit], chosen: tuple[str, ...], master: str | None) -> list[str]:
+def _recompute(config: Config, listed: list[TableAudit], chosen: tuple[str, ...], master: str | None) -> list[str]:
     """Add to audits where tables of views are not what their query gives; return which views cannot be compared."""
     note_module = import_module("router.engine.views.note")
     recompute_module = import_module("router.engine.views.recompute")
     audit_class = import_module("router.engine.tables.verify").TableAudit
     session = import_module("router.engine.spark.session")
-    audits = {audit.table: audit for audit in found}
+    audits = {audit.table: audit for audit in listed}
     tables_by_view = note_module.tables_by_view(config)
     notes: list[str] = []
     with stopped_by_signals(threading.Event()), Watcher(config.name):
@@ -97,7 +97,7 @@ def _recompute(config: Config, found: list[TableAudit], chosen: tuple[str, ...],
                 for table, difference in differences.items():
                     if table not in audits and not chosen:
                         audits[table] = audit_class(table)
-                        found.append(audits[table])
+                        listed.append(audits[table])
                     if table in audits:
                         audits[table].wrong.append(difference)
         finally:

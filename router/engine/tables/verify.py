@@ -165,7 +165,7 @@ def _ledger(table: DeltaTable, query: str) -> tuple[dict[tuple[str, str], BatchR
 
 def _views(config: Config, store: CheckpointStore) -> tuple[dict[str, tuple[str, ViewTarget]], dict[str, str]]:
     """Return the tables that views have made, and what is wrong with notes that cannot be read, by path."""
-    found: dict[str, tuple[str, ViewTarget]] = {}
+    made: dict[str, tuple[str, ViewTarget]] = {}
     damaged: dict[str, str] = {}
     for view in config.views:
         path = note_path(view.name)
@@ -175,8 +175,8 @@ def _views(config: Config, store: CheckpointStore) -> tuple[dict[str, tuple[str,
             damaged[path] = str(error)
             continue
         for table, target in note.targets.items():
-            found[table] = (view.name, target)
-    return found, damaged
+            made[table] = (view.name, target)
+    return made, damaged
 
 
 def _manifests(

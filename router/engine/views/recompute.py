@@ -104,13 +104,13 @@ def differences(refresher: Refresher, view: View) -> dict[str, str]:
         wanted = _totals(_without_dropped(work.over(sources), view), view)
     except PySparkException as error:  # a file of a former version was deleted, for example
         raise ViewError(view.name, first_line(error)) from error
-    found = dict[str, str]()
+    differing = dict[str, str]()
     tables = {part.table.name for part in parts} | (wanted.keys() - note.targets.keys())
     for name in sorted(tables):
         difference = made.get(name, Totals()).difference(wanted.get(name, Totals()))
         if difference:
-            found[name] = difference
-    return found
+            differing[name] = difference
+    return differing
 
 
 def _past(lake: Lake, view: View, name: str, version: int, identity: str) -> PastSnapshot:
@@ -145,19 +145,19 @@ def _totals(rows: DataFrame, view: View) -> dict[str, Totals]:
     for number, name in enumerate(floats):
         value = F.col(quoted(name)).cast("double")
         totals += [F.sum(value).alias(f"_sum{number}"), F.sum(F.abs(value)).alias(f"_size{number}")]
-    found: dict[str, Totals] = {}
+    by_table: dict[str, Totals] = {}
     for row in rows.groupBy(target_name(view.into).alias(TARGET)).agg(*totals).collect():
         table = folded(row[TARGET])
         if table is None:
             continue
         # Names that differ by case only are one table.
-        total = found.setdefault(table, Totals())
+        total = by_table.setdefault(table, Totals())
         total.rows += row[ROWS]
         total.hashes += int(row[HASHES] or 0)
         for number, name in enumerate(floats):
             total.sums[name] += row[f"_sum{number}"] or 0.0
             total.sizes[name] += row[f"_size{number}"] or 0.0
-    return found
+    return by_table
 
 
 def _is_exact(kind: Any) -> bool:
@@ -168,7 +168,8 @@ def _is_exact(kind: Any) -> bool:
     return not isinstance(kind, inexact)
 
 
-def _are_close(one: float, other: float, most: float) -> bool:
-    if math.isnan(one) or math.isnan(other):
-        return math.isnan(one) and math.isnan(other)
-    return one == other or abs(one - other) <= most
+def _are_close(total: float, other: float, most: float) -> bool:
+    """Return whether two sums differ by so much at most; infinite ones have to be the same."""
+    if math.isnan(total) or math.isnan(other):
+        return math.isnan(total) and math.isnan(other)
+    return total == other or abs(total - other) <= most

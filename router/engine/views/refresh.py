@@ -159,13 +159,13 @@ class Refresher:
 
     def _refreshed(self, view: View, full: bool, began: float) -> RefreshedView:
         note = self.note(view)
-        found = self.tables.sources(view, note.accepted)
-        sources = found.tables
+        view_sources = self.tables.sources(view, note.accepted)
+        sources = view_sources.tables
         if not sources and not note.sources:
             return RefreshedView(view.name, "", "none of its tables is there yet")
         joined = self.tables.opened(view, view.joined)
-        self._refuse_lost_sources(view, note, found, joined)
-        note = _with_left(view, note, found)
+        self._refuse_lost_sources(view, note, view_sources, joined)
+        note = _with_left(view, note, view_sources)
         if not sources and note.left:  # its tables keep the rows of those until there are others
             return RefreshedView(view.name, "", f"none of the tables that {note.origin} writes is there yet")
         self._warn_of_left(view, note)
@@ -190,14 +190,16 @@ class Refresher:
                 return RefreshedView(view.name, "", "nothing has changed", tables=len(note.targets), rows=note.rows)
         return self._carried_out(view, work, plan, (note, targets, as_left, output), began)
 
-    def _refuse_lost_sources(self, view: View, note: Note, found: ViewSources, joined: Mapping[str, Snapshot]) -> None:
+    def _refuse_lost_sources(
+        self, view: View, note: Note, view_sources: ViewSources, joined: Mapping[str, Snapshot]
+    ) -> None:
         """Raise ViewError if tables that the view was made of are gone: their rows would vanish from its tables.
 
         Also if one was deleted and made again, with the rows that came since. A table that the view no longer reads
         by its configuration is not gone, nor is one that is still there, and that its route does not write. A repair
         that made a table again has brought its rows back.
         """
-        there = {**found.tables, **found.others}
+        readable = {**view_sources.tables, **view_sources.others}
         is_source = self.tables.is_source(view)
         gone = list[str]()
         again = list[str]()
@@ -207,9 +209,9 @@ class Refresher:
                 raise ViewError(view.name, what)
             if name in note.accepted or not is_source(name):
                 continue
-            if name not in there:
+            if name not in readable:
                 gone.append(name)
-            elif there[name].id != identity and not self.tables.is_repaired(there[name]):
+            elif readable[name].id != identity and not self.tables.is_repaired(readable[name]):
                 again.append(name)
         if not gone and not again:
             return
@@ -786,20 +788,20 @@ def _touched(view: View, shape: QueryShape, changed: Iterable[str]) -> frozenset
     return frozenset(found)
 
 
-def _with_left(view: View, note: Note, found: ViewSources) -> Note:
+def _with_left(view: View, note: Note, view_sources: ViewSources) -> Note:
     """Return a note with the tables that have left a view: what it reads, a route or a view, does not write them.
 
-    If it reads another one by now, these are the tables that that one could have written by their names: it may be the
+    If it reads another one now, these are the tables that this one could have written by their names: it may be the
     same with a new name. A table that `except` names now, or that was accepted as lost, is not among them.
     """
-    now = origin(view)
+    reads = origin(view)
     left = note.sources.keys() - view.joined - {*note.accepted}
-    if now and now == note.origin:
+    if reads and reads == note.origin:
         left |= {*note.left}
     else:
-        left &= found.others.keys()
+        left &= view_sources.others.keys()
     excepted = {name for name in left for glob in view.source.without if fnmatchcase(name, glob)}
-    return replace(note, origin=now, left=tuple(sorted(left - found.tables.keys() - excepted)))
+    return replace(note, origin=reads, left=tuple(sorted(left - view_sources.tables.keys() - excepted)))
 
 
 def definition_of(view: View) -> str:

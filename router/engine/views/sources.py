@@ -232,11 +232,16 @@ class ViewTables:
 
         Raises ViewError if another one cannot be read, or if two are alike; TableError if a log is damaged.
         """
-        found = self.opened(view, self.names(view), accepted)
+        candidates = self.opened(view, self.names(view), accepted)
         with ThreadPoolExecutor(THREADS) as pool:
-            written = pool.map(lambda table: self._is_written(view, table), found.values())
-            others = {name: found[name] for name, is_written in zip(found, written, strict=True) if not is_written}
-        tables = {name: table for name, table in found.items() if name not in others}
+            are_written = [*pool.map(lambda table: self._is_written(view, table), candidates.values())]
+        tables = dict[str, Snapshot]()
+        others = dict[str, Snapshot]()
+        for (name, table), is_written in zip(candidates.items(), are_written, strict=True):
+            if is_written:
+                tables[name] = table
+            else:
+                others[name] = table
         short = dict[str, str]()
         for name in tables:
             if (other := short.setdefault(name.partition(".")[2], name)) != name:
@@ -254,17 +259,17 @@ class ViewTables:
             return True
         wanted = self._wanted_writers(view, table.name)
         place = (table.name, origin(view))
-        known = self.writers.get(place)
+        writers = self.writers.get(place)
         query = self.config.name
-        if known is None or known.id != table.id:
-            known = read_writers(self.lake, query, table.name, table.table, wanted)
-        elif known.version < table.version and not known.has(wanted):
+        if writers is None or writers.id != table.id:
+            writers = read_writers(self.lake, query, table.name, table.table, wanted)
+        elif writers.version < table.version and not writers.has(wanted):
             try:
-                known = read_on(self.lake, query, table.name, known, table.version)
+                writers = read_on(self.lake, query, table.name, writers, table.version)
             except TableError:  # its commits were deleted meanwhile
-                known = read_writers(self.lake, query, table.name, table.table, wanted)
-        self.writers[place] = known
-        return known.has(wanted)
+                writers = read_writers(self.lake, query, table.name, table.table, wanted)
+        self.writers[place] = writers
+        return writers.has(wanted)
 
     def is_repaired(self, table: Snapshot) -> bool:
         """Return whether a repair, or a refresh, of the router has made the rows of a table. Raises TableError."""
